@@ -173,7 +173,7 @@ def queued(reason: str, message: str = "2 of 4 nodes missing", **more: str) -> F
     return FlyerJobStatus(phase=Phase.QUEUED, pending=pending)
 
 
-def test_what_a_job_waits_for_is_reported_once_for_each_time_in_the_queue() -> None:
+def test_the_reason_for_waiting_is_reported_once_per_queueing() -> None:
     waiting = recorded_event(queued("PendingEvaluation"), queued("WaitingForNodes"))
     assert waiting == JobEvent("WaitingForNodes", "2 of 4 nodes missing")
     assert recorded_event(None, queued("WaitingForZone")) is not None
@@ -190,7 +190,7 @@ def ended(phase: Phase, reason: str, message: str) -> FlyerJobStatus:
 
 def evicted(reason: str, message: str, **more: object) -> FlyerJobStatus:
     eviction = {"reason": reason, "message": message, "time": 5.0, "attempt": 1, **more}
-    pending = {"reason": "PendingEvaluation", "message": "not looked at yet"}
+    pending = {"reason": "PendingEvaluation", "message": "not evaluated yet"}
     value = {"phase": "Queued", "eviction": eviction, "pending": pending}
     return FlyerJobStatus.model_validate(value)
 
@@ -242,7 +242,7 @@ def test_the_most_important_event_of_a_commit_is_recorded(
 
 
 def test_a_suspension_has_one_event() -> None:
-    """The eviction, or the phase where a waiting job is suspended."""
+    """The eviction; for a waiting job the change of its phase."""
     assert reasons(None, evicted("Suspended", "by anna").replace(phase=Phase.SUSPENDED)) == [
         "Suspended"
     ]

@@ -1,6 +1,6 @@
 """Attempt history: folds a job's events into its attempts and its first failure. Pure.
 
-The FlyerJob's status has the present alone; the event log outlives the driver.
+The FlyerJob's status has only the present; the event log outlives the driver.
 """
 
 from __future__ import annotations

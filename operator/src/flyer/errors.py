@@ -81,7 +81,7 @@ def error_from_json(value: object) -> FlyerError:
     fields = value if isinstance(value, dict) else {}
     status = fields.get("exitStatus")
     return FlyerError(
-        str(fields.get("message", f"the driver answered an error it did not describe: {value!r}")),
+        str(fields.get("message", f"the driver returned an unknown error: {value!r}")),
         exit_status=status if isinstance(status, int) else ExitStatus.JOB_FAILED,
         code=str(fields.get("code", "Unknown")),
         hint=str(fields.get("hint", "")),

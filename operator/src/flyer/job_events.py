@@ -68,7 +68,7 @@ RECORDED_REASONS: Final = (
 ENDS_ATTEMPT: Final = "endsAttempt"
 """An event with this field set ends the attempt that it names."""
 
-# By the eviction's reason; every other eviction is a failure of the infrastructure: Restarted.
+# By the reason of the eviction; others are failures of the infrastructure: Restarted.
 _EVICTIONS: Final = {
     "Preempted": PREEMPTED, "Suspended": SUSPENDED, "Requeued": REQUEUED, "Yielded": REQUEUED,
     "NodeDrained": REQUEUED,
@@ -252,7 +252,7 @@ def _running_or_ended(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator
 
 
 def _pending(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator[JobEvent]:
-    """Reported once for each time in the queue: what a job waits for changes too often."""
+    """Reported once each time the job is queued: the reason for waiting changes too often."""
     pending = after.pending
     if pending is None:
         return
@@ -268,7 +268,7 @@ def _is_evaluated(status: FlyerJobStatus) -> bool:
 
 
 def _left_by_suspension(before: FlyerJobStatus, after: FlyerJobStatus) -> bool:
-    """Whether the eviction of this commit is the suspension, which has its event."""
+    """Whether the eviction of this commit is the suspension, which has a separate event."""
     eviction = after.eviction
     return eviction is not None and eviction != before.eviction and eviction.reason == SUSPENDED
 

@@ -66,7 +66,7 @@ def job_view(
             "no driver is running; `flyer run` resumes the job",
         )
     if job.others and job.status is None:
-        message = f"{job.others} runs this job (spec.managedBy), which has said nothing of it yet"
+        message = f"{job.others} runs this job (spec.managedBy) and has not reported a status yet"
     finished = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
     # A stopped job did not fail because of a rank of an earlier attempt.
     by_rank = status.phase is Phase.FAILED and status.reason in FAILED_BY_RANKS
@@ -123,7 +123,7 @@ def _checkpoint(status: FlyerJobStatus) -> CheckpointView | None:
 
 
 def job_exit_status(status: FlyerJobStatus, failure: FailureView | None) -> int:
-    """What `flyer run` ends with for an ended job."""
+    """The exit status of `flyer run` for an ended job."""
     if status.phase is Phase.SUCCEEDED:
         return 0
     if status.reason in STOPPED_REASONS:
@@ -162,7 +162,7 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
 
 
 def quota_views(state: EngineState, now: float) -> list[QuotaView]:
-    """Every quota that applies, and per subject what is used of it."""
+    """Every quota that applies, with the usage per subject."""
     found = []
     for quota, holdings in quota_holdings(state, now):
         kind, total = quota.kind, quota.total
@@ -183,9 +183,9 @@ def quota_views(state: EngineState, now: float) -> list[QuotaView]:
 
 
 def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
-    """Every reason and every way out. `returns` says by node how it comes back, if there is a way.
+    """Every reason and every remedy. `returns` maps lost nodes to the remedy that restores them.
 
-    Such a line is a command, or something to wait for, and what it does after a #.
+    A remedy is a command or something to wait for, followed by # and its effect.
     """
     unblock = [
         f"{remedy.command}  # {remedy.effect}" for remedy in explanation.remedies if remedy.command
@@ -207,7 +207,7 @@ def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
 
 
 def why_of(job: FlyerJob) -> WhyView:
-    """What the scheduler that leads has written of a job into its status."""
+    """The leading scheduler's explanation, from the job's status."""
     status = job.status or FlyerJobStatus()
     pending, eviction = status.pending, status.eviction
     preempted = eviction if eviction is not None and eviction.reason == "Preempted" else None

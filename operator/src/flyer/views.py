@@ -55,7 +55,7 @@ class ProgressView:
 
     @property
     def fraction(self) -> float | None:
-        """Share of the work that is done, when the job says how much there is."""
+        """Finished share of the work, if the job reports the total."""
         return self.step / self.total_steps if self.total_steps else None
 
 
@@ -135,13 +135,13 @@ class JobView:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will happen to this job any more."""
+        """Whether the job has ended for good."""
         return self.state in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node: who has it, which ranks, which processes."""
+    """One node with its job, ranks and processes."""
 
     name: str
     zone: str
@@ -161,7 +161,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One queue: what runs and what waits."""
+    """One queue with its running and waiting jobs."""
 
     name: str
     running_jobs: int
@@ -173,7 +173,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """What one subject holds of one quota. `subject` is "*" for a total, or if it holds nothing."""
+    """Usage of one quota by one subject. `subject` is "*" for a total or without usage."""
 
     name: str
     kind: str  # user, namespace, team or queue
@@ -189,7 +189,7 @@ class QuotaView:
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """Something that happened, with a stable reason; `sequence` grows by one an event."""
+    """An event with a stable reason; `sequence` grows by one with each event."""
 
     sequence: int
     time: float
@@ -204,7 +204,7 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class WhyReason:
-    """One thing that keeps a job from starting: with numbers, whose it is, since and until when."""
+    """One reason why a job does not start: numbers, holder, start and expected end."""
 
     reason: str
     message: str
@@ -230,8 +230,8 @@ class WhyView:
     unblock: list[str]
     eta: float | None
     more: int = 0  # reasons that are not listed
-    # When the scheduler wrote the answer. None: it was decided for this question, or no scheduler
-    # has looked at the job yet.
+    # When the scheduler wrote the answer. None: computed for this request, or no scheduler has
+    # processed the job yet.
     decided_at: float | None = None
 
 
@@ -252,7 +252,7 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {name: to_json(item) for name, item in value.items()}
-    # json writes an enumeration of texts as its value by itself, YAML writers refuse it.
+    # json writes a string enumeration as its value, YAML writers refuse it.
     return value.value if isinstance(value, enum.Enum) else value
 
 

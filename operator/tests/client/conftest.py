@@ -1,4 +1,4 @@
-"""A Kubernetes in memory, with nodes, and `flyer` pointed at it."""
+"""An in-memory API server with nodes, and `flyer` configured to use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIME = "2026-11-20T14:05:00.000Z"
 
 
 class Cluster:
-    """The server in a thread of its own; its store is used under `do`."""
+    """The server in a separate thread; tests access its store with `do`."""
 
     def __init__(self) -> None:
         self.server = ApiServer()
@@ -43,7 +43,7 @@ class Cluster:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
 
     def do(self, work: Callable[[Any], Any]) -> Any:
-        """Change or read the store in the server's own thread."""
+        """Change or read the store in the server's thread."""
 
         async def inside() -> Any:
             return work(self.server.store)
@@ -137,7 +137,7 @@ def client(cluster: Cluster) -> Iterator[KubeClient]:
 
 @pytest.fixture
 def kubeconfig(cluster: Cluster, tmp_path: Path) -> Path:
-    """As kubectl reads it; its context's namespace is `ml`."""
+    """A kubeconfig whose context has the namespace `ml`."""
     path = tmp_path / "kubeconfig"
     document = {
         "apiVersion": "v1",

@@ -34,7 +34,7 @@ class Done:
 
 
 class Shell:
-    """A folder without a local cluster, and the kubeconfig. In this process: starts are slow."""
+    """Runs `flyer` in this process, in a folder without a local cluster."""
 
     def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ def test_the_program_is_installed_for_kubectl(
     assert done.stderr == ""
 
 
-def test_without_a_local_cluster_it_is_kubectls(cluster: Cluster, shell: Shell) -> None:
+def test_without_a_local_cluster_the_target_is_kubectl_s(cluster: Cluster, shell: Shell) -> None:
     cluster.add_job("one", namespace="ml")
     cluster.add_job("two")
     listed = shell.run("ps", "-o", "json")
@@ -97,7 +97,7 @@ def test_without_a_local_cluster_it_is_kubectls(cluster: Cluster, shell: Shell) 
     assert listed.stderr == ""
 
 
-def test_a_wish_and_its_exit_statuses(cluster: Cluster, shell: Shell) -> None:
+def test_a_change_and_its_exit_statuses(cluster: Cluster, shell: Shell) -> None:
     cluster.add_job("one", namespace="ml")
     cluster.set_status("one", running(), "ml")
     done = shell.run("priority", "one", "high")
@@ -142,7 +142,7 @@ def test_why_nodes_queues_quotas_top_logs_show(cluster: Cluster, shell: Shell) -
         assert YAML(typ="safe").load(shell.run(*words, "-o", "yaml").stdout) == answer, words
 
 
-def test_run_follows_to_the_jobs_own_exit_status(cluster: Cluster, shell: Shell) -> None:
+def test_run_exits_with_the_exit_status_of_the_job(cluster: Cluster, shell: Shell) -> None:
     cluster.add_namespace("ml")
     (shell.folder / "job.yaml").write_text(
         "apiVersion: fireflyer.dev/v1alpha1\nkind: FlyerJob\nmetadata: {name: one}\n"
@@ -171,7 +171,7 @@ def test_run_follows_to_the_jobs_own_exit_status(cluster: Cluster, shell: Shell)
     assert done.returncode == 7
 
 
-def test_the_rule_of_targets(
+def test_the_selection_of_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kubeconfig: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -191,7 +191,7 @@ def test_the_rule_of_targets(
         _ = Target(state=tmp_path, kube=True).is_kube
 
 
-def test_completions_are_the_generated_ones() -> None:
+def test_the_completion_scripts_are_up_to_date() -> None:
     for name, text in completion.files().items():
         written = (completion.FOLDER / name).read_text()
         assert written == text, "run python -m flyer.cli.completion"
@@ -209,7 +209,7 @@ def test_bash_completes(words: list[str]) -> None:
 
 LIBRARIES = ("pydantic", "kubernetes", "aiohttp", "ruamel", "rich", "typer", "asyncio")
 SLOW = ("argparse", "dataclasses", "inspect", "json", "subprocess", "typing_extensions")
-"""Of the standard library: each costs as much as all that `--help` needs."""
+"""Slow modules of the standard library: each costs as much as the rest of `--help`."""
 
 
 def imported(*words: str) -> set[str]:
@@ -229,8 +229,8 @@ def imported(*words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("completion", "bash"), ("ps", "--help")], ids=str)
-def test_a_start_is_its_imports(words: tuple[str, ...]) -> None:
-    """What verbs need they import when they are called: no library at all for help."""
+def test_a_command_line_imports_no_slow_module(words: tuple[str, ...]) -> None:
+    """Verbs import their modules when they are called; help imports no library."""
     found = imported(*words)
     assert found.isdisjoint(LIBRARIES)
     if words == ("--help",):
@@ -265,7 +265,7 @@ def test_a_usage_error_has_a_hint(shell: Shell, words: list[str], told: str) -> 
     assert again.stderr.startswith('{"error"' if "-o" not in words else "error:")
 
 
-def test_every_verb_tells_its_options(shell: Shell) -> None:
+def test_the_help_of_every_verb_lists_its_options(shell: Shell) -> None:
     for verb in VERBS:
         done = shell.run(verb.name, "--help")
         assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""The client of a Kubernetes cluster, against an API server in memory."""
+"""Client of a Kubernetes cluster, against an in-memory API server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def running(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_jobs_and_one_job(cluster: Cluster, client: KubeClient) -> None:
+def test_jobs_and_job(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
     cluster.add_job("two", namespace="other")
     cluster.set_status("one", running(progress={"step": 7, "time": TIME}))
@@ -59,7 +59,7 @@ def test_jobs_and_one_job(cluster: Cluster, client: KubeClient) -> None:
     assert refusal.value.exit_status == 102
 
 
-def test_wishes_are_patches_of_the_object(cluster: Cluster, client: KubeClient) -> None:
+def test_changes_patch_the_object(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
     cluster.set_status("one", running())
     seen = client.asynchronous
@@ -124,14 +124,14 @@ def test_a_manifest_is_created_whole_or_not_at_all(
     assert [job.name for job in client.jobs()] == ["two"]
     cluster.do(lambda store: store.delete("flyerjobs", "two", "default"))
     assert [job.name for job in client.run_all(manifest)] == ["one", "two"]
-    # What the manifest says is what is stored: null is not the default.
+    # The manifest is stored unchanged: null is not replaced by the default.
     assert cluster.job("one")["spec"]["progressDeadline"] is None
     manifest.write_text(manifest.read_text().replace("nodes: 1", "nodes: zero"))
     with pytest.raises(FlyerError, match=r"jobs\.yaml:.*spec\.nodes"):
         client.run_all(manifest)
 
 
-def test_why_reads_the_status_alone(cluster: Cluster, client: KubeClient) -> None:
+def test_why_reads_only_the_status(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
     told = client.why("one")
     assert (told.verdict, told.summary, told.decided_at) == ("cannot", "Queued", None)
@@ -193,7 +193,7 @@ def test_nodes_queues_and_quotas(cluster: Cluster, client: KubeClient) -> None:
     assert (found.name, found.subject, found.used, found.nodes) == ("all", "default", 1, 3)
 
 
-def test_a_watch_tells_changes_over_broken_streams(cluster: Cluster, client: KubeClient) -> None:
+def test_a_watch_yields_changes_over_broken_streams(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
 
     def change() -> None:
@@ -221,8 +221,8 @@ def test_a_watch_tells_changes_over_broken_streams(cluster: Cluster, client: Kub
     assert client.wait("one", timeout_seconds=60).state == "Succeeded"
 
 
-def test_events_follow_from_what_was_asked(cluster: Cluster, client: KubeClient) -> None:
-    """Nothing is missed between the wish and the watch."""
+def test_events_start_from_the_client_s_change(cluster: Cluster, client: KubeClient) -> None:
+    """No event between the change and the watch is missed."""
     cluster.add_job("one")
     cluster.set_status("one", running())
     seen = client.asynchronous
@@ -290,7 +290,7 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
     assert sorted(found) == ["first", "second", "third"]  # each once
 
 
-def test_a_log_goes_on_where_it_broke_off() -> None:
+def test_a_log_resumes_after_a_broken_connection() -> None:
     log = PodLog(1, 0)
     same = "2026-11-20T14:05:00.5Z"
     first = [f"{same} rank 0 | a", f"{same} rank 0 | b"]
@@ -298,7 +298,7 @@ def test_a_log_goes_on_where_it_broke_off() -> None:
     log.reconnected()
     again = [*first, f"{same} rank 0 | c", "2026-11-20T14:05:01Z rank 0 | d"]
     assert [one.text for line in again if (one := log.take(line))] == ["c", "d"]
-    # Not through our launcher.
+    # Without the launcher.
     assert PodLog(1, 3, 8).take(f"{same} hello").rank == 24
 
 
@@ -313,7 +313,7 @@ def lease(cluster: Cluster, age_seconds: float, holder: str = "operator-1") -> N
 
 
 @pytest.mark.parametrize(("age_seconds", "holder"), [(60.0, "operator-1"), (0.0, "")])
-def test_why_and_suspend_say_that_no_operator_leads(
+def test_why_and_suspend_report_a_missing_leader(
     cluster: Cluster, client: KubeClient, age_seconds: float, holder: str
 ) -> None:
     cluster.add_nodes("a1")
@@ -329,14 +329,14 @@ def test_why_and_suspend_say_that_no_operator_leads(
     assert caught.value.hint.startswith("no operator leads")
 
 
-def test_a_leader_that_renews_is_not_missed(cluster: Cluster, client: KubeClient) -> None:
+def test_a_renewing_leader_is_detected(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_nodes("a1")
     cluster.add_job("one")
     lease(cluster, 0.0)
     assert "no operator" not in client.why("one").summary
 
 
-def test_why_says_that_a_template_is_refused(cluster: Cluster, client: KubeClient) -> None:
+def test_why_reports_a_refused_template(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_nodes("a1")
     cluster.add_job("one")
     why = "spec.template.spec.comand: is not a field of pods"
@@ -348,7 +348,7 @@ def test_why_says_that_a_template_is_refused(cluster: Cluster, client: KubeClien
     assert why in told.summary
 
 
-def test_attempts_are_shown_as_they_were(cluster: Cluster, client: KubeClient) -> None:
+def test_show_lists_all_attempts(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
     history = [
         {

@@ -1,4 +1,4 @@
-"""`flyer top`: what it tells of a job, and that it fits a terminal."""
+"""`flyer top`: its columns and their width."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(step: int, at: float, **metrics: float) -> JobView:
     )
 
 
-def test_speed_loss_bandwidth_and_what_a_kill_would_lose() -> None:
+def test_speed_loss_bandwidth_and_steps_at_risk() -> None:
     row = screens.top_row(
         job(1240, NOW, loss=2.25, allreduce_gigabytes_per_second=6.5), job(1220, NOW - 4)
     )
@@ -51,7 +51,7 @@ def test_speed_loss_bandwidth_and_what_a_kill_would_lose() -> None:
     assert row["lostSteps"] == 7
 
 
-def test_without_a_checkpoint_the_attempt_is_what_a_kill_would_lose() -> None:
+def test_without_a_checkpoint_the_whole_attempt_is_at_risk() -> None:
     row = screens.top_row(replace(job(3, NOW), checkpoint=None), None)
     assert row["unsavedNodeSeconds"] == 4 * 200
     assert (row["checkpointAgeSeconds"], row["loss"], row["stepsPerSecond"]) == (None, None, None)
@@ -62,7 +62,7 @@ def test_without_a_checkpoint_the_attempt_is_what_a_kill_would_lose() -> None:
     ]  # fmt: skip
 
 
-def test_it_fits_eighty_columns_also_with_large_numbers() -> None:
+def test_large_numbers_fit_eighty_columns() -> None:
     large = replace(
         job(123_456_789, NOW, loss=12345.678, allreduce_gigabytes_per_second=123.456),
         name="a-name-that-is-much-longer-than-a-column-7b",

@@ -1,4 +1,4 @@
-"""Pods of small scripts, and the question whether anything is left of them."""
+"""Fixtures: pods of small scripts, and checks for their remaining processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def fork_server(tmp_path: Path) -> AsyncIterator[ForkServer]:
 
 @pytest.fixture
 def watch() -> SimpleNamespace:
-    """What the tests see of processes and files."""
+    """Observes processes and files of pods."""
     return SimpleNamespace(log_of=_log_of, appears=_appears, alive=_alive, gone=_gone)
 
 
@@ -62,7 +62,7 @@ def _log_of(spec: PodSpec, rank: int) -> str:
 
 
 async def _appears(path: Path, seconds: float = 10.0) -> str:
-    """The text of a file once it is there; files stand for what a test waits for."""
+    """Wait for a file and return its text; scripts signal progress with files."""
     async with asyncio.timeout(seconds):
         while not path.exists() or not path.read_text():
             await asyncio.sleep(0.005)
@@ -77,7 +77,7 @@ def _alive(pid: int) -> bool:
 
 
 def _gone(pids: list[int], seconds: float = 10.0) -> bool:
-    """Whether all of these end by themselves in time."""
+    """Whether all these processes end by themselves in time."""
     deadline = time.monotonic() + seconds
     while any(_alive(pid) for pid in pids):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Commands of every kind: a script must not notice that it was forked rather than started."""
+"""Commands of every kind: a forked script behaves like one in a new interpreter."""
 
 import asyncio
 import json

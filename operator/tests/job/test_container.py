@@ -1,4 +1,4 @@
-"""The launcher as a container's first process, with a sidecar that the test plays."""
+"""The launcher as a container's first process, with a simulated sidecar."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Sidecar:
         """The next message that has these fields."""
         while True:
             line = self.lines.readline()
-            assert line, f"the launcher hung up before {wanted}"
+            assert line, f"the launcher closed the connection before {wanted}"
             message = json.loads(line)
             if wanted.items() <= message.items():
                 return message
@@ -166,7 +166,7 @@ def test_ranks_run_with_their_environment_and_one_log(
     ]
 
 
-def test_nothing_of_the_users_runs_before_the_order(container: Container, sidecar: Sidecar) -> None:
+def test_no_rank_starts_before_the_start_order(container: Container, sidecar: Sidecar) -> None:
     container.run("print('ran')")
     sidecar.accept()
     sidecar.hear(op="launcher", state="waiting")
@@ -176,14 +176,14 @@ def test_nothing_of_the_users_runs_before_the_order(container: Container, sideca
     assert (status, out) == (143, "")
 
 
-def test_without_an_order_it_ends_in_time_and_says_why(container: Container) -> None:
+def test_without_an_order_the_launcher_exits_in_time_with_the_reason(container: Container) -> None:
     container.run("print('ran')", "--start-seconds", "0.3")
     status, out, err = container.end()
     assert (status, out) == (75, "")
     assert "the gang was not started within 0.3 s" in err
 
 
-def test_a_failing_rank_is_blamed_with_its_traceback(
+def test_a_failing_rank_is_reported_with_its_traceback(
     container: Container, sidecar: Sidecar
 ) -> None:
     container.run(
@@ -205,10 +205,10 @@ def test_a_failing_rank_is_blamed_with_its_traceback(
     lines = out.splitlines()
     assert "rank 3 | ValueError: seven" in lines
     assert "rank 3 on node a1: exit status 1" in lines
-    assert lines[-1] == "ValueError: seven"  # the last thing that a user sees
+    assert lines[-1] == "ValueError: seven"  # the final message for the user
 
 
-def test_a_program_that_is_no_python_is_blamed_from_its_output(
+def test_the_traceback_of_another_program_is_taken_from_its_output(
     container: Container, sidecar: Sidecar
 ) -> None:
     script = "echo Traceback '(most recent call last):'; echo 'Error: no'; exit 3"
@@ -229,7 +229,7 @@ def test_a_program_that_is_no_python_is_blamed_from_its_output(
         ("ValueError: no CollectiveError", 1),
     ],
 )
-def test_a_program_that_says_a_peer_is_lost_is_believed(
+def test_a_lost_peer_in_the_output_of_a_program_sets_the_exit_status(
     container: Container, sidecar: Sidecar, error: str, code: int
 ) -> None:
     said = f"Traceback (most recent call last):\n  File x, line 1\n{error}\nof job j\n"
@@ -245,9 +245,7 @@ def test_a_program_that_says_a_peer_is_lost_is_believed(
     assert container.end()[0] == code
 
 
-def test_lines_never_mix_and_long_ones_come_in_pieces(
-    container: Container, sidecar: Sidecar
-) -> None:
+def test_lines_never_mix_and_long_lines_are_split(container: Container, sidecar: Sidecar) -> None:
     container.run(
         """
         import os, sys
@@ -260,7 +258,7 @@ def test_lines_never_mix_and_long_ones_come_in_pieces(
     )
     sidecar.start()
     with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(container.end)  # reads what comes out, or nothing would end
+        ending = pool.submit(container.end)  # a full pipe would block the ranks
         sidecar.hear(op="ended")
         sidecar.say(kind="done")
         status, out, _ = ending.result()
@@ -278,7 +276,7 @@ def test_lines_never_mix_and_long_ones_come_in_pieces(
         assert whole == [f"{n} {letter * 200}" for n in range(500)] + [letter * 20000, "no end"]
 
 
-def test_what_has_no_newline_is_seen_all_the_same(container: Container, sidecar: Sidecar) -> None:
+def test_output_without_a_newline_is_written(container: Container, sidecar: Sidecar) -> None:
     container.run(
         """
         import os, pathlib, sys, time
@@ -318,7 +316,7 @@ def test_a_sigterm_reaches_every_rank(container: Container, sidecar: Sidecar, wa
     assert process is not None
     assert process.stdout is not None
     ready = 0
-    while ready < 2:  # that there is no job socket here is said too
+    while ready < 2:  # the warning about the missing job socket is a line, too
         ready += process.stdout.readline().endswith(b"ready\n")
     if way == "terminate":
         sidecar.say(kind="terminate")
@@ -331,7 +329,7 @@ def test_a_sigterm_reaches_every_rank(container: Container, sidecar: Sidecar, wa
     assert {"rank 2 | saving", "rank 3 | saving"} <= set(out.splitlines())
 
 
-def test_ranks_that_shall_be_killed_have_a_second(container: Container, sidecar: Sidecar) -> None:
+def test_a_kill_order_sends_sigterm_before_sigkill(container: Container, sidecar: Sidecar) -> None:
     container.run(
         """
         import os, signal, time
@@ -358,7 +356,7 @@ def test_ranks_that_shall_be_killed_have_a_second(container: Container, sidecar:
 
 
 @pytest.mark.parametrize("kind", ["terminate", "kill"])
-def test_an_attempt_may_be_over_before_it_starts(
+def test_an_attempt_may_end_before_it_starts(
     container: Container, sidecar: Sidecar, kind: str
 ) -> None:
     container.run("print('ran')")
@@ -366,10 +364,10 @@ def test_an_attempt_may_be_over_before_it_starts(
     sidecar.say(kind=kind)
     status, out, err = container.end()
     assert (status, out) == (75, "")
-    assert "over before the gang was started" in err
+    assert "ended before the gang started" in err
 
 
-def test_a_sidecar_that_was_away_is_told_where_things_are(
+def test_a_restarted_sidecar_receives_the_launcher_s_state(
     container: Container, sidecar: Sidecar
 ) -> None:
     container.run(STEPS)
@@ -384,9 +382,7 @@ def test_a_sidecar_that_was_away_is_told_where_things_are(
     assert container.end()[0] == 104
 
 
-def test_a_sidecar_that_is_gone_for_good_holds_nobody_up(
-    container: Container, sidecar: Sidecar
-) -> None:
+def test_a_lost_sidecar_does_not_block_the_launcher(container: Container, sidecar: Sidecar) -> None:
     container.run("print('ran')")
     sidecar.start()
     sidecar.close()
@@ -397,7 +393,7 @@ def test_a_sidecar_that_is_gone_for_good_holds_nobody_up(
     assert time.monotonic() - began < 30
 
 
-def test_garbage_from_the_sidecar_is_no_order(container: Container, sidecar: Sidecar) -> None:
+def test_invalid_orders_of_the_sidecar_are_ignored(container: Container, sidecar: Sidecar) -> None:
     container.run("print('ran')")
     sidecar.accept()
     sidecar.connection.sendall(b'\xff\n[]\n{"kind": "start"}\n')
@@ -408,7 +404,7 @@ def test_garbage_from_the_sidecar_is_no_order(container: Container, sidecar: Sid
 
 
 @pytest.mark.parametrize("own", [None, "/mine/key"])
-def test_the_key_of_the_collectives_is_a_file_for_the_ranks_alone(
+def test_the_key_of_the_collectives_is_in_a_private_file(
     own: str | None, container: Container, sidecar: Sidecar
 ) -> None:
     container.run(
@@ -430,7 +426,7 @@ def test_the_key_of_the_collectives_is_a_file_for_the_ranks_alone(
     assert out.splitlines() == [f"rank 1 | {own or ours}"]
 
 
-def test_the_users_path_comes_before_ours(container: Container, sidecar: Sidecar) -> None:
+def test_the_user_s_pythonpath_has_priority(container: Container, sidecar: Sidecar) -> None:
     mine = container.folder / "mine"
     mine.mkdir()
     (mine / "own.py").write_text("x = 1")
@@ -451,7 +447,7 @@ def test_the_users_path_comes_before_ours(container: Container, sidecar: Sidecar
     assert out.splitlines() == [f"rank 1 | True {where}", f"rank 1 | {where}"]
 
 
-def test_installing_twice_and_installing_where_one_may_not(
+def test_a_repeated_installation_and_one_without_permission(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 0
@@ -465,7 +461,7 @@ def test_installing_twice_and_installing_where_one_may_not(
     assert "usage: flyer-install DIR" in capsys.readouterr().err
 
 
-def test_a_port_is_held_and_still_given_to_who_asks_as_servers_do() -> None:
+def test_a_reserved_port_can_be_bound_with_so_reuseaddr() -> None:
     from flyer.sidecar.rendezvous_port import reserve_port
 
     with reserve_port() as holder:

@@ -1,4 +1,4 @@
-"""The environment of a rank is complete, and bad pods are refused by field and value."""
+"""The environment of a rank is complete; errors of invalid pods name field and value."""
 
 import json
 
@@ -26,7 +26,7 @@ SPEC = PodSpec(
 )
 
 
-def test_a_rank_has_torchrun_s_names_pet_s_and_ours():
+def test_a_rank_has_the_variables_of_torchrun_pet_and_flyer():
     assert rank_environment(SPEC, 1) == {
         "RANK": "5",
         "WORLD_SIZE": "8",
@@ -61,12 +61,12 @@ def test_a_rank_has_torchrun_s_names_pet_s_and_ours():
     }
 
 
-def test_a_bare_torchrun_gets_no_rank_of_its_own():
+def test_a_bare_torchrun_gets_no_rank():
     assert "WORLD_SIZE" not in agent_environment(SPEC)
     assert agent_environment(SPEC)["PET_NPROC_PER_NODE"] == "2"
 
 
-def test_a_pod_survives_json():
+def test_a_pod_survives_a_round_trip_through_json():
     assert PodSpec.from_json(SPEC.to_json()) == SPEC
     assert log_name(5) == "rank-0005.log"
 
@@ -87,13 +87,13 @@ def test_a_pod_survives_json():
         ({"mood": "fine"}, "unknown field `mood`"),
     ],
 )
-def test_a_bad_pod_is_refused_by_field_and_value(change, named):
+def test_the_error_of_an_invalid_pod_names_field_and_value(change, named):
     body = {**json.loads(SPEC.to_json()), **change}
     with pytest.raises(PodSpecError, match=named):
         PodSpec.from_object(body)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": "x"}', "[" * 100_000])
-def test_what_is_no_pod_is_refused(text):
+def test_invalid_json_is_refused(text):
     with pytest.raises(PodSpecError):
         PodSpec.from_json(text)

@@ -1,4 +1,4 @@
-"""The handle of a script: suspension over the socket and by SIGTERM, reports, and no scheduler."""
+"""Job handle: suspension over the socket and by SIGTERM, reports, and use without a scheduler."""
 
 import asyncio
 import json
@@ -74,7 +74,7 @@ async def test_a_suspension_from_signal_to_release(fork_server, make_pod, job, w
     assert job.suspend_code is SuspendCode.MAY_SUSPEND
     step = job.notebook.calls[-1][2]
     assert ("checkpoint", 0, step, f"/ckpt/step-{step}", True) in job.notebook.calls
-    pod.kill(signal.SIGTERM)  # what the driver does once the nodes are released
+    pod.kill(signal.SIGTERM)  # as the driver does once the nodes are released
     assert await ended(pod) == PodExit(104)
     assert watch.log_of(spec, 0) == "preempted by default/b /ckpt/step-40 7\n"
 

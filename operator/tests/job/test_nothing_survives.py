@@ -1,4 +1,4 @@
-"""Whoever dies, however: no process of a pod outlives it."""
+"""No process of a pod outlives it, whichever process dies by whichever signal."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from flyer.job.fork_server import ForkServerError, PodExit
 
-# A rank with everything that tries to stay: a child, a grandchild, and one in a session of its own.
+# A rank whose processes try to survive: a child, a grandchild, and one in a separate session.
 STAYER = """
     import json, os, pathlib, signal, subprocess, sys, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -84,7 +84,7 @@ async def test_when_the_fork_server_is_killed(fork_server, make_pod, watch, tmp_
         assert await pod.wait() == PodExit(signal=9)
         await fork_server.lost.wait()
     assert watch.gone(pids)
-    with pytest.raises(ForkServerError, match="gone"):
+    with pytest.raises(ForkServerError, match="has exited"):
         await fork_server.spawn(make_pod("pass"))
 
 
@@ -101,7 +101,7 @@ async def test_when_a_stopped_launcher_loses_its_fork_server(
         *json.loads(Path(pod.spec.run_dir, "pids.json").read_text())["ranks"].values(),
     ]
     assert watch.gone(group)
-    for pid in set(pids) - set(group):  # strays of a stopped launcher: the known limit
+    for pid in set(pids) - set(group):  # outside the group of a stopped launcher: a known limit
         if watch.alive(pid):
             os.kill(pid, signal.SIGKILL)
 

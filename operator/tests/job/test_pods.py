@@ -1,4 +1,4 @@
-"""Pods through a real fork_server: how they start, end, fail and are stopped."""
+"""Pods of a real fork server: start, end, failure and stop."""
 
 import asyncio
 import json

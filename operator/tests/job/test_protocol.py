@@ -1,4 +1,4 @@
-"""Every message survives the wire; nothing else passes for one."""
+"""Job protocol: messages survive encoding and parsing; anything else is refused."""
 
 import json
 
@@ -48,7 +48,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda message: message.op)
-def test_a_request_survives_the_wire(request_):
+def test_a_request_is_parsed_as_encoded(request_):
     line = encode(request_)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -56,18 +56,18 @@ def test_a_request_survives_the_wire(request_):
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=lambda message: message.kind)
-def test_a_reply_survives_the_wire(reply):
+def test_a_reply_is_parsed_as_encoded(reply):
     assert parse_reply(encode(reply)) == reply
 
 
 @pytest.mark.parametrize(
     ("line", "code", "named"),
     [
-        (b"", "bad_line", "no JSON"),
-        (b"\xff\xfe\n", "bad_line", "no JSON"),
-        (b"[" * 60_000, "bad_line", "no JSON"),
-        (b"[1]\n", "bad_line", "no JSON"),
-        (b"1" * 5000, "bad_line", "no JSON"),
+        (b"", "bad_line", "not a JSON object"),
+        (b"\xff\xfe\n", "bad_line", "not a JSON object"),
+        (b"[" * 60_000, "bad_line", "not a JSON object"),
+        (b"[1]\n", "bad_line", "not a JSON object"),
+        (b"1" * 5000, "bad_line", "not a JSON object"),
         (b"{}", "bad_operation", "None"),
         (b'{"op": "dance"}', "bad_operation", "dance"),
         (b'{"op": ["hello"]}', "bad_operation", "hello"),
@@ -91,19 +91,19 @@ def test_a_reply_survives_the_wire(reply):
         (
             b'{"op": "checkpoint", "step": 1, "path": "\\ud800", "durable": true}',
             "bad_field",
-            "no character",
+            "valid UTF-8",
         ),
-        (b'{"op": "progress", "step": 1, "metrics": {"\\udc80": 1}}', "bad_field", "no character"),
+        (b'{"op": "progress", "step": 1, "metrics": {"\\udc80": 1}}', "bad_field", "valid UTF-8"),
         (b'{"op": "fail", "reason": "' + b"x" * 9000 + b'"}', "bad_field", "reason"),
     ],
 )
-def test_what_is_no_request_is_refused_by_name(line, code, named):
+def test_an_invalid_request_is_refused_with_its_field(line, code, named):
     with pytest.raises(ProtocolError, match=named) as caught:
         parse_request(line)
     assert caught.value.code == code
 
 
-def test_who_gives_up_is_heard_whatever_the_words_are():
+def test_a_fail_request_with_invalid_text_is_accepted():
     assert parse_request(b'{"op": "fail", "reason": "a\\ud800b"}') == Fail("a\ufffdb")
 
 
@@ -114,20 +114,20 @@ def test_an_oversized_line_is_refused_before_it_is_parsed():
     assert caught.value.code == "bad_line"
 
 
-def test_an_unknown_field_is_ignored_so_that_sides_may_grow():
+def test_unknown_fields_are_ignored():
     assert parse_request(b'{"op": "release", "step": 3, "mood": "fine"}') == Release(3)
 
 
-def test_a_watch_waits_no_longer_than_a_server_grants():
+def test_the_timeout_of_a_watch_is_limited():
     assert parse_request(b'{"op": "watch", "revision": 0, "timeout_seconds": 1e9}') == Watch(0, 60)
 
 
-def test_a_number_that_json_lacks_is_refused_by_the_sender():
+def test_the_sender_refuses_numbers_that_json_lacks():
     with pytest.raises(ProtocolError, match="finite"):
         encode(Progress(1, {"loss": float("nan")}))
 
 
 @pytest.mark.parametrize("line", [b"{}", b"x", b'{"kind": "hug"}', b'{"kind": "change"}'])
-def test_what_is_no_reply_is_refused(line):
+def test_an_invalid_reply_is_refused(line):
     with pytest.raises(ProtocolError):
         parse_reply(line)

@@ -1,4 +1,4 @@
-"""Server and clients on a real socket: suspension, many ranks, garbage."""
+"""Job socket server and clients: suspension, many ranks, invalid messages."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from flyer.job.server import JobServer
 
 
 class Notebook:
-    """A handler that writes down what it was asked, and fails on demand."""
+    """A handler that records its requests and fails on demand."""
 
     def __init__(self):
         self.calls = []
@@ -20,7 +20,7 @@ class Notebook:
     def __getattr__(self, name):
         async def note(*arguments):
             if self.broken:
-                raise RuntimeError("the operator is away")
+                raise RuntimeError("the operator is unavailable")
             self.calls.append((name, *arguments))
 
         return note
@@ -90,7 +90,7 @@ async def test_a_suspension_goes_sent_received_may_suspend_and_never_back(server
     await asyncio.to_thread(talker.received)
     change = await asyncio.to_thread(watchers[0].watch, revision, 30)
     assert change.suspend_code is SuspendCode.RECEIVED
-    server.signal(50, "preempted by default/b")  # progress was reported: the grace grows
+    server.signal(50, "preempted by default/b")  # a progress report extends the grace
     change = await asyncio.to_thread(watchers[0].watch, change.revision, 30)
     assert (change.suspend_code, change.seconds_left > 40) == (SuspendCode.RECEIVED, True)
     await asyncio.to_thread(talker.release)
@@ -188,12 +188,12 @@ async def test_a_path_too_long_for_a_socket_is_said_before_anything_is_bound(tmp
         await server.start()
 
 
-def test_no_server_is_an_error_that_names_the_socket(tmp_path):
+def test_the_error_without_a_server_names_the_socket(tmp_path):
     with pytest.raises(JobSocketError, match=r"nobody\.sock"):
         JobClient(str(tmp_path / "nobody.sock"), 0)
 
 
-def test_a_server_that_never_answers_is_left_at_the_deadline(tmp_path):
+def test_a_silent_server_causes_a_timeout(tmp_path):
     path = str(tmp_path / "mute.sock")
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(path)
@@ -202,7 +202,7 @@ def test_a_server_that_never_answers_is_left_at_the_deadline(tmp_path):
             JobClient(path, 0, timeout_seconds=0.05)
 
 
-def test_a_server_that_talks_nonsense_is_left(tmp_path):
+def test_an_invalid_reply_closes_the_connection(tmp_path):
     path = str(tmp_path / "mad.sock")
     with socket.socket(socket.AF_UNIX) as mad:
         mad.bind(path)

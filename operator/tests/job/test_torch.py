@@ -1,4 +1,4 @@
-"""A plain torchrun script starts as it is, over two pods, from one import of torch."""
+"""An unmodified torchrun script runs over two pods with one import of torch."""
 
 import asyncio
 import socket

@@ -275,5 +275,5 @@ def test_a_stolen_master_port_is_named_and_the_next_attempt_has_another(bench):
     stolen, *others = dict.fromkeys(ports)
     assert len(others) == 1
     (evicted,) = [line for line in run.stderr.splitlines() if "Restarted" in line]
-    assert f"MASTER_PORT {stolen} is taken by another program on node a0" in evicted
-    assert "started again, the job gets another port" in evicted
+    assert f"MASTER_PORT {stolen} is in use by another program on node a0" in evicted
+    assert "a restart of the job gets another port" in evicted

@@ -1,4 +1,4 @@
-"""Any line is a message or a `ProtocolError`; what is written is read again."""
+"""Wire protocol: any line is a message or a `ProtocolError`; messages survive a round trip."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(REPORTS)
-def test_a_report_is_read_as_it_was_written_and_fits_a_line(report: Report) -> None:
+def test_a_report_survives_a_round_trip_and_fits_a_line(report: Report) -> None:
     assert parse_from_sidecar(encode(report)) == report
 
 
@@ -83,20 +83,20 @@ def test_a_report_is_read_as_it_was_written_and_fits_a_line(report: Report) -> N
         "metrics", "durable", "given_up", "output", "end", "user_state",
     ]), JSON, max_size=14,
 ))  # fmt: skip
-def test_a_report_with_anything_in_it_is_read_or_refused(kind: str, body: dict[str, Any]) -> None:
+def test_a_report_with_any_fields_is_parsed_or_refused(kind: str, body: dict[str, Any]) -> None:
     with contextlib.suppress(ProtocolError):  # and nothing else
         parse_from_sidecar(json.dumps({"kind": kind, **body}).encode())
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(line: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(line: bytes) -> None:
     for parse in (parse_from_sidecar, parse_from_gateway):
         with pytest.raises(ProtocolError):
             parse(line)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         Welcome(1.0, 2.0),
         Order(),
@@ -113,37 +113,39 @@ def test_any_bytes_are_read_or_refused(line: bytes) -> None:
         Beat(),
     ],
 )  # fmt: skip
-def test_what_the_gateway_says_is_read_as_it_was_written(said: Any) -> None:
-    assert parse_from_gateway(encode(said)) == said
+def test_a_gateway_message_survives_a_round_trip(message: Any) -> None:
+    assert parse_from_gateway(encode(message)) == message
 
 
-def test_a_token_is_in_no_text_of_its_message() -> None:
+def test_the_token_is_not_in_the_repr_of_its_message() -> None:
     assert "secret" not in repr(Hello("secret"))
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "problem"),
     [
         ({}, "FLYER_GATEWAY is ''"),
         ({"FLYER_GATEWAY": "host"}, "HOST:PORT"),
         ({"FLYER_GATEWAY": "host:0"}, "HOST:PORT"),
         ({"FLYER_GATEWAY": "host:99999"}, "HOST:PORT"),
-        ({"FLYER_GATEWAY": "host:7443"}, "FLYER_GATEWAY_CA must hold"),
+        ({"FLYER_GATEWAY": "host:7443"}, "FLYER_GATEWAY_CA must contain"),
     ],
 )
-def test_settings_name_the_variable_and_the_remedy(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_settings_name_the_variable_and_the_remedy(
+    environment: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(SettingError, match=problem):
         SidecarSettings.read(environment)
 
 
-def test_an_address_of_ipv6_is_taken() -> None:
+def test_an_ipv6_address_is_accepted() -> None:
     settings = SidecarSettings.read(
         {"FLYER_GATEWAY": "[fd00::1]:7443", "FLYER_GATEWAY_CA": "-----BEGIN CERTIFICATE-----"}
     )
     assert (settings.host, settings.port, settings.server_name) == ("fd00::1", 7443, "fd00::1")
 
 
-def test_words_for_people_are_read_whatever_they_are_and_paths_only_as_text() -> None:
+def test_invalid_text_is_accepted_in_messages_and_refused_in_paths() -> None:
     odd = json.loads(encode(Report(revision=1, ranks_seen=1, output=0)))
     odd |= {"end": {"code": 1, "rank": 0, "error_type": "\ud800", "traceback": "a\ud800b"}}
     odd |= {"given_up": {"rank": 0, "reason": "\udc80"}}

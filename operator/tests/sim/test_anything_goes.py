@@ -1,4 +1,4 @@
-"""Whatever users and fate do, in any order: no invariant breaks, and nothing waits for ever."""
+"""Random operations and faults in any order: every invariant holds and every job finishes."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class AnythingGoes(RuleBasedStateMachine):
             self.simulation.run(0.0)
 
     def teardown(self) -> None:
-        """Faults end; then every job that this cluster can run comes to its end."""
+        """Without further faults every job that this cluster can run finishes."""
         if not hasattr(self, "simulation"):
             return
         simulation = self.simulation
@@ -224,8 +224,8 @@ AnythingGoes.TestCase.settings = settings(
 TestAnythingGoes = AnythingGoes.TestCase
 
 
-def test_anything_goes_otherwise_in_every_run() -> None:
-    """Other histories each time; FLYER_SEED=N plays those of a failure again."""
+def test_new_random_operations_in_every_run() -> None:
+    """New histories in each run; FLYER_SEED=N repeats those of a failure."""
     drawn = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
     print(f"FLYER_SEED={drawn}")
     otherwise = settings(AnythingGoes.TestCase.settings, derandomize=False, database=None)

@@ -1,6 +1,6 @@
-"""Tens of thousands of random histories. A failure prints its seed; FLYER_SEED=N replays it alone.
+"""Tens of thousands of random histories. A failure prints its seed; FLYER_SEED=N replays it.
 
-The tests marked slow play 20,000 new histories in each run of `make test`.
+The tests marked slow run 20,000 new histories in each `make test`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def drawn() -> int:
     return random.SystemRandom().randrange(2**48)
 
 
-@pytest.mark.skipif("FLYER_SEED" not in os.environ, reason="FLYER_SEED names no history")
-def test_one_history_again() -> None:
+@pytest.mark.skipif("FLYER_SEED" not in os.environ, reason="FLYER_SEED is not set")
+def test_the_history_of_flyer_seed() -> None:
     History(int(os.environ["FLYER_SEED"])).run()
 
 
@@ -56,7 +56,7 @@ def test_new_histories_in_every_run(chunk: int) -> None:
     play(CHUNK, first)
 
 
-def test_a_history_is_its_seed() -> None:
+def test_a_seed_determines_its_history() -> None:
     one, other = History(7), History(7)
     assert one.run() == other.run()
     assert one.state == other.state
@@ -67,19 +67,19 @@ def finds(what: str, seeds: int = 150) -> None:
         play(seeds, 0)
 
 
-def test_a_ghost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_pods_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "resubmit", lambda *_args: None)
     finds("is reserved for|has no pods", 131)
 
 
-def test_a_queue_in_which_everybody_blocks_everybody_is_found(
+def test_a_deadlocked_queue_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
     finds("waits .* although .* are free")
 
 
-def test_a_job_that_waits_in_vain_while_faults_go_on_is_found(
+def test_a_starving_job_is_found_during_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(History, "_settle_down", lambda _history: 0)
@@ -87,7 +87,7 @@ def test_a_job_that_waits_in_vain_while_faults_go_on_is_found(
     finds("for [0-9.]+ s .* waits .* although .* are free", 2_000)
 
 
-def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "flyer.engine.placement.availability.NodeAvailability._is_open",
         lambda availability, name: availability._may_be_had(name),
@@ -95,19 +95,19 @@ def test_a_node_that_is_given_out_twice_is_found(monkeypatch: pytest.MonkeyPatch
     finds("is reserved for")
 
 
-def test_a_victim_that_is_not_needed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unneeded_preemption_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         plan, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
     finds("gave way to .*, which has other nodes", 600)
 
 
-def test_a_victim_that_is_taken_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preemption_without_the_delay_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocate, "_too_early", lambda *_args: False)
     finds("preempts after 0")
 
 
-def test_a_preemption_although_nodes_are_free_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preemption_despite_free_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, preemption_delay_seconds=0.0)
     state = rebuild([Node("a0", "A"), Node("a1", "A")], (), 1_800_000_000.0, 1, settings)
     state, _ = step(state, [JobSubmitted(sample_job("low", priority="low"))], 1_800_000_001.0)
@@ -122,8 +122,8 @@ def test_a_preemption_although_nodes_are_free_is_found(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("more", ["node", "quota"])
-def test_more_never_delays_the_head_of_the_queue(more: str) -> None:
-    """A node more, or room for more nodes: whoever is first in the queue still starts."""
+def test_more_capacity_never_delays_the_head_of_the_queue(more: str) -> None:
+    """With another node or a higher quota the first job of the queue still starts."""
     base = drawn()
     for number in range(200):
         draw = random.Random(base + number)

@@ -1,4 +1,4 @@
-"""Whole stories in the simulator, and proof that it would notice a broken engine."""
+"""Scenarios in the simulator, and checks that it detects a broken engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def starts(simulation: Simulation, key: str) -> list[Start]:
     ]
 
 
-def test_preempted_then_a_node_dies_and_no_bit_changes() -> None:
-    """The story of the demo: every attempt has the same split over zones."""
+def test_a_preemption_and_a_node_failure_keep_the_zone_split() -> None:
+    """The scenario of the demo: every attempt has the same split over zones."""
     simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=1)
     simulation.submit(sample_job("a", 4), Script(steps=60))
     simulation.run(15)
@@ -64,7 +64,7 @@ def test_twenty_kills_lose_less_than_a_checkpoint_interval_each() -> None:
 
 
 @pytest.mark.parametrize("behavior", list(Behavior))
-def test_every_manner_of_leaving_makes_room(behavior: Behavior) -> None:
+def test_every_behavior_of_a_preempted_job_frees_its_nodes(behavior: Behavior) -> None:
     simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=5)
     simulation.submit(sample_job("a", 6), Script(steps=100, behavior=behavior))
     simulation.run(15)
@@ -105,7 +105,7 @@ def test_a_second_job_across_zones_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         simulation.run(5)
 
 
-def test_a_suspend_code_that_shrinks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspend_code_that_decreases_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(cycle: CycleState) -> None:
         reconcile(cycle)
         for key, job in cycle.jobs.items():

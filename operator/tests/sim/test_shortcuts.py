@@ -1,7 +1,7 @@
-"""What a step skips or keeps for its own duration changes no decision.
+"""Shortcuts and caches of a step change no decision.
 
-The same histories are played with and without each shortcut; all actions have to be the same, byte
-by byte. FLYER_SEED=N plays one seed.
+The same histories run with and without each shortcut; all actions must be equal byte by byte.
+FLYER_SEED=N runs one seed.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ SUPPLY, PREEMPTIBLE_AT, STEP = (
 
 
 def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, str]:
-    """For each seed, what was decided.
+    """The decisions for each seed.
 
-    When the engine wants to be stepped again is no decision, nor which numbers a queued job shows:
-    a step that gives out no nodes renews none. Plans are never made again only because time passed,
-    so that a missed wake-up shows.
+    The time of the next step and the numbers that a queued job shows are not decisions: a step
+    that assigns no nodes updates none. Plans are never recomputed only because time passed, so that
+    a missed wake-up is detected.
     """
     never = 1e9
     settings = replace(SETTINGS, reschedule_seconds=never, pending_renew_seconds=never)
     monkeypatch.setattr(histories, "SETTINGS", settings)
-    # A text that is put off because too many ways out are searched for is no decision either.
+    # A text that is postponed because too many remedies are computed is not a decision either.
     monkeypatch.setattr(remedies, "_SEARCHES_MAX", 1_000)
     found = {}
     for seed in seeds:
@@ -146,7 +146,7 @@ def test_shortcuts_change_no_decision_of_new_histories() -> None:
     assert differences(range(first, first + 200)) == []
 
 
-def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
@@ -159,7 +159,7 @@ def test_a_plan_that_is_kept_too_long_is_found(monkeypatch: pytest.MonkeyPatch) 
         assert played(monkeypatch, seeds) != right
 
 
-def test_a_place_that_is_kept_after_a_change_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)

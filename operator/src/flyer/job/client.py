@@ -1,6 +1,6 @@
 """Client of the job socket: blocking, one connection, every call with a deadline.
 
-`flyer.job.current()` is what a script uses; that handle is made of this.
+Scripts use `flyer.job.current()`, which is built on this client.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ CALL_SECONDS_MAX = 10.0
 
 
 class JobSocketError(Exception):
-    """The job socket did not do what was asked: which operation, at which socket, and why.
+    """A failed request: the message names the operation, the socket and the cause.
 
-    `final`: asking again would be refused again.
+    `final`: a retry would be refused, too.
     """
 
     def __init__(self, message: str, *, final: bool = False) -> None:
@@ -52,9 +52,9 @@ class JobSocketError(Exception):
 
 
 class JobClient:
-    """One connection to the job socket, greeted. Not thread-safe: a thread has its own.
+    """One connection to the job socket, after the handshake. Not thread-safe: one per thread.
 
-    After a `JobSocketError` the connection is of no more use; make a new one.
+    A `JobSocketError` leaves the connection unusable; create a new one.
     """
 
     def __init__(self, path: str, rank: int, *, timeout_seconds: float = CALL_SECONDS_MAX) -> None:
@@ -90,13 +90,13 @@ class JobClient:
         self.close()
 
     def close(self) -> None:
-        """Hang up. Wakes a `watch` in another thread."""
-        with contextlib.suppress(OSError):  # the server hung up first
+        """Close the connection. Wakes a `watch` in another thread."""
+        with contextlib.suppress(OSError):  # the server closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def watch(self, revision: int = 0, timeout_seconds: float = WATCH_SECONDS_MAX) -> Change:
-        """Wait until something differs from `revision`; the same revision again after the time."""
+        """Wait for a revision other than `revision`; returns the same one after the timeout."""
         request = Watch(revision, timeout_seconds)
         reply = self._call(request, timeout_seconds + self._timeout_seconds)
         if not isinstance(reply, Change):
@@ -104,27 +104,27 @@ class JobClient:
         return reply
 
     def received(self) -> None:
-        """Say that the suspension was seen."""
+        """Acknowledge the suspension."""
         self._tell(Received())
 
     def progress(self, step: int, metrics: dict[str, float] | None = None) -> None:
-        """Say that a step is done."""
+        """Report a finished step."""
         self._tell(Progress(step, metrics or {}))
 
     def checkpoint(self, step: int, path: str, *, durable: bool) -> None:
-        """Say that a checkpoint exists."""
+        """Report a checkpoint."""
         self._tell(Checkpoint(step, path, durable))
 
     def release(self, step: int | None = None) -> None:
-        """Give the nodes of the whole job back now."""
+        """Release the nodes of the whole job now."""
         self._tell(Release(step))
 
     def fail(self, reason: str) -> None:
-        """Give up for good."""
+        """Fail the job without a restart."""
         self._tell(Fail(reason))
 
     def user_state(self, state: int) -> None:
-        """Keep the user's word for the whole chain."""
+        """Store the user's 32-bit state for all attempts."""
         self._tell(UserState(state))
 
     def _tell(self, request: Request) -> None:
@@ -160,7 +160,7 @@ class JobClient:
             self._socket.settimeout(left_seconds)
             received = self._socket.recv(65536)
             if not received:
-                raise ConnectionResetError("the server hung up")
+                raise ConnectionResetError("the server closed the connection")
             self._buffer += received
             if len(self._buffer) > 2 * LINE_BYTES_MAX:
                 raise ProtocolError("bad_line", "the answer exceeds a line")

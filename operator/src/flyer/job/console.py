@@ -1,11 +1,11 @@
 """Console of a container: merges the output of ranks into one stream, each line with its rank.
 
-    rank 3 | a line, or the last piece of one
-    rank 3 ~ a piece of a line that has no end yet: the same rank's next piece continues it
+    rank 3 | a whole line, or the last piece of one
+    rank 3 ~ a piece of an unfinished line: the same rank's next piece continues it
 
-Lines of different ranks never mix. What has no newline for a second, or is longer than a piece may
-be, is written as a piece, so that a progress bar or a question is seen. Nothing here blocks: when
-the reader of our output is slow, the ranks' pipes fill up, and the ranks wait, not the launcher.
+Lines of different ranks never mix. Output without a newline for a second, or longer than a piece,
+is written as a piece, so that progress bars and prompts appear. Nothing here blocks: when the
+reader of the container's output is slow, the pipes fill up and block the ranks, not the launcher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flyer.job.failure import TAIL_BYTES_MAX
 
 __all__ = ["Console"]
 
-PIECE_BYTES_MAX: Final = 8 * 1024  # below the piece that container runtimes cut lines into
+PIECE_BYTES_MAX: Final = 8 * 1024  # below the length at which container runtimes split lines
 PIECE_SECONDS: Final = 1.0
 UNSENT_BYTES_MAX: Final = 1024 * 1024
 READ_BYTES: Final = 64 * 1024
@@ -34,7 +34,7 @@ class _Stream:
     rank: int
     buffer: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
-    """The end of all that it wrote, for the traceback in it."""
+    """The end of the rank's output, for the traceback in it."""
     waiting_since: float = 0.0
 
 
@@ -53,7 +53,7 @@ class Console:
         """The writing end of a pipe for the rank; close it here once the rank has it."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read_end, False)
-        with contextlib.suppress(OSError):  # a user may own only so many pages of pipes
+        with contextlib.suppress(OSError):  # the kernel limits a user's pipe pages
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         stream = _Stream(rank)
         self._streams[read_end] = stream
@@ -61,30 +61,30 @@ class Console:
         return write_end
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own, without a rank."""
+        """Write a line of the launcher, without a rank."""
         self._unsent += text.encode(errors="replace")
         if not text.endswith("\n"):
             self._unsent += b"\n"
         self._send()
 
     def tail(self, rank: int) -> str:
-        """The end of what a rank wrote."""
+        """The end of a rank's output."""
         return self._tails.get(rank, bytearray()).decode(errors="replace")
 
     def events(self) -> dict[int, int]:
-        """What to poll for."""
+        """The descriptors to poll, with their events."""
         wanted = {self._descriptor: select.POLLOUT} if self._unsent else {}
         if len(self._unsent) < UNSENT_BYTES_MAX:
             wanted |= dict.fromkeys(self._streams, select.POLLIN)
         return wanted
 
     def due(self) -> float | None:
-        """When a piece has waited long enough, in `time.monotonic()`."""
+        """When to write the next unfinished line, in `time.monotonic()`."""
         waiting = [value.waiting_since for value in self._streams.values() if value.buffer]
         return min(waiting) + PIECE_SECONDS if waiting else None
 
     def take(self, ready: dict[int, int]) -> None:
-        """Move what is there; `ready` as `poll` gave it."""
+        """Read and write without blocking; `ready` is the result of `poll`."""
         for descriptor in ready.keys() & self._streams.keys():
             self._read(descriptor)
         now = time.monotonic()
@@ -95,7 +95,7 @@ class Console:
         self._send()
 
     def drain(self, seconds: float) -> None:
-        """What the ranks left in their pipes, then all that is unsent; bounded in time."""
+        """Drain the ranks' pipes, then write everything unsent, within a time limit."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and (self._streams or self._unsent):
             before = self.bytes_read, len(self._unsent)
@@ -105,7 +105,7 @@ class Console:
             self._send()
             if (self.bytes_read, len(self._unsent)) == before:
                 if not self._unsent:
-                    break  # a process that still holds a pipe is not a rank
+                    break  # the remaining writer is not a rank
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(100)

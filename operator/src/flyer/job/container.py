@@ -1,16 +1,15 @@
 """The launcher as a container's first process: `flyer-launch -- COMMAND …`.
 
-It waits until the sidecar in the same pod says that the whole gang may start, and as which part of
-it; then it is the launcher that it is everywhere. The ranks' output becomes the container's log.
-Everything that the sidecar has to know goes over one socket, which outlives neither and is opened
-again after either was away:
+It waits for the start order of the sidecar in the same pod, which names this pod's part of the
+gang, and then runs the ordinary launcher. The ranks' output becomes the container's log. Launcher
+and sidecar exchange messages over one socket, which the launcher reopens after a restart of either:
 
     launcher                                   sidecar
     {"op": "launcher", "state": "waiting"}  →
                                             ←  {"kind": "start", "pod": {…}, "output_seconds": 30,
                                                 "key": "…" or null}
     {"op": "launcher", "state": "running"}  →
-    {"op": "output"}                        →  ranks wrote something
+    {"op": "output"}                        →  a rank has written output
                                             ←  {"kind": "terminate"} or {"kind": "kill"}
     {"op": "ended", "code": 1, "failure": {…} or null}  →
                                             ←  {"kind": "done"}
@@ -46,18 +45,18 @@ __all__ = ["LAUNCHER_SOCKET", "RUN_FOLDER", "main", "pod_of"]
 RUN_FOLDER: Final = "/run/flyer"
 LAUNCHER_SOCKET: Final = "launcher.sock"
 TERMINATION_LOG: Final = "/dev/termination-log"
-TERMINATION_BYTES_MAX: Final = 4096  # kubelet reads no more
+TERMINATION_BYTES_MAX: Final = 4096  # kubelet's limit
 START_SECONDS: Final = 900.0
 RECONNECT_SECONDS: Final = 0.2
 DONE_SECONDS: Final = 3.0
 DRAIN_SECONDS: Final = 10.0
 OUTPUT_SECONDS: Final = 30.0
-KILL_SECONDS: Final = 1.0  # between SIGTERM and SIGKILL, when it is over
-EXIT_NO_START: Final = 75  # as after a lost peer: another attempt may have more luck
+KILL_SECONDS: Final = 1.0  # between SIGTERM and SIGKILL
+EXIT_NO_START: Final = 75  # as after a lost peer: another attempt may succeed
 
 
 class _Link:
-    """The connection to the sidecar; it may be away at any time."""
+    """The connection to the sidecar, which may be unavailable at any time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -67,11 +66,11 @@ class _Link:
         self.state = "waiting"
 
     def descriptor(self) -> int | None:
-        """What to poll, if connected."""
+        """The descriptor to poll, if connected."""
         return self._socket.fileno() if self._socket else None
 
     def connect(self) -> bool:
-        """Try, not too often. Says at once in what state the launcher is."""
+        """Connect, at intervals, and report the launcher's state."""
         if self._socket is not None:
             return True
         if time.monotonic() < self._again_at:
@@ -90,11 +89,11 @@ class _Link:
 
     @property
     def again_at(self) -> float | None:
-        """When to try again, if not connected."""
+        """When to connect next, if not connected."""
         return None if self._socket else self._again_at
 
     def say(self, message: dict[str, Any]) -> None:
-        """One line; a sidecar that does not take so little at once is as good as gone."""
+        """Send one line; a sidecar that does not accept it at once counts as lost."""
         if self._socket is None:
             return
         try:
@@ -105,7 +104,7 @@ class _Link:
             self._hang_up()
 
     def read(self) -> list[dict[str, Any]]:
-        """What came; nothing is read from a line that makes no sense."""
+        """The messages received; malformed lines are skipped."""
         if self._socket is None:
             return []
         try:
@@ -128,7 +127,7 @@ class _Link:
         return messages
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
-        """Connected or not, until something comes or the time is over."""
+        """Wait for a message or the timeout, connected or not."""
         if not self.connect():
             time.sleep(min(seconds, 0.02))
             return []
@@ -177,7 +176,7 @@ class _Container(LauncherContext):
         return self._signals({message.get("kind") for message in self._link.read()})
 
     def _signals(self, asked: set[Any]) -> list[int]:
-        """What the ranks get now; the same is asked again with every order."""
+        """The signals for the ranks; the sidecar repeats an order until it is obeyed."""
         signals = []
         if asked & {"terminate", "kill"} and not self._terminated:
             self._terminated = True
@@ -225,7 +224,7 @@ class _Container(LauncherContext):
 
 
 def _ends(text: str) -> bytes:
-    """The headline and the end of the rest, as much as kubelet reads."""
+    """The headline and the end of the traceback, within kubelet's limit."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= TERMINATION_BYTES_MAX:
         return encoded
@@ -235,7 +234,7 @@ def _ends(text: str) -> bytes:
 
 
 def _small(failure: Failure | None) -> dict[str, Any] | None:
-    """As an object that fits a line, whatever the traceback holds."""
+    """The failure as an object that fits a protocol line; a long traceback is cut."""
     if failure is None:
         return None
     body = asdict(failure)
@@ -245,8 +244,8 @@ def _small(failure: Failure | None) -> dict[str, Any] | None:
 
 def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodSpec:
     """The start order's pod with this container's command."""
-    # The container's own environment stands: these would be defaulted over it, and PATH decides
-    # which interpreter a bare `python` is.
+    # The container's environment has priority: the pod's defaults would replace it, and PATH
+    # decides which interpreter a bare `python` is.
     kept = {
         name: os.environ[name]
         for name in (*THREAD_COUNT_NAMES, "PYTHONUNBUFFERED", "PATH", KEY_FILE_VARIABLE)
@@ -265,7 +264,7 @@ def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodS
 
 
 def _with_key(spec: PodSpec, key: object) -> PodSpec:
-    """Its folder made, and the key of the job's collectives in a file there, if there is one.
+    """Create the pod's folder, and the key file of the job's collectives if there is a key.
 
     This process writes it, not the sidecar: the ranks run as the same user.
     """
@@ -296,11 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, command = words[: words.index("--")], words[words.index("--") + 1 :]
     given = dict(zip(options[::2], options[1::2], strict=False))
     if not command:
-        sys.stderr.write("flyer-launch: say what to run: flyer-launch -- COMMAND [ARGUMENT …]\n")
+        sys.stderr.write("flyer-launch: missing command: flyer-launch -- COMMAND [ARGUMENT …]\n")
         return launcher.EXIT_BAD_POD
     folder = Path(given.get("--run-folder", RUN_FOLDER))
     seconds = float(given.get("--start-seconds", START_SECONDS))
-    # The first process of a container ignores what it does not handle.
+    # The kernel drops signals that a container's first process has no handler for.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: os._exit(128 + number))
     link = _Link(folder / LAUNCHER_SOCKET)
@@ -308,17 +307,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if order is None:
         sys.stderr.write(
             f"flyer-launch: the gang was not started within {seconds:g} s: the sidecar of this pod "
-            "or of another one did not reach the gateway; `flyer why` and the container "
-            "`flyer-sidecar` say more\n"
+            "or of another one did not reach the gateway; see `flyer why` and the log of the "
+            "container `flyer-sidecar`\n"
         )
         return EXIT_NO_START
     if order["kind"] != "start":
-        sys.stderr.write("flyer-launch: the attempt is over before the gang was started\n")
+        sys.stderr.write("flyer-launch: the attempt ended before the gang started\n")
         return EXIT_NO_START
     try:
         spec = _with_key(pod_of(order["pod"], command, folder), order.get("key"))
     except (OSError, PodSpecError) as error:
-        sys.stderr.write(f"flyer-launch: the start order cannot be followed: {error}\n")
+        sys.stderr.write(f"flyer-launch: invalid start order: {error}\n")
         return launcher.EXIT_BAD_POD
     seconds = order.get("output_seconds", OUTPUT_SECONDS)
     launcher.run_pod(spec, _Container(link, float(seconds)))

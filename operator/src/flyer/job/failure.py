@@ -1,6 +1,6 @@
 """Failure of a pod, as a value and as `failure.json`: rank, exit status and traceback.
 
-When one rank fails, others fail because of it a moment later. `first()` finds the one to blame.
+When one rank fails, its peers fail shortly after. `first()` selects the failure that caused these.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = [
 FILE_NAME = "failure.json"
 TAIL_BYTES_MAX = 64 * 1024
 TRACEBACK_CHARACTERS_MAX = 16 * 1024
-# Errors by which a rank says that another one is gone; hfreduce's and torch's.
+# Errors of hfreduce and torch that report the loss of a peer.
 PEER_ERRORS = frozenset({"CollectiveError", "DistBackendError", "DistNetworkError"})
 CASCADE_SECONDS = 5.0
 
-# No process dies of these because a peer went away; of SIGABRT it may (a library's watchdog).
+# The loss of a peer never causes these signals; SIGABRT may come from a library's watchdog.
 _ROOT_SIGNALS = {
     signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
 }  # fmt: skip
-# Before each line of a traceback that torch prints where there is a process group.
+# torch's prefix of each line of a traceback once a process group exists.
 _RANK_MARK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK_HEAD = "Traceback (most recent call last):"
 _CHAINED = (
@@ -66,14 +66,14 @@ class Failure:
     signal: int | None = None
     error_type: str | None = None
     peer_lost: bool = False
-    """It only failed because another rank did, by its own account."""
+    """Whether the error reports the loss of a peer."""
     traceback: str | None = None
     log_path: str = ""
     version: int = 1
 
     @property
     def outcome(self) -> str:
-        """How it ended, in words."""
+        """The exit status or the signal, for messages."""
         if self.signal is None:
             return f"exit status {self.exit_status}"
         try:
@@ -82,18 +82,18 @@ class Failure:
             return f"killed by signal {self.signal}"
 
     def text(self) -> str:
-        """What the user sees last: who failed and how, then the rank's own words as they were."""
+        """The final message for the user: rank, node and outcome, then the traceback unchanged."""
         headline = f"rank {self.rank} on node {self.node}: {self.outcome}\n"
         body = self.traceback or f"its output is in {self.log_path}\n"
         return headline + body
 
     def write(self, run_dir: Path) -> None:
-        """Leave `failure.json` in the pod's folder."""
+        """Write `failure.json` into the pod's folder."""
         write_atomically(run_dir / FILE_NAME, json.dumps(asdict(self), indent=1))
 
 
 def read_failure(run_dir: str | Path) -> Failure | None:
-    """What the launcher left, or None: no failure, or a launcher that died itself."""
+    """The launcher's `failure.json`; None without a failure, or if the launcher itself died."""
     try:
         return Failure(**json.loads((Path(run_dir) / FILE_NAME).read_text()))
     except (OSError, ValueError, TypeError):
@@ -101,10 +101,10 @@ def read_failure(run_dir: str | Path) -> Failure | None:
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that the others follow from.
+    """The failure that caused the others.
 
-    Within a few seconds of the earliest: a death by a signal comes before an exception that blames
-    nobody, that before one that blames a peer; then the earlier one.
+    Among those within a few seconds of the earliest: a death by a signal comes before an exception
+    that names no peer, which comes before one that reports a lost peer; then the earlier one.
     """
     by_time = sorted(failures, key=lambda failure: (failure.time, failure.rank))
     near = [failure for failure in by_time if failure.time <= by_time[0].time + CASCADE_SECONDS]
@@ -122,7 +122,7 @@ def _suspicion(failure: Failure) -> tuple[int, float, int]:
 
 
 def last_traceback(log_path: Path, offset: int = 0) -> str | None:
-    """The last traceback that a rank printed after `offset`, with the ones it is chained to."""
+    """The last traceback in a file after `offset`, with its chained exceptions."""
     try:
         with log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
@@ -134,7 +134,7 @@ def last_traceback(log_path: Path, offset: int = 0) -> str | None:
 
 
 def traceback_in(text: str) -> str | None:
-    """The last traceback in what a rank printed, with the ones it is chained to."""
+    """The last traceback in a rank's output, with its chained exceptions."""
     lines = [_RANK_MARK.sub("", line, count=1) for line in text.splitlines()]
     heads = [number for number, line in enumerate(lines) if line == _TRACEBACK_HEAD]
     if not heads:
@@ -146,7 +146,7 @@ def traceback_in(text: str) -> str | None:
 
 
 def names_lost_peer(traceback: str | None) -> bool:
-    """Whether the error at the end of a printed traceback is one about a peer."""
+    """Whether the error at the end of a traceback reports the loss of a peer."""
     _, _, last = (traceback or "").rpartition(f"{_TRACEBACK_HEAD}\n")
     error = next((line for line in last.splitlines() if line[:1].strip()), "")
     return error.partition(":")[0].rpartition(".")[2] in PEER_ERRORS

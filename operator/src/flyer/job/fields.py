@@ -11,13 +11,13 @@ from flyer.job.limits import is_text, readable
 __all__ = ["LINE_BYTES_MAX", "Fields", "ProtocolError", "parse_object"]
 
 LINE_BYTES_MAX = 64 * 1024
-TEXT_CHARACTERS_MAX = 8 * 1024  # so that any message fits a line, escaped
+TEXT_CHARACTERS_MAX = 8 * 1024  # so that any escaped message fits a line
 METRICS_MAX = 32
 INTEGER_MAX = 2**63 - 1
 
 
 class ProtocolError(Exception):
-    """A line that is no message: `code` is for programs, the text names what is wrong."""
+    """An invalid message: `code` is for programs, the text names the field and the value."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class ProtocolError(Exception):
 
 
 class Fields:
-    """The object of one line, or one inside it, read field by field.
+    """The object of a line, or a nested one, read field by field.
 
     Each error names operation, field and value.
     """
@@ -42,7 +42,7 @@ class Fields:
         return value
 
     def object_or_none(self, name: str) -> Fields | None:
-        """An object inside the object; its fields are named `op.name` in errors."""
+        """A nested object; errors name its fields `op.name`."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -51,7 +51,7 @@ class Fields:
         return Fields(f"{self._op}.{name}", value)
 
     def raw(self, name: str) -> Any:
-        """The value as it came."""
+        """The unchecked value."""
         return self._body.get(name)
 
     def integer_or_none(self, name: str) -> int | None:
@@ -75,10 +75,10 @@ class Fields:
     def text(
         self, name: str, default: str | None = None, characters_max: int = TEXT_CHARACTERS_MAX
     ) -> str:
-        """A string of bounded length, as it is."""
+        """A string of bounded length, unchanged."""
         value = self._string(name, default, characters_max)
         if not is_text(value):
-            raise self._bad(name, "text: it holds what is no character in UTF-8")
+            raise self._bad(name, "valid UTF-8 text")
         return value
 
     def text_or_none(self, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str | None:
@@ -86,7 +86,7 @@ class Fields:
         return None if self._body.get(name) is None else self.text(name, None, characters_max)
 
     def words(self, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-        """A string for people: what is no character in it is replaced, for it is to be heard."""
+        """A string for display: characters that UTF-8 cannot encode are replaced."""
         return readable(self._string(name, None, characters_max))
 
     def words_or_none(self, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str | None:
@@ -101,7 +101,7 @@ class Fields:
         return value
 
     def metrics(self, name: str) -> dict[str, float]:
-        """A few finite numbers by name."""
+        """At most METRICS_MAX finite numbers by name."""
         value = self._body.get(name, {})
         if not isinstance(value, dict) or len(value) > METRICS_MAX:
             raise self._bad(name, f"an object of at most {METRICS_MAX} numbers")
@@ -110,7 +110,7 @@ class Fields:
             if isinstance(number, bool) or not isinstance(number, int | float) or len(key) > 64:
                 raise self._bad(f"{name}.{key[:64]}", "a number under a name of at most 64 letters")
             if not is_text(key):
-                raise self._bad(name, "named in text: a name holds what is no character in UTF-8")
+                raise self._bad(name, "an object whose names are valid UTF-8 text")
             metrics[key] = self._finite(f"{name}.{key}", number)
         return metrics
 
@@ -141,7 +141,7 @@ def parse_object(line: bytes, bytes_max: int = LINE_BYTES_MAX) -> dict[str, Any]
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("bad_line", f"{line[:60]!r} is no JSON object") from error
+        raise ProtocolError("bad_line", f"{line[:60]!r} is not a JSON object") from error
     if not isinstance(body, dict):
-        raise ProtocolError("bad_line", f"{line[:60]!r} is no JSON object")
+        raise ProtocolError("bad_line", f"{line[:60]!r} is not a JSON object")
     return body

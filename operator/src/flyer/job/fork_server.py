@@ -1,6 +1,6 @@
 """Fork server: starts pods fast by forking them from a process that has imported their modules.
 
-This is the driver's side, in asyncio; `flyer.job.fork_server_process` is the other one. No process
+This is the driver's side, in asyncio; `flyer.job.fork_server_process` is the server. No process
 outlives its parent: the fork server dies with its driver, pods with the fork server, ranks with
 their launcher.
 """
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class ForkServerError(Exception):
-    """The fork server failed or is gone; the message names the pod and the cause."""
+    """The fork server failed or has exited; the message names the pod and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +55,23 @@ class PodProcess:
         self._number = number
         self.spec = spec
         self.pid = pid
-        """Of its launcher, which leads the pod's process group and session."""
+        """Process id of the launcher, which leads the pod's process group and session."""
         self._exited: asyncio.Future[PodExit] = asyncio.get_running_loop().create_future()
 
     @property
     def exit(self) -> PodExit | None:
-        """How it ended, or None while it runs."""
+        """The pod's exit, or None while it runs."""
         return self._exited.result() if self._exited.done() else None
 
     async def wait(self) -> PodExit:
-        """Until all its processes are gone. Bound it with `asyncio.timeout`."""
+        """Wait until all its processes have ended. Has no timeout: use `asyncio.timeout`."""
         return await asyncio.shield(self._exited)
 
     def kill(self, signal_number: int = signal.SIGKILL) -> None:
         """Signal the pod, if it still runs.
 
-        SIGTERM and SIGINT go to the launcher, which passes them to its ranks; anything else to
-        every process of the pod. SIGKILL also reaches those that left its group.
+        SIGTERM and SIGINT go to the launcher, which forwards them to its ranks; other signals go
+        to every process of the pod. SIGKILL also reaches processes that left its group.
         """
         if not self._exited.done():
             self._fork_server._send(
@@ -79,7 +79,7 @@ class PodProcess:
             )
 
     def failure(self) -> Failure | None:
-        """The first failing rank, once the pod ended."""
+        """The first failing rank, once the pod has ended."""
         return read_failure(self.spec.run_dir)
 
 
@@ -98,7 +98,7 @@ class ForkServer:
         self._lost = asyncio.Event()
         self._closing = False
         self.preload_problems: list[str] = []
-        """Modules that could not be preloaded: pods import them themselves, slower."""
+        """Modules that could not be preloaded: pods import them at their start."""
 
     @classmethod
     async def start(
@@ -111,8 +111,8 @@ class ForkServer:
     ) -> ForkServer:
         """Start the parent process and wait until it has imported the modules of `preload`.
 
-        `log` receives what those imports print; by default this process' standard error. Call it
-        from a thread that outlives the fork server.
+        `log` receives the output of those imports; default: this process' standard error. The
+        calling thread must outlive the fork server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
@@ -121,7 +121,7 @@ class ForkServer:
                 environment.setdefault(name, "1")
             code = "from flyer.job.fork_server_process import main; main()"
             arguments = [str(theirs.fileno()), str(os.getpid()), ",".join(preload)]
-            # A separate session: the driver alone handles a Ctrl-C in the terminal.
+            # A separate session: only the driver receives a Ctrl-C of the terminal.
             process = subprocess.Popen(  # noqa: ASYNC220  microseconds, and no watcher thread
                 [sys.executable, "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
@@ -135,7 +135,7 @@ class ForkServer:
         try:
             await fork_server._open(timeout_seconds)
         except BaseException:
-            process.kill()  # it has no pods yet
+            process.kill()  # no pod exists yet
             await fork_server.close()
             raise
         return fork_server
@@ -164,14 +164,14 @@ class ForkServer:
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set once the fork server is gone, and with it every pod."""
+        """Set once the fork server and every pod have ended."""
         return self._lost
 
     async def spawn(self, spec: PodSpec, timeout_seconds: float = SPAWN_SECONDS_MAX) -> PodProcess:
         """Start a pod and create its folders. Returns when its process group exists."""
         if self._closing:
             raise ForkServerError(
-                f"pod {spec.job}@{spec.node}: the fork server is gone; start another"
+                f"pod {spec.job}@{spec.node}: the fork server has exited; start another"
             )
         self._numbers += 1
         number = self._numbers
@@ -190,7 +190,7 @@ class ForkServer:
             self._spawning.pop(number, None)
 
     async def close(self, timeout_seconds: float = CLOSE_SECONDS_MAX) -> None:
-        """Kill every pod and the fork server; returns when they are gone."""
+        """Kill every pod and the fork server; returns when they have ended."""
         if self._reader is None:
             self._control.close()
             self._process.kill()
@@ -203,7 +203,7 @@ class ForkServer:
     def _hang_up(self) -> None:
         self._closing = True
         if self._writer is not None:
-            self._writer.close()  # the fork server reads the end, kills its pods and exits
+            self._writer.close()  # at EOF the fork server kills its pods and exits
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._closing:
@@ -215,9 +215,7 @@ class ForkServer:
                 try:
                     self._take(json.loads(line))
                 except (ValueError, KeyError, TypeError) as error:
-                    _log.warning(
-                        "fork_server: an event that makes no sense: %r: %s", line[:200], error
-                    )
+                    _log.warning("fork server: invalid event %r: %s", line[:200], error)
         except (ConnectionError, ValueError) as error:
             _log.warning("fork server: connection lost: %s", error)
         await self._end()
@@ -246,12 +244,12 @@ class ForkServer:
             started.set_exception(ForkServerError(f"pod {spec.job}@{spec.node}: {message}"))
 
     async def _end(self) -> None:
-        """The fork server has closed its connection: make sure that it and its pods end."""
+        """Ensure that the fork server and its pods end after it closed its connection."""
         self._hang_up()
         if not await _until(lambda: self._process.poll() is not None, CLOSE_SECONDS_MAX):
             self._process.kill()
         self._process.wait()
-        # Launchers notice and kill their ranks; a stopped launcher has to be killed.
+        # Launchers detect it and kill their ranks; only a stopped launcher must be killed.
         if not await _until(self._groups_are_gone, LAUNCHER_SECONDS_MAX):
             for pod in self._pods.values():
                 _signal_session(pod.pid, signal.SIGKILL)
@@ -284,7 +282,7 @@ async def _until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 
 
 def _signal_session(leader_pid: int, signal_number: int) -> bool:
-    """Signal a process group, if any of it is left."""
+    """Signal a process group, if it still exists."""
     try:
         os.killpg(leader_pid, signal_number)
     except (ProcessLookupError, PermissionError):

@@ -1,9 +1,9 @@
 """Fork server process: imports modules once, then forks a launcher for every requested pod.
 
-Single-threaded throughout, because it forks: one loop over `poll`. It owns the process groups of
-its pods: no process of a pod outlives the pod, no pod outlives this process (each level asks the
-kernel for a signal at its parent's death), and this process does not outlive its driver. Started by
-`flyer.job.fork_server.ForkServer` alone.
+Single-threaded, because it forks: one loop over `poll`. It owns the process groups of its pods: no
+process of a pod outlives the pod, no pod outlives this process (each level sets a parent death
+signal), and this process does not outlive its driver. Only `flyer.job.fork_server.ForkServer`
+starts it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ def main() -> None:
     """Arguments: the control socket's descriptor, the driver's pid, modules to import, a note."""
     control_fd, driver_pid, preload, *notes = sys.argv[1:]
     if sys.path[:1] == [""]:
-        del sys.path[0]  # "python -c" put it there; a rank sets its own
+        del sys.path[0]  # added by "python -c"; a rank sets its own
     processes.set_name("flyer-forker")
     processes.die_with_parent(signal.SIGKILL, int(driver_pid))
     processes.adopt_orphans()
     problems = notes + [problem for name in preload.split(",") if (problem := _import(name))]
     if processes.thread_count() > 1:
-        note = f"`{preload}` starts threads, and forking those is not safe: nothing is preloaded"
+        note = f"`{preload}` starts threads, which makes a fork unsafe: nothing is preloaded"
         code = "from flyer.job.fork_server_process import main; main()"
         arguments = ["-c", code, control_fd, driver_pid, "", note]
         os.set_inheritable(int(control_fd), True)
         os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
-    # What is imported stays for good; unmoved by the collector, its pages stay shared.
+    # Imported modules are permanent; frozen for the collector, their pages stay shared.
     gc.collect()
     gc.freeze()
     spec = _ForkServer(socket.socket(fileno=int(control_fd)), problems).serve()
-    # Only a forked child comes here: it becomes the pod's launcher or, later, one of its ranks.
+    # Only a forked child gets here: it becomes the pod's launcher or, later, one of its ranks.
     launcher.run_pod(spec)
 
 
@@ -57,7 +57,7 @@ def _import(name: str) -> str | None:
         if name:
             importlib.import_module(name)
     except Exception as error:  # noqa: BLE001  any module may fail in any way
-        return f"`{name}` could not be imported: {error!r:.300}"
+        return f"cannot import `{name}`: {error!r:.300}"
     return None
 
 
@@ -78,13 +78,13 @@ class _ForkServer:
         signal.signal(signal.SIGTERM, self._close)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._tell(event="ready", problems=problems)
+        self._report(event="ready", problems=problems)
 
     def _close(self, *_: object) -> None:
         self._closing = True
 
     def serve(self) -> PodSpec:  # noqa: RET503  the last line ends the process
-        """Loop until the driver hangs up. Returns in forked children alone."""
+        """Loop until the driver closes the connection. Returns only in forked children."""
         while not self._closing:
             poll = select.poll()
             poll.register(self._wake_read, select.POLLIN)
@@ -115,13 +115,13 @@ class _ForkServer:
             self._skipping = False
         if self._skipping or len(rest) > MESSAGE_BYTES_MAX:
             if not self._skipping:
-                self._tell(event="error", message="an oversized request was dropped")
+                self._report(event="error", message="an oversized request was dropped")
             self._skipping, rest = True, b""
         self._received[:] = rest
         return lines
 
     def _obey(self, line: bytes) -> PodSpec | None:
-        """Carry one request out; the pod's spec in the child that it forked."""
+        """Execute one request. Returns the pod's spec in the forked child, otherwise None."""
         try:
             request = json.loads(line)
             op, number = request["op"], int(request["pod"])
@@ -130,9 +130,9 @@ class _ForkServer:
             if op == "kill":
                 self._kill(number, int(request["signal"]))
             else:
-                self._tell(event="error", pod=number, message=f"unknown request {op!r:.40}")
+                self._report(event="error", pod=number, message=f"unknown request {op!r:.40}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._tell(event="error", message=f"no request: {line[:80]!r}: {error!r:.200}")
+            self._report(event="error", message=f"invalid request {line[:80]!r}: {error!r:.200}")
         return None
 
     def _spawn(self, number: int, text: str) -> PodSpec | None:
@@ -144,7 +144,7 @@ class _ForkServer:
             unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             pid = os.fork()
         except (PodSpecError, OSError) as error:
-            self._tell(event="error", pod=number, message=str(error))
+            self._report(event="error", pod=number, message=str(error))
             return None
         if pid == 0:
             try:
@@ -152,14 +152,14 @@ class _ForkServer:
                 launcher.become_launcher(spec, self._pid)
             except BaseException:  # noqa: BLE001
                 traceback.print_exc()
-                os._exit(1)  # whatever happens, this must not continue as a second fork server
+                os._exit(1)  # the child must never continue as a second fork server
             return spec
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         os.close(group_made_write)
-        os.read(group_made_read, 1)  # its end comes when the group exists, or the child died
+        os.read(group_made_read, 1)  # EOF: the group exists, or the child died
         os.close(group_made_read)
         self._pids[number] = pid
-        self._tell(event="spawned", pod=number, pid=pid)
+        self._report(event="spawned", pod=number, pid=pid)
         return None
 
     def _kill(self, number: int, signal_number: int) -> None:
@@ -179,7 +179,7 @@ class _ForkServer:
         while (child := _dead_child()) is not None:
             number = numbers.get(child)
             if number is not None:
-                # Before its number is free again: the rest of its group goes with it.
+                # Kill the rest of the group before the kernel can reuse its number.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
@@ -188,32 +188,32 @@ class _ForkServer:
                 self._ended[number] = os.waitstatus_to_exitcode(status)
         if self._ended and not self._kill_adopted():
             for number, code in self._ended.items():
-                self._tell_exit(number, code)
+                self._report_exit(number, code)
             self._ended.clear()
 
     def _kill_adopted(self) -> bool:
-        """Kill orphans: they come here only when their launcher died. Whether some still live.
+        """Kill orphans, which exist only after a launcher died. Returns whether some still live.
 
-        A pod has ended when none of its processes is left, for only then its node is empty. The
-        death of each adopted one wakes the loop again.
+        A pod ends with its last process: only then is its node free. The death of each adopted
+        process wakes the loop again.
         """
         orphans = set(processes.child_pids(self._pid)) - set(self._pids.values())
         for pid in orphans:
             processes.kill_all([pid, *processes.descendant_pids(pid)])
         return bool(orphans)
 
-    def _tell_exit(self, number: int, code: int) -> None:
+    def _report_exit(self, number: int, code: int) -> None:
         if code < 0:
-            self._tell(event="exited", pod=number, signal=-code)
+            self._report(event="exited", pod=number, signal=-code)
         else:
-            self._tell(event="exited", pod=number, exit_status=code)
+            self._report(event="exited", pod=number, exit_status=code)
 
-    def _tell(self, **event: Any) -> None:
+    def _report(self, **event: Any) -> None:
         self._unsent += json.dumps(event).encode() + b"\n"
         self._flush()
 
     def _flush(self) -> None:
-        """As much as the driver takes; the rest waits, bounded by the number of pods."""
+        """Write without blocking; the number of pods bounds the unsent events."""
         try:
             while self._unsent:
                 del self._unsent[: self._control.send(self._unsent)]
@@ -228,7 +228,7 @@ class _ForkServer:
 
 
 def _dead_child() -> int | None:
-    """A child that can be reaped, still unreaped."""
+    """A child that has exited and is not reaped yet."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

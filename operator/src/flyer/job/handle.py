@@ -1,8 +1,8 @@
 """Handle of the job for its own script: `flyer.job.current()`.
 
-Works everywhere: without a socket nothing is ever asked and every report is dropped, so the same
-script runs under plain torchrun. A bare SIGTERM counts as a suspension too. No report ever fails
-the training: what cannot be delivered is retried in the background or logged once.
+Without a job socket no suspension is requested and reports are dropped, so that the same script
+runs under plain torchrun. A bare SIGTERM also counts as a suspension. A report never raises:
+failed deliveries are retried in the background or logged once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["Job", "current"]
 RECONNECT_SECONDS = 0.5
 PROGRESS_SECONDS = 0.2  # shortest interval of progress reports; the newest step wins
 SIGTERM_GRACE_SECONDS = 30.0  # after a bare SIGTERM without a deadline from the server
-REPORT_SECONDS_MAX = 20.0  # how long a report that matters is retried
-RELEASE_SECONDS_MAX = 10.0  # how long a released rank waits to be stopped before it ends itself
+REPORT_SECONDS_MAX = 20.0  # time limit for retries of a report that must arrive
+RELEASE_SECONDS_MAX = 10.0  # a released rank that is not stopped exits after this time
 
 _log = logging.getLogger(__name__)
 
@@ -62,36 +62,36 @@ class Job:
         self._progress_due = threading.Event()
         self._warned: set[str] = set()
 
-    # -- what the scheduler wants ------------------------------------------------------------
+    # -- requests of the scheduler -----------------------------------------------------------
 
     def suspend_requested(self) -> bool:
-        """Whether the scheduler wants the nodes back, or a SIGTERM came.
+        """Whether the scheduler requested a suspension, or a SIGTERM arrived.
 
-        Ranks learn it at slightly different moments: let rank 0 decide and tell the others in a
+        Ranks see the change at different times: let rank 0 decide and broadcast the decision in a
         collective, so that all stop after the same step.
         """
         return self._suspended.is_set()
 
     @property
     def deadline(self) -> float | None:
-        """When this process is killed at the latest, in `time.monotonic()`; None if not asked."""
+        """When this process is killed, in `time.monotonic()`; None without a suspension."""
         with self._lock:
             return self._deadline
 
     @property
     def reason(self) -> str:
-        """Why the suspension was asked for, in the scheduler's words."""
+        """The scheduler's reason for the suspension."""
         with self._lock:
             return self._reason
 
     @property
     def node_rank(self) -> int:
-        """Which node of the gang this is."""
+        """Index of this node in the gang."""
         return self._node_rank
 
     @property
     def restore_path(self) -> str | None:
-        """The durable checkpoint to start from, as the scheduler knows it; None at first."""
+        """Path of the newest durable checkpoint that was reported; None in the first attempt."""
         welcome = self._wait_welcome()
         return welcome.restore_path if welcome else None
 
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def user_state(self) -> int:
-        """The user's 32-bit word, kept over all attempts of the chain; 0 at first."""
+        """The user's 32-bit state, kept over all attempts; initially 0."""
         self._wait_welcome()
         with self._lock:
             return self._user_state
@@ -116,29 +116,29 @@ class Job:
             self._user_state = state
         self._report("user_state", lambda client: client.user_state(state))
 
-    # -- reports of the script --------------------------------------------------------------
+    # -- reports to the scheduler -----------------------------------------------------------
 
     def received(self) -> bool:
-        """Acknowledge the suspension: "I will save and release". False if it did not arrive."""
+        """Acknowledge the suspension. Returns whether the report arrived."""
         return self._report("received", lambda client: client.received())
 
     def progress(self, step: int, **metrics: float) -> None:
-        """Tell that a step is done. Never blocks; of frequent calls the newest is sent."""
+        """Report a finished step. Never blocks; of frequent calls the newest is sent."""
         with self._lock:
             self._step_newest = (step, {name: float(value) for name, value in metrics.items()})
         self._progress_due.set()
 
     def checkpoint(self, step: int, path: str, *, durable: bool) -> bool:
-        """Tell that a checkpoint exists. Say `durable` only of what survives this node's loss."""
+        """Report a checkpoint; `durable` means that it survives the loss of this node."""
         return self._report(
             "checkpoint", lambda client: client.checkpoint(step, path, durable=durable)
         )
 
     def release(self, step: int | None = None) -> NoReturn:
-        """Give all nodes of the job back, now, and end this process. Never returns.
+        """Release all nodes of the job now and end this process. Never returns.
 
-        Whoever calls first speaks for all ranks: call it when the checkpoint of every rank is
-        durable. Ends with status 104, which means suspended.
+        The first call releases the nodes of all ranks: call it when the checkpoint of every rank
+        is durable. Exits with status 104, which means suspended.
         """
         with self._lock:
             self._releasing = True
@@ -147,12 +147,12 @@ class Job:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         if self._socket_path is not None:
-            # Peers may still be leaving their last collective: stay until the node is stopped.
+            # Peers may still be in their last collective: stay until the node is stopped.
             self._terminated.wait(RELEASE_SECONDS_MAX)
         os._exit(EXIT_SUSPENDED)
 
     def fail(self, reason: str) -> bool:
-        """Give up for good: the job is not restarted. The caller ends the process."""
+        """Fail the job without a restart. The caller ends the process."""
         return self._report("fail", lambda client: client.fail(reason))
 
     # -- the two threads ---------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Job:
                 previous(number, frame)
 
         signal.signal(signal.SIGTERM, on_sigterm)
-        # A worker process that the script forks is no rank: SIGTERM ends it as before.
+        # A worker process of the script is not a rank: SIGTERM ends it by default.
         os.register_at_fork(after_in_child=lambda: _forget(previous))
 
     def _watch(self) -> None:
@@ -199,7 +199,7 @@ class Job:
                         self._take(change.suspend_code, change.seconds_left, change.reason)
             except JobSocketError as error:
                 self._warn_once("watch", error)
-            self._greeted.set()  # do not wait longer for an absent server
+            self._greeted.set()  # stop waiting for an absent server
             self._closed.wait(RECONNECT_SECONDS)
 
     def _greet(self, welcome: Welcome) -> None:
@@ -245,7 +245,7 @@ class Job:
             self._closed.wait(PROGRESS_SECONDS)
 
     def _flush_progress(self) -> None:
-        """At the end of the process: report the newest step, if it was not reported yet."""
+        """Report the newest step at exit, if it was not reported yet."""
         with self._lock:
             newest, self._step_newest = self._step_newest, None
         if newest is not None and self._socket_path is not None:
@@ -256,7 +256,7 @@ class Job:
                 client.progress(*newest)
 
     def _report(self, what: str, send: Callable[[JobClient], None]) -> bool:
-        """Deliver over a connection of its own, retried for a bounded time."""
+        """Deliver over a separate connection, with retries for a bounded time."""
         if self._socket_path is None:
             return False
         give_up_at = time.monotonic() + REPORT_SECONDS_MAX
@@ -283,7 +283,7 @@ _current_lock = threading.Lock()
 
 
 def current() -> Job:
-    """The job that this process is a rank of. Call it first from the main thread (for SIGTERM)."""
+    """The job of this rank. The first call must be in the main thread (for SIGTERM)."""
     global _current  # noqa: PLW0603  the process is one rank of one job
     with _current_lock:
         if _current is None:
@@ -293,16 +293,16 @@ def current() -> Job:
 
 
 def _is_helper() -> bool:
-    """Whether this is a worker of the script's own: its pool ends it with SIGTERM, as it should."""
+    """Whether this process is a worker of the script, whose pool ends it with SIGTERM."""
     module: Any = sys.modules.get("multiprocessing.process")
     if module is None:
         return False
-    # A spawned worker runs the script before it knows its parent; its name it knows by then.
+    # A spawned worker runs the script before its parent is set, but after its name is set.
     return bool(module.parent_process()) or module.current_process().name != "MainProcess"
 
 
 def _forget(sigterm_handler: signal.Handlers | Callable[..., object] | int | None) -> None:
-    """In a forked child: the threads are gone, and the child is not connected."""
+    """Reset a forked child, which has no threads and no connection."""
     global _current, _current_lock  # noqa: PLW0603  the child's own
     _current = None
     _current_lock = threading.Lock()

@@ -1,7 +1,7 @@
 """The names of `hfai.client`, on top of `flyer.job.current()`: HAI training scripts run unmodified.
 
-`install()` makes `import hfai.client` find this module where no other `hfai` is installed. HAI's
-own counting (RANK and WORLD_SIZE in nodes) is not imitated: the environment stays torchrun's.
+`install()` makes `import hfai.client` find this module where no other `hfai` is installed.
+RANK and WORLD_SIZE count processes, as torchrun's do; HAI's count nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _acknowledged = threading.Event()
 
 
 def receive_suspend_command() -> bool:
-    """Whether to save and call `go_suspend`; true on the first node alone, as HAI has it.
+    """Whether to save and call `go_suspend`; true only on the first node, as in HAI.
 
     The first true answer acknowledges the command to the scheduler.
     """
@@ -50,41 +50,41 @@ def receive_suspend_command() -> bool:
 
 
 def go_suspend() -> NoReturn:
-    """Give the nodes back now; from any rank. Never returns."""
+    """Release the nodes now; any rank may call it. Never returns."""
     current().release()
 
 
 def set_whole_life_state(state: int) -> None:
-    """Keep a 32-bit word over all attempts of the chain."""
+    """Store a 32-bit value for all attempts."""
     current().user_state = state
 
 
 def get_whole_life_state() -> int:
-    """The word kept over all attempts of the chain; 0 at first."""
+    """The value stored for all attempts; initially 0."""
     return current().user_state
 
 
 def set_priority(priority: int | str) -> None:
-    """Accepted and not obeyed: a job does not change its own priority here."""
+    """Ignored with a warning: a job cannot change its own priority."""
     _warn(
         f"set_priority({priority!r}) has no effect: change `spec.priority` of the FlyerJob instead"
     )
 
 
 def set_watchdog_time(seconds: int) -> None:
-    """Accepted and ignored: the manifest sets the progress deadline."""
+    """Ignored with a warning: the manifest sets the progress deadline."""
     _warn(
         f"set_watchdog_time({seconds!r}) has no effect: set `spec.progressDeadline` of the FlyerJob"
     )
 
 
 def disable_warn() -> None:
-    """No more warnings about what has no effect."""
+    """Disable the warnings about calls without effect."""
     _warnings_disabled.set()
 
 
 def bind_hf_except_hook(module: object | None = None) -> None:  # noqa: ARG001  HAI's signature
-    """Have an uncaught exception fail the job at once, with its text as the reason."""
+    """Let an uncaught exception fail the job at once, with its text as the reason."""
     previous: Callable[..., object] = sys.excepthook
 
     def hook(
@@ -97,7 +97,7 @@ def bind_hf_except_hook(module: object | None = None) -> None:  # noqa: ARG001  
 
 
 def install() -> None:
-    """Let `import hfai` and `import hfai.client` find this module, unless another one is there."""
+    """Make `import hfai.client` find this module, unless another `hfai` is installed."""
     if "hfai" in sys.modules or importlib.util.find_spec("hfai") is not None:
         return
     package = types.ModuleType("hfai", "HAI's names on the Fire-Flyer job contract.")

@@ -1,10 +1,10 @@
 """`flyer-install DIR`: copies the runtime of a training container into a volume of its pod.
 
-    DIR/bin/flyer-launch    runs with any python3 of the image, and says so if that one is too old
-    DIR/lib/flyer/          `flyer.job` alone
-    DIR/lib/hfreduce/       the collectives, where this image has them
+    DIR/bin/flyer-launch    runs with any python3 of the image; reports one that is too old
+    DIR/lib/flyer/          only `flyer.job`
+    DIR/lib/hfreduce/       the collectives, if this image contains them
 
-Each part is renamed into place, so that a second run, or one that was cut off, leaves no half.
+Each part is renamed into place, so that an interrupted run leaves no partial copy.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ __all__ = ["install", "main"]
 
 _USAGE = "usage: flyer-install DIR\n"
 
-# An image may have its own `flyer`: what is not here is found there.
-_PACKAGE = '''"""`flyer` inside a job: `flyer.job`, and what else the image has of it."""
+# An image may contain another `flyer`: it supplies the modules that are missing here.
+_PACKAGE = '''"""`flyer` inside a job: `flyer.job`, and the modules of the image's own `flyer`."""
 
 from pkgutil import extend_path
 
 __path__ = extend_path(__path__, __name__)
 '''
 
-# Written for any Python 3, or the message could not be read.
+# Syntax of any Python 3, so that old versions can print the message.
 _LAUNCH = """#!/usr/bin/env python3
 import os
 import sys
@@ -47,11 +47,11 @@ here = os.path.dirname(os.path.abspath(__file__))
 library = os.path.join(os.path.dirname(here), "lib")
 if sys.path and os.path.abspath(sys.path[0]) == here:
     del sys.path[0]
-# Ranks import flyer.job and hfreduce too; what the user put on the path comes first.
-known = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-if library not in known:
-    os.environ["PYTHONPATH"] = os.pathsep.join(known + [library])
-    sys.path.insert(len(known), library)
+# Ranks import flyer.job and hfreduce, too; the user's entries of the path come first.
+paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+if library not in paths:
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths + [library])
+    sys.path.insert(len(paths), library)
 
 from flyer.job.container import main  # noqa: E402
 
@@ -60,7 +60,7 @@ sys.exit(main())
 
 
 def install(folder: Path) -> list[str]:
-    """Fill the folder; the names of the packages that are there now."""
+    """Fill the folder. Returns the names of the installed packages."""
     library, programs = folder / "lib", folder / "bin"
     for item in (library, programs):
         item.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def install(folder: Path) -> list[str]:
 
 
 def _copy_entry_points(name: str, library: Path) -> None:
-    """What is registered by an installation: torch finds the backend by it."""
+    """The package's metadata, by which torch finds the backend."""
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +108,7 @@ def _place(source: Path, parent: Path, name: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The script `flyer-install`."""
+    """Entry point of `flyer-install`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words == ["--help"]:
         sys.stdout.write(_USAGE)
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         installed = install(Path(words[0]))
     except OSError as error:
-        sys.stderr.write(f"flyer-install: {words[0]}: {error}: give it a folder it may write to\n")
+        sys.stderr.write(f"flyer-install: {words[0]}: {error}: name a writable folder\n")
         return 1
     sys.stdout.write(f"flyer-install: {', '.join(installed)} in {words[0]}/lib\n")
     return 0

@@ -1,7 +1,7 @@
-"""File with the key of a job's collectives: readable by its owner alone, never in an environment.
+"""File with the key of a job's collectives: readable only by its owner, not in an environment.
 
-HFReduce reads it through HFREDUCE_KEY_FILE. Without it rank 0 hands a key out through torch's
-store, which anybody on the network can read.
+HFReduce reads it through HFREDUCE_KEY_FILE. Without it rank 0 publishes a key in torch's store,
+which every host on the network can read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY_FILE_VARIABLE: Final = "HFREDUCE_KEY_FILE"
 def write_private(path: Path, text: str) -> None:
     """Replace the file by rename; it has mode 0600 from its creation on. Raises OSError."""
     partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)  # of a writer that died, perhaps with another mode
+    partial.unlink(missing_ok=True)  # left by a writer that died, perhaps with another mode
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(partial, flags, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

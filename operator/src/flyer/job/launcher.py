@@ -1,9 +1,9 @@
-"""Launcher of one node: forks the ranks, waits for them, exits as the first failing rank did.
+"""Launcher of one node: forks the ranks, waits for them, exits like the first failing rank.
 
 The launcher leads the pod's session and process group. It stays single-threaded, collects each
-rank's raw output in a file, passes SIGTERM on, kills what does not end in time, adopts and kills
-what its ranks leave behind, and writes `failure.json`. Runs under a fork server, or by itself:
-`python -m flyer.job.launcher POD.json` is what a container runs.
+rank's raw output in a file, forwards SIGTERM, kills ranks that do not end in time, adopts and kills
+their orphans, and writes `failure.json`. It runs under a fork server or standalone, as in a
+container: `python -m flyer.job.launcher POD.json`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flyer.job.script import error_path, read_error, run_command, starts_its_own
 
 __all__ = ["become_launcher", "main", "run_pod"]
 
-PEERS_SECONDS_MAX = 2.0  # what the other ranks of a node have after one failed
+PEERS_SECONDS_MAX = 2.0  # time for the other ranks of a node to end after one failed
 LEFTOVERS_SECONDS_MAX = 5.0
 EXIT_BAD_POD = 2
 
@@ -47,32 +47,32 @@ class _Rank:
     rank: int
     log_path: Path
     log_offset: int
-    """Where this attempt's output starts."""
+    """Offset in the log at which this attempt's output starts."""
     code: int | None = None
-    """Exit status, or the signal's number below zero."""
+    """Exit status, or the negative number of the signal."""
     ended_at: float = 0.0
     terminated: bool = False
-    """We signalled it: how it ends is our doing."""
+    """Whether the launcher signalled the rank and so caused its end."""
 
 
 def become_launcher(spec: PodSpec, fork_server_pid: int) -> None:
     """Detach a forked child from the fork server, except for the signal at its death."""
     processes.default_signals()
-    # Not SIGKILL: it has to take its group down with it. Until its handler stands, this ends it.
+    # Not SIGKILL: the launcher must end its group. Until its handler is set, the signal ends it.
     processes.die_with_parent(signal.SIGHUP, fork_server_pid)
     processes.close_descriptors()
     processes.redirect_output(Path(spec.run_dir, "launcher.log"))
 
 
 def run_pod(spec: PodSpec, surroundings: LauncherContext | None = None) -> None:
-    """Run the pod in this process. Returns in none: it ends as the pod, or the rank, does."""
+    """Run the pod in this process. Never returns: the process exits like the pod or the rank."""
     launcher = _Launcher(spec, surroundings or LauncherContext())
     local_rank = launcher.start()
     if local_rank is not None:
         _become_rank(spec, local_rank, launcher)
         run_command(
             spec, spec.first_rank + local_rank
-        )  # ends by SystemExit, at the bottom of the stack as any script does
+        )  # ends by SystemExit with an empty stack, as any script does
     _end_as(launcher.supervise())
 
 
@@ -83,9 +83,9 @@ class _Launcher:
         self._run_dir = Path(spec.run_dir)
         self.pid = os.getpid()
         self._ranks: dict[int, _Rank] = {}
-        self.output: int | None = None  # in a rank: where its output goes, if not to its file
+        self.output: int | None = None  # in a rank: destination of its output; None: its file
         self._kill_at: float | None = None
-        self._stopping = False  # from outside
+        self._stopping = False  # requested by a signal
         self._signals: list[int] = []
         processes.set_name(f"pod-{spec.node}")
         processes.adopt_orphans()
@@ -98,12 +98,12 @@ class _Launcher:
             signal.signal(number, lambda number, _frame: self._signals.append(number))
 
     def _die(self, *_: object) -> None:
-        """The parent is gone: so is this pod, at once, wherever its processes went."""
+        """Kill every process of the pod at once after the parent's death."""
         processes.reap_until_childless(LEFTOVERS_SECONDS_MAX)
         os._exit(128 + signal.SIGHUP)
 
     def start(self) -> int | None:
-        """Fork the ranks. None here, the local rank in each of them."""
+        """Fork the ranks. Returns the local rank in each of them, None in the launcher."""
         spec = self._spec
         count = 1 if starts_its_own_ranks(spec) else spec.ranks_per_node
         for local_rank in range(count):
@@ -112,7 +112,7 @@ class _Launcher:
             with contextlib.suppress(FileNotFoundError):
                 error_path(self._run_dir, rank).unlink()
             offset = log_path.stat().st_size if log_path.exists() else 0
-            # Blocked until the child has handlers of its own: a SIGTERM in between is not lost.
+            # Blocked until the child has set its handlers, so that no SIGTERM is lost.
             unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             self.output = self._surroundings.output_for(rank)
             pid = os.fork()
@@ -128,7 +128,7 @@ class _Launcher:
         return None
 
     def supervise(self) -> int:
-        """Until every rank has ended. The pod's exit status, or a signal's number below zero."""
+        """Wait for every rank. Returns the exit status, or the negative number of a signal."""
         while any(rank.code is None for rank in self._ranks.values()):
             poll = select.poll()
             poll.register(self._wake_read, select.POLLIN)
@@ -168,7 +168,7 @@ class _Launcher:
             rank.code = os.waitstatus_to_exitcode(status)
             rank.ended_at = time.time()
             if rank.code not in (0, EXIT_SUSPENDED) and self._kill_at is None:
-                # It failed, so its peers on this node can only wait for it: end them.
+                # Its peers on this node would wait for the failed rank: end them.
                 self._kill_at = time.monotonic() + PEERS_SECONDS_MAX
                 self._signal_ranks(signal.SIGTERM)
 
@@ -187,10 +187,11 @@ class _Launcher:
                 processes.kill_all([pid], number)
 
     def _conclude(self) -> tuple[int, Failure | None]:
-        """Decide on the pod's end, blame the first failing rank and say so."""
+        """Decide the pod's outcome and report the first failing rank."""
         codes = [rank.code or 0 for rank in self._ranks.values()]
         if self._stopping:
-            # By exit status first: a rank that saved after SIGTERM says more than those that died.
+            # Exit statuses first: the status of a rank that saved after SIGTERM has priority over
+            # a death by a signal.
             return next((code for code in codes if code == EXIT_SUSPENDED), _worst(codes)), None
         failures = [
             self._failure(rank)
@@ -204,11 +205,11 @@ class _Launcher:
         self._surroundings.blame(failure.text())
         if failure.signal is not None:
             return -failure.signal, failure
-        # Also of a rank that is another program, whose own status says nothing.
+        # Also for a rank that is another program, whose exit status does not report it.
         return EXIT_PEER_LOST if failure.peer_lost else failure.exit_status or 1, failure
 
     def _excused(self, rank: _Rank) -> bool:
-        """We ended it, and it had not failed by itself before."""
+        """Whether the launcher ended the rank before it failed by itself."""
         return rank.terminated and read_error(self._run_dir, rank.rank) is None
 
     def _failure(self, rank: _Rank) -> Failure:
@@ -238,7 +239,7 @@ class _Launcher:
 
 
 def _worst(codes: list[int]) -> int:
-    """A plain failure over a signal, and any over success."""
+    """The outcome of all ranks: an exit status before a signal, any failure before success."""
     return next((code for code in codes if code > 0), min(codes, default=0))
 
 
@@ -255,28 +256,28 @@ def _become_rank(spec: PodSpec, local_rank: int, launcher: _Launcher) -> None:
     own = rank_environment(spec, local_rank)
     if agent:
         for name in set(own) - set(agent_environment(spec)):
-            os.environ.pop(name, None)  # what the driver itself may run under
+            os.environ.pop(name, None)  # the driver itself may run under these
         own = agent_environment(spec)
     os.environ.update(own)
 
 
 def _end_as(code: int) -> None:
-    """End with the status, or die of the signal, so that a parent sees what happened inside."""
+    """Exit with the status, or die of the signal, so that the parent sees the pod's outcome."""
     if code < 0:
         number = -code
         if os.getpid() == 1:
-            os._exit(128 + number)  # the kernel spares the first process of a container
+            os._exit(128 + number)  # the kernel does not kill the first process of a container
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-        time.sleep(1.0)  # the signal ends this process, unless it is one that does not
+        time.sleep(1.0)  # for a signal that does not end the process
         code = 128 + number
     sys.stdout.flush()
     os._exit(code)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`flyer.job.launcher POD.json [MODULE,…]`: run a pod in this process, after the imports."""
+    """`flyer.job.launcher POD.json [MODULE,…]`: import the modules, then run a pod here."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         spec = PodSpec.from_json(Path(words[0]).read_bytes())

@@ -20,35 +20,35 @@ __all__ = ["LauncherContext"]
 
 
 class LauncherContext:
-    """Output in files; no reports."""
+    """Writes output to files; reports nothing."""
 
     def output_for(self, rank: int) -> int | None:  # noqa: ARG002
-        """A descriptor for the rank's output, closed here after the fork; None: a file."""
+        """A descriptor for the rank's output, closed after the fork; None: a file."""
         return None
 
     def events(self) -> dict[int, int]:
-        """Descriptors to poll, and for what."""
+        """The descriptors to poll, with their events."""
         return {}
 
     def due(self) -> float | None:
-        """When to be called at the latest, in `time.monotonic()`."""
+        """Deadline of the next call, in `time.monotonic()`."""
         return None
 
     def take(self, ready: dict[int, int]) -> list[int]:  # noqa: ARG002
-        """Do what the ready descriptors ask for; signals to pass on to the ranks."""
+        """Handle the ready descriptors. Returns the signals for the ranks."""
         return []
 
     def started(self) -> None:
-        """All ranks are forked."""
+        """Called once all ranks are forked."""
 
     def traceback(self, rank: int, log_path: Path, offset: int) -> str | None:  # noqa: ARG002
         """The last traceback that a rank printed."""
         return last_traceback(log_path, offset)
 
     def blame(self, text: str) -> None:
-        """The last thing that a user sees: which rank failed first, and its own words."""
+        """Show the final message: the first failing rank and its traceback."""
         sys.stderr.write(text)
         sys.stderr.flush()
 
     def ended(self, code: int, failure: Failure | None) -> None:
-        """The ranks are gone; the launcher ends with this status next."""
+        """Called after the last rank ended, with the launcher's exit status."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 __all__ = ["PATH_CHARS_MAX", "REASON_CHARS_MAX", "TRACEBACK_CHARS_MAX", "is_text", "readable"]
 
-# Linux takes no longer path.
+# PATH_MAX of Linux.
 PATH_CHARS_MAX = 4_096
 REASON_CHARS_MAX = 1_024
-# Escaped six-fold it still fits a line of the protocols.
+# Fits a line of the protocols even if every character is escaped (six bytes each).
 TRACEBACK_CHARS_MAX = 4_096
 
 
 def is_text(value: str) -> bool:
-    """Whether UTF-8 can say it: JSON may hold half a surrogate pair, Python undecoded bytes."""
+    """Whether UTF-8 can encode it: JSON may hold lone surrogates, Python undecoded bytes."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -21,7 +21,7 @@ def is_text(value: str) -> bool:
 
 
 def readable(value: str) -> str:
-    """For people: what is no character is shown as �."""
+    """For display: characters that UTF-8 cannot encode become �."""
     if is_text(value):
         return value
     return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in value)

@@ -1,6 +1,6 @@
-"""A pod: what one node runs for one attempt of a job, as a value that travels as JSON.
+"""Pod: the part of a job's attempt that one node runs, as a value with a JSON form.
 
-Owns the environment of a rank. Pure: it reads neither the environment nor the file system.
+Defines the environment of a rank. Pure: reads neither the environment nor the file system.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = [
 ]
 
 EXIT_SUSPENDED = 104
-"""A rank ends with this status after `release`: it gave its node back, it did not fail."""
+"""Exit status of a rank after `release`: it released its node and did not fail."""
 
 EXIT_PEER_LOST = 75
-"""A rank ends with this status when it fails only because another one did: restart it."""
+"""Exit status of a rank that failed because a peer did: the job is restarted."""
 
 # One thread per rank by default: many ranks share the cores of a node.
 THREAD_COUNT_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class PodSpecError(ValueError):
-    """A pod that cannot be started: the text names the field, its value and what it must be."""
+    """An invalid pod: the text names the field, its value and the expected one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +61,19 @@ class PodSpec:
     topology_path: str | None = None
     socket_path: str | None = None
     key_path: str | None = None
-    """File with the key of the job's collectives; the user's own HFREDUCE_KEY_FILE comes first."""
+    """File with the key of the job's collectives; a HFREDUCE_KEY_FILE in `env` has priority."""
     log_dir: str
     run_dir: str
     stop_grace_seconds: float = 30.0
-    """A rank that outlives a forwarded SIGTERM by so long is killed."""
+    """Time from a forwarded SIGTERM to SIGKILL."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run."""
+        """Validate the fields."""
         _check(self)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole gang."""
+        """Number of ranks of the whole gang."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -82,27 +82,27 @@ class PodSpec:
         return self.node_rank * self.ranks_per_node
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """The pod as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PodSpec:
-        """Read back what `to_json` wrote; `PodSpecError` for anything else."""
+        """Parse the output of `to_json`. Raises PodSpecError."""
         try:
             body = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise PodSpecError(f"no JSON object: {text[:60]!r}") from error
+            raise PodSpecError(f"not a JSON object: {text[:60]!r}") from error
         if not isinstance(body, dict):
-            raise PodSpecError(f"no JSON object: {text[:60]!r}")
+            raise PodSpecError(f"not a JSON object: {text[:60]!r}")
         return cls.from_object(body)
 
     @classmethod
     def from_object(cls, body: dict[str, Any]) -> PodSpec:
-        """From a parsed JSON object."""
+        """Build the pod from a parsed JSON object. Raises PodSpecError."""
         known = {spec_field.name for spec_field in fields(cls)}
         if unknown := sorted(set(body) - known):
             raise PodSpecError(
-                f"unknown field `{unknown[0]}`; there are: {', '.join(sorted(known))}"
+                f"unknown field `{unknown[0]}`; known fields: {', '.join(sorted(known))}"
             )
         try:
             return cls(**body)
@@ -155,10 +155,10 @@ def log_name(rank: int) -> str:
 
 
 def rank_environment(spec: PodSpec, local_rank: int) -> dict[str, str]:
-    """What a rank's environment holds beyond what it inherits.
+    """The variables that are added to a rank's inherited environment.
 
-    torchrun's names, so that a script written for torchrun starts as it is; PET_*, so that a bare
-    `torchrun` does; FLYER_* are ours. The user's `env` may set anything but a rank's identity.
+    torchrun's names, so that scripts for torchrun run unchanged; PET_* for a bare `torchrun`;
+    FLYER_* for Fire-Flyer. The user's `env` may set anything except a rank's identity.
     """
     identity = {
         "RANK": spec.first_rank + local_rank,
@@ -187,7 +187,7 @@ def agent_environment(spec: PodSpec) -> dict[str, str]:
 
 
 def pod_environment(spec: PodSpec) -> dict[str, str | int]:
-    """What is the same for all ranks of a pod."""
+    """The variables that all ranks of a pod share."""
     ours: dict[str, str | int] = {
         "PET_NNODES": spec.nodes,
         "PET_NPROC_PER_NODE": spec.ranks_per_node,

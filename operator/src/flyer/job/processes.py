@@ -1,6 +1,6 @@
 """Linux process control that Python lacks: parent death signal, subreaper, descriptors.
 
-No process may outlive the one that started it; this module has the means.
+With these no process outlives the one that started it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(signal_number: signal.Signals, parent_pid: int) -> None:
-    """Have the kernel send the signal when the parent dies; at once if it died already.
+    """Set the parent death signal; it is sent at once if the parent has already died.
 
-    Kept over `execve`, lost over `fork`: every level sets it again.
+    `execve` keeps the setting, `fork` clears it: every level sets it again.
     """
     _prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent_pid:
@@ -57,21 +57,21 @@ def die_with_parent(signal_number: signal.Signals, parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parents die, so that none escapes."""
+    """Become the parent of orphaned descendants (child subreaper)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_name(name: str) -> None:
-    """What `ps` and `top` show as the command's name; 15 bytes of it."""
+    """Set the command name that `ps` and `top` show, at most 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def default_signals() -> None:
-    """The handlers of a fresh Python interpreter, and nothing blocked."""
+    """Restore the signal handlers of a new Python interpreter and unblock all signals."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         handler = signal.SIG_IGN if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_DFL
-        with contextlib.suppress(OSError, ValueError):  # the C library keeps two for itself
+        with contextlib.suppress(OSError, ValueError):  # the C library reserves two signals
             signal.signal(number, handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -82,17 +82,17 @@ def close_descriptors(keep: Iterable[int] = ()) -> None:
     kept = {0, 1, 2, *keep}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names only, no objects
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
+            with contextlib.suppress(OSError):  # the listing's own descriptor is already closed
                 os.close(int(name))
 
 
 def redirect_output(path: Path) -> None:
-    """Send output and errors to the end of a file, line by line, and read from nothing."""
+    """Append output and errors to a file, line-buffered; standard input becomes empty."""
     redirect_output_to(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
 
 
 def redirect_output_to(log: int) -> None:
-    """The same with an open descriptor, which is closed here."""
+    """Like `redirect_output`, with an open descriptor, which is closed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -106,24 +106,24 @@ def redirect_output_to(log: int) -> None:
 
 
 def thread_count() -> int:
-    """Threads of this process as the kernel counts them, native ones included."""
+    """Number of threads of this process, including native ones."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208  names only
 
 
 def child_pids(parent_pid: int) -> list[int]:
-    """The living or dead, but not reaped, children of a process."""
+    """The children of a process, including dead ones that are not reaped."""
     return [pid for pid, parent in _parents().items() if parent == parent_pid]
 
 
 def descendant_pids(ancestor_pid: int) -> list[int]:
-    """All processes below this one, whatever groups and sessions they moved to; deepest first.
+    """All descendants of this process in any group or session; deepest first.
 
-    Who kills them in this order may be killed half-way: what is left still has a living launcher
-    above it, which does the rest.
+    In this order an interrupted kill leaves only processes with a living launcher above them,
+    which kills the rest.
     """
     parents = _parents()
     found = [ancestor_pid]
-    for pid in found:  # grows while it is walked
+    for pid in found:  # grows during the loop
         found += [child for child, parent in parents.items() if parent == pid]
     return found[:0:-1]
 
@@ -133,22 +133,22 @@ def _parents() -> dict[int, int]:
     for name in os.listdir("/proc"):  # noqa: PTH208  names only, no objects
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it may be gone by now
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended
             stat = Path("/proc", name, "stat").read_bytes()
-            # The command's name is in parentheses and may hold anything; the state follows it.
+            # The command's name is in parentheses, of any content; the state follows it.
             parents[int(name)] = int(stat.rpartition(b")")[2].split()[1])
     return parents
 
 
 def kill_all(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
-    """Signal each, whether or not it still lives."""
+    """Signal each process; ended ones are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal_number)
 
 
 def reap_until_childless(timeout_seconds: float) -> bool:
-    """Kill and reap all descendants; adopted orphans included. False if some would not die."""
+    """Kill and reap all descendants and adopted orphans. Returns whether all have ended."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         kill_all(descendant_pids(os.getpid()))

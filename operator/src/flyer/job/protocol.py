@@ -41,12 +41,12 @@ __all__ = [
 ]
 
 VERSION = 1
-WATCH_SECONDS_MAX = 60.0  # a watch is answered at the latest after so long, changed or not
+WATCH_SECONDS_MAX = 60.0  # longest time until a watch is answered, with or without a change
 RANK_MAX = 2**20
 
 
 class SuspendCode(IntEnum):
-    """How far a suspension got. It only grows within an attempt."""
+    """Progress of a suspension. Never decreases within an attempt."""
 
     NONE = 0
     SENT = 1
@@ -56,7 +56,7 @@ class SuspendCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first line of every connection: which rank speaks, in which version."""
+    """The first line of every connection: rank and protocol version."""
 
     op: ClassVar[str] = "hello"
     rank: int
@@ -64,13 +64,13 @@ class Hello:
 
     @classmethod
     def read(cls, fields: Fields) -> Hello:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.integer("rank", high=RANK_MAX), fields.integer("version", 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Answer me when something differs from `revision`, or after `timeout_seconds`."""
+    """Wait for a revision other than `revision`, at most `timeout_seconds`."""
 
     op: ClassVar[str] = "watch"
     revision: int = 0
@@ -78,26 +78,26 @@ class Watch:
 
     @classmethod
     def read(cls, fields: Fields) -> Watch:
-        """From the fields of a line; the wait is cut to what a server grants."""
+        """Build it from the fields of a line; limits the timeout to WATCH_SECONDS_MAX."""
         timeout_seconds = fields.number("timeout_seconds", WATCH_SECONDS_MAX)
         return cls(fields.integer("revision"), min(max(timeout_seconds, 0.0), WATCH_SECONDS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The suspension was seen: the job will save and release."""
+    """Acknowledges the suspension: the job will save and release."""
 
     op: ClassVar[str] = "received"
 
     @classmethod
     def read(cls, _fields: Fields) -> Received:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A step is done. Restarts the progress deadline and, while suspending, the grace period."""
+    """Reports a step. Restarts the progress deadline and, while suspending, the grace period."""
 
     op: ClassVar[str] = "progress"
     step: int
@@ -105,13 +105,13 @@ class Progress:
 
     @classmethod
     def read(cls, fields: Fields) -> Progress:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.integer("step"), fields.metrics("metrics"))
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint of `step` exists at `path`; only a durable one counts for a restart."""
+    """Reports a checkpoint of `step` at `path`; restarts use only durable ones."""
 
     op: ClassVar[str] = "checkpoint"
     step: int
@@ -120,7 +120,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, fields: Fields) -> Checkpoint:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(
             fields.integer("step"),
             fields.text("path", characters_max=PATH_CHARS_MAX),
@@ -130,40 +130,40 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The job has saved what it wants to keep and gives its nodes back now, all of them."""
+    """Releases all nodes of the job, which has saved its state."""
 
     op: ClassVar[str] = "release"
     step: int | None = None
 
     @classmethod
     def read(cls, fields: Fields) -> Release:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.integer_or_none("step"))
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The job gives up, for good: it is not restarted."""
+    """Fails the job without a restart."""
 
     op: ClassVar[str] = "fail"
     reason: str
 
     @classmethod
     def read(cls, fields: Fields) -> Fail:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.words("reason"))
 
 
 @dataclass(frozen=True, slots=True)
 class UserState:
-    """Keep this 32-bit word of the user's over all attempts of the chain."""
+    """Stores the user's 32-bit state for all attempts."""
 
     op: ClassVar[str] = "user_state"
     state: int
 
     @classmethod
     def read(cls, fields: Fields) -> UserState:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.integer("state", -(2**31), 2**32 - 1))
 
 
@@ -176,7 +176,7 @@ _REQUESTS: dict[str, type[Request]] = {
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to `hello`: whose attempt this is and what it starts from."""
+    """The answer to `hello`: the attempt and the checkpoint it starts from."""
 
     kind: ClassVar[str] = "welcome"
     job: str
@@ -189,7 +189,7 @@ class Welcome:
 
     @classmethod
     def read(cls, fields: Fields) -> Welcome:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(
             fields.text("job"),
             fields.text("chain"),
@@ -213,7 +213,7 @@ class Change:
 
     @classmethod
     def read(cls, fields: Fields) -> Change:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(
             fields.integer("revision"),
             SuspendCode(fields.integer("suspend_code", 0, 3)),
@@ -224,19 +224,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer to everything else: heard and acted upon."""
+    """The answer to every other request: it was carried out."""
 
     kind: ClassVar[str] = "done"
 
     @classmethod
     def read(cls, _fields: Fields) -> Done:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Not done, and why. After a `bad_…` code the server closes the connection."""
+    """The request was refused. After a `bad_…` code the server closes the connection."""
 
     kind: ClassVar[str] = "refusal"
     code: str
@@ -244,7 +244,7 @@ class Refusal:
 
     @classmethod
     def read(cls, fields: Fields) -> Refusal:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.text("code"), fields.text("message"))
 
 
@@ -253,7 +253,7 @@ _REPLIES: dict[str, type[Reply]] = {kind.kind: kind for kind in (Welcome, Change
 
 
 def encode(message: Request | Reply) -> bytes:
-    """One line, its newline included."""
+    """The message as one line with its newline."""
     name = (
         {"kind": message.kind}
         if isinstance(message, Welcome | Change | Done | Refusal)
@@ -263,7 +263,7 @@ def encode(message: Request | Reply) -> bytes:
         line = json.dumps({**name, **asdict(message)}, allow_nan=False).encode() + b"\n"
     except ValueError as error:
         raise ProtocolError(
-            "bad_field", f"{message!r:.200} holds a number that is not finite"
+            "bad_field", f"{message!r:.200} contains a number that is not finite"
         ) from error
     if len(line) > LINE_BYTES_MAX:
         raise ProtocolError(
@@ -273,18 +273,18 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def parse_request(line: bytes) -> Request:
-    """What a rank said; `ProtocolError` for anything that is no request."""
+    """Parse a rank's request. Raises ProtocolError."""
     body = parse_object(line)
     op = body.get("op")
     kind = _REQUESTS.get(op) if isinstance(op, str) else None
     if kind is None:
         known = ", ".join(_REQUESTS)
-        raise ProtocolError("bad_operation", f"unknown operation {op!r:.80}; there are: {known}")
+        raise ProtocolError("bad_operation", f"unknown operation {op!r:.80}; valid: {known}")
     return kind.read(Fields(kind.op, body))
 
 
 def parse_reply(line: bytes) -> Reply:
-    """What the server answered; `ProtocolError` for anything that is no answer."""
+    """Parse a server's reply. Raises ProtocolError."""
     body = parse_object(line)
     name = body.get("kind")
     kind = _REPLIES.get(name) if isinstance(name, str) else None

@@ -1,9 +1,9 @@
 """Runs the user's command: a Python script inside this process, or another program by exec.
 
-A script that runs here keeps what was imported before the fork. It must not notice: `__main__`,
-`sys.argv`, `sys.path`, tracebacks, exit statuses and finalisation are those of `python SCRIPT`.
-Where that cannot be had (interpreter options, another interpreter, variables that are read when an
-interpreter starts), the command is executed instead: right first, fast second.
+A script that runs here keeps the modules imported before the fork. Its `__main__`, `sys.argv`,
+`sys.path`, tracebacks, exit statuses and finalisation are those of `python SCRIPT`. Where that is
+impossible (interpreter options, another interpreter, variables that are read when an interpreter
+starts), the command is executed instead, which is slower.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FAILED_SECONDS_MAX = 3.0
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
-# A fresh interpreter reads these before any code of ours could apply them.
+# An interpreter reads these at its start: they cannot be applied later.
 _START_VARIABLES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 _HARMLESS_VARIABLES = {"PYTHONUNBUFFERED"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """The exception that ends a rank, noted the moment it surfaced, before any clean-up."""
+    """The exception that ends a rank, recorded before any clean-up."""
 
     time: float
     error_type: str
@@ -50,12 +50,12 @@ class RankError:
 
 
 def error_path(run_dir: Path, rank: int) -> Path:
-    """Where a rank notes its exception for the launcher."""
+    """File in which a rank records its exception for the launcher."""
     return run_dir / f"rank-{rank:04d}.error.json"
 
 
 def read_error(run_dir: Path, rank: int) -> RankError | None:
-    """The exception that ended a rank, if one did."""
+    """The exception that ended a rank, if any."""
     try:
         return RankError(**json.loads(error_path(run_dir, rank).read_text()))
     except (OSError, ValueError, TypeError):
@@ -63,7 +63,7 @@ def read_error(run_dir: Path, rank: int) -> RankError | None:
 
 
 def starts_its_own_ranks(spec: PodSpec) -> bool:
-    """Whether the command is torchrun itself, which wants one process a node."""
+    """Whether the command is torchrun itself, which runs as one process per node."""
     words = [*spec.command, *spec.args]
     if Path(words[0]).name == "torchrun":
         return True
@@ -75,7 +75,7 @@ def starts_its_own_ranks(spec: PodSpec) -> bool:
 
 
 def run_command(spec: PodSpec, rank: int) -> NoReturn:
-    """Become the command of the pod; the environment and the descriptors are in place."""
+    """Run the pod's command in this process, whose environment and descriptors are set."""
     words = [*spec.command, *spec.args]
     launcher_pid = os.getppid()
     try:
@@ -96,7 +96,7 @@ def run_command(spec: PodSpec, rank: int) -> NoReturn:
         _report(spec, rank, launcher_pid, error.with_traceback(None))
     sys.argv = [target if kind == "script" else str(module.__dict__["__file__"]), *arguments]
     sys.modules["__main__"] = module
-    # As in a fresh interpreter: imports see the script's folder, or for a module the current one.
+    # As in a new interpreter: the script's folder, or for a module the current one.
     sys.path.insert(0, os.getcwd() if kind == "module" else _script_folder(target))  # noqa: PTH109
     try:
         exec(code, module.__dict__)  # noqa: S102  the user's script is what we are here for
@@ -109,7 +109,7 @@ def run_command(spec: PodSpec, rank: int) -> NoReturn:
 
 
 def _plan_in_process(spec: PodSpec, words: list[str]) -> tuple[str, str, list[str]] | None:
-    """("script" or "module", which one, arguments), or None if it has to be executed."""
+    """("script" or "module", its name, arguments); None if the command must be executed."""
     if not _is_this_interpreter(spec, words[0]) or _needs_fresh_start(spec):
         return None
     rest = words[1:]
@@ -123,7 +123,7 @@ def _plan_in_process(spec: PodSpec, words: list[str]) -> tuple[str, str, list[st
 
 
 def _is_this_interpreter(spec: PodSpec, program: str) -> bool:
-    """A bare `python` is the interpreter that runs us, unless the pod sets its own PATH."""
+    """Whether the program is this interpreter; a bare `python` is, unless the pod sets PATH."""
     names = {"python", "python3", f"python3.{sys.version_info.minor}", Path(sys.executable).name}
     if "/" not in program:
         if program not in names:
@@ -132,9 +132,9 @@ def _is_this_interpreter(spec: PodSpec, program: str) -> bool:
             return True
         found_program = shutil.which(program)
         if found_program is None:
-            return True  # there is only `python3`, and that is who we are
+            return True  # only `python3` exists, and it is this interpreter
         program = found_program
-    # Not resolved beyond one folder: two virtual environments may link to one interpreter.
+    # The links are not resolved: two virtual environments may link to one interpreter.
     found, ours = os.path.normpath(program), os.path.normpath(sys.executable)
     if found == ours:
         return True
@@ -154,7 +154,7 @@ def _execute(words: list[str]) -> NoReturn:
     if program in ("python", "python3") and shutil.which(program) is None:
         program = sys.executable
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them; other programs should not
+        signal.signal(number, signal.SIG_DFL)  # ignored by Python, but not by other programs
     try:
         os.execvp(program, words)  # noqa: S606
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _stop(status: int, message: str) -> NoReturn:
 
 
 class _NotRunnableError(Exception):
-    """Only a fresh interpreter can run it: a folder, an archive, compiled code, a broken one."""
+    """Only a new interpreter can run it: a folder, an archive, compiled or invalid code."""
 
 
 def _load_script(path: str) -> tuple[types.CodeType, types.ModuleType]:
@@ -194,7 +194,7 @@ def _load_module(name: str) -> tuple[types.CodeType, types.ModuleType]:
         code = loader.get_code(spec.name) if hasattr(loader, "get_code") and spec else None
     except SyntaxError:
         raise
-    except Exception as error:  # its package may fail in any way; Python says it best
+    except Exception as error:  # its package may raise anything; Python reports it best
         raise _NotRunnableError from error
     finally:
         del sys.path[0]
@@ -222,29 +222,29 @@ def _script_folder(path: str) -> str:
 
 
 def _fresh_state() -> None:
-    """What every interpreter has its own of, and a fork would share."""
+    """Reset the state that is separate in every interpreter and that a fork would share."""
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # from the system, as at its import; Python's own does it after a fork
+        numpy_random.seed()  # Python's `random` does this after a fork, numpy does not
     torch: Any = sys.modules.get("torch")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdigit() and int(threads) > 0:
-        torch.set_num_threads(int(threads))  # it read the fork server's variable, not this rank's
+        torch.set_num_threads(int(threads))  # torch has read the fork server's variable
 
 
 def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -> NoReturn:
-    """Note the exception for the launcher, show it as Python would, and end."""
+    """Record the exception for the launcher, print it as Python does, and exit."""
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    # Its peers wait for it in a collective: a running thread must not hide its failure.
+    # Its peers wait in a collective: a running thread must not delay the exit.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, FAILED_SECONDS_MAX)
     name = type(error).__name__
     if _port_is_taken(error):
         error.add_note(
-            f"MASTER_PORT {spec.master_port} is taken by another program on node {spec.node}: "
-            "started again, the job gets another port"
+            f"MASTER_PORT {spec.master_port} is in use by another program on node {spec.node}: "
+            "a restart of the job gets another port"
         )
     peer_lost = bool(getattr(error, "peer_lost", name in PEER_ERRORS))
     status = EXIT_PEER_LOST if peer_lost else 1
@@ -255,19 +255,19 @@ def _report(spec: PodSpec, rank: int, launcher_pid: int, error: BaseException) -
         exit_status=status,
         peer_lost=peer_lost,
     )
-    if os.getppid() == launcher_pid:  # not a child that the script forked
+    if os.getppid() == launcher_pid:  # not a child of the script
         write_atomically(error_path(Path(spec.run_dir), rank), json.dumps(asdict(note)))
     sys.excepthook(type(error), error, error.__traceback__)
     _finish(status)
 
 
 def _port_is_taken(error: BaseException) -> bool:
-    """Whether torch's store could not listen: it says the number, not whose it is or what to do."""
+    """Whether torch's store could not listen: its own message names only the port."""
     return type(error).__name__ == "DistNetworkError" and "EADDRINUSE" in str(error)
 
 
 def _exit_status(error: SystemExit) -> int:
-    """As Python reads it: nothing is 0, a number itself, anything else is printed and 1."""
+    """Python's exit status: None is 0, a number itself; anything else is printed and is 1."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -277,10 +277,10 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _finish(status: int) -> NoReturn:
-    """End as an interpreter does (threads, exit functions, buffers), without dismantling itself.
+    """Exit as an interpreter does (threads, exit functions, buffers), but keep its modules.
 
     Tearing down the modules of a preloaded torch writes to every page shared with the fork server:
-    0.6 s of CPU time per rank, and the moment at which native libraries crash.
+    it takes 0.6 s of CPU time per rank, and native libraries may crash in it.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]

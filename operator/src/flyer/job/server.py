@@ -1,6 +1,6 @@
-"""Server of the job socket: one attempt of one job, any number of its ranks.
+"""Server of the job socket: serves the ranks of one attempt of one job.
 
-The local driver and the sidecar run it; both give it a `JobHandler` that does what a rank asked.
+The local driver and the sidecar run it with a `JobHandler` that carries out the ranks' requests.
 A rank that sends an invalid message gets an error and is disconnected; others are not affected.
 """
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JobHandler", "JobServer"]
 
-HELLO_SECONDS_MAX = 10.0  # who connects and says nothing is no rank of ours
-WRITE_SECONDS_MAX = 10.0  # who does not read its answers is disconnected
+HELLO_SECONDS_MAX = 10.0  # time from the connection to the hello
+WRITE_SECONDS_MAX = 10.0  # time for a rank to read an answer
 HANDLER_SECONDS_MAX = 30.0
 CONNECTIONS_MAX = 4096
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less its final NUL
@@ -50,32 +50,32 @@ _log = logging.getLogger(__name__)
 
 
 class JobHandler(Protocol):
-    """What the ranks ask for. Called in the event loop; an exception is answered as `internal`."""
+    """Carries out requests, in the event loop; an exception is answered as `internal`."""
 
     async def received(self, rank: int) -> None:
-        """The job knows that it is being suspended; it will save and release."""
+        """The job acknowledges the suspension; it will save and release."""
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
-        """A step is done."""
+        """The job finished a step."""
 
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: FBT001
-        """A checkpoint exists; a durable one may be restarted from."""
+        """The job wrote a checkpoint; a restart may use a durable one."""
 
     async def release(self, rank: int, step: int | None) -> None:
-        """The job gives all its nodes back now."""
+        """The job releases all its nodes."""
 
     async def fail(self, rank: int, reason: str) -> None:
-        """The job gives up for good."""
+        """The job fails without a restart."""
 
     async def user_state(self, rank: int, state: int) -> None:
-        """Keep the user's word for the whole chain."""
+        """Store the user's 32-bit state for all attempts."""
 
 
 class JobServer:
-    """Serves `path` until closed. `signal()` starts, or prolongs, a suspension.
+    """Serves `path` until closed. `signal()` starts or extends a suspension.
 
-    `mode` is the socket's: in a pod its ranks may be another user than the sidecar. `greeted` hears
-    of every hello.
+    `mode` is the mode of the socket: in a pod the ranks may have another user than the sidecar.
+    `greeted` is called after every hello.
     """
 
     def __init__(
@@ -98,23 +98,23 @@ class JobServer:
         self._wakers: set[asyncio.Task[None]] = set()
         self._revision = 1
         self._suspend_code = SuspendCode.NONE
-        self._deadline: float | None = None  # in the loop's time
+        self._deadline: float | None = None  # in the event loop's time
         self._reason = ""
         self._user_state = welcome.user_state
         self.ranks_seen: set[int] = set()
-        """Ranks that have ever connected. None: a suspension needs SIGTERM."""
+        """Ranks that have ever connected. Without any, a suspension uses SIGTERM."""
 
     @property
     def suspend_code(self) -> SuspendCode:
-        """How far the suspension got."""
+        """Progress of the suspension."""
         return self._suspend_code
 
     async def start(self) -> None:
-        """Bind and serve. A socket file that a dead server left behind is replaced."""
+        """Bind and serve. Replaces the socket file of a dead server."""
         if len(bytes(self._path)) > SOCKET_PATH_BYTES_MAX:
             raise ValueError(
                 f"the socket path {self._path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes "
-                "that the kernel takes: choose a shorter state folder"
+                "that the kernel accepts: choose a shorter state folder"
             )
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -136,9 +136,9 @@ class JobServer:
     def signal(
         self, seconds_left: float, reason: str, code: SuspendCode = SuspendCode.SENT
     ) -> None:
-        """Ask the job to suspend within so long; again, to tell it of a new deadline.
+        """Ask the job to suspend within this time; a further call sets a new deadline.
 
-        A server that takes over from one before says how far that one got.
+        After a restart of the server, `code` is the progress that the previous one recorded.
         """
         self._deadline = asyncio.get_running_loop().time() + seconds_left
         self._reason = reason
@@ -189,7 +189,7 @@ class JobServer:
                 if isinstance(request, Hello):
                     rank = self._greet(request)
                 elif rank is None:
-                    raise ProtocolError("bad_handshake", "say `hello` first")  # noqa: TRY301
+                    raise ProtocolError("bad_handshake", "send `hello` first")  # noqa: TRY301
             except ProtocolError as error:
                 _log.warning("%s: rank %s: %s", self._welcome.job, rank, error)
                 await _write(writer, Refusal(error.code, str(error)))
@@ -203,7 +203,7 @@ class JobServer:
     def _greet(self, hello: Hello) -> int:
         if hello.version != VERSION:
             raise ProtocolError(
-                "bad_version", f"version {hello.version} is not spoken here, only {VERSION}"
+                "bad_version", f"version {hello.version} is not supported, only {VERSION}"
             )
         self.ranks_seen.add(hello.rank)
         if self._greeted is not None:
@@ -211,7 +211,7 @@ class JobServer:
         return hello.rank
 
     async def _watch(self, watch: Watch) -> Change:
-        """The state once it differs from what the rank knows, or after the rank's time."""
+        """The state, once it differs from the rank's revision or the rank's timeout expired."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(watch.timeout_seconds), self._changed:
                 await self._changed.wait_for(lambda: self._revision != watch.revision)
@@ -223,7 +223,7 @@ class JobServer:
                 return await self._dispatch(rank, request)
         except Exception:  # noqa: BLE001  whatever the handler raises is that request's alone
             _log.exception("%s: rank %d: `%s` failed", self._welcome.job, rank, request.op)
-            return Refusal("internal", f"`{request.op}` could not be carried out; ask again")
+            return Refusal("internal", f"`{request.op}` could not be carried out; send it again")
 
     async def _dispatch(self, rank: int, request: Request) -> Reply:
         match request:
@@ -258,7 +258,7 @@ class JobServer:
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    """One line, or nothing at the end; a torn last line is garbage like any other."""
+    """One line, or nothing at EOF; an incomplete last line is invalid."""
     try:
         return await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

@@ -1,8 +1,8 @@
-"""One attempt of a job on this machine: its folders, its socket, its topology file, its pods.
+"""Attempts of jobs on this machine: folders, socket, topology file and pods of each.
 
 logs/<job>/attempt-N/rank-NNNN.log     raw output
 logs/<job>/attempt-N/topology.json     FLYER_TOPOLOGY
-logs/<job>/attempt-N/hfreduce.key      HFREDUCE_KEY_FILE, for its owner alone
+logs/<job>/attempt-N/hfreduce.key      HFREDUCE_KEY_FILE, mode 0600
 logs/<job>/attempt-N/nodes/<node>/     failure.json and the launcher's own log
 run/<id>-N.sock                        FLYER_SOCKET
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "Attempts"]
 
 KEY_BYTES: Final = 32
-# BSD's EX_CANTCREAT: the pods could not be made; no program of the user's ever ran.
+# BSD's EX_CANTCREAT: the pods could not be created; the user's program did not run.
 EXIT_NOT_STARTED: Final = 73
 
 # Shortest interval of reports of log output to the progress deadline.
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    """A gang from its start until its last node is empty."""
+    """One attempt, from its start until its last node is empty."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class Attempt:
 
     @property
     def progress(self) -> ProgressView | None:
-        """What the ranks said last."""
+        """The ranks' latest reports."""
         return self.gateway.progress_view
 
     def log_grew(self, now: float) -> bool:
-        """Whether a rank wrote something since the last time that this was so; not too often."""
+        """Whether a rank wrote output since the last call that returned true; rate-limited."""
         if now < self._log_reported_at + self._log_interval_seconds:
             return False
         total = 0
@@ -100,7 +100,7 @@ class Attempt:
 
 
 class Attempts:
-    """The living attempts of all jobs: at most one a job."""
+    """The running attempts, at most one per job."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Attempts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, job: str) -> Attempt | None:
-        """The living attempt of a job."""
+        """The running attempt of a job."""
         return self._attempts.get(job)
 
     def living(self) -> list[Attempt]:
@@ -125,7 +125,7 @@ class Attempts:
         return list(self._attempts.values())
 
     def start(self, job: FlyerJob, start: Start, show: Callable[[], None]) -> None:
-        """Begin an attempt; GangStarted or PodExited follows."""
+        """Start an attempt; GangStarted or PodExited follows."""
         known = self._attempts.get(start.job)
         if known is not None and known.start.attempt == start.attempt:
             return
@@ -136,7 +136,7 @@ class Attempts:
         attempt.starting = self._spawn(self._start(attempt))
 
     def signal(self, signal: Signal) -> None:
-        """Ask the ranks to suspend; SIGTERM for those who never opened their socket."""
+        """Ask the ranks to suspend; by SIGTERM if no rank has opened its socket."""
         attempt = self._attempts.get(signal.job)
         if attempt is None or attempt.start.attempt != signal.attempt:
             return
@@ -149,7 +149,7 @@ class Attempts:
         self._spawn(self._stop(stop))
 
     def emptied(self, job: str, attempt: int) -> None:
-        """A node was emptied: after the last one the attempt is over."""
+        """Record an empty node; the last one ends the attempt."""
         known = self._attempts.get(job)
         if known is None or known.start.attempt != attempt or self._pods.of_attempt(job, attempt):
             return
@@ -159,7 +159,7 @@ class Attempts:
         self._spawn(known.gateway.close())
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Close the sockets of all attempts."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""The cluster file: the simulated nodes of this machine.
+"""Cluster file: defines the simulated nodes of this machine.
 
-Read by people and written by people: every error names file, line, field, value and remedy.
+Users write it by hand: every error names file, line, field, value and remedy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Seconds = Annotated[float, Field(ge=0, le=86400, strict=False)]
 
 
 class NodeGroup(StrictModel):
-    """Nodes that are alike."""
+    """Nodes with the same properties."""
 
     names: list[NodeName] = Field(min_length=1)
     zone: str = Field(pattern=WORD)
@@ -53,7 +53,7 @@ class LocalQuota(FlyerQuotaSpec):
 
 
 class Settings(StrictModel):
-    """Times that suit one machine; the engine's own suit a cluster."""
+    """Times for one machine; the engine's defaults are for a cluster."""
 
     failure_window_seconds: Seconds = 0.5
     start_deadline_seconds: Seconds = 60.0
@@ -149,7 +149,7 @@ def _parsed(text: str, file: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The same value in Python's own types, which strict models want."""
+    """The value in Python's built-in types, which strict models require."""
     if isinstance(value, CommentedMap):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, CommentedSeq):

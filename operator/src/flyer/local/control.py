@@ -1,10 +1,10 @@
 """Server of the control socket, for requests of clients (frames: flyer.client.channel).
 
-The server reads one bounded line a request and calls the handler of its op. A line that is too
-long, is not JSON, has another version or names an unknown op is answered with an error that says
-so; after a line that it cannot trust, the connection is closed. One client's nonsense, slowness
-or death never touches another's connection: every subscription has a bounded queue, and who does
-not read in time is cut off with a word (`lagged`) and may connect again.
+The server reads one bounded line per request and calls the handler of its op. A line that is too
+long, is not JSON, has another version or names an unknown op is answered with an error; after a
+malformed line the connection is closed. An invalid, slow or dead client never affects another
+connection: every subscription has a bounded queue, and a client that does not read in time is
+disconnected with a message (`lagged`) and may connect again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Subscription:
             self.lagged = True
 
     async def items(self) -> AsyncIterator[dict[str, Any]]:
-        """Items as they come, until the end or until the watcher lags."""
+        """Yield items until the end or until the watcher lags."""
         while True:
             item = await self._items.get()
             if item is None:
@@ -62,7 +62,7 @@ class Subscription:
 
 
 class ControlHandler(Protocol):
-    """What the driver offers. Every method answers with JSON or raises FlyerError."""
+    """The driver's methods. Each returns JSON or raises FlyerError."""
 
     async def call(self, op: str, arguments: dict[str, Any]) -> Any:
         """Answer one request."""
@@ -71,7 +71,7 @@ class ControlHandler(Protocol):
         """Open a stream of events and status changes."""
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a watcher."""
+        """Remove a watcher."""
 
 
 class ControlServer:
@@ -84,7 +84,7 @@ class ControlServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. The caller holds the cluster's lock: a socket file left here is a dead one's."""
+        """Listen. The caller holds the cluster's lock, so an existing socket file is stale."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         self._server = await asyncio.start_unix_server(
@@ -99,7 +99,7 @@ class ControlServer:
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         if self._connections:
-            # watchers get their last items; a stuck one is cut off
+            # watchers get their last items; a stuck one is disconnected
             _, pending = await asyncio.wait(self._connections, timeout=1.0)
             for task in pending:
                 task.cancel()
@@ -121,7 +121,7 @@ class ControlServer:
                 return
             await self._serve(reader, writer)
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
-            pass  # the client went away, or the driver ends
+            pass  # the client disconnected, or the driver ends
         finally:
             self._connections.discard(task)
             writer.close()
@@ -175,7 +175,7 @@ class ControlServer:
             await _write(writer, {"ok": False, "error": error_to_json(error)})
             return
         sender = asyncio.create_task(_send_all(writer, subscription))
-        # A watcher says nothing more: whatever comes from it (most likely its end) ends the stream.
+        # A watcher sends nothing more: any input from it, usually EOF, ends the stream.
         hangup = asyncio.create_task(reader.read(1))
         try:
             await asyncio.wait({sender, hangup}, return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +209,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     version = request.pop("version", None)
     if version != PROTOCOL_VERSION:
         raise FlyerError.usage(
-            f"the request has version {version!r}, this driver speaks {PROTOCOL_VERSION}",
+            f"the request has version {version!r}, this driver has {PROTOCOL_VERSION}",
             "use the `flyer` of the driver's version",
         )
     return request

@@ -1,9 +1,9 @@
 """The local driver: observe, step the engine, commit, act. Everything runs in one event loop.
 
 `advance` is the only place where the engine is stepped: it takes events, gets actions, performs
-the commits first and then the rest. Effects report back as events into the inbox. Whatever state
-matters is in the jobs' files before it is acted on, so this process may die at any point: the
-next one reads the files, makes sure that no process is left, and resumes.
+the commits first and then the rest. Effects report back as events into the inbox. Decisions are in
+the jobs' files before the driver acts on them, so this process may die at any point: the next one
+reads the files, ensures that no process remains, and resumes.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 __all__ = ["Driver"]
 
 LOG_WATCH_SECONDS: Final = 0.25
-# A program that follows one job and then runs another must not find the driver gone in between.
+# The driver must stay for a program that follows one job and then submits another.
 LINGER_SECONDS: Final = 2.0
-# The loop wakes at least so often, so that a clock that was set cannot stop it.
+# Longest sleep of the loop, so that a change of the clock cannot stop it.
 IDLE_SECONDS_MAX: Final = 60.0
 
 log = logging.getLogger(__name__)
@@ -111,17 +111,17 @@ class Driver:
 
     @property
     def state(self) -> EngineState:
-        """The engine's state, for questions."""
+        """The engine's state, for reads."""
         return self._state
 
     def take_over(self) -> None:
-        """Make sure that nothing of an earlier driver lives."""
+        """Kill the processes of an earlier driver."""
         killed = kill_orphans(self.store.paths.root)
         if killed:
             log.warning("killed %d processes that an earlier driver left behind", killed)
 
     def open(self) -> None:
-        """Go on with every stored job."""
+        """Resume every stored job."""
         write_atomically(self.store.paths.cluster, self.cluster.to_object())
         self._pods.open()
         observed = [NodeObserved(node) for node in self.cluster.engine_nodes()]
@@ -145,7 +145,7 @@ class Driver:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _more_comes(self) -> bool:
-        """Whether a program that watches submits its next job, now that the last one has ended."""
+        """Whether a watching program may submit its next job after the last one has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LINGER_SECONDS
         while self.finished and not self._stopped and self.watchers.has_external:
@@ -193,7 +193,7 @@ class Driver:
     # -- events in -----------------------------------------------------------------------------
 
     def enqueue(self, event: Event) -> None:
-        """Queue a fact for the engine."""
+        """Queue an event for the engine."""
         job = getattr(event, "job", None)
         if isinstance(job, str) and not isinstance(event, ProgressReported):
             attempt = self._attempts.of(job)
@@ -246,7 +246,7 @@ class Driver:
             )  # fmt: skip
 
     def _crashed(self, error: BaseException) -> None:
-        """A task of ours has a bug: without it something would wait for ever, so end at once."""
+        """End at once after a bug in a task of the driver: others might wait for it for ever."""
         log.error("a task of the driver failed", exc_info=error)
         self._broken = FlyerError(
             f"a bug in flyer ended the driver: {error!r}",
@@ -266,10 +266,10 @@ class Driver:
     # -- the step ------------------------------------------------------------------------------
 
     def advance(self, events: Sequence[Event]) -> None:
-        """Step the engine and do what it decides. Never re-entered: effects only queue events.
+        """Step the engine and perform its actions. Never re-entered: effects only queue events.
 
-        A decision that cannot be stored ends the driver before it is acted on: the next one finds
-        what was stored last, and nothing else has happened.
+        If a decision cannot be stored, the driver ends before it acts on it: the stored state is
+        then still the actual one.
         """
         if self._broken is not None:
             raise self._broken
@@ -283,7 +283,7 @@ class Driver:
     def _advance(self, events: Sequence[Event]) -> None:
         now = max(time.time(), self._state.now)
         actions, events = self._step(events, now)
-        # Each step, ticks too: a replay must take the same path through the same states.
+        # Every step including ticks: a replay must take the same path through the same states.
         self.store.note(self.store.decisions, step_line(events, now, actions))
         self._wake_at = now + IDLE_SECONDS_MAX
         changed = set()
@@ -294,12 +294,12 @@ class Driver:
             else:
                 self._perform(action)
         self._publish(changed)
-        self._wake.set()  # the next deadline may be another one, or nothing may be left to do
+        self._wake.set()  # the next deadline may have changed, or no work may remain
 
     def _step(
         self, events: Sequence[Event], now: float
     ) -> tuple[Sequence[Action], Sequence[Event]]:
-        """What follows, and from which events: one that the engine fails at is dropped."""
+        """The step's result and its events; an event that the engine fails on is dropped."""
         while True:
             try:
                 self._state, actions = engine.step(self._state, events, now)
@@ -340,7 +340,7 @@ class Driver:
             case Finish():
                 pass  # an attempt closes its socket when its last node is empty
             case _:
-                pass  # the token is held by the state itself: one driver, one machine
+                pass  # with one driver the engine's state itself is the token's holder
 
     # -- views ---------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Driver:
             self.watchers.offer({"kind": "nodes", "nodes": to_json(self.node_views())})
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """The present state as items for a new watcher."""
+        """The current state as items for a new watcher."""
         items: list[dict[str, Any]] = [{"kind": "nodes", "nodes": to_json(self.node_views())}]
         items += [{"kind": "job", "job": to_json(self.view(key))} for key in sorted(self.jobs)]
         return items

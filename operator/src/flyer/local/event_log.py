@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLog"]
 
-# The file keeps all; memory keeps what clients ask for.
+# The file has all events; memory has the recent ones that clients request.
 EVENTS_KEPT_MAX: Final = 50_000
 
 
@@ -58,7 +58,7 @@ class EventLog:
         return event
 
     def since(self, sequence: int, job: str | None = None) -> Iterator[EventView]:
-        """Past events from `sequence` on, of one job or of all."""
+        """Past events since `sequence`, of one job or of all."""
         for event in self._events:
             if event.sequence >= sequence and job in (None, event.job):
                 yield event

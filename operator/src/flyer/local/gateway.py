@@ -1,7 +1,7 @@
 """Gateway of an attempt: turns messages on the job socket into events of the engine.
 
-Progress is frequent and rarely needed, so the newest step is reported at intervals, and
-always before anything else that the same job says.
+Progress is frequent and rarely needed, so the newest step is reported at intervals, and always
+before any other report of the same job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Gateway"]
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.2
-# A job says how much work there is under one of these names.
+# Names under which a job may report its total number of steps.
 TOTAL_STEPS_METRICS: Final = ("total_steps", "steps_total")
 
 
@@ -85,7 +85,7 @@ class Gateway:
         return bool(self._server.ranks_seen)
 
     def flush(self) -> None:
-        """Tell the newest progress, if it is news."""
+        """Report the newest progress, unless it was already reported."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -95,14 +95,14 @@ class Gateway:
             self._report(ProgressReported(self._job, self._attempt, view.step))
             self._show()
 
-    # -- what ranks say (flyer.job.server.JobHandler) ------------------------------------------
+    # -- requests of ranks (flyer.job.server.JobHandler) ---------------------------------------
 
     async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
-        """The job knows that it is being suspended."""
+        """The job acknowledges the suspension."""
         self._report(SuspendReceived(self._job, self._attempt))
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
-        """A step is done; the first rank's numbers are shown."""
+        """The job finished a step; clients see the numbers of the first rank."""
         old = self.progress_view
         if old is not None and (step < old.step or (step == old.step and rank != 0)):
             return
@@ -115,24 +115,24 @@ class Gateway:
             self._timer = loop.call_later(PROGRESS_INTERVAL_SECONDS, self.flush)
 
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
-        """A checkpoint exists."""
+        """The job wrote a checkpoint."""
         self.flush()
         self._report(CheckpointReported(self._job, self._attempt, step, path, durable))
 
     async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
-        """The job gives all its nodes back."""
+        """The job releases all its nodes."""
         self.flush()
         self.released = True
         self._report(Released(self._job, self._attempt))
 
     async def fail(self, rank: int, reason: str) -> None:
-        """The job gives up: as if that rank's pod had failed."""
+        """The job fails, like after a failure of that rank's pod."""
         self.flush()
         node = self._nodes[min(rank // self._ranks_per_node, len(self._nodes) - 1)]
         self._report(PodExited(self._job, self._attempt, node, Failed(1, reason)))
 
     async def user_state(self, rank: int, state: int) -> None:  # noqa: ARG002
-        """Keep the user's word."""
+        """Store the user's 32-bit state."""
         self._report(UserStateSet(self._job, self._attempt, state & 0xFFFFFFFF))
 
 

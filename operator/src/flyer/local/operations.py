@@ -1,4 +1,4 @@
-"""The verbs of the control socket, one method each (docs/reference/cli.md has their JSON)."""
+"""Verbs of the control socket, one method each (docs/reference/cli.md has their JSON)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 
 class Operations:
-    """What clients may ask of a driver (flyer.local.control.ControlHandler)."""
+    """The requests that clients may send to a driver (flyer.local.control.ControlHandler)."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -64,14 +64,14 @@ class Operations:
         verb = self._verbs.get(op)
         if verb is None:
             raise FlyerError.usage(
-                f"this driver does not know `{op[:40]}`; it knows {', '.join(self._verbs)}, watch",
+                f"unknown request `{op[:40]}`; valid: {', '.join(self._verbs)}, watch",
                 "use the `flyer` of the driver's version",
             )
         answer = verb(arguments)
         return to_json(await answer if inspect.isawaitable(answer) else answer)
 
     def subscribe(self, arguments: dict[str, Any]) -> Subscription:
-        """The present state, past events if `since` is given, then every change."""
+        """The current state, past events if `since` is set, then every change."""
         items = self._driver.snapshot()
         since = arguments.get("since")
         if since is not None:
@@ -81,10 +81,10 @@ class Operations:
         return self._driver.watchers.add(items, pid if isinstance(pid, int) else None)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """Forget a watcher."""
+        """Remove a watcher."""
         self._driver.watchers.remove(subscription)
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- reads ---------------------------------------------------------------------------------
 
     def _ping(self, _arguments: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -107,7 +107,7 @@ class Operations:
         key = self._known(arguments).key
         now = max(time.time(), self._driver.state.now)
         explanation = engine.explain(self._driver.state, key, now)
-        # Nodes that died return by themselves here.
+        # Lost nodes of a local cluster return by themselves.
         returns = {
             name: f"wait {max(moment - now, 0):.0f} s  # until {name} is ready again"
             for name, moment in sorted(self._driver.returns_at.items(), key=lambda item: item[1])
@@ -128,14 +128,15 @@ class Operations:
         since = _integer(arguments, "since")
         return list(self._driver.events.since(since, job if isinstance(job, str) else None))
 
-    # -- wishes --------------------------------------------------------------------------------
+    # -- writes --------------------------------------------------------------------------------
 
     async def _run(self, arguments: dict[str, Any]) -> list[Any]:
         text, source = _text(arguments, "manifest", 1 << 20), _text(arguments, "source")
         await self._until_empty([job.key for job in read_manifest(text, source)])
         if self._driver.ending:
             raise FlyerError.unreachable(
-                "the driver is ending: every job has finished", "ask again, it starts anew"
+                "the driver is ending: every job has finished",
+                "repeat the command",
             )
         keys = submit(
             self._driver, text, source, Path(_text(arguments, "folder", characters_max=4096))
@@ -143,14 +144,14 @@ class Operations:
         return [self._driver.view(key) for key in keys]
 
     async def _until_empty(self, keys: list[str]) -> None:
-        """A job that has ended makes room for its successor when its last process is gone."""
+        """Wait until the last process of an ended job of the same name has ended."""
         deadline = time.monotonic() + EMPTY_SECONDS_MAX
         while leaving := [key for key in keys if self._leaves(key)]:
             if time.monotonic() > deadline:
                 raise FlyerError.timeout(
-                    f"processes of the ended job `{leaving[0]}` are still there after "
+                    f"processes of the ended job `{leaving[0]}` still run after "
                     f"{EMPTY_SECONDS_MAX:g} s",
-                    "`flyer nodes` lists them; submit again when they are gone",
+                    "`flyer nodes` lists them; submit again after they have ended",
                 )
             await asyncio.sleep(EMPTY_POLL_SECONDS)
 
@@ -170,18 +171,18 @@ class Operations:
             phase = job.status.phase if job.status else Phase.QUEUED
             raise FlyerError.usage(
                 f"`{job.key}` is {phase}, not suspended",
-                f"`flyer why {job.metadata.name}` says what it waits for",
+                f"`flyer why {job.metadata.name}` explains why it waits",
             )
         return self._set_suspend(job, ResumeRequested(job.key), suspend=False)
 
     def _requeue(self, arguments: dict[str, Any]) -> Any:
-        """A suspension that is taken back at once: the job leaves its nodes and queues again."""
+        """Suspend the job and resume it at once: it releases its nodes and queues again."""
         job = self._unfinished(arguments, "requeue")
         phase = job.status.phase if job.status else Phase.QUEUED
         if phase not in (Phase.RUNNING, Phase.STARTING):
             raise FlyerError.usage(
                 f"`{job.key}` is {phase}: it has no nodes to release",
-                f"`flyer why {job.metadata.name}` says what it waits for",
+                f"`flyer why {job.metadata.name}` explains why it waits",
             )
         reason = _text(arguments, "reason") or "requeued"
         # Two steps: the first starts the suspension, the second lets the job queue again.
@@ -197,14 +198,14 @@ class Operations:
         return self._driver.view(job.key)
 
     def _priority(self, arguments: dict[str, Any]) -> Any:
-        """Stored in the spec first, as a suspension is."""
+        """Change the priority; the spec is stored first, as for a suspension."""
         job = self._unfinished(arguments, "change the priority of")
         text = _text(arguments, "priority")
         try:
             priority = Priority(text)
         except ValueError:
             raise FlyerError.usage(
-                f"priority `{text}` is not known", f"choose {', '.join(Priority)}"
+                f"unknown priority `{text}`", f"choose {', '.join(Priority)}"
             ) from None
         job = job.replace(
             spec=job.spec.replace(priority=priority),
@@ -216,7 +217,7 @@ class Operations:
         return self._driver.view(job.key)
 
     def _set_suspend(self, job: FlyerJob, event: Event, *, suspend: bool) -> Any:
-        """The wish is stored in the spec first: it holds whatever happens to this process."""
+        """Store the request in the spec first: it survives the death of this process."""
         generation = (job.metadata.generation or 0) + 1
         job = job.replace(
             spec=job.spec.replace(suspend=suspend),
@@ -235,7 +236,7 @@ class Operations:
         if job is None:
             known = ", ".join(sorted(self._driver.jobs)[:10]) or "none"
             raise FlyerError.not_found(
-                f"there is no job `{key}` here; there are: {known}", "`flyer ps` lists all jobs"
+                f"unknown job `{key}`; jobs: {known}", "`flyer ps` lists all jobs"
             )
         return job
 

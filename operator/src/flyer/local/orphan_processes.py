@@ -1,7 +1,7 @@
 """Orphan processes: kills those that an earlier driver of the state directory left behind.
 
-The kernel kills pods with their driver, so there should be none. A new driver searches anyway, by
-the marker in the environment of every process that it starts, before it reports a node as empty.
+The kernel kills pods with their driver, so none are expected. A new driver still searches for the
+marker that its pods have in their environment, before it reports a node as empty.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_marked(root: Path) -> list[int]:
 
 
 def kill_orphans(root: Path) -> int:
-    """Kill them and wait until they are gone; returns their number."""
+    """Kill them and wait until they have ended; returns their number."""
     found = marked = find_marked(root)
     deadline = time.monotonic() + GONE_SECONDS
     while marked:

@@ -1,7 +1,7 @@
 """Pod specifications: the processes of each node from the template of a FlyerJob.
 
-A manifest is checked here before it is accepted: what cannot start is refused with the field that
-is at fault, rather than found by eight ranks at once. Images are not pulled: a pod is a process.
+It validates a manifest before it is accepted: an invalid one is refused with the name of the field.
+Images are not pulled: a pod is a process.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = [
     "with_folder",
 ]
 
-# Where the manifest lay: relative paths of its template start there.
+# The manifest's folder: relative paths of its template start there.
 FOLDER_ANNOTATION: Final = "local.fireflyer.dev/folder"
 LOCAL_ADDRESS: Final = "127.0.0.1"
-# Below the range from which the kernel takes ports of outgoing connections, so that none of those
-# sits on a master port between our choice and rank 0's bind.
+# Below the kernel's range of ephemeral ports, so that no outgoing connection takes the master port
+# before rank 0 binds it.
 PORTS: Final = range(18000, 32000)
 PORT_TRIES: Final = 200
 
 
 def refusals(job: FlyerJob) -> Iterator[str]:
-    """Why the job's pods could not start here, one line a reason, the field first."""
+    """The reasons why the job's pods cannot start here, one line each, the field first."""
     container = job.spec.template.trainer
     index = job.spec.template.spec.containers.index(container)
     place = f"spec.template.spec.containers[{index}]"
     if not container.command:
         yield (
-            f"{place}.command: is missing: a pod is a process here, so say what to run, "
+            f"{place}.command: is missing: a local pod is a process, so set it, "
             "such as [python, train.py]"
         )
     folder = working_folder(job)
@@ -58,19 +58,19 @@ def refusals(job: FlyerJob) -> Iterator[str]:
         )
     elif container.command and program(container, folder) is None:
         yield (
-            f'{place}.command[0]: "{container.command[0]}" is not a program here: '
-            "give its path, or install it (it was looked for on PATH)"
+            f'{place}.command[0]: "{container.command[0]}" is not a program on this machine: '
+            "give its path, or install it (it is not on PATH)"
         )
     for position, variable in enumerate(container.env):
         if variable.value is None:
             yield (
                 f"{place}.env[{position}]: {variable.name} has no value: "
-                "valueFrom works on Kubernetes only, write `value`"
+                "valueFrom works only on Kubernetes, set `value`"
             )
 
 
 def with_folder(job: FlyerJob, folder: Path) -> FlyerJob:
-    """The job, remembering where its manifest lay."""
+    """The job with the folder of its manifest as an annotation."""
     annotations = {**job.metadata.annotations, FOLDER_ANNOTATION: str(folder)}
     return job.replace(metadata=job.metadata.replace(annotations=annotations))
 
@@ -103,12 +103,12 @@ def pod_specs(
     run: Path,
     master_port: int,
 ) -> list[PodSpec]:
-    """One PodSpec a node, in rank order. The job has passed `refusals`."""
+    """One PodSpec per node, in rank order. The job has passed `refusals`."""
     container = job.spec.template.trainer
     folder = working_folder(job)
     found = program(container, folder)
     if found is None:
-        raise FileNotFoundError(f"`{container.command[0]}` is no program on this machine any more")
+        raise FileNotFoundError(f"`{container.command[0]}` is no longer a program on this machine")
     return [
         PodSpec(
             job=job.metadata.name,
@@ -137,7 +137,7 @@ def pod_specs(
 
 
 def unused_port(taken: set[int]) -> int:
-    """A loopback port without a listener that no running attempt was given."""
+    """A loopback port without a listener that no running attempt uses."""
     for port in random.sample(PORTS, PORT_TRIES):
         if port in taken:
             continue

@@ -1,8 +1,8 @@
 """Pods as process groups of this machine: starts and stops gangs, and reports their exits.
 
-Facts go to the driver as engine events: PodExited or NodeLost for how a pod ended, then
-NodeEmptied, which is reported after a check that no process of the pod is left. One task a pod
-watches it from start to end, so each fact is reported exactly once.
+The driver receives engine events: PodExited or NodeLost for the end of a pod, then NodeEmptied
+after a check that no process of the pod remains. One task per pod watches it from start to end, so
+each event is reported exactly once.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Pod", "Pods"]
 
-# The kernel reaps a killed process in milliseconds; longer means one that cannot die (a disk wait).
+# A killed process ends in milliseconds; a longer time means a process that cannot die (disk wait).
 EMPTY_WARN_SECONDS: Final = 10.0
 EMPTY_POLL_SECONDS: Final = 0.02
-# Longer than a launcher takes to end its other ranks after one failed.
+# Longer than a launcher's time to end its other ranks after one failed.
 PEER_LOST_SECONDS: Final = 3.0
 
 log = logging.getLogger(__name__)
@@ -47,19 +47,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Pod:
-    """One node's part of a gang, while it lives."""
+    """One node's part of a running gang."""
 
     job: str
     attempt: int
     node: str
     spec: PodSpec
     process: PodProcess
-    # Set when we end it: how it ends then says nothing about the node.
+    # Set when the driver ends the pod: its exit is then no evidence about the node.
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     kill_timer: asyncio.TimerHandle | None = None
 
     def pids(self) -> list[int]:
-        """The supervisor first, then everything below it."""
+        """The supervisor and its descendants."""
         return [self.process.pid, *descendant_pids(self.process.pid)]
 
 
@@ -91,16 +91,16 @@ class Pods:
         self._closing = False
 
     def open(self) -> None:
-        """Start to preload at once, so that the first gang need not wait for imports."""
+        """Start preloading, so that the first gang does not wait for imports."""
         self._fork_server = asyncio.create_task(self._start_fork_server())
 
     async def close(self) -> None:
-        """Kill everything; returns when no process of ours is left."""
+        """Kill all pods; returns when no process remains."""
         self._closing = True
         for pod in self._pods.values():
             pod.stopping.set()
         if self._fork_server is not None:
-            self._fork_server.cancel()  # of no effect once it has started
+            self._fork_server.cancel()  # no effect once it has started
             with contextlib.suppress(ForkServerError, OSError, asyncio.CancelledError):
                 await (await self._fork_server).close()
         if self._watchers:
@@ -113,13 +113,13 @@ class Pods:
         return self._pods.get(node)
 
     def of_attempt(self, job: str, attempt: int) -> list[Pod]:
-        """The living pods of one attempt, in no order."""
+        """The running pods of one attempt, unordered."""
         return [pod for pod in self._pods.values() if (pod.job, pod.attempt) == (job, attempt)]
 
     async def start_gang(self, job: str, attempt: int, specs: Sequence[PodSpec]) -> None:
-        """Start one pod a node, all at once. Returns or raises when every start is decided."""
+        """Start one pod per node concurrently. Returns or raises when every start is decided."""
         for key in [key for key in self._failures if key[0] == job]:
-            del self._failures[key]  # of attempts before
+            del self._failures[key]  # of earlier attempts
         fork_server = await self._ready_fork_server()
         started = await asyncio.gather(
             *(self._start(fork_server, job, attempt, spec) for spec in specs),
@@ -184,7 +184,7 @@ class Pods:
         if pod.kill_timer is not None:
             pod.kill_timer.cancel()
         if ended.exit_status == EXIT_PEER_LOST:
-            # The exit of another pod explains this one: let it be reported first.
+            # The exit of another pod caused this one: let it be reported first.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pod.stopping.wait(), PEER_LOST_SECONDS)
         if failure is not None and not pod.stopping.is_set():
@@ -216,7 +216,7 @@ def _is_gone(fork_server: asyncio.Task[ForkServer]) -> bool:
 
 
 def _fact(pod: Pod, ended: PodExit, failure: Failure | None, *, fork_server_lost: bool) -> Event:
-    """What the end of a pod means."""
+    """The engine event for the end of a pod."""
     died = ended.signal is not None and failure is None
     if died and not pod.stopping.is_set() and not fork_server_lost:
         name = _signal_name(ended.signal or 0)
@@ -229,11 +229,11 @@ def _outcome(ended: PodExit, failure: Failure | None) -> Outcome:
     if ended.exit_status == 0:
         return Succeeded()
     if ended.exit_status == EXIT_SUSPENDED:
-        return Killed(0, "it gave its node back")
+        return Killed(0, "it released its node")
     if ended.exit_status == EXIT_PEER_LOST:
         if failure is not None and failure.traceback:
             return Killed(0, f"it lost its peers: {_last_line(failure)}")
-        return Killed(0, "it lost its peers, and none of them says why")
+        return Killed(0, "it lost its peers, and none reports a cause")
     if ended.signal is not None:
         rank = f"rank {failure.rank}: " if failure else ""
         return Killed(ended.signal, f"{rank}killed by {_signal_name(ended.signal)}")
@@ -256,7 +256,7 @@ def _signal_name(number: int) -> str:
 
 
 async def _until_group_is_gone(pod: Pod) -> None:
-    """Look until no process is left in the pod's group; kill what is."""
+    """Kill the remaining processes of the pod's group and wait until none is left."""
     loop = asyncio.get_running_loop()
     warn_at = loop.time() + EMPTY_WARN_SECONDS
     while _group_exists(pod.process.pid):

@@ -1,7 +1,7 @@
 """Restart of a driver: rebuilds the state of the engine from the stored jobs.
 
-The engine's state comes from the jobs alone. No pod has outlived its driver, so the nodes that were
-in use are reported as empty, whatever they were doing.
+The engine's state is derived from the jobs alone. No pod has outlived its driver, so the nodes that
+were in use are reported as empty.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["rebuilt", "vanished_pods"]
 
 
 def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) -> EngineState:
-    """The engine's state, in a new term; the log of decisions starts with it."""
+    """The engine's state in a new term, which is the first entry of the decision log."""
     epochs = [job.status.epoch for job in known.values() if job.status]
-    # Written by an earlier version, which kept it in the assignment alone.
+    # Written by an earlier version, which stored it only in the assignment.
     epochs += [
         job.status.assignment.epoch
         for job in known.values()
@@ -55,7 +55,7 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
 
 
 def vanished_pods(jobs: Mapping[str, FlyerJob], event_log: EventLog) -> list[Event]:
-    """Nothing runs (`kill_orphans` looked): the end of every node's pod that was in use."""
+    """The ends of all pods of the previous driver: `kill_orphans` has ensured that none runs."""
     events: list[Event] = []
     for key, job in sorted(jobs.items()):
         status = job.status or FlyerJobStatus()

@@ -1,7 +1,7 @@
-"""Run folders outside their state directory: made when its path is too long for a socket's address.
+"""Run folders outside their state directory, for paths that are too long for a socket's address.
 
-They lie in the temporary folder, and a state directory that is deleted leaves its own behind. Each
-driver that starts removes those that no driver needs any more.
+They are in the temporary folder, where they remain after their state directory was deleted. Each
+driver removes unused ones at its start.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ UNSIGNED_SECONDS = 86_400.0
 
 
 def sign(paths: StatePaths) -> None:
-    """Write down whose folder it is, where that is not to be seen from its place."""
+    """Record the state directory in a run folder outside of it."""
     if paths.run.parent != paths.root:
         (paths.run / OWNER).write_text(f"{paths.root}\n")
 
 
 def remove_dead(paths: StatePaths, now: float | None = None) -> int:
-    """Remove this user's run folders whose state directory is gone; how many there were."""
+    """Remove this user's run folders without a state directory. Returns their number."""
     moment = time.time() if now is None else now
     removed = 0
     for folder in Path(tempfile.gettempdir()).glob(f"flyer-{os.getuid()}-*"):
@@ -54,7 +54,7 @@ def remove_dead(paths: StatePaths, now: float | None = None) -> int:
 
 @contextlib.contextmanager
 def _dead(folder: Path, now: float) -> Iterator[bool]:
-    """Whether it is unused; no driver of its state can start during the check."""
+    """Whether the folder is unused; no driver of its state can start during the check."""
     idle = now - folder.lstat().st_mtime
     try:
         root = Path((folder / OWNER).read_text().strip())
@@ -74,6 +74,6 @@ def _dead(folder: Path, now: float) -> Iterator[bool]:
     except BlockingIOError:
         yield False
     else:
-        yield True  # a next driver makes it anew
+        yield True  # a later driver creates it again
     finally:
         os.close(descriptor)

@@ -35,7 +35,7 @@ RUN_PATH_BYTES_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class StatePaths:
-    """The places inside one state directory."""
+    """The paths inside one state directory."""
 
     root: Path
 
@@ -84,7 +84,7 @@ class StatePaths:
         return self.run / "control.sock"
 
     def job_logs(self, key: str) -> Path:
-        """Where the ranks of the job `namespace/name` write."""
+        """Folder of the ranks' output of the job `namespace/name`."""
         return self.logs / key.replace("/", ".")
 
 
@@ -97,7 +97,7 @@ def owned_privately(folder: Path) -> bool:
 
 
 def driver_alive(paths: StatePaths) -> bool:
-    """Whether a driver holds the lock. The kernel drops it with the process, however it dies."""
+    """Whether a driver holds the lock. The kernel releases it when the process ends."""
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def driver_alive(paths: StatePaths) -> bool:
 
 
 def find_state(state: str | Path | None = None, start: Path | None = None) -> StatePaths:
-    """The state directory meant by the user: named, from the environment, or the only one here."""
+    """The user's state directory: named, from the environment, or the only one in `.flyer/`."""
     named = state or os.environ.get(STATE_ENVIRONMENT)
     if named:
         root = Path(named).expanduser().absolute()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Appender", "Store", "read_json_lines", "write_atomically"]
 
-# Clients look at the lock for an instant with a shared lock; longer than this it is a driver's.
+# Clients take a shared lock for an instant; a lock held for longer is a driver's.
 LOCK_WAIT_SECONDS: Final = 1.0
 LOCK_POLL_SECONDS: Final = 0.02
 BLOCK_BYTES: Final = 64 * 1024
@@ -46,20 +46,20 @@ class Store:
 
     @classmethod
     def open(cls, root: Path) -> Store:
-        """Create what is missing and take the lock, or say who holds it."""
+        """Create missing folders and take the lock. Raises FlyerError that names its holder."""
         paths = StatePaths(root.absolute())
         try:
-            # Manifests hold environments, and environments hold secrets: for this user alone.
+            # Environments in manifests may contain secrets: readable only by this user.
             paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (paths.jobs, paths.logs):
                 folder.mkdir(exist_ok=True)
             descriptor = _take_lock(paths)
-            # With the lock held: without it another driver may take the folder for a dead one's.
+            # Only under the lock: otherwise another driver may remove the folder as unused.
             paths.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise FlyerError.usage(
                 f"cannot keep state in `{paths.root}`: {error.strerror or error}",
-                "name a folder that you may write with --state",
+                "name a writable folder with --state",
             ) from error
         if not owned_privately(paths.run):
             os.close(descriptor)
@@ -95,7 +95,7 @@ class Store:
             ) from error
 
     def note(self, appender: Appender, line: str) -> None:
-        """Append to a log that no decision depends on: a full disk is said, and survived."""
+        """Append to a log that no decision depends on: a failed write is logged."""
         try:
             appender.append_line(line)
         except OSError as error:
@@ -131,24 +131,24 @@ def write_atomically(path: Path, document: dict[str, Any]) -> None:
 
 
 class Appender:
-    """An append-only file of JSON lines that starts on a whole line."""
+    """An append-only file of JSON lines; cuts an incomplete last line first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: FileIO | None = None
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write a record in one go: a reader sees it soon, a crash tears at most this one."""
+        """Append a record with one write: a crash can tear only this one."""
         self.append_line(json.dumps(record, separators=(",", ":")))
 
     def append_line(self, line: str) -> None:
-        """Write a record that is a line already, without its end."""
+        """Append a record in its JSON form, without a line end."""
         if self._file is None:
             self._file = self._opened()
         try:
             self._file.write(line.encode() + b"\n")
         except OSError:
-            self.close()  # half a line may stand there: the next append cuts it off
+            self.close()  # the next append cuts an incomplete line
             raise
 
     def close(self) -> None:

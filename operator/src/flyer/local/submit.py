@@ -1,7 +1,7 @@
 """Submission of a manifest: every job is validated before the first is accepted.
 
-A job is accepted when its file is on disk. A job of the same name that has not ended is joined if
-its spec is the same; one that has ended makes room, and its logs are kept under its history id.
+A job is accepted when its file is on disk. If an unfinished job of the same name has the same spec,
+it is used. An ended one is replaced, and its logs are kept under its history id.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_manifest(text: str, source: str) -> list[FlyerJob]:
 
 
 def check(driver: Driver, text: str, source: str, folder: Path) -> tuple[list[str], list[FlyerJob]]:
-    """The keys of a manifest's jobs, and those that are new here. Refuses; changes nothing."""
+    """The keys of a manifest's jobs, and the new jobs. Raises FlyerError; changes nothing."""
     jobs = [_prepared(job, folder) for job in read_manifest(text, source)]
     new = [job for job in jobs if not _joins(driver, job)]
     for job in new:
@@ -56,7 +56,7 @@ def check(driver: Driver, text: str, source: str, folder: Path) -> tuple[list[st
 
 
 def submit(driver: Driver, text: str, source: str, folder: Path) -> list[str]:
-    """Accept all jobs of a manifest, or none; their keys."""
+    """Accept all jobs of a manifest, or none. Returns their keys."""
     keys, new = check(driver, text, source, folder)
     for job in new:
         _accept(driver, job)
@@ -64,7 +64,7 @@ def submit(driver: Driver, text: str, source: str, folder: Path) -> list[str]:
 
 
 def _prepared(job: FlyerJob, folder: Path) -> FlyerJob:
-    """As it will be stored: with identity, time and place; without anybody's status."""
+    """The job as it is stored: with uid, time and folder, without a status."""
     annotations = {
         USER_ANNOTATION: _user(),
         **job.metadata.annotations,
@@ -86,7 +86,7 @@ def _user() -> str:
 
 
 def _joins(driver: Driver, job: FlyerJob) -> bool:
-    """Whether this is a job that lives here already. Another job under its name is refused."""
+    """Whether this job already exists. Raises FlyerError for a different job of its name."""
     known = driver.jobs.get(job.key)
     if known is None or (known.status and known.status.phase in ENDED):
         return False
@@ -105,7 +105,7 @@ def _joins(driver: Driver, job: FlyerJob) -> bool:
         name = job.metadata.name
         raise FlyerError.usage(
             f"a job `{job.key}` exists, is {phase}, and differs in {', '.join(differing)}",
-            f"stop it with `flyer stop {name}`, or give the new one another metadata.name",
+            f"stop it with `flyer stop {name}`, or change metadata.name of the new job",
         )
     return True
 
@@ -150,7 +150,7 @@ def _accept(driver: Driver, job: FlyerJob) -> None:
 
 
 def _archive_logs(driver: Driver, ended: FlyerJob) -> None:
-    """`logs/<job>` becomes `logs/<job>.<history id>`: nothing that was written is lost or mixed."""
+    """Rename `logs/<job>` to `logs/<job>.<history id>`, so that logs never mix."""
     folder = driver.store.paths.job_logs(ended.key)
     if folder.is_dir():
         history_id = (ended.status.history.id if ended.status else "") or uuid.uuid4().hex

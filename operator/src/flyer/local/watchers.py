@@ -22,7 +22,7 @@ class Watchers:
         return any(subscription.pid != os.getpid() for subscription in self._subscriptions)
 
     def add(self, items: list[dict[str, Any]], pid: int | None) -> Subscription:
-        """A new watcher (a process that says so, or unknown), who first gets `items`."""
+        """Add a watcher, which first receives `items`; its process may be unknown."""
         subscription = Subscription(pid)
         for item in items:
             subscription.offer(item)
@@ -30,7 +30,7 @@ class Watchers:
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Forget a watcher."""
+        """Remove a watcher."""
         self._subscriptions.discard(subscription)
 
     def offer(self, item: dict[str, Any]) -> None:

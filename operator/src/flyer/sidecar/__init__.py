@@ -1,4 +1,4 @@
 """The native sidecar of a job's pod: serves the job socket, and relays to the operator's gateway.
 
-Standard library only, and what `flyer.job` has. `flyer-sidecar` is its script.
+Uses only the standard library and `flyer.job`. Its script is `flyer-sidecar`.
 """

@@ -1,7 +1,7 @@
 """The launcher's side of the sidecar: one socket in the pod's shared folder.
 
-The newest connection that says it is the launcher is the launcher. Everybody in the pod may connect
-and say anything: it is their own job; none of it may disturb this process.
+The newest connection that identifies as the launcher is used. Every process of the pod may connect
+and send anything, which affects only its own job, never this process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LauncherServer:
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self) -> None:
-        """Bind and serve, in place of an earlier process."""
+        """Bind and serve; replaces the socket of an earlier process."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         self._server = await asyncio.start_unix_server(
@@ -61,7 +61,7 @@ class LauncherServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def push(self) -> None:
-        """Tell the launcher what it may not know yet; it takes everything twice."""
+        """Send the launcher all orders so far; it accepts repeated ones."""
         start = self._state.start
         if self._writer is None or self._writer.is_closing():
             return

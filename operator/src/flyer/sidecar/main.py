@@ -1,4 +1,4 @@
-"""The script `flyer-sidecar`: serves, or probes whether a sidecar serves (`probe`)."""
+"""Entry point of `flyer-sidecar`: serves, or probes a serving sidecar (`probe`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 class _JsonLines(logging.Formatter):
-    """What all our components write."""
+    """Format of the log lines, as in all components."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -79,7 +79,7 @@ async def _serve(settings: SidecarSettings) -> None:
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         waiting.cancel()
-        running.result()  # a bug, or a folder that cannot be used: kubelet starts us again
+        running.result()  # a bug or an unusable folder: kubelet restarts the container
         return
     await sidecar.finish()
     running.cancel()
@@ -88,7 +88,7 @@ async def _serve(settings: SidecarSettings) -> None:
 
 
 def _probe(folder: Path) -> int:
-    """0 once the launcher's socket is served; waits for it."""
+    """Wait until the launcher's socket is served. Returns the exit status, 0 if it is."""
     path, deadline = folder / "launcher.sock", time.monotonic() + PROBE_SECONDS
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:

@@ -1,7 +1,7 @@
 """Stream to the gateway: reconnects until this process ends.
 
-Sends the newest report whenever it changed and a beat when there was nothing to say; hands orders
-on. Whatever the gateway does, or does not do, costs a reconnect and nothing else.
+Sends the newest report after every change and a heartbeat when idle; applies received orders. Any
+failure of the gateway costs only a reconnect.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamEndedError(Exception):
-    """The stream is over: `code` is the gateway's refusal, or what happened here."""
+    """The stream ended: `code` is the gateway's refusal or the local cause."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class StreamEndedError(Exception):
 
 
 class Relay:
-    """Keeps one stream."""
+    """Keeps one stream open."""
 
     def __init__(
         self, settings: SidecarSettings, state: SidecarState, obey: Callable[[Order], None]
@@ -77,7 +77,7 @@ class Relay:
             if self.connected.is_set():
                 self.connected.clear()
                 pause, said = self._settings.retry_seconds, ""
-            # Spread, or all pods of a cluster come at the same moment.
+            # Jitter, so that the pods of a cluster do not all reconnect at the same time.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret
             pause = min(pause * 2, self._settings.retry_seconds_max)
 
@@ -104,17 +104,17 @@ class Relay:
             if not OLDEST_VERSION <= welcome.version <= VERSION:
                 raise StreamEndedError(
                     "bad_version",
-                    f"the gateway speaks version {welcome.version}, this sidecar {OLDEST_VERSION} "
+                    f"the gateway has version {welcome.version}, this sidecar {OLDEST_VERSION} "
                     f"to {VERSION}",
                 )
             self.connected.set()
             log.info("gateway: connected to %s:%d", settings.host, settings.port)
             await self._converse(reader, writer, welcome)
         finally:
-            writer.transport.abort()  # nothing that is still unsent is worth waiting for
+            writer.transport.abort()  # unsent data is not needed
 
     def _read_token(self) -> str:
-        """Each time anew: kubelet replaces the file before the token expires."""
+        """Read the token; kubelet replaces the file before it expires."""
         with self._settings.token_file.open("rb") as file:
             return file.read(TOKEN_BYTES_MAX).decode("ascii", errors="replace").strip()
 
@@ -177,11 +177,11 @@ async def _read(
         async with asyncio.timeout(seconds):
             line = await reader.readuntil(b"\n")
     except TimeoutError as error:
-        raise StreamEndedError("silent", f"the gateway said nothing for {seconds:g} s") from error
+        raise StreamEndedError("silent", f"the gateway sent nothing for {seconds:g} s") from error
     except asyncio.IncompleteReadError as error:
-        raise StreamEndedError("closed", "the gateway hung up") from error
+        raise StreamEndedError("closed", "the gateway closed the connection") from error
     except asyncio.LimitOverrunError as error:
-        raise StreamEndedError("bad_line", "the gateway sent an endless line") from error
+        raise StreamEndedError("bad_line", "the gateway sent a line that is too long") from error
     message = parse_from_gateway(line)
     if isinstance(message, Refusal):
         raise StreamEndedError(message.code, message.message)

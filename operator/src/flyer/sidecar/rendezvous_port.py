@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["reserve_port"]
 
-# Below the range from which the kernel takes ports of outgoing connections.
+# Below the kernel's range of ephemeral ports.
 PORTS: Final = range(18000, 32000)
 PORT_TRIES: Final = 200
 
@@ -23,7 +23,7 @@ def reserve_port() -> socket.socket:
     for port in random.sample(PORTS, PORT_TRIES):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # First without: no other process may hold it.
+            # First without SO_REUSEADDR: fails if another process uses the port.
             holder.bind(("", port))
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:

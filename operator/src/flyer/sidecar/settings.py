@@ -15,7 +15,7 @@ TOKEN_FILE = "/var/run/secrets/fireflyer.dev/token"  # noqa: S105  a path
 
 
 class SettingError(ValueError):
-    """A variable is missing or wrong: its name, its value and what it must be."""
+    """A missing or invalid variable: its name, its value and the expected one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +31,17 @@ class SidecarSettings:
     run_folder: Path = Path("/run/flyer")
     connect_seconds: float = 10.0
     retry_seconds: float = 0.1
-    """Doubles up to `retry_seconds_max`; a stream that was good starts again from here."""
+    """First delay; doubles up to `retry_seconds_max`, reset by a successful stream."""
     retry_seconds_max: float = 2.0
     report_seconds: float = 0.1
     """Shortest interval of progress reports; everything else is reported immediately."""
     flush_seconds: float = 30.0
-    """At the end: for the gateway's acknowledgement of the last report. Longer than a killed
-    leader's Lease, or a checkpoint saved at that moment is not reported."""
+    """Time at the end for the gateway to acknowledge the last report. Longer than the Lease of a
+    killed leader, so that a checkpoint saved at that moment is still reported."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> SidecarSettings:
-        """From FLYER_GATEWAY, FLYER_GATEWAY_CA, _NAME, _TOKEN_FILE and FLYER_RUN_FOLDER."""
+        """Read FLYER_GATEWAY, FLYER_GATEWAY_CA, _NAME, _TOKEN_FILE and FLYER_RUN_FOLDER."""
         endpoint = environment.get("FLYER_GATEWAY", "")
         host, _, port = endpoint.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -51,7 +51,7 @@ class SidecarSettings:
             )
         authority = environment.get("FLYER_GATEWAY_CA", "")
         if "BEGIN CERTIFICATE" not in authority:
-            raise SettingError("FLYER_GATEWAY_CA must hold the operator's certificates as PEM")
+            raise SettingError("FLYER_GATEWAY_CA must contain the operator's certificates as PEM")
         host = host.strip("[]")
         return cls(
             host=host,

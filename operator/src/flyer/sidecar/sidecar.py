@@ -1,7 +1,7 @@
-"""The sidecar: the pod's launcher and ranks on one side, the gateway on the other.
+"""Sidecar of a pod: connects its launcher and ranks with the operator's gateway.
 
-It decides nothing. What the pod says is noted in the state, which the relay reports; what the
-gateway orders is noted there too, and handed to the launcher and to the job socket.
+It decides nothing. Messages of the pod change the state, which the relay reports; orders of the
+gateway change it, too, and are forwarded to the launcher and to the job socket.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Sidecar:
-    """One pod's sidecar; made in the loop in which it runs, until cancelled."""
+    """The sidecar of one pod. Create it in its event loop; it runs until cancelled."""
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Sidecar:
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve the pod and keep the stream."""
+        """Serve the pod and keep the stream open."""
         self.state.load()
         if self.state.start is None:
             self._port = reserve_port()
@@ -74,7 +74,7 @@ class Sidecar:
                 self._port.close()
 
     def obey(self, order: Order) -> None:
-        """An order from the gateway; the same one again does nothing new."""
+        """Apply an order of the gateway; a repeated order has no effect."""
         self.state.ask(order)
         if self.state.start is not None and self._server is None:
             task = asyncio.get_running_loop().create_task(self._open(self.state.start))
@@ -86,7 +86,7 @@ class Sidecar:
         self._launcher.push()
 
     async def _open(self, start: StartOrder) -> None:
-        """Serve the ranks, then let the launcher start them."""
+        """Serve the job socket, then have the launcher start the ranks."""
         if self._server is not None:
             return
         folder = self._settings.run_folder
@@ -129,22 +129,22 @@ class Sidecar:
             seen = max(len(self._server.ranks_seen), self.state.report.ranks_seen)
             self.state.say(ranks_seen=seen)
 
-    # -- what ranks say (flyer.job.server.JobHandler) --------------------------------------------
+    # -- requests of ranks (flyer.job.server.JobHandler) -----------------------------------------
 
     async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
-        """The job knows that it is being suspended."""
+        """The job acknowledges the suspension."""
         if self.state.suspend is not None:
             self.state.say(received=True)
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
-        """A step is done; the lowest rank's numbers are shown."""
+        """The job finished a step; the report has the numbers of the lowest rank."""
         old = self.state.report.step
         if old is not None and (step < old or (step == old and rank != 0)):
             return
         self.state.say(step=step, metrics=metrics or self.state.report.metrics)
 
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
-        """A checkpoint exists."""
+        """The job wrote a checkpoint."""
         saved = Saved(step, path)
         if durable:
             self.state.say(durable=saved)
@@ -152,26 +152,26 @@ class Sidecar:
             self.state.say(volatile=saved)
 
     async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
-        """The job gives all its nodes back."""
+        """The job releases all its nodes."""
         self.state.say(released=True)
 
     async def fail(self, rank: int, reason: str) -> None:
-        """The job gives up."""
+        """The job fails without a restart."""
         own = self.state.own(rank)
         if own is None:
-            log.warning("rank %d gives up before the order to start: %s", rank, reason)
+            log.warning("rank %d failed the job before the start order: %s", rank, reason)
             return
         if own != rank:
-            reason = f"(rank {rank} by its own count) {reason}"
+            reason = f"(reported as rank {rank}) {reason}"
         if self.state.report.given_up is None:
             self.state.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
 
     async def user_state(self, rank: int, state: int) -> None:  # noqa: ARG002
-        """Keep the user's word."""
+        """Store the user's 32-bit state."""
         self.state.say(user_state=state & 0xFFFFFFFF)
 
     async def finish(self) -> None:
-        """The ranks are gone and kubelet ends us: give the last words their time."""
+        """Wait until the gateway acknowledges the last report, before kubelet ends the sidecar."""
         if self.state.report.launcher is LauncherState.ABSENT:
             return
         with contextlib.suppress(asyncio.CancelledError):

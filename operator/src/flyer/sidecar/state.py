@@ -1,7 +1,7 @@
-"""Sidecar state: the reports of the pod and the orders to it, kept over a restart.
+"""Sidecar state: the reports of the pod and the orders to it, persistent over restarts.
 
 Every change gets the next revision and wakes waiting readers. State that must survive a kill of
-this process is in two small files of the pod's shared folder; progress alone is not written.
+this process is in two small files of the pod's shared folder; progress is not stored.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ __all__ = ["SidecarState"]
 REPORT_FILE: Final = "sidecar-report.json"
 ORDER_FILE: Final = "sidecar-order.json"
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
-# Changes that may wait for the next report.
+# Changes that do not cause a report by themselves.
 _IDLE_FIELDS: Final = frozenset({"step", "metrics", "output", "ranks_seen"})
 
 log = logging.getLogger(__name__)
 
 
 class SidecarState:
-    """The newest report and what the orders so far add up to."""
+    """The newest report and the union of the orders so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.report = Report(revision=1)
         self.acknowledged = 0
         self.urgent = asyncio.Event()
-        """Set when something changed that must not wait."""
+        """Set after a change that must be reported immediately."""
         self.changed = asyncio.Event()
         self.acknowledgement = asyncio.Event()
         self.start: StartOrder | None = None
@@ -58,16 +58,16 @@ class SidecarState:
 
     @property
     def suspend(self) -> Suspend | None:
-        """What is left of the suspension that was asked for."""
+        """The requested suspension, with its remaining time."""
         if self._suspend is None:
             return None
         return replace(self._suspend, seconds_left=max(self._suspend_until - time.time(), 0.0))
 
     def own(self, rank: int) -> int | None:
-        """The rank if it is this pod's, otherwise the pod's first; None before there are any.
+        """The rank if it is one of this pod, otherwise the pod's first; None before the start.
 
-        Programs may number their ranks themselves. The gateway hangs up on a pod that speaks for
-        another's, and would again each time it came back with that in its report.
+        Programs may number their ranks themselves. The gateway disconnects a pod that reports
+        another pod's rank, and would disconnect it again after each reconnect.
         """
         if self.start is None:
             return None
@@ -75,7 +75,7 @@ class SidecarState:
         return rank if first <= rank < first + self.start.ranks_per_node else first
 
     def load(self) -> None:
-        """Go on from what a sidecar before left, if one did. Garbage counts as nothing."""
+        """Load the state that an earlier sidecar stored, if any. Invalid files are ignored."""
         report = self._read(REPORT_FILE)
         with contextlib.suppress(ProtocolError):
             said = parse_from_sidecar(report) if report else None
@@ -91,7 +91,7 @@ class SidecarState:
                     self._suspend_until = time.time() + asked.suspend.seconds_left
 
     def say(self, **changes: Any) -> None:
-        """The pod said something; saying it again is no news."""
+        """Apply a message of the pod; a repeated one is not a change."""
         old = self.report
         new = replace(old, **changes)
         if new == old:
@@ -105,12 +105,12 @@ class SidecarState:
             self._write(REPORT_FILE, encode(self.report))
 
     def acknowledge(self, revision: int) -> None:
-        """The gateway has everything up to this revision."""
+        """The gateway has received everything up to this revision."""
         self.acknowledged = max(self.acknowledged, min(revision, self.report.revision))
         self.acknowledgement.set()
 
     def ask(self, order: Order) -> None:
-        """An order came. What an earlier one asked stays asked."""
+        """Apply an order. Requests of earlier orders remain in force."""
         if self.start is None:
             self.start = order.start
         if order.suspend is not None:
@@ -119,11 +119,11 @@ class SidecarState:
         self.terminate = self.terminate or order.terminate
         self.kill = self.kill or order.kill
         line = encode(Order(start=self.start, suspend=self.suspend)).decode()
-        with contextlib.suppress(OSError):  # a full volume: the gateway says it again
-            write_private(self._folder / ORDER_FILE, line)  # it has the collectives' key
+        with contextlib.suppress(OSError):  # a full volume: the gateway sends it again
+            write_private(self._folder / ORDER_FILE, line)  # contains the key of the collectives
 
     async def flush(self, seconds: float) -> bool:
-        """Wait until the gateway has the newest report; whether it does."""
+        """Wait until the gateway acknowledged the newest report. Returns whether it did."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.acknowledged < self.report.revision:

@@ -1,8 +1,8 @@
 """The protocol between sidecar and gateway, version 2: JSON objects, one a line, over TLS.
 
-Both sides report *states*, not events: a sidecar's report is all that its pod has said so far, a
-gateway's order all that is wanted of it. Whatever is lost, repeated or overtaken, the newest one is
-enough, and after a reconnect both simply say it again.
+Both sides send *states*, not events: a sidecar's report has everything that its pod reported so
+far, a gateway's order everything that is requested of it. The newest one suffices after messages
+were lost, repeated or reordered; after a reconnect both sides send it again.
 
     sidecar                         gateway
     hello {token}            →
@@ -12,7 +12,7 @@ enough, and after a reconnect both simply say it again.
                              ←      order {start, suspend, terminate, kill}
     beat                     ⇄      beat
 
-Pure: text in, values out; no socket, no clock. `docs/internals/gateway.md` says it in words.
+Pure: text in, values out; no socket, no clock. `docs/internals/gateway.md` describes it.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _T = TypeVar("_T")
 
 VERSION = 2
 KEY_VERSION = 2
-"""From this version on the start order has the key of the job's collectives."""
+"""First version whose start order has the key of the job's collectives."""
 OLDEST_VERSION = 1
-"""Sidecars live as long as their pods: a gateway speaks with those of the version before it. The
-sidecar says its newest version, the gateway answers with the one that both speak."""
-REPORT_BYTES_MAX = 64 * 1024  # of a line that a sidecar says
-ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a received line: the topology of the largest gangs
+"""Sidecars live as long as their pods, so a gateway also supports the version before its own. The
+sidecar sends its newest version, the gateway answers with the newest one that both support."""
+REPORT_BYTES_MAX = 64 * 1024  # of a line from a sidecar
+ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a line from the gateway: the largest gangs' topology
 
 
 class LauncherState(StrEnum):
-    """How far the pod's launcher is; it only moves on."""
+    """Progress of the pod's launcher; never goes back."""
 
     ABSENT = "absent"
     WAITING = "waiting"
@@ -72,7 +72,7 @@ class LauncherState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first line: the projected token says who this is; nothing else would be believed."""
+    """The first line. The projected token identifies and authenticates the pod."""
 
     kind: ClassVar[str] = "hello"
     token: str = field(repr=False)
@@ -80,7 +80,7 @@ class Hello:
 
     @classmethod
     def read(cls, fields: Fields) -> Hello:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.text("token"), fields.integer("version"))
 
 
@@ -93,29 +93,29 @@ class Saved:
 
     @classmethod
     def read(cls, fields: Fields) -> Saved:
-        """From the fields of an object."""
+        """Build it from the fields of an object."""
         return cls(fields.integer("step"), fields.text("path", characters_max=PATH_CHARS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A rank said `fail`."""
+    """A rank failed the job without a restart."""
 
     rank: int
     reason: str
 
     @classmethod
     def read(cls, fields: Fields) -> GivenUp:
-        """From the fields of an object."""
+        """Build it from the fields of an object."""
         return cls(fields.integer("rank"), fields.words("reason"))
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The launcher has ended, or is about to: its exit status, and the first rank that failed."""
+    """The end of the launcher: its exit status, and the first rank that failed."""
 
     code: int
-    """Exit status; a signal's number below zero."""
+    """Exit status, or the negative number of a signal."""
     rank: int | None = None
     time: float = 0.0
     peer_lost: bool = False
@@ -126,7 +126,7 @@ class End:
 
     @classmethod
     def read(cls, fields: Fields) -> End:
-        """From the fields of an object."""
+        """Build it from the fields of an object."""
         return cls(
             fields.integer("code", -128, 255),
             fields.integer_or_none("rank"),
@@ -141,15 +141,15 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that a pod has said so far. A higher revision replaces a lower one."""
+    """Everything that a pod has reported. A higher revision replaces a lower one."""
 
     kind: ClassVar[str] = "report"
     revision: int
     launcher: LauncherState = LauncherState.ABSENT
     port: int | None = None
-    """Free on this pod's addresses and held for the ranks' rendezvous."""
+    """Port reserved on this pod's addresses for the ranks' rendezvous."""
     ranks_seen: int = 0
-    """Ranks that ever said hello on the job socket."""
+    """Ranks that have connected to the job socket."""
     suspended: bool = False
     """The ranks have received the suspend signal."""
     received: bool = False
@@ -157,22 +157,22 @@ class Report:
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     durable: Saved | None = None
-    """The newest durable checkpoint, and the newest one that is not."""
+    """The newest durable checkpoint, and the newest one that is not durable."""
     volatile: Saved | None = None
     user_state: int | None = None
     given_up: GivenUp | None = None
     output: int = 0
-    """Grows when ranks wrote something, slowly."""
+    """Grows at intervals while ranks write output."""
     end: End | None = None
 
     @classmethod
     def read(cls, fields: Fields) -> Report:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         durable, volatile = fields.object_or_none("durable"), fields.object_or_none("volatile")
         given_up, end = fields.object_or_none("given_up"), fields.object_or_none("end")
         state = fields.text("launcher", LauncherState.ABSENT)
         if state not in list(LauncherState):
-            raise ProtocolError("bad_field", f"report: `launcher` is {state!r:.80}, no state")
+            raise ProtocolError("bad_field", f"report: invalid `launcher` {state!r:.80}")
         user_state = fields.raw("user_state")
         return cls(
             revision=fields.integer("revision"),
@@ -195,19 +195,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """I am here."""
+    """Heartbeat."""
 
     kind: ClassVar[str] = "beat"
 
     @classmethod
     def read(cls, _fields: Fields) -> Beat:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls()
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The token was accepted: who says nothing for `silence_seconds` is dropped, on both sides."""
+    """The token was accepted. Either side closes after `silence_seconds` without a message."""
 
     kind: ClassVar[str] = "welcome"
     beat_seconds: float
@@ -216,7 +216,7 @@ class Welcome:
 
     @classmethod
     def read(cls, fields: Fields) -> Welcome:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(
             max(fields.number("beat_seconds", 5.0), 0.01),
             max(fields.number("silence_seconds", 15.0), 0.05),
@@ -228,7 +228,7 @@ class Welcome:
 class Acknowledgement:
     """Everything up to this revision has reached the scheduler.
 
-    Checkpoints and the life state are in the job's status: the next leader knows them too.
+    Checkpoints and the user state are in the job's status, so the next leader has them, too.
     """
 
     kind: ClassVar[str] = "acknowledgement"
@@ -236,13 +236,13 @@ class Acknowledgement:
 
     @classmethod
     def read(cls, fields: Fields) -> Acknowledgement:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.integer("revision"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOrder:
-    """Start the ranks now, as this part of the gang."""
+    """Starts the ranks of this part of the gang."""
 
     job: str
     """`namespace/name`."""
@@ -262,11 +262,11 @@ class StartOrder:
     output_seconds: float = 30.0
     topology: dict[str, Any] = field(default_factory=dict)
     key: str | None = field(default=None, repr=False)
-    """Key of the attempt's collectives, hexadecimal; null where some sidecar cannot take it."""
+    """Key of the attempt's collectives, hexadecimal; null if a sidecar does not support it."""
 
     @classmethod
     def read(cls, fields: Fields) -> StartOrder:
-        """From the fields of an object."""
+        """Build it from the fields of an object."""
         topology = fields.raw("topology")
         return cls(
             job=fields.text("job"),
@@ -291,32 +291,32 @@ class StartOrder:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The job shall save and release within so long."""
+    """Asks the job to save and release within this time."""
 
     seconds_left: float
     reason: str = ""
 
     @classmethod
     def read(cls, fields: Fields) -> Suspend:
-        """From the fields of an object."""
+        """Build it from the fields of an object."""
         return cls(max(fields.number("seconds_left", 0.0), 0.0), fields.text("reason", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """All that is wanted of a pod now. What an earlier order asked is never taken back."""
+    """Everything that is requested of a pod. Earlier requests are never withdrawn."""
 
     kind: ClassVar[str] = "order"
     start: StartOrder | None = None
     suspend: Suspend | None = None
     terminate: bool = False
-    """SIGTERM to every rank: none implements the job contract, or none answers."""
+    """SIGTERM to every rank: none implements the job contract, or none responds."""
     kill: bool = False
-    """The attempt is over: SIGTERM to every rank, and SIGKILL a second later."""
+    """The attempt has ended: SIGTERM to every rank, and SIGKILL a second later."""
 
     @classmethod
     def read(cls, fields: Fields) -> Order:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         start, suspend = fields.object_or_none("start"), fields.object_or_none("suspend")
         return cls(
             start=StartOrder.read(start) if start else None,
@@ -328,7 +328,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The last line of a stream: why it ends. `code` is for programs and metrics."""
+    """The last line of a stream, with its reason. `code` is for programs and metrics."""
 
     kind: ClassVar[str] = "refusal"
     code: str
@@ -336,7 +336,7 @@ class Refusal:
 
     @classmethod
     def read(cls, fields: Fields) -> Refusal:
-        """From the fields of a line."""
+        """Build it from the fields of a line."""
         return cls(fields.text("code"), fields.text("message"))
 
 
@@ -349,25 +349,25 @@ _FROM_GATEWAY: dict[str, type[FromGateway]] = {
 
 
 def encode(message: FromSidecar | FromGateway) -> bytes:
-    """One line, its newline included."""
+    """The message as one line with its newline."""
     body = {"kind": message.kind, **_fields(message)}
     text = json.dumps(body, allow_nan=False, separators=(",", ":"), default=_fields)
     return text.encode() + b"\n"
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Of one of our values, uncopied: a topology names every node, and goes to every node."""
+    """The fields of a message without a deep copy: topologies are large and sent to every node."""
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def parse_from_sidecar(line: bytes) -> FromSidecar:
-    """What a sidecar said; `ProtocolError` for anything else."""
+    """Parse a message of a sidecar. Raises ProtocolError."""
     body = parse_object(line, REPORT_BYTES_MAX)
     return _kind(_FROM_SIDECAR, body).read(Fields(str(body["kind"]), body))
 
 
 def parse_from_gateway(line: bytes) -> FromGateway:
-    """What the gateway said; `ProtocolError` for anything else."""
+    """Parse a message of the gateway. Raises ProtocolError."""
     body = parse_object(line, ORDER_BYTES_MAX)
     return _kind(_FROM_GATEWAY, body).read(Fields(str(body["kind"]), body))
 
@@ -377,5 +377,5 @@ def _kind(kinds: dict[str, _T], body: dict[str, Any]) -> _T:
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         known = ", ".join(kinds)
-        raise ProtocolError("bad_operation", f"unknown kind {name!r:.80}; there are: {known}")
+        raise ProtocolError("bad_operation", f"unknown kind {name!r:.80}; known kinds: {known}")
     return kind

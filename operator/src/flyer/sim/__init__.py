@@ -1,4 +1,4 @@
-"""A simulator over the engine: virtual time, scripted jobs, failing machines, one seed."""
+"""Simulator of the engine: virtual time, scripted jobs and failing machines, from one seed."""
 
 from flyer.sim.invariants import Invariants, Violation
 from flyer.sim.samples import sample_job, two_zones

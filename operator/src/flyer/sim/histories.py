@@ -1,7 +1,7 @@
-"""Random histories: a small cluster with every kind of fault, and what must hold after each step.
+"""Random histories: a small cluster with every kind of fault; invariants checked after each step.
 
-A history is one seed. It drives `step` directly, with a driver that answers in random order, so
-that tens of thousands of histories take minutes. `Simulation` is slower and more faithful.
+A seed determines a history. It calls `step` directly, with a driver that answers in random order,
+so that tens of thousands of histories take minutes. `Simulation` is slower and more realistic.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SETTINGS = SchedulerSettings(
     unsaved_slices=2,
     preemption_delay_seconds=0.2,
 )
-# A job that could run does so within this time.
+# Time within which a job that could run must start.
 _PATIENCE_SECONDS = 30.0
 _PLACES = (
     (None, None), (None, None), ("a100", None), ("v100", None), ("a100", "A"),
@@ -83,7 +83,7 @@ _PLACES = (
 PREEMPTION = {
     "checkpointGracePeriod": "2s", "maxCheckpointGracePeriod": "4s", "minRuntime": "3s",
 }  # fmt: skip
-# To ask whether a job could run takes as long as a step: one history in so many is asked all along.
+# The liveness check takes as long as a step: it runs in every fourth history.
 _WATCHED_EVERY = 4
 _RESERVING = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING)
 _LIVE = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
@@ -122,7 +122,7 @@ class History:
         self.state: EngineState = rebuild(self.nodes.values(), (), self.now, 1, SETTINGS)
 
     def run(self) -> int:
-        """Play it to its end; the number of engine steps."""
+        """Run the history. Returns the number of engine steps."""
         done = 0
         try:
             for _ in range(self._steps):
@@ -150,7 +150,7 @@ class History:
         return found
 
     def _advance(self, seconds: float) -> int:
-        """Let time pass; the driver answers what the engine asks until nothing is left."""
+        """Advance the time; the driver answers the engine's actions until none remain."""
         self.now += seconds
         events = self._take()
         for done in range(1, 40):
@@ -162,7 +162,7 @@ class History:
         raise Violation("the engine does not converge")
 
     def _take(self) -> list[Event]:
-        """What has arrived. Reports of pods come in any order, those of one object do not."""
+        """The arrived events. Only reports of different pods may be reordered."""
         events, self._inbox = self._inbox, []
         if self._random.random() < 0.2:
             objects = [event for event in events if isinstance(event, _OF_OBJECTS)]
@@ -197,7 +197,7 @@ class History:
     def _commit(self, key: str, status: FlyerJobStatus) -> None:
         stored = self.store.get(key)
         if stored is None:
-            return  # the object is gone
+            return  # the object was deleted
         if stored.status is not None and (why := illegal(stored.status, status)):
             raise Violation(f"{key}: the API server would refuse this commit: {why}")
         self.store[key] = stored.replace(status=status)
@@ -208,7 +208,7 @@ class History:
             raise Violation(f"{key} starts in part: {names}")
         for other, number, name in self.pods:
             if name in names and (other, number) != (key, attempt):
-                raise Violation(f"{key} starts on {name}, where {other} still is")
+                raise Violation(f"{key} starts on {name}, which {other} still occupies")
         if key in self.refusing:
             self._inbox.append(StartRefused(key, attempt, "a quota is full"))
             return
@@ -227,7 +227,7 @@ class History:
         state = self.state.nodes.get(name)
         return state is None or not state.lost
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def _job(self) -> str | None:
         return self._random.choice(sorted(self.store)) if self.store else None
@@ -280,7 +280,7 @@ class History:
         self._inbox.append(JobSubmitted(self.store[key]))
 
     def _remove(self) -> None:
-        """An object goes; it may be back with the same uid and with what was stored of it."""
+        """Delete an object; it may return with the same uid and its stored status."""
         key = self._job()
         if key is not None:
             self._gone[key] = self.store.pop(key)
@@ -311,7 +311,7 @@ class History:
         self._inbox.append(draw.choice(events))
 
     def _exit(self) -> None:
-        """Pods end: well, by their own fault, or killed."""
+        """End pods: successfully, by a failure of the program, or killed."""
         found = self._live()
         if found is None or found[1].assignment is None:
             return
@@ -337,7 +337,7 @@ class History:
         self._inbox.append(NodeObserved(changed))
 
     def _drain(self) -> None:
-        """A person wants the node empty, or its health is not observed."""
+        """An administrator drains the node, or its health becomes unknown."""
         drained = "drained by anna: a new disk"
         changes: dict[str, Any] = self._random.choice(
             (
@@ -354,7 +354,7 @@ class History:
         self._inbox.append(NodeRemoved(self._node().name, lost=self._random.random() < 0.7))
 
     def _return_node(self) -> None:
-        """The machine is back, and nothing of before is on it."""
+        """The node returns, without processes."""
         node = self._node()
         known = self.state.nodes.get(node.name)
         if known is not None and known.lost:
@@ -394,11 +394,11 @@ class History:
             self._inbox.append(QuotaRemoved(name))
 
     def _crash(self) -> None:
-        """The scheduler forgets all but what is stored, and the driver says what it sees."""
+        """Restart the scheduler from the stored objects; the driver reports its observations."""
         self.epoch += 1
         known = self.state.nodes
         nodes = [known[name].node if name in known else node for name, node in self.nodes.items()]
-        # What an object says, through its text and back, is tested with `Simulation`.
+        # `Simulation` tests the round trip of objects through their text.
         jobs = [job for job in self.store.values() if not _over(job)]
         self.state = rebuild(
             nodes, jobs, self.now, self.epoch, SETTINGS, self.quotas.values(), teams=self.teams
@@ -428,7 +428,7 @@ class History:
                 found.append(NodeEmptied(occupied_node.name, job.key, occupied_node.attempt))
         return found
 
-    # -- what must hold ------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------
 
     def _check(self) -> None:
         owner: dict[str, str] = {}
@@ -456,7 +456,7 @@ class History:
                 raise Violation(f"{key}: the state is not what is stored")
 
     def _watch(self) -> None:
-        """Among all that happens, no job could run whenever one looks, for all of the patience."""
+        """No job could run at every check during the whole patience."""
         idle = idle_although_wanted(self.state, self.now)
         self._idle_since = {key: self._idle_since.get(key, self.now) for key in idle}
         for key, since in self._idle_since.items():
@@ -464,7 +464,7 @@ class History:
                 raise Violation(f"for {self.now - since:g} s {idle[key]}")
 
     def _settle_down(self) -> int:
-        """Without further faults every job that can run does so in time, and no process is left."""
+        """Without further faults every job that can run starts in time, and no process remains."""
         done = self._advance(0.1)
         until = self.now + _PATIENCE_SECONDS
         while self.now < until:
@@ -475,7 +475,7 @@ class History:
             if job.status.phase is Phase.RUNNING and not job.removed:
                 pods = {name for pod_job, _, name in self.pods if pod_job == key}
                 if not pods and not job.status.exits:
-                    raise Violation(f"{key} is Running and has no pods")
+                    raise Violation(f"{key} is Running without pods")
         return done
 
 

@@ -1,6 +1,6 @@
-"""What must hold after every single action, whatever happened before.
+"""Invariants that hold after every action, in any history.
 
-Checked against what is really there, not against what the engine believes.
+They are checked against the simulated nodes and pods, not against the engine's state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Violation(AssertionError):  # noqa: N818 - what it is
 
 
 class Invariants:
-    """Watches one simulation."""
+    """Checks one simulation."""
 
     def __init__(self, cluster: Cluster, store: dict[str, FlyerJob]) -> None:
         self._cluster = cluster
@@ -38,7 +38,7 @@ class Invariants:
         self.lost_steps = 0  # by acknowledged suspends
 
     def after(self, action: Action) -> None:
-        """Check what this action may have broken."""
+        """Check the invariants that this action may violate."""
         match action:
             case Commit(job, status):
                 self._history_goes_forward(job, status)
@@ -64,14 +64,13 @@ class Invariants:
         self._one_job_crosses_zones()
 
     def released(self, run: Run) -> None:
-        """A job says that it has saved this step and may be killed."""
+        """Record that a job reported this step as saved and may be killed."""
         self._released_at[run.job] = (run.attempt, run.step)
 
     def within_quotas(self, state: EngineState, actions: Sequence[Action]) -> None:
-        """Whoever was given nodes in this step, or another priority, has room in every limit.
+        """Every job that received nodes or another priority in this step is within every limit.
 
-        A limit that shrank or a node that was lost takes no nodes away: jobs that held them
-        before may be above it.
+        A lowered limit or a lost node does not stop running jobs: they may exceed the limit.
         """
         holders = {key: job for key, job in state.jobs.items() if _held_nodes(job)}
         for key in sorted({action.job for action in actions if isinstance(action, Commit)}):
@@ -96,7 +95,7 @@ class Invariants:
                 )
 
     def same_as_stored(self, state: EngineState) -> None:
-        """The engine knows nothing of a job that is not stored."""
+        """The engine's state of a job equals the stored one."""
         for key, job in state.jobs.items():
             stored = self._store[key].status
             _check(stored == job.status, f"{key}: state {job.status} is not stored {stored}")
@@ -192,12 +191,12 @@ class Invariants:
 
 
 def _held_nodes(job: JobState) -> int:
-    """Nodes that the job was given and has not left, lost ones aside."""
+    """Nodes that the job holds, except lost ones."""
     return len(job.status.assignment.nodes) if job.holding and job.status.assignment else 0
 
 
 def _limits(state: EngineState, job: JobState) -> list[Quota]:
-    """The limits that apply to a job that holds nodes, by the words of FlyerQuota."""
+    """The limits that apply to a job that holds nodes, by the fields of FlyerQuota."""
     assignment, priority = job.status.assignment, job.status.priority
     if assignment is None or priority is None:
         return []
@@ -221,7 +220,7 @@ def _limits(state: EngineState, job: JobState) -> list[Quota]:
 
 
 def _name(state: EngineState, job: JobState, quota: Quota) -> str:
-    """The user, namespace, team or queue of a job, by the kind that the limit is about."""
+    """The user, namespace, team or queue of a job, by the kind of the limit."""
     namespace = job.key.partition("/")[0]
     return {
         "user": job.user,

@@ -1,8 +1,8 @@
-"""Whether a job waits although it could run: judged from the nodes, not by the scheduler's rules.
+"""Liveness check: finds jobs that wait although they could run, without the scheduler's rules.
 
-A job could run if its needs fit on nodes of one class in one zone that are healthy, empty and
-nobody's, and no quota, pause or refusal of its own is in the way. Nodes that a job ahead of it is
-certain to have within a known time count as reserved.
+A job could run if it fits on healthy, empty, unassigned nodes of one class in one zone, and no
+quota, pause or refusal of the job prevents it. Nodes that a job ahead of it is certain to get
+within a known time count as reserved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["idle_although_wanted"]
 
 
 def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
-    """The jobs that wait without a reason, and the nodes that each of them could have."""
+    """The jobs that wait without a reason, and the nodes that each of them could use."""
     found: dict[str, str] = {}
     cycle = CycleState(state, now)
     taken = {*cycle.reserved_by(), *cycle.occupied_by()}
@@ -49,14 +49,14 @@ def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
 
 
 def _gone_at(cycle: CycleState, job: JobState) -> float:
-    """When the job, started now, has left if it is asked as early as possible."""
+    """When the job, started now, has released its nodes after the earliest possible request."""
     preemption, settings = job.spec.preemption, cycle.settings
     runs = preemption.min_runtime.seconds + preemption.max_checkpoint_grace_period.seconds
     return cycle.now + settings.start_deadline_seconds + runs
 
 
 def _has_quota(cycle: CycleState, job: JobState, node_class: str) -> bool:
-    """Whether every limit that may apply has room for the job and all that wait in it."""
+    """Whether every limit that may apply has room for the job and all others that wait for it."""
     mine = subjects_of(job, cycle.teams)
     for quota in active_quotas(cycle):
         if not quota.concerns(mine) or quota.node_class not in ("*", node_class):

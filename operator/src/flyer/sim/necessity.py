@@ -1,6 +1,6 @@
-"""Necessity of preemptions: whether a step interrupted a job for which there was no need.
+"""Necessity of preemptions: finds jobs that a step preempted without need.
 
-Judged from the states before and after the step, not by the scheduler's rules.
+It compares the states before and after the step, without the scheduler's rules.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["preempted_in_vain"]
 
 
 def preempted_in_vain(before: EngineState, after: EngineState) -> str:
-    """The first job that gave way in this step and need not have; empty: none.
+    """The first job that this step preempted without need; empty: none.
 
-    1. The job that it gave way to has nodes in the same step, at least one of them the victim's, or
-       the cross-zone token that the victim held.
-    2. That job has waited for the settings's delay.
+    1. The preemptor has nodes in the same step, at least one of them the victim's, or the
+       cross-zone token that the victim held.
+    2. The preemptor has waited for the delay in the settings.
     3. The first job of the queue preempts only where no zone has enough free nodes. Those that a
        later job has freed by preempting in the same step are not counted.
     """
@@ -84,7 +84,7 @@ def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractS
         and (_waited(job) or _waited(before.jobs.get(key, job)))
     ]  # fmt: skip
     if ahead:
-        return ""  # nodes may be kept for them
+        return ""  # nodes may be reserved for them
     availability = NodeAvailability(cycle)
     avoid = availability.placement_history(starter).avoid
     own = starter.status.assignment

@@ -27,7 +27,7 @@ __all__ = ["observe", "observed_node"]
 
 
 def observe(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
-    """By the rules of the engine's own description."""
+    """The events, by the contract that the engine documents."""
     events: list[Event] = []
     for job in jobs:
         status = job.status
@@ -53,7 +53,7 @@ def observe(jobs: Iterable[FlyerJob], cluster: Cluster) -> list[Event]:
 
 
 def observed_node(machine: Machine) -> Node:
-    """The machine as reported to the engine."""
+    """The node as reported to the engine."""
     node = machine.node
     if machine.powered:
         return node
@@ -61,7 +61,7 @@ def observed_node(machine: Machine) -> Node:
 
 
 def _words_of(run: Run) -> list[Event]:
-    """What a job says again to a driver that it did not know."""
+    """What a job reports again to a new driver."""
     words: list[Event] = [GangStarted(run.job, run.attempt)] if run.up else []
     if run.saved_step is not None:
         words.append(CheckpointReported(run.job, run.attempt, run.saved_step, run.saved_path))
@@ -71,5 +71,5 @@ def _words_of(run: Run) -> list[Event]:
 
 
 def _to_start(status: FlyerJobStatus, attempt: int) -> bool:
-    """The Start of this attempt is repeated: no event can have been missed yet."""
+    """Whether the Start of this attempt is repeated, so that no event was missed."""
     return status.phase is Phase.STARTING and attempt == status.history.attempt

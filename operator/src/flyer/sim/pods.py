@@ -1,4 +1,4 @@
-"""The machines and processes of a simulation: what is really there, whatever anyone believes."""
+"""Nodes and processes of a simulation: the actual state, independent of the engine's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Pod:
-    """The processes of one attempt on one node; here until the machine is free of them."""
+    """The processes of one attempt on one node; removed when the last has ended."""
 
     job: str
     attempt: int
@@ -47,7 +47,7 @@ class Run:
     released: bool = False
     saved_step: int | None = None
     saved_path: str = ""
-    heard_at: float = 0.0  # when the latest of its words arrives
+    heard_at: float = 0.0  # arrival time of its latest message
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Cluster:
     runs: dict[tuple[str, int], Run] = field(default_factory=dict)
 
     def pods_on(self, node: str) -> list[Pod]:
-        """The pods that exist on a machine that has power."""
+        """The pods on a machine that has power."""
         if not self.machines[node].powered:
             return []
         return [pod for pod in self.pods.values() if pod.node == node]

@@ -7,12 +7,12 @@ from typing import Any
 from flyer.api import API_VERSION, KIND_JOB, USER_ANNOTATION, FlyerJob
 from flyer.engine import Node
 
-# Short, so that simulations are.
+# Short, which keeps simulations short.
 PREEMPTION = {"checkpointGracePeriod": "10s", "maxCheckpointGracePeriod": "60s", "minRuntime": "5s"}
 
 
 def sample_job(name: str, nodes: int = 1, *, user: str = "", **spec: Any) -> FlyerJob:
-    """A job that needs nothing but nodes; `spec` has fields as manifests name them."""
+    """A job that requires only nodes; `spec` has the fields of a manifest."""
     container = {"name": "trainer", "command": ["true"]}
     return FlyerJob.model_validate(
         {

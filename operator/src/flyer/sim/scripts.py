@@ -1,4 +1,4 @@
-"""How a simulated job behaves."""
+"""Behaviour of a simulated job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Behavior(StrEnum):
-    """What the job does when it is asked to suspend."""
+    """Reaction of the job to a suspension."""
 
     COOPERATIVE = "cooperative"  # acknowledges, saves, releases
     EXITS = "exits"  # acknowledges, saves, exits with status 0
@@ -17,19 +17,19 @@ class Behavior(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One job's life: it takes steps, saves now and then, and ends. Times in seconds."""
+    """One job's run: steps, checkpoints and an end. Times in seconds."""
 
     steps: int = 100
     step_seconds: float = 1.0
     checkpoint_steps: int = 10
     save_seconds: float = 0.5
-    # While it saves for a suspension it reports progress so often: that extends the grace.
+    # Interval of progress reports while it saves for a suspension; they extend the grace period.
     save_report_seconds: float = 1.0
     start_seconds: float = 0.5
     behavior: Behavior = Behavior.COOPERATIVE
     fails_at_step: int | None = None
     hangs_at_step: int | None = None
-    # Hangs and failures of the first attempt only: a restart gets past them.
+    # Hangs and failures of the first attempt only; restarts succeed.
     once: bool = True
 
 

@@ -85,11 +85,11 @@ class Simulation:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._inbox: list[Event] = []
-        self._generation = 0  # of the driver: what was sent to an earlier one is lost
+        self._generation = 0  # of the driver: messages to an earlier one are lost
         self.state: EngineState = rebuild((), (), self.now, 0, settings)
         self.crash()
 
-    # What people and fate do.
+    # Actions of users and administrators, and faults.
 
     def submit(self, job: FlyerJob, script: Script) -> None:
         """A user submits a job."""
@@ -128,7 +128,7 @@ class Simulation:
         self._tell(QuotaRemoved(name))
 
     def lose_node(self, name: str) -> None:
-        """The power of a machine fails; its peers notice before anybody else does."""
+        """The power of a machine fails; its peers detect it first."""
         machine = self.cluster.machines[name]
         if not machine.powered:
             return
@@ -164,7 +164,7 @@ class Simulation:
                     self._exit(run, node, outcome)
 
     def crash(self, *, with_pods: bool = False) -> None:
-        """The driver and the engine forget everything. On one machine the pods die with them."""
+        """The driver and the engine restart. On one machine the pods die with them."""
         self._generation += 1
         self._inbox.clear()
         if with_pods:
@@ -183,7 +183,7 @@ class Simulation:
     # Running.
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance the virtual time."""
         until = self.now + seconds
         self._drain()
         while self._timers and self._timers[0][0] <= until:
@@ -218,12 +218,12 @@ class Simulation:
                 self.invariants.after(action)
             else:
                 self.invariants.same_as_stored(self.state)
-        raise AssertionError(f"the engine does not come to rest at {self.now}")
+        raise AssertionError(f"the engine does not converge at {self.now}")
 
     def _do(self, action: Action) -> None:
         match action:
             case Commit(job, status):
-                # Through text and back, as a real store would.
+                # A round trip through text, as in a real store.
                 stored = FlyerJobStatus.model_validate(status.to_object())
                 self.store[job] = self.store[job].replace(status=stored)
             case Start():
@@ -365,7 +365,7 @@ class Simulation:
             )
 
     def _miss(self, name: str) -> None:
-        """Somebody notices that the machine is dead, unless it is back."""
+        """Report the machine as dead, unless it has returned."""
         machine = self.cluster.machines[name]
         if not machine.powered:
             self._report_node(machine, NodeLost(name, "PowerLost", "no heartbeat for 1 s"))
@@ -392,7 +392,7 @@ class Simulation:
         self._inbox.append(event)
 
     def _say(self, run: Run, event: Event) -> None:
-        """A job says something: its words arrive in order."""
+        """Deliver a message of a job; messages of one job arrive in order."""
         run.heard_at = max(run.heard_at, self.now + self._latency())
         self._at(run.heard_at, lambda: self._inbox.append(event), lasting=False)
 
@@ -403,7 +403,7 @@ class Simulation:
         self._at(self.now + seconds, do, lasting=lasting)
 
     def _at(self, time: float, do: Callable[[], None], *, lasting: bool) -> None:
-        """Call `do` then; what does not last is lost when the driver crashes before."""
+        """Call `do` at that time; a crash of the driver cancels it unless it is lasting."""
         generation = self._generation
         self._sequence += 1
 

@@ -124,7 +124,7 @@ async def test_a_rank_with_another_pods_number_is_reported_for_its_own_pod(harne
     with await client(harness, "gpt-1-1", 0) as rank:
         await asyncio.to_thread(rank.fail, "the loss is NaN")
     exited = await harness.event(PodExited)
-    reported = "(rank 0 by its own count) the loss is NaN"
+    reported = "(reported as rank 0) the loss is NaN"
     assert (exited.node, exited.outcome) == ("a1", Failed(1, reported, 2))
     await launchers[1].say(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
     await launchers[1].hear("done")

@@ -261,7 +261,7 @@ async def test_a_restarted_sidecar_resumes(harness: Any) -> None:
         await harness.event(Released)
     await again.say(op="ended", code=104, failure=None)
     await again.hear("done")
-    assert (await harness.event(PodExited)).outcome == Killed(0, "it gave its node back")
+    assert (await harness.event(PodExited)).outcome == Killed(0, "it released its node")
     assert launchers
 
 

@@ -36,7 +36,7 @@ def pod(code: int, reason: str = "Error", message: str = "", **more: Any) -> dic
     ("said", "outcome"),
     [
         (pod(0, "Completed"), Succeeded()),
-        (pod(104), Killed(0, "it gave its node back")),
+        (pod(104), Killed(0, "it released its node")),
         (pod(75), LOST_PEERS),
         (pod(1, message=HEADLINE.format(1)), Failed(1, "rank 3: ValueError: 7")),
         (pod(1, message="rank 0 on node a: exit status 1"), Failed(1, "rank 0: exit status 1")),

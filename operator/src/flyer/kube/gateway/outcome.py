@@ -24,7 +24,7 @@ _OOM: Final = "OOMKilled"
 _STATUSES: Final = (
     ("containers", "containerStatuses"), ("initContainers", "initContainerStatuses"),
 )  # fmt: skip
-LOST_PEERS: Final = Killed(0, "it lost its peers, and none of them says why")
+LOST_PEERS: Final = Killed(0, "it lost its peers, and none reports a cause")
 _HEADLINE = re.compile(r"^rank (\d+) on node \S+: (exit status \d+|killed by .+)$", re.MULTILINE)
 # Exit statuses by which a container runtime reports that the program never ran.
 _NOT_STARTED: Final = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError"})
@@ -35,7 +35,7 @@ def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
     if code == 0:
         return Succeeded()
     if code == EXIT_SUSPENDED:
-        return Killed(0, "it gave its node back")
+        return Killed(0, "it released its node")
     if code == EXIT_PEER_LOST:
         return LOST_PEERS
     if code < 0:
