@@ -1,8 +1,8 @@
 """A kubelet's device manager for tests: registers plugins, listens to them, allocates, misbehaves.
 
-It does what the kubelet does, in the kubelet's order: on start it deletes every socket in its
-folder and makes its own; a registration is answered only after the plugin was dialled back; what a
-plugin advertises is its last message; when a stream ends, the resource counts as unhealthy.
+It follows the kubelet's order: on start it deletes every socket in its folder and creates its own;
+it answers a registration only after it has connected to the plugin; the last message of a plugin
+replaces earlier ones; when a stream ends, the resource counts as unhealthy.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class FakeKubelet:
                 raise AssertionError(f"not within {timeout_seconds} s: {what}; healthy: {state}")
             changed = self._changed
             with contextlib.suppress(TimeoutError):
-                # Some conditions are about files and not about messages: look now and then.
+                # Some conditions depend on files, not on messages: poll.
                 async with asyncio.timeout(min(left, 0.05)):
                     await changed.wait()
         return time.monotonic() - started
@@ -235,7 +235,7 @@ class FakeKubelet:
             plugin.stream.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await plugin.stream
-        # Calls that are under way end first, as the kubelet's do.
+        # Calls in progress end first, as in the kubelet.
         await plugin.channel.close(grace=2.0)
 
     def _notify(self) -> None:

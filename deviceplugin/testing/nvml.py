@@ -1,6 +1,6 @@
 """The stand-in driver: builds its library, writes the file that it answers from.
 
-The real nvidia-ml-py loads it, so everything above the driver's C interface is the product's own.
+The real nvidia-ml-py loads it, so only the driver's C library is simulated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """sysfs trees of GPU nodes, made of files and links like the kernel's own.
 
 `paper_node` is the paper's (section III-A, IV-D3): two sockets, eight PCIe A100 straight below root
-ports, GPUs 5 and 6 below one root complex, one ConnectX-6 with a root complex of its own.
+ports, GPUs 5 and 6 below one root complex, one ConnectX-6 below a separate root complex.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Node:
     async def start(self, **flags: str) -> None:
         self.flags |= flags
         arguments = [f"--{name.replace('_', '-')}={value}" for name, value in self.flags.items()]
-        # Loaded machines: a driver that answers must never look as if it hung.
+        # Long enough for loaded machines, where a driver that answers must not count as hung.
         deadlines = Deadlines(facts=60, alive=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
         if self.flags.get("name") == "hangs":
             deadlines = Deadlines(

@@ -51,7 +51,7 @@ async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(n
     registrations = len(node.kubelet.registrations)
     node.driver.reset(3)
     await node.gpus(8)
-    assert len(node.kubelet.registrations) == registrations, "without a restart of anything"
+    assert len(node.kubelet.registrations) == registrations, "without a restart"
     assert state(node, "gpu", node.uuid(3)) is State.HEALTHY
 
 
@@ -346,7 +346,7 @@ def _get(url: str) -> str:
         return answer.read().decode()
 
 
-def test_the_saved_state_is_json_that_people_can_read(tmp_path: object) -> None:
+def test_the_saved_state_is_readable_json(tmp_path: object) -> None:
     from flyer_node.inventory import Inventory
     from flyer_node.json_codec import from_json, to_json
 

@@ -83,7 +83,7 @@ def brute_force(node: Inventory, free: set[str], must: set[str], size: int) -> s
     )
 
 
-def test_it_equals_brute_force_on_every_free_set_and_size() -> None:
+def test_the_choice_equals_brute_force_on_every_free_set_and_size() -> None:
     topology = gpu_topology(PAPER)
     names = [gpu.uuid for gpu in PAPER.gpus]
     asked = 0
@@ -95,7 +95,7 @@ def test_it_equals_brute_force_on_every_free_set_and_size() -> None:
     assert asked == sum(bits.bit_count() + 1 for bits in range(256))
 
 
-def test_it_equals_brute_force_with_every_must_include() -> None:
+def test_the_choice_equals_brute_force_with_every_must_include() -> None:
     topology = gpu_topology(PAPER)
     names = [gpu.uuid for gpu in PAPER.gpus]
     for bits in range(256):
@@ -106,7 +106,7 @@ def test_it_equals_brute_force_with_every_must_include() -> None:
                 by_size.setdefault(size, []).append((slow_cost(PAPER, free, set(some)), set(some)))
         for ranked in by_size.values():
             ranked.sort(key=lambda one: one[0])
-        # All subsets of the free set as must-include: 3^8 questions times the sizes.
+        # All subsets of the free set as must-include: 3^8 requests times the sizes.
         for musts in range(len(free) + 1):
             for must in itertools.combinations(sorted(free), musts):
                 for size in range(musts, len(free) + 1):
@@ -129,7 +129,7 @@ def machines(draw: st.DrawFn) -> Inventory:
 
 @settings(max_examples=150, deadline=None)
 @given(machines(), st.data())
-def test_it_equals_brute_force_on_odd_machines(node: Inventory, data: st.DataObject) -> None:
+def test_the_choice_equals_brute_force_on_any_node(node: Inventory, data: st.DataObject) -> None:
     names = [gpu.uuid for gpu in node.gpus]
     free = data.draw(st.sets(st.sampled_from(names)))
     must = data.draw(st.sets(st.sampled_from(sorted(free)))) if free else set()
@@ -186,7 +186,7 @@ def test_a_broken_bridge_makes_its_gpus_single() -> None:
         (["GPU-0"], ["../etc"], 1, "NOT_FOUND", "../etc"),
     ],
 )
-def test_bad_questions_are_refused_by_name(
+def test_errors_of_invalid_requests_name_the_value(
     available: list[str], must: list[str], size: int, code: str, names: str
 ) -> None:
     with pytest.raises(RequestError, match=names) as caught:
@@ -194,14 +194,14 @@ def test_bad_questions_are_refused_by_name(
     assert caught.value.code == code
 
 
-def test_a_machine_past_the_bound_still_keeps_pairs_whole() -> None:
+def test_a_larger_node_than_the_bound_keeps_pairs_whole() -> None:
     node = machine([("00", 0)] * 24, [], [(i, i + 12) for i in range(12)])
     chosen = choose(gpu_topology(node), [gpu.uuid for gpu in node.gpus], (), 12)
     indices = {int(name.removeprefix("GPU-")) for name in chosen}
     assert all((index + 12) % 24 in indices for index in indices)
 
 
-def test_the_hardest_question_takes_milliseconds() -> None:
+def test_the_slowest_request_takes_milliseconds() -> None:
     """70 subsets of 8 GPUs; the bound is 5 ms at the 99th percentile on an idle machine."""
     topology = gpu_topology(PAPER)
     best = min(_seconds(topology) for _ in range(50))

@@ -74,21 +74,21 @@ def gpus(nodes: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("own", [{}, {"NVIDIA_VISIBLE_DEVICES": "all"}, {"FLYER_GPUS": "GPU-x"}])
-def test_a_pods_environment_does_not_change_the_granted_gpus(
+def test_a_pods_environment_does_not_change_the_allocated_gpus(
     view: NodeView, tmp_path: Path, own: dict[str, str]
 ) -> None:
     assert CdiFolder(tmp_path / "cdi").write(view) == ""
     gpu = view.inventory.gpus[5]
     allocate = resources_of(view)[GPU].allocate([gpu.uuid])
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}  # as in the images that NVIDIA publishes
-    environment = image | allocate.environment | own  # the kubelet's order: the pod's own wins
+    environment = image | allocate.environment | own  # the kubelet's order
     runtime = Runtime(tmp_path / "cdi", accepts_environment=False)
     nodes, _ = runtime.start(list(allocate.cdi_devices), environment)
     assert gpus(nodes) == {"/dev/nvidia5"}
     assert "/dev/nvidiactl" in nodes
 
 
-def test_an_images_own_value_never_beats_the_grant(view: NodeView, tmp_path: Path) -> None:
+def test_an_images_environment_changes_no_allocation(view: NodeView, tmp_path: Path) -> None:
     """Also where NVIDIA's runtime still reads the environment of unprivileged containers."""
     CdiFolder(tmp_path / "cdi").write(view)
     runtime = Runtime(tmp_path / "cdi", accepts_environment=True)
@@ -98,7 +98,7 @@ def test_an_images_own_value_never_beats_the_grant(view: NodeView, tmp_path: Pat
     assert gpus(nodes) == {"/dev/nvidia2"}
 
 
-def test_rdma_and_topology_come_by_name_too(view: NodeView, tmp_path: Path) -> None:
+def test_rdma_and_topology_are_cdi_devices(view: NodeView, tmp_path: Path) -> None:
     CdiFolder(tmp_path / "cdi").write(view)
     allocate = resources_of(view)[NCCL].allocate([resources_of(view)[NCCL].devices()[0].id])
     runtime = Runtime(tmp_path / "cdi", accepts_environment=False)
@@ -131,12 +131,12 @@ def test_a_kind_without_devices_has_no_file(view: NodeView, tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == ["other.json"]
 
 
-def test_a_folder_that_cannot_be_written_is_the_reason(view: NodeView, tmp_path: Path) -> None:
+def test_the_error_names_a_read_only_folder(view: NodeView, tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("a file")
     assert "cannot be written" in CdiFolder(tmp_path / "cdi").write(view)
 
 
-def test_nvidias_specification_adds_the_libraries_of_the_gpus_that_it_names(
+def test_nvidias_specification_adds_the_libraries_of_its_gpus(
     view: NodeView, tmp_path: Path
 ) -> None:
     uuid = view.inventory.gpus[0].uuid
@@ -152,7 +152,7 @@ def test_nvidias_specification_adds_the_libraries_of_the_gpus_that_it_names(
     assert len(allocate.cdi_devices) == 3, "the second GPU is in no specification of NVIDIA's"
 
 
-def test_an_index_or_another_kind_is_not_nvidias_name_of_a_gpu(view: NodeView) -> None:
+def test_an_index_or_another_kind_does_not_name_a_gpu(view: NodeView) -> None:
     """An index may be another GPU after a reboot."""
     uuid = view.inventory.gpus[0].uuid
     other = NVIDIA_YAML.format(kind="example.com/gpu", uuid=uuid)

@@ -28,7 +28,7 @@ def flyer_node(node: Node, *arguments: str, **flags: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_the_inventory_for_people_and_programs(machine: Node) -> None:
+def test_the_inventory_as_text_and_json(machine: Node) -> None:
     done = flyer_node(machine, "inventory", "-o", "json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_the_inventory_for_people_and_programs(machine: Node) -> None:
     assert "HCA mlx5_0" in text
 
 
-def test_the_tree_and_nccls_file(machine: Node) -> None:
+def test_the_pcie_tree_and_nccls_topology_file(machine: Node) -> None:
     text = flyer_node(machine, "topo").stdout
     assert "pci0000:a0 (shared: about 37.5 GB/s to the CPU in total)" in text
     assert "pair GPU 4 = GPU 5" in text
@@ -46,7 +46,7 @@ def test_the_tree_and_nccls_file(machine: Node) -> None:
     assert len(list(system.iter("pci"))) == 9
 
 
-def test_the_doctor_names_what_is_wrong_and_the_remedy(machine: Node) -> None:
+def test_the_doctor_reports_problems_and_remedies(machine: Node) -> None:
     set_port(machine.sysfs, "mlx5_0", up=False)
     (machine.folder / "dev/nvidia5").unlink()
     done = flyer_node(machine, "doctor")
@@ -59,7 +59,7 @@ def test_the_doctor_names_what_is_wrong_and_the_remedy(machine: Node) -> None:
     assert levels >= {"ok", "error"}
 
 
-def test_no_driver_at_all_is_a_node_without_gpus(
+def test_a_node_without_a_driver_has_no_gpus(
     machine: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH")
@@ -70,7 +70,7 @@ def test_no_driver_at_all_is_a_node_without_gpus(
     assert {finding["kind"] for finding in data["findings"]} == {"Driver"}
 
 
-def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:
+def test_the_commands_of_the_guide_run(machine: Node) -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "gpus-and-traffic-classes.md"
     shown = re.findall(r"^\$ flyer-node ([^#\n]*)", guide.read_text(), re.MULTILINE)
     assert len(shown) >= 4
@@ -94,14 +94,14 @@ def test_the_commands_of_the_guide_are_understood(machine: Node) -> None:
         ("log-level", "loud", "debug or info"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named_with_the_remedy(
+def test_the_error_of_an_invalid_setting_names_flag_and_remedy(
     flag: str, value: str, expected: str
 ) -> None:
     with pytest.raises(SettingError, match=rf"--{flag}: invalid value '{value}'.*{expected}"):
         settings_from([f"--{flag}={value}"], {})
 
 
-def test_variables_are_flags_with_another_spelling(machine: Node) -> None:
+def test_environment_variables_set_flags(machine: Node) -> None:
     settings = settings_from([], {"FLYER_NODE_SLOTS": "7", "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert (settings.slots, settings.api_server) == (7, "https://10.0.0.1:443")
     assert settings_from(["--slots=9"], {"FLYER_NODE_SLOTS": "7"}).slots == 9

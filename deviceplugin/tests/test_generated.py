@@ -12,7 +12,7 @@ from flyer_node.proto.generate import SOURCES, generate
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
+def test_the_stubs_are_up_to_date(tmp_path: Path) -> None:
     folder = Path(flyer_node.proto.__file__).parent
     fresh = {path.name: path.read_text() for path in generate(tmp_path)}
     assert len(fresh) == 2 * len(SOURCES)
@@ -22,7 +22,7 @@ def test_the_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
         )
 
 
-def test_the_table_of_classes_is_the_transports_own() -> None:
+def test_the_traffic_classes_equal_those_of_the_fabric_crate() -> None:
     source = (ROOT / "fabric/src/class.rs").read_text()
     rows = re.findall(
         r"Self::(\w+) => Marks \{ service_level: (\d+), roce_traffic_class: (\d+), dscp: (\d+) \}",

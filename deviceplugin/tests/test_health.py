@@ -51,7 +51,7 @@ def test_the_built_in_policy_has_the_papers_xids_with_provenance() -> None:
         ("not toml", "TOML"),
     ],
 )
-def test_a_wrong_policy_is_refused_whole_and_by_name(text: str, names: str) -> None:
+def test_the_error_of_an_invalid_policy_names_the_field(text: str, names: str) -> None:
     with pytest.raises(DataError, match=names):
         parse_policy(text, "policy.toml")
 
@@ -124,7 +124,7 @@ def test_one_xid_from_two_sources_is_one_and_repeats_count() -> None:
     assert book.xid(NODE, "G1", 79, 12.5, source="kernel"), "another GPU"
 
 
-def test_three_processes_on_one_gpu_in_a_day_are_worth_a_look() -> None:
+def test_xids_of_three_processes_in_a_day_make_a_gpu_suspect() -> None:
     book = health_store()
     for hour, process in enumerate(("1", "1", "2", "2")):
         book.xid(NODE, "G0", 31, hour * 3600.0, source="kernel", process=process)
@@ -161,7 +161,7 @@ def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
         assert not book.out_of_service("gpu"), f"Xid {code} has no way back"
 
 
-def test_volatile_errors_that_grow_are_seen_and_cleared_ones_prove_a_reset() -> None:
+def test_growing_volatile_errors_are_faults_and_cleared_ones_prove_a_reset() -> None:
     book, record = health_store(), Subject("gpu", "G0")
 
     def counted(errors: int, now: float) -> State:
@@ -185,13 +185,13 @@ def test_volatile_errors_that_grow_are_seen_and_cleared_ones_prove_a_reset() -> 
         (EventKind.RECOVERY_ACTION, State.HEALTHY),
     ],
 )
-def test_events_of_the_driver_count(kind: EventKind, state: State) -> None:
+def test_driver_events_are_faults(kind: EventKind, state: State) -> None:
     book = health_store()
     book.event("G0", kind, 5)
     assert book.health[Subject("gpu", "G0")].state is state
 
 
-def test_flash_cuts_count_however_short_and_a_reset_counter_is_no_cut() -> None:
+def test_short_link_cuts_count_and_a_counter_reset_does_not() -> None:
     book = health_store()
     book.port_statuses([port(downed=7)], 0)
     assert book.health[Subject("hca", "mlx5_0-1")].state is State.HEALTHY
@@ -205,7 +205,7 @@ def test_flash_cuts_count_however_short_and_a_reset_counter_is_no_cut() -> None:
     assert book.health[Subject("hca", "mlx5_0-1")].reason == "LinkFlapping"
 
 
-def test_a_port_that_is_down_for_less_than_its_grace_stays() -> None:
+def test_a_port_down_for_less_than_its_grace_stays_in_service() -> None:
     book = health_store()
     book.port_statuses([port("down")], 0)
     assert not book.out_of_service("hca")
@@ -215,7 +215,7 @@ def test_a_port_that_is_down_for_less_than_its_grace_stays() -> None:
     assert book.out_of_service("hca")
 
 
-def test_a_reboot_proves_every_reset_but_forgets_no_cause() -> None:
+def test_a_reboot_proves_every_reset_and_keeps_the_cause() -> None:
     book = health_store()
     book.xid(NODE, "G0", 79, 0, source="driver")
     record = dict(book.health)
@@ -273,7 +273,7 @@ def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
     assert [fault.code for fault in book.fault_events][-1] == "ProbeFailed"
 
 
-def test_an_agent_that_was_replaced_begins_the_probation_anew() -> None:
+def test_a_restarted_agent_restarts_the_probation() -> None:
     book = health_store()
     now = recovering(book)
     book.gpus_probed(NODE, [GOOD], now)
@@ -301,7 +301,7 @@ def test_a_pair_returns_when_both_ends_prove_all_links() -> None:
         assert book.health[record].state is state
 
 
-def test_a_port_returns_when_its_counters_stood_still() -> None:
+def test_a_port_returns_when_its_counters_are_constant() -> None:
     record = Subject("hca", "mlx5_0-1")
     for grown, state in ((0, State.HEALTHY), (4, State.UNHEALTHY)):
         book = health_store()

@@ -45,7 +45,7 @@ def kinds(found: Inventory) -> set[FindingKind]:
     return {finding.kind for finding in found.findings}
 
 
-def test_the_papers_node_is_described_without_a_finding(tmp_path: Path) -> None:
+def test_the_papers_node_has_no_finding(tmp_path: Path) -> None:
     found = inventory(paper_node(), tmp_path / "sys")
     assert not found.findings
     assert [found.numa_of_gpu(gpu.uuid) for gpu in found.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -57,7 +57,7 @@ def test_the_papers_node_is_described_without_a_finding(tmp_path: Path) -> None:
     place = found.pci_by_address
     roots = [place[gpu.address].root_complex for gpu in found.gpus]
     assert roots[5] == roots[6]
-    assert len(set(roots)) == 7, "GPUs 5 and 6 share a root complex, nobody else"
+    assert len(set(roots)) == 7, "only GPUs 5 and 6 share a root complex"
     hca = found.hcas[0]
     assert place[hca.address or ""].root_complex not in roots, "the NIC has its own"
     assert (hca.verbs_device, hca.management_devices, hca.numa_node) == ("uverbs0", ("umad0",), 1)
@@ -82,7 +82,7 @@ def test_the_papers_node_is_described_without_a_finding(tmp_path: Path) -> None:
     ],
     ids=["paper", "no gpus", "four", "switch", "no nic", "roce", "two ports"],
 )
-def test_every_variant_survives_json_and_gives_a_topology_file(
+def test_every_variant_survives_json_and_has_a_topology_file(
     node: FakeNode, tmp_path: Path
 ) -> None:
     found = inventory(node, tmp_path / "sys")
@@ -94,7 +94,7 @@ def test_every_variant_survives_json_and_gives_a_topology_file(
     assert {hca.address for hca in found.hcas} <= addresses
 
 
-def test_the_topology_file_has_numa_nodes_links_and_no_index_of_ours(tmp_path: Path) -> None:
+def test_the_topology_file_has_numa_nodes_and_links_but_no_gpu_index(tmp_path: Path) -> None:
     system = ET.fromstring(nccl_topology(inventory(paper_node(), tmp_path / "sys")))
     cpus = {element.get("numaid"): element for element in system.findall("cpu")}
     assert set(cpus) == {"0", "1"}
@@ -135,11 +135,11 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_files_that_lie_become_findings(lie: str, tmp_path: Path) -> None:
+def test_wrong_content_of_files_becomes_findings(lie: str, tmp_path: Path) -> None:
     odd, kind = LIES[lie]
     found = inventory(replace(paper_node(), odd=odd), tmp_path / "sys")
     assert kind in kinds(found), found.findings
-    assert len(found.gpus) == 8, "what the driver vouches for stays"
+    assert len(found.gpus) == 8, "GPUs that the driver lists remain"
     assert all(finding.detail and finding.where for finding in found.findings)
     nccl_topology(found)
 
@@ -236,7 +236,7 @@ def test_a_refused_attribute_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=["one way", "a ring of three", "itself", "two neighbors"],
 )
-def test_bridges_that_make_no_sense_are_no_bridges(
+def test_inconsistent_bridges_are_ignored(
     peers: dict[int, tuple[int, ...]], tmp_path: Path
 ) -> None:
     node = paper_node()
@@ -251,7 +251,7 @@ def test_bridges_that_make_no_sense_are_no_bridges(
     assert FindingKind.CONFLICT in kinds(found)
 
 
-def test_the_same_uuid_twice_and_an_endless_one_are_not_offered(tmp_path: Path) -> None:
+def test_duplicate_and_overlong_uuids_are_not_advertised(tmp_path: Path) -> None:
     node = paper_node()
     first, second, third, *rest = driver_facts(node).gpus
     gpus = (
@@ -278,7 +278,7 @@ def test_a_gpu_that_the_driver_does_not_list_is_a_finding(tmp_path: Path) -> Non
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_any_garbage_in_any_files_never_raises(data: st.DataObject, tmp_path: Path) -> None:
+def test_random_file_contents_never_raise(data: st.DataObject, tmp_path: Path) -> None:
     node = paper_node()
     root = write_sysfs(node, tmp_path / "sys")
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
@@ -291,7 +291,7 @@ def test_any_garbage_in_any_files_never_raises(data: st.DataObject, tmp_path: Pa
     assert from_json(Inventory, json.loads(json.dumps(to_json(found)))) == found
 
 
-def test_addresses_and_processors_are_read_as_the_kernel_writes_them() -> None:
+def test_addresses_and_processor_lists_are_parsed() -> None:
     assert normal_address("00000000:01:00.0") == "0000:01:00.0"
     assert normal_address("0000:A1:00.0") == "0000:a1:00.0"
     assert normal_address("10000:01:00.0") == "10000:01:00.0"
@@ -310,7 +310,7 @@ def test_addresses_and_processors_are_read_as_the_kernel_writes_them() -> None:
         ({"findings": [{"kind": "Odd", "where": "", "detail": ""}]}, "kind"),
     ],
 )
-def test_stored_data_of_another_shape_is_refused_by_name(
+def test_the_error_of_invalid_stored_data_names_the_field(
     change: dict[str, object], where: str
 ) -> None:
     with pytest.raises(DataError, match=where):

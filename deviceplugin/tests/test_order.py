@@ -114,7 +114,7 @@ async def test_ids_of_the_list_before_are_unknown_and_good_again_with_it(
     await harness.ready()
     gone = UUIDS[-2:]
     harness.device_lists.publish(without(harness.view, set(gone)))
-    # At once, whether the kubelet has the new list yet or not.
+    # Refused at once, even before the kubelet has the new list.
     for method, request in (
         ("GetPreferredAllocation", preferred(UUIDS, 4)),
         ("Allocate", allocate([UUIDS[0], gone[0]])),
@@ -169,7 +169,7 @@ async def test_calls_while_the_list_changes_see_the_one_or_the_other(
 
     for turn in range(40):
         asking = [asyncio.create_task(ask()) for _ in range(4)]
-        for _ in range(turn // 2):  # further and further into the calls
+        for _ in range(turn // 2):  # later within the calls with each turn
             await asyncio.sleep(0)
         harness.device_lists.publish(fewer if turn % 2 == 0 else harness.view)
         await asyncio.gather(*asking)

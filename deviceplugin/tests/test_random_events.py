@@ -1,8 +1,9 @@
 """Random sequences of everything that happens to a node; what must hold, holds after each settles.
 
-Registrations, kubelet restarts, wiped sockets, cut streams, allocations, releases, bad and mended
-GPUs and pairs, in any order. Safety at every step: nothing unhealthy or held is given out, ids
-never change, no pair is broken that need not be. Liveness after: all is registered and offered.
+Registrations, kubelet restarts, deleted sockets, cut streams, allocations, releases, faults and
+recoveries of GPUs and pairs, in any order. Safety at every step: no unhealthy or used device is
+allocated, ids never change, no pair is broken needlessly. Liveness at the end: every resource is
+registered and advertised.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Chaos:
 async def test_any_sequence_ends_with_everything_offered(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A kubelet that cuts a stream listens again by itself, or is asked to after this time.
+    # After a cut stream the kubelet lists devices again, or the plugin registers after this time.
     monkeypatch.setattr(registrar, "NO_STREAM_SECONDS", 0.5)
     monkeypatch.setattr(registrar, "NO_STREAM_SECONDS_MAX", 0.5)
     async with plugin_harness() as harness:

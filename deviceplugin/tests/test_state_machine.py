@@ -44,7 +44,7 @@ def asks(action: str) -> Observation:
     return Observation(fault=fault, recovery_action=action)
 
 
-def test_the_whole_way_from_healthy_to_healthy() -> None:
+def test_a_fault_and_its_whole_recovery() -> None:
     health = apply_fault(DeviceHealth(), RESET, 100, TIMES)
     assert (health.state, health.reason, health.since) == (State.UNHEALTHY, "Xid62", 100)
     health = observe(health, Observation(), 200, TIMES)
@@ -62,7 +62,7 @@ def test_the_whole_way_from_healthy_to_healthy() -> None:
     assert (health.state, health.reason) == (State.HEALTHY, "")
 
 
-def test_a_probe_that_fails_sends_it_back_for_twice_as_long() -> None:
+def test_a_failed_probe_doubles_the_hold_down() -> None:
     health = replace(apply_fault(DeviceHealth(), RESET, 0, TIMES), reset_seen=True)
     health = observe(health, Observation(), 10, TIMES)
     health = apply_probe(health, "8 of 16 lanes", 40, TIMES)
@@ -75,7 +75,7 @@ def test_a_probe_that_fails_sends_it_back_for_twice_as_long() -> None:
     assert apply_probe(health, "", 91, TIMES).state is State.HEALTHY
 
 
-def test_a_probe_moves_only_what_is_on_probation() -> None:
+def test_a_probe_affects_only_devices_on_probation() -> None:
     for health in (
         DeviceHealth(),
         apply_fault(DeviceHealth(), SOFT, 0, TIMES),
@@ -85,7 +85,7 @@ def test_a_probe_moves_only_what_is_on_probation() -> None:
         assert apply_probe(health, "refused", 5, TIMES) == health
 
 
-def test_a_driver_that_asks_for_nothing_does_not_prove_a_reset() -> None:
+def test_a_missing_recovery_action_does_not_prove_a_reset() -> None:
     health = apply_fault(DeviceHealth(), RESET, 0, TIMES)
     for now in range(1, 10_000, 100):
         health = observe(health, Observation(), now, TIMES)
@@ -93,7 +93,7 @@ def test_a_driver_that_asks_for_nothing_does_not_prove_a_reset() -> None:
     assert observe(health, Observation(was_reset=True), 10_050, TIMES).state is State.RECOVERING
 
 
-def test_nothing_recovers_while_an_action_is_wanted() -> None:
+def test_no_device_recovers_during_a_requested_action() -> None:
     health = observe(DeviceHealth(), asks("GPU_RESET"), 0, TIMES)
     for now in range(1, 10_000, 100):
         health = observe(health, asks("GPU_RESET"), now, TIMES)
@@ -102,7 +102,7 @@ def test_nothing_recovers_while_an_action_is_wanted() -> None:
     assert health.state is State.RECOVERING
 
 
-def test_a_fault_in_probation_sends_it_back_for_twice_as_long() -> None:
+def test_a_fault_during_probation_doubles_the_hold_down() -> None:
     health = replace(apply_fault(DeviceHealth(), RESET, 0, TIMES), reset_seen=True)
     health = observe(health, Observation(), 10, TIMES)
     assert health.state is State.RECOVERING
@@ -126,7 +126,7 @@ def test_the_hold_down_has_a_bound_and_old_returns_are_forgotten() -> None:
     assert health.until == now + 90_000 + TIMES.hold
 
 
-def test_suspicion_keeps_it_in_service_and_passes() -> None:
+def test_a_suspect_device_stays_in_service_and_recovers() -> None:
     health = apply_fault(DeviceHealth(), SOFT, 0, TIMES)
     assert health.state is State.SUSPECT
     assert health.in_service
@@ -134,19 +134,19 @@ def test_suspicion_keeps_it_in_service_and_passes() -> None:
     assert observe(health, Observation(), 600, TIMES).state is State.HEALTHY
 
 
-def test_suspicion_never_softens_what_is_worse() -> None:
+def test_a_suspect_fault_never_replaces_a_worse_state() -> None:
     health = apply_fault(DeviceHealth(), RESET, 0, TIMES)
     assert apply_fault(health, SOFT, 1, TIMES) == health
 
 
-def test_the_first_cause_stays_unless_a_stricter_one_comes() -> None:
+def test_the_first_reason_stays_unless_a_fault_is_stricter() -> None:
     lost = observe(DeviceHealth(), LOST, 0, TIMES)
     strict = apply_fault(lost, replace(RESET, reason="Xid79"), 1, TIMES)
     assert strict.reason == "Xid79"
     assert apply_fault(strict, replace(RESET, reason="Xid62"), 2, TIMES).reason == "Xid79"
 
 
-def test_what_cannot_be_seen_hides_the_state_and_forgets_nothing() -> None:
+def test_an_unobservable_device_keeps_its_state() -> None:
     for known in (DeviceHealth(), apply_fault(DeviceHealth(), RESET, 0, TIMES)):
         hidden = mark_unobservable(known, "the driver hangs")
         assert hidden.state is State.UNKNOWN
@@ -169,7 +169,7 @@ EVENTS: dict[str, Callable[[DeviceHealth, float], DeviceHealth]] = {
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.floats(0.01, 200)), max_size=60))
-def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
+def test_the_invariants_hold_and_every_device_can_recover(
     steps: list[tuple[str, float]],
 ) -> None:
     health, now = DeviceHealth(), 1.0
@@ -191,7 +191,7 @@ def test_the_rules_hold_after_every_step_and_there_is_always_a_way_back(
             assert event == "probe" or before.probe_passed
         if event in ("lost", "action", "reset fault"):
             assert not health.in_service
-    # The way back: it is reset, answers, and time passes.
+    # Recovery: a reset, answers, and enough time.
     for _ in range(8):
         now += TIMES.hold_max + TIMES.suspect
         health = observe(health, Observation(was_reset=True), now, TIMES)

@@ -1,8 +1,8 @@
 """The parent's side of the worker process: every question has a deadline.
 
-A worker that misses one is killed; its successor starts with the next question. Questions to a
-driver that hung before are refused at once until its pause is over, so that a driver that hangs
-each time costs one worker a pause and nothing else waits for it.
+A worker that misses one is killed; the next query starts another. Queries to a driver that hung are
+refused until its pause is over, so that a driver that always hangs costs one worker per pause and
+delays nothing else.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ QUICK = frozenset({"status", "probe", "ports"})
 class Deadlines:
     """Seconds that each kind of question may take before the hardware counts as hung.
 
-    Far above what an answer takes (milliseconds): jobs may keep every core of a node busy, and a
-    healthy device that is called hung leaves service. A worker that says all the while that it
-    runs tells a hang from a busy machine: then `alive` is enough.
+    Far above the usual duration of a query (milliseconds): jobs may keep every core of a node busy,
+    and a healthy device that is taken for hung leaves service. If the worker reports meanwhile that
+    it runs, the node is not busy, and the shorter `alive` applies.
     """
 
     facts: float = 20.0
@@ -104,7 +104,7 @@ class Hardware:
         if beat is None:
             return False
         if time.monotonic() - beat > self._deadlines.beat:
-            self._kill("the wait for events gave no sign of life")
+            self._kill("the event thread sent no heartbeat")
             return False
         return True
 
@@ -153,7 +153,7 @@ class Hardware:
         pause = self._pauses[CHANNEL_OF[question]]
         left = pause.until - time.monotonic()
         if left > 0:
-            raise HardwareError("hung", question, f"it hung before; asked again in {left:.1f} s")
+            raise HardwareError("hung", question, f"it hung before; next query in {left:.1f} s")
         worker = await self._running()
         self._next_id += 1
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -211,7 +211,7 @@ class Hardware:
             while line := await worker.process.stdout.readline():
                 self._handle_message(worker, json.loads(line))
         except (ValueError, DataError) as error:
-            why = f"the worker spoke nonsense: {error}"
+            why = f"invalid message of the worker: {error}"
         if worker is self._worker:
             self._kill(why)
 

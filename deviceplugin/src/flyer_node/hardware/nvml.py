@@ -1,7 +1,6 @@
 """The driver's library through nvidia-ml-py, loaded at the first question.
 
-Runs in the worker process only. Handles are asked for anew on each look: after a reset the old ones
-are worth nothing.
+Runs in the worker process only. Every poll requests new handles: a reset invalidates the old ones.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class NvmlDriver:
             except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
                 return None
             self._nvml = pynvml
-            trim_heap()  # its import leaves more free memory than all else here takes
+            trim_heap()  # the import leaves more free memory than the worker uses otherwise
         return self._nvml
 
     def _describe(self, nvml: Any, handle: Any, index: int) -> DriverGpu:

@@ -1,8 +1,8 @@
 """The worker process: answers questions about the hardware, one JSON object a line.
 
-It may hang in a system call for ever; then its parent kills it. Three threads, so that a hung GPU
-driver does not keep sysfs from being read: `driver`, `sysfs`, and one that waits for events.
-It ends when its standard input ends, or when its parent dies.
+If it hangs in a system call, its parent kills it. It has three threads, so that sysfs is read also
+while the GPU driver hangs: `driver`, `sysfs`, and one that waits for events. It ends at the end of
+its standard input, or when its parent dies.
 """
 
 from __future__ import annotations

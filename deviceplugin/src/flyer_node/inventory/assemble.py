@@ -1,6 +1,6 @@
 """Two halves make one inventory: what sysfs shows and what the driver says.
 
-They may disagree; then the device is kept as far as both vouch for it and the rest is a finding.
+Where they disagree, the inventory keeps what both confirm and reports the rest as a finding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Host channel adapters from sysfs: what they are, and what their ports do now.
 
-Works for InfiniBand and RoCE, and needs no verbs library. `issm` devices are never handed out and
-never looked for; `umad` is optional.
+Works for InfiniBand and RoCE without a verbs library. `issm` devices are never allocated and not
+read; `umad` is optional.
 """
 
 from __future__ import annotations

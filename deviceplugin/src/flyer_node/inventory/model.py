@@ -1,9 +1,8 @@
 """Hardware inventory of a node: PCIe tree, NUMA nodes, GPUs, NVLink bridges, HCAs.
 
-Everything else reads this model: the device plugin, the allocator, NCCL's topology file, health.
-It never says what is healthy now (that changes every second), only what was found. What could not
-be read is a `Finding`, never an exception and never an invented value: an unknown NUMA node is
-None.
+The device plugin, the allocator, NCCL's topology file and health monitoring use this model. It has
+the detected hardware, not its health, which changes every second. A value that could not be read is
+a `Finding`, never an exception and never a default: an unknown NUMA node is None.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class FindingKind(enum.StrEnum):
     UNREADABLE = "Unreadable"
     """It exists and cannot be read."""
     MALFORMED = "Malformed"
-    """It was read and makes no sense."""
+    """The value was read and is invalid."""
     LOOP = "Loop"
     """A link that leads to itself, out of the tree, or a device above itself."""
     CONFLICT = "Conflict"

@@ -1,9 +1,9 @@
 """NCCL's topology file from the inventory.
 
-NCCL reads it through NCCL_TOPO_FILE, adds what it detects itself and drops devices that the process
-cannot see. So it holds what only the node knows: which device hangs below which root complex and
-NUMA node, with link speeds. It names no GPU index and no rank, which are the container's own, and
-no NVLink, which NCCL asks the driver for.
+NCCL reads it through NCCL_TOPO_FILE, adds the devices that it detects and drops those that the
+process cannot see. The file has what only the node knows: the root complex and NUMA node of each
+device, with link speeds. It omits GPU indices and ranks, which differ between containers, and
+NVLink, which NCCL queries from the driver.
 """
 
 from __future__ import annotations

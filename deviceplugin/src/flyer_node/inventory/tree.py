@@ -1,8 +1,8 @@
 """Reading sysfs without believing it.
 
 A file may be missing, empty, huge, binary, a loop of links, a FIFO, or may fail in the middle of a
-read (firmware that does not answer). Whatever happens the caller gets a value or None, and a
-`Finding` says what was wrong. Nothing outside the root is ever opened.
+read (firmware that does not answer). In all cases the caller gets a value or None, and a `Finding`
+describes the problem. Nothing outside the root is ever opened.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SysfsTree:
         path = f"{folder}/numa_node"
         node = self.number(path, low=-1, high=1023)
         if node == -1:
-            self.found(FindingKind.MALFORMED, path, "-1: the firmware does not say which NUMA node")
+            self.found(FindingKind.MALFORMED, path, "-1: the firmware reports no NUMA node")
         return None if node is None or node < 0 else node
 
 

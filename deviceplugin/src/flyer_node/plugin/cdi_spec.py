@@ -1,7 +1,7 @@
 """Container Device Interface: specifications of this node's devices, and NVIDIA's own. Pure.
 
-The container runtime adds what a specification names to the containers whose allocate names it. A
-pod's environment has no part in this, so it cannot ask for a device that the pod was not granted.
+The container runtime adds the devices of a specification to the containers whose Allocate response
+names it. A pod's environment is not involved, so it cannot add devices that were not allocated.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def nvidia_devices(specifications: Iterable[str]) -> frozenset[str]:
     """UUIDs of the GPUs that NVIDIA's specifications (YAML or JSON) name.
 
     Names by index are ignored: the order of GPUs may differ after a reboot, and a specification
-    from before it would give a container another GPU than the granted one.
+    from before it would give a container another GPU than the allocated one.
     """
     found: set[str] = set()
     for text in specifications:
@@ -83,7 +83,7 @@ def nvidia_devices(specifications: Iterable[str]) -> frozenset[str]:
 def documents(view: NodeView) -> dict[str, str]:
     """File name → content; a kind without devices has no file, as CDI refuses an empty list.
 
-    Devices that are out of service stay: a container that has one and restarts asks for it again.
+    Devices that are out of service remain: a container that restarts requests its device again.
     """
     gpus = {}
     for gpu in view.inventory.gpus:

@@ -1,9 +1,9 @@
 """Kubelet registration: keeps all resources registered across kubelet restarts.
 
-A kubelet that starts deletes all sockets in its folder and makes its own anew; it forgets who was
-registered. So we look at three things, at once when the folder changes and every second anyway:
-is our socket still ours, is the kubelet's socket still the one that we registered at, does the
-kubelet still listen to our list. What is wrong is mended, one resource at a time.
+A kubelet that starts deletes all sockets in its folder, creates its own and has no registrations.
+The registrar therefore checks three conditions after every change of the folder and every second:
+the plugin's socket is unchanged, the kubelet's socket is the one of the registration, and the
+kubelet still reads the device list. It restores failed ones, one resource at a time.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ RESOURCES = (GPU, *RDMA)
 
 NO_DEVICES = "void"
 """The value of NVIDIA_VISIBLE_DEVICES by which NVIDIA's runtime adds nothing. It takes the place of
-the `all` in the environment of many images; a pod's own value has the last word."""
+the `all` in the environment of many images; a value in the pod has priority."""
 
 
 @dataclass(frozen=True, slots=True)

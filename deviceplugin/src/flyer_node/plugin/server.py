@@ -1,9 +1,8 @@
 """One resource's gRPC service on one UNIX socket.
 
-Requests come from the kubelet, and are read as if they came from anybody: a message that cannot be
-read, is too large, too long or senseless gets its gRPC code, is counted, and changes nothing. There
-is nothing to change anyway: Allocate answers from the newest offer and keeps no books, because the
-interface has no call that gives a device back.
+Requests of the kubelet are untrusted: a message that is malformed, too large or invalid gets a gRPC
+error code, is counted, and changes nothing. Allocate answers from the newest snapshot and stores no
+allocations, because the interface has no call that releases a device.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class ResourceServer:
     async def start(self) -> None:
         """Listens; an old socket at the path is replaced in one step.
 
-        It is bound under a name of its own and renamed into place: gRPC deletes the name that it
-        bound when it stops, which must never be the name of its successor.
+        It is bound under a temporary name and renamed: when gRPC stops, it deletes the name that it
+        bound, which must never be the name of the next server.
         """
         await self.stop()
         self._generation += 1
@@ -217,7 +216,7 @@ def _read(kind: type[Message], raw: bytes) -> Message | RequestError:
     try:
         return kind.FromString(raw)
     except DecodeError:
-        return RequestError("INVALID_ARGUMENT", f"{len(raw)} bytes that are no {kind.__name__}")
+        return RequestError("INVALID_ARGUMENT", f"{len(raw)} bytes that are not a {kind.__name__}")
 
 
 def _valid(request: Any) -> Any:

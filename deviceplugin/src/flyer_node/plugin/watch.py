@@ -1,7 +1,7 @@
 """Wakes us when something in a folder comes or goes: inotify through the C library.
 
-inotify can miss (a folder that is itself replaced, a full queue), so whoever uses this also looks
-by itself every second. Without inotify that is all there is.
+inotify can miss changes (a replaced folder, a full queue), so callers also check every second.
+Without inotify only these checks remain.
 """
 
 from __future__ import annotations

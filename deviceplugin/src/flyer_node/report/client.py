@@ -1,7 +1,7 @@
 """Writes the node's NodeHealth: the standard library's HTTP client in a thread, with deadlines.
 
-Three calls, so no client library: a small agent on every node of a cluster is worth more. The token
-is read for each call, because the kubelet renews it.
+It makes only three calls, so it needs no client library, which keeps the agent small. The token is
+read for each call, because the kubelet renews it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kubernetes Events about the node's devices: what `kubectl describe node` shows.
 
-Reasons are stable. A device that does the same again within ten minutes counts up its event, and
-a bucket bounds how many are made: NodeHealth and the metrics have all of it.
+Reasons are stable. A repeated change of a device within ten minutes increments the count of its
+event, and a token bucket limits new events; NodeHealth and the metrics have every change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BURST, SECONDS_EACH = 25, 10.0
 WAITING_MAX = 100
 AGAIN_SECONDS = 600.0
 REMEMBERED_MAX = 256
-MESSAGE_MAX = 1024  # characters that the API server takes
+MESSAGE_MAX = 1024  # characters, the API server's limit
 TRIES_MAX = 3
 
 log = structlog.get_logger()
@@ -130,7 +130,7 @@ class EventRecorder:
             try:
                 self._client.update_event(told.name, again)
             except ApiError as error:
-                if error.status != 404:  # it has expired meanwhile
+                if error.status != 404:  # 404: the event has expired
                     raise
             else:
                 told.count += 1
