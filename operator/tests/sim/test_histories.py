@@ -69,7 +69,7 @@ def finds(what: str, seeds: int = 150) -> None:
 
 def test_a_job_without_pods_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "resubmit", lambda *_args: None)
-    finds("is reserved for|has no pods", 131)
+    finds("is reserved for|without pods", 131)
 
 
 def test_a_deadlocked_queue_is_found(
