@@ -12,21 +12,21 @@ from tests.test_tidy import ROOT, tracked
 
 OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
-    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 239,
-    r"\b(?:tell|tells|told|telling)\b": 253,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 210,
-    rf"\b(?:of {OWN} own|of ours)\b": 79,
-    r"\b(?:go|goes|going|went|gone) on\b": 25,
-    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 39,
-    r"(?:^|[.(:;] ?)Who (?!am)": 34,
-    r"\b(?:is|are|was) no\b": 132,
+    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 220,
+    r"\b(?:tell|tells|told|telling)\b": 236,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 209,
+    rf"\b(?:of {OWN} own|of ours)\b": 67,
+    r"\b(?:go|goes|going|went|gone) on\b": 23,
+    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 18,
+    r"(?:^|[.(:;] ?)Who (?!am)": 29,
+    r"\b(?:is|are|was) no\b": 114,
     r"\bbeside\b": 43,
-    r"\b(?:a|last|its|no) words?\b": 20,
+    r"\b(?:a|last|its|no) words?\b": 15,
     r"\bstrangers?\b": 28,
-    r"\b(?:farewell|takes? leave|last words)\b": 5,
+    r"\b(?:farewell|takes? leave|last words)\b": 4,
     r"\b(?:he|him|his)\b": 6,
-    r"\bfor one in\b": 73,
-    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 67,
+    r"\bfor one in\b": 72,
+    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 60,
 }
 """Pattern (case is ignored) -> hits that remain."""
 
