@@ -3,67 +3,36 @@
 
 use super::determinism::Determinism;
 
-/// Kinds of operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Kind {
-    /// Reduces the inputs of all ranks; every rank receives the result.
-    Allreduce = 0,
-    /// Copies the root's buffer to every rank.
-    Broadcast = 1,
-    /// Reduces the inputs of all ranks; the root receives the result.
-    Reduce = 2,
-    /// Every rank receives the blocks of all ranks.
-    Allgather = 3,
-    /// Reduces the inputs of all ranks; rank r receives block r.
-    ReduceScatter = 4,
-    /// No rank leaves before all ranks have entered.
-    Barrier = 5,
-    /// The root receives the blocks of all ranks.
-    Gather = 6,
-    /// Rank r receives block r of the root's buffer.
-    Scatter = 7,
-    /// Rank s receives block s of every rank.
-    Alltoall = 8,
-    /// Sends a message to another rank.
-    Send = 9,
-    /// Receives a message from another rank.
-    Recv = 10,
+hfreduce_kernels::coded_enum! {
+    /// Kinds of operation.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// Reduces the inputs of all ranks; every rank receives the result.
+        Allreduce = (0, "allreduce"),
+        /// Copies the root's buffer to every rank.
+        Broadcast = (1, "broadcast"),
+        /// Reduces the inputs of all ranks; the root receives the result.
+        Reduce = (2, "reduce"),
+        /// Every rank receives the blocks of all ranks.
+        Allgather = (3, "allgather"),
+        /// Reduces the inputs of all ranks; rank r receives block r.
+        ReduceScatter = (4, "reduce_scatter"),
+        /// No rank leaves before all ranks have entered.
+        Barrier = (5, "barrier"),
+        /// The root receives the blocks of all ranks.
+        Gather = (6, "gather"),
+        /// Rank r receives block r of the root's buffer.
+        Scatter = (7, "scatter"),
+        /// Rank s receives block s of every rank.
+        Alltoall = (8, "alltoall"),
+        /// Sends a message to another rank.
+        Send = (9, "send"),
+        /// Receives a message from another rank.
+        Recv = (10, "recv"),
+    }
 }
 
 impl Kind {
-    /// All kinds, by code.
-    pub const ALL: [Kind; 11] = [
-        Kind::Allreduce,
-        Kind::Broadcast,
-        Kind::Reduce,
-        Kind::Allgather,
-        Kind::ReduceScatter,
-        Kind::Barrier,
-        Kind::Gather,
-        Kind::Scatter,
-        Kind::Alltoall,
-        Kind::Send,
-        Kind::Recv,
-    ];
-
-    /// The name that users write.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Allreduce => "allreduce",
-            Kind::Broadcast => "broadcast",
-            Kind::Reduce => "reduce",
-            Kind::Allgather => "allgather",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::Barrier => "barrier",
-            Kind::Gather => "gather",
-            Kind::Scatter => "scatter",
-            Kind::Alltoall => "alltoall",
-            Kind::Send => "send",
-            Kind::Recv => "recv",
-        }
-    }
-
     /// True for operations that reduce values.
     #[inline]
     pub fn reduces(self) -> bool {
@@ -137,7 +106,7 @@ impl Fingerprint {
             u64::from_le_bytes(word)
         };
         Some(Self {
-            kind: *Kind::ALL.get(usize::from(bytes[0]))?,
+            kind: Kind::from_code(bytes[0])?,
             dtype: bytes[1],
             element_bytes: bytes[2],
             op: bytes[3] & ((1 << MODES_AT) - 1),

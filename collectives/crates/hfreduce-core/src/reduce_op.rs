@@ -2,56 +2,30 @@
 
 use crate::DType;
 
-/// Reduction operators. An average is a sum that the root divides by the number of ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ReduceOp {
-    /// Addition.
-    Sum = 0,
-    /// Multiplication.
-    Product = 1,
-    /// Minimum.
-    Min = 2,
-    /// Maximum.
-    Max = 3,
-    /// Bitwise and.
-    BitAnd = 4,
-    /// Bitwise or.
-    BitOr = 5,
-    /// Bitwise exclusive or.
-    BitXor = 6,
-    /// Addition, then division by the number of ranks before the sum is rounded.
-    Average = 7,
+hfreduce_kernels::coded_enum! {
+    /// Reduction operators. An average is a sum that the root divides by the number of ranks.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ReduceOp {
+        /// Addition.
+        Sum = (0, "sum"),
+        /// Multiplication.
+        Product = (1, "product"),
+        /// Minimum.
+        Min = (2, "min"),
+        /// Maximum.
+        Max = (3, "max"),
+        /// Bitwise and.
+        BitAnd = (4, "band"),
+        /// Bitwise or.
+        BitOr = (5, "bor"),
+        /// Bitwise exclusive or.
+        BitXor = (6, "bxor"),
+        /// Addition, then division by the number of ranks before the sum is rounded.
+        Average = (7, "avg"),
+    }
 }
 
 impl ReduceOp {
-    /// All operators, by code.
-    pub const ALL: [Self; 8] = [
-        Self::Sum,
-        Self::Product,
-        Self::Min,
-        Self::Max,
-        Self::BitAnd,
-        Self::BitOr,
-        Self::BitXor,
-        Self::Average,
-    ];
-
-    /// The operator with this code.
-    #[inline]
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
-
-    /// The name in messages.
-    #[inline]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Average => "avg",
-            other => other.kernel().name(),
-        }
-    }
-
     /// The kernel that implements the operator.
     pub fn kernel(self) -> hfreduce_kernels::Op {
         match self {

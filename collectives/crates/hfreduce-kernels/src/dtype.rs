@@ -1,68 +1,97 @@
 //! Element types and operations, with their codes on the wire and in Python.
 
-/// The type of the elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Dtype {
-    /// IEEE binary32.
-    F32 = 0,
-    /// The upper half of a binary32.
-    Bf16 = 1,
-    /// IEEE binary16.
-    F16 = 2,
-    /// IEEE binary64.
-    F64 = 3,
-    /// Signed, 32 bits.
-    I32 = 4,
-    /// Signed, 64 bits.
-    I64 = 5,
-    /// Unsigned, 8 bits.
-    U8 = 6,
-    /// Signed, 8 bits.
-    I8 = 7,
-    /// 8 bits: 4 of exponent, 3 of fraction, no infinity ("fn": finite), largest 448.
-    F8E4M3 = 8,
-    /// 8 bits: 5 of exponent, 2 of fraction, with infinity: the upper half of a binary16.
-    F8E5M2 = 9,
-    /// Signed, 16 bits.
-    I16 = 10,
-    /// Unsigned, 16 bits.
-    U16 = 11,
-    /// Unsigned, 32 bits.
-    U32 = 12,
-    /// Unsigned, 64 bits.
-    U64 = 13,
+/// Defines an enumeration by a table of code and name. The codes are those on the wire, in C and in
+/// Python; the names are those in messages, in C and in Python.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! coded_enum {
+    ($(#[$meta:meta])* pub enum $name:ident {
+        $($(#[$doc:meta])* $variant:ident = ($code:literal, $text:literal),)*
+    }) => {
+        $(#[$meta])*
+        #[repr(u8)]
+        pub enum $name {
+            $($(#[$doc])* $variant = $code,)*
+        }
+
+        impl $name {
+            /// All values, by code.
+            pub const ALL: [Self; [$($code),*].len()] = [$(Self::$variant),*];
+
+            /// The value with this code.
+            #[inline]
+            pub fn from_code(code: u8) -> Option<Self> {
+                Self::ALL.get(usize::from(code)).copied()
+            }
+
+            /// The code on the wire.
+            #[inline]
+            pub const fn code(self) -> u8 {
+                self as u8
+            }
+
+            /// The name in messages.
+            #[inline]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(self.name())
+            }
+        }
+
+        // Codes are indices of `ALL`.
+        const _: () = {
+            let mut code = 0;
+            while code < $name::ALL.len() {
+                assert!($name::ALL[code] as usize == code);
+                code += 1;
+            }
+        };
+    };
+}
+
+coded_enum! {
+    /// The type of the elements.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Dtype {
+        /// IEEE binary32.
+        F32 = (0, "float32"),
+        /// The upper half of a binary32.
+        Bf16 = (1, "bfloat16"),
+        /// IEEE binary16.
+        F16 = (2, "float16"),
+        /// IEEE binary64.
+        F64 = (3, "float64"),
+        /// Signed, 32 bits.
+        I32 = (4, "int32"),
+        /// Signed, 64 bits.
+        I64 = (5, "int64"),
+        /// Unsigned, 8 bits.
+        U8 = (6, "uint8"),
+        /// Signed, 8 bits.
+        I8 = (7, "int8"),
+        /// 8 bits: 4 of exponent, 3 of fraction, no infinity ("fn": finite), largest 448.
+        F8E4M3 = (8, "float8_e4m3fn"),
+        /// 8 bits: 5 of exponent, 2 of fraction, with infinity: the upper half of a binary16.
+        F8E5M2 = (9, "float8_e5m2"),
+        /// Signed, 16 bits.
+        I16 = (10, "int16"),
+        /// Unsigned, 16 bits.
+        U16 = (11, "uint16"),
+        /// Unsigned, 32 bits.
+        U32 = (12, "uint32"),
+        /// Unsigned, 64 bits.
+        U64 = (13, "uint64"),
+    }
 }
 
 impl Dtype {
-    /// Every type.
-    pub const ALL: [Self; 14] = [
-        Self::F32,
-        Self::Bf16,
-        Self::F16,
-        Self::F64,
-        Self::I32,
-        Self::I64,
-        Self::U8,
-        Self::I8,
-        Self::F8E4M3,
-        Self::F8E5M2,
-        Self::I16,
-        Self::U16,
-        Self::U32,
-        Self::U64,
-    ];
-
-    /// The type with this code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|dtype| dtype.code() == code)
-    }
-
-    /// The code on the wire.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
-
     /// Bytes of one element; also its alignment.
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -70,26 +99,6 @@ impl Dtype {
             Self::Bf16 | Self::F16 | Self::I16 | Self::U16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F64 | Self::I64 | Self::U64 => 8,
-        }
-    }
-
-    /// The name in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::Bf16 => "bfloat16",
-            Self::F16 => "float16",
-            Self::F64 => "float64",
-            Self::I32 => "int32",
-            Self::I64 => "int64",
-            Self::U8 => "uint8",
-            Self::I8 => "int8",
-            Self::F8E4M3 => "float8_e4m3fn",
-            Self::F8E5M2 => "float8_e5m2",
-            Self::I16 => "int16",
-            Self::U16 => "uint16",
-            Self::U32 => "uint32",
-            Self::U64 => "uint64",
         }
     }
 
@@ -115,70 +124,32 @@ impl Dtype {
     }
 }
 
-impl std::fmt::Display for Dtype {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+coded_enum! {
+    /// The operation that combines two elements.
+    ///
+    /// An average is a sum with a divisor: see [`crate::Pass`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Op {
+        /// Addition.
+        Sum = (0, "sum"),
+        /// Multiplication.
+        Product = (1, "product"),
+        /// Minimum.
+        Min = (2, "min"),
+        /// Maximum.
+        Max = (3, "max"),
+        /// Bitwise and; integers only.
+        BitAnd = (4, "band"),
+        /// Bitwise or; integers only.
+        BitOr = (5, "bor"),
+        /// Bitwise exclusive or; integers only.
+        BitXor = (6, "bxor"),
     }
-}
-
-/// The operation that combines two elements.
-///
-/// An average is a sum with a divisor: see [`crate::Pass`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Op {
-    /// Addition.
-    Sum = 0,
-    /// Multiplication.
-    Product = 1,
-    /// Minimum.
-    Min = 2,
-    /// Maximum.
-    Max = 3,
-    /// Bitwise and; integers only.
-    BitAnd = 4,
-    /// Bitwise or; integers only.
-    BitOr = 5,
-    /// Bitwise exclusive or; integers only.
-    BitXor = 6,
 }
 
 impl Op {
-    /// Every operation.
-    pub const ALL: [Self; 7] =
-        [Self::Sum, Self::Product, Self::Min, Self::Max, Self::BitAnd, Self::BitOr, Self::BitXor];
-
-    /// The operation with this code.
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|op| op.code() == code)
-    }
-
-    /// The code on the wire.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The name in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Product => "product",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::BitAnd => "band",
-            Self::BitOr => "bor",
-            Self::BitXor => "bxor",
-        }
-    }
-
     /// True if the operation is defined for elements of `dtype`.
     pub const fn supports(self, dtype: Dtype) -> bool {
         !(dtype.is_float() && matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor))
-    }
-}
-
-impl std::fmt::Display for Op {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
     }
 }
