@@ -1,7 +1,7 @@
-"""What goes wrong, as types.
+"""Exceptions.
 
-`CollectiveError` comes from the engine: an operation failed, and its fields say where and because
-of whom. The others are raised before there is an operation.
+`CollectiveError` is raised by the engine when an operation fails; its fields name the rank, the
+phase and the peer that caused it. The others are raised before a group exists.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["CollectiveError", "RendezvousError", "SettingError", "TopologyError"
 
 
 class TopologyError(ValueError):
-    """The topology file cannot be used; the text names the file, the field and the value."""
+    """An invalid topology file; the text names the file, the field and the value."""
 
     def __init__(self, source: str, field: str, problem: str) -> None:
         super().__init__(f"{source}: {field}: {problem}")
@@ -26,7 +26,7 @@ class TopologyError(ValueError):
 
 
 class SettingError(ValueError):
-    """An environment variable of ours has a value that cannot be used."""
+    """An environment variable with an invalid value."""
 
     def __init__(self, name: str, value: str, expected: str) -> None:
         super().__init__(f"{name}={value!r}: expected {expected}")
@@ -35,7 +35,7 @@ class SettingError(ValueError):
 
 
 class RendezvousError(RuntimeError):
-    """The ranks of a group did not find each other; `absent` are the ranks that never came."""
+    """The rendezvous of a group failed; `absent` are the ranks that did not arrive."""
 
     def __init__(self, detail: str, *, rank: int, phase: str, absent: Sequence[int] = ()) -> None:
         super().__init__(f"rank {rank}, {phase}: {detail}")
