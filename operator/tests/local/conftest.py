@@ -1,4 +1,4 @@
-"""Real drivers and real jobs, each test in a folder of its own; nothing survives a test."""
+"""Fixtures: real drivers and jobs, each test in a separate folder; no process survives a test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 40.0
 
 
 def until(what: str, met: Callable[[], Any], timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
-    """Look until it is so; the value that was true."""
+    """Poll until the condition is true. Returns its value."""
     deadline = time.monotonic() + timeout_seconds
     while not (value := met()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_seconds:g} s"
@@ -98,7 +98,7 @@ class Bench:
         return path
 
     def flyer(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run `flyer` to its end, in this process: its imports cost more than its work."""
+        """Run `flyer` to its end in this process, which saves its imports."""
         out, err = io.StringIO(), io.StringIO()
         status: Any = 0
         with pytest.MonkeyPatch.context() as patch:
@@ -117,7 +117,7 @@ class Bench:
         )
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        """Start `flyer` in the background; its output goes to files beside the state."""
+        """Start `flyer` in the background; its output goes to files next to the state."""
         number = len(self.processes)
         process = subprocess.Popen(
             self._command(arguments),
@@ -136,7 +136,7 @@ class Bench:
         return self.start("run", *arguments, "--cluster", self.cluster(**cluster))
 
     def client(self) -> Client:
-        """Connected to the driver, once it answers."""
+        """A client of the driver, once it answers."""
 
         def reached() -> Client | None:
             for process in self.processes[-1:]:
@@ -150,7 +150,7 @@ class Bench:
         return client
 
     def client_on_disk(self) -> Client:
-        """Reads what a driver left."""
+        """A client that reads the state directory without a driver."""
         return reader(self.state)
 
     def job(self, name: str, met: Callable[[JobView], Any], what: str) -> JobView:
@@ -188,7 +188,7 @@ class Bench:
         return find_marked(self.state)
 
     def go(self, name: str = "job") -> None:
-        """Let a job that holds go on."""
+        """Let a held job continue."""
         (self.folder / name / "go").touch()
 
     def reasons(self, name: str) -> list[str]:
@@ -199,14 +199,14 @@ class Bench:
         return [sys.executable, "-m", "flyer.cli", *map(str, arguments)]
 
     def _environment(self) -> dict[str, str]:
-        # Nothing here is a terminal: that alone must keep colours away.
+        # No stream is a terminal, which must disable colours.
         inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         return {**inherited, "FLYER_STATE": str(self.state), "TERM": "xterm-256color"}
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A cluster that is taken down after the test, which must leave no process."""
+    """A cluster that is stopped after the test, which must leave no process."""
     bench = Bench(tmp_path)
     yield bench
     for process in bench.processes:

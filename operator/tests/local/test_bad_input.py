@@ -1,4 +1,4 @@
-"""Bad manifests, cluster files, arguments: one clear error, exit status 2, nothing half done."""
+"""Invalid manifests, cluster files and arguments: one error, exit status 2, no effect."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_missing_manifest_and_a_binary_one(bench):
         ({"spec__ranksPerNode": 9}, ["9", "2"]),
     ],
 )
-def test_a_job_that_can_never_run_ends_with_105_and_says_why(bench, spec, words):
+def test_a_job_that_can_never_run_ends_with_105_and_the_reason(bench, spec, words):
     run = bench.flyer("run", bench.manifest(**spec), "--cluster", bench.cluster())
     assert run.returncode == 105, run.stderr
     for word in words:

@@ -1,4 +1,4 @@
-"""The control socket under strangers: garbage, oversized lines, silence, slow readers."""
+"""Control socket with untrusted clients: invalid and oversized lines, silent and slow clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Echo:
 
 @pytest.fixture
 def served(tmp_path):
-    """A server in a thread of its own: the clients here are blocking ones."""
+    """A server in a separate thread, because the clients are blocking."""
     loop, handler = asyncio.new_event_loop(), Echo()
     server = ControlServer(tmp_path / "c.sock", handler)
     thread = threading.Thread(target=loop.run_forever)
@@ -50,7 +50,7 @@ def served(tmp_path):
 
 
 def raw(path, data):
-    """What a stranger gets for some bytes, until the server hangs up."""
+    """The answer to some bytes, until the server closes the connection."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(5)
         stranger.connect(path)
@@ -78,7 +78,7 @@ def raw(path, data):
         (b"x" * (REQUEST_BYTES_MAX + 2) + b"\n", "longer than"),
     ],
 )
-def test_a_line_that_is_no_request_is_refused_and_others_are_not_disturbed(served, line, words):
+def test_an_invalid_line_is_refused_without_effect_on_others(served, line, words):
     path, _, _ = served
     with Channel(path) as other:
         assert other.call("first") == {"op": "first"}
@@ -103,7 +103,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_sent(served):
         channel.call("run", manifest="x" * REQUEST_BYTES_MAX)
 
 
-def test_a_silent_server_is_a_timeout_and_a_gone_one_unreachable(tmp_path):
+def test_a_silent_server_is_a_timeout_and_a_dead_one_unreachable(tmp_path):
     path = str(tmp_path / "s.sock")
     with pytest.raises(FlyerError, match="no driver answers"):
         Channel(path)
@@ -121,7 +121,7 @@ def test_a_silent_server_is_a_timeout_and_a_gone_one_unreachable(tmp_path):
             assert caught.value.code == "Unreachable"
 
 
-def test_a_watcher_that_hangs_up_is_forgotten(served):
+def test_a_disconnected_watcher_is_removed(served):
     path, handler, _ = served
     with Channel(path) as channel:
         channel.send("watch")
@@ -135,7 +135,7 @@ def test_a_watcher_that_hangs_up_is_forgotten(served):
     assert handler.subscriptions == []
 
 
-def test_a_watcher_that_does_not_read_is_cut_off_with_a_word(served):
+def test_a_watcher_that_does_not_read_is_disconnected_with_a_message(served):
     path, handler, loop = served
     with Channel(path) as channel:
         channel.send("watch")

@@ -1,4 +1,4 @@
-"""A bug of the scheduler that one job brings to light."""
+"""A bug of the scheduler that one job triggers."""
 
 import json
 
@@ -28,7 +28,7 @@ def failing(monkeypatch, event):
     monkeypatch.setattr(engine, "step", step)
 
 
-def test_an_event_that_cannot_be_taken_in_is_dropped_and_said(driver, monkeypatch):
+def test_an_event_that_the_engine_fails_on_is_dropped_and_reported(driver, monkeypatch):
     bad, good = (CheckpointReported("default/a", 1, step, "/c") for step in (7, 8))
     failing(monkeypatch, bad)
     driver.advance([bad, Tick(), good])

@@ -1,4 +1,4 @@
-"""The driver's own life: interrupted, killed, started twice; nothing survives it, ids go on."""
+"""Driver lifecycle: interrupts, kills and double starts; no process survives, ids continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_history
     assert before.history_id in (bench.state / "jobs" / "default.job.json").read_text()
 
 
-def test_flyer_run_without_a_manifest_goes_on_with_what_is_unfinished(bench):
+def test_flyer_run_without_a_manifest_resumes_unfinished_jobs(bench):
     driver = bench.drive(bench.manifest(steps=20, hold_at=13))
     bench.step("job", 12)
     driver.kill()
@@ -46,7 +46,7 @@ def test_flyer_run_without_a_manifest_goes_on_with_what_is_unfinished(bench):
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_driver_leaves_no_process_and_says_how_to_go_on(bench, number, status):
+def test_an_interrupted_driver_leaves_no_process_and_prints_how_to_resume(bench, number, status):
     driver = bench.drive(bench.manifest(steps=20, hold_at=13, deaf=True))
     bench.step("job", 12)
     driver.send_signal(number)
@@ -123,7 +123,7 @@ def test_the_driver_stays_for_the_jobs_of_others(bench):
     assert bench.ended(other) == 0
 
 
-def test_a_client_is_told_when_the_driver_ends_before_its_job(bench):
+def test_a_client_reports_a_driver_that_ends_before_its_job(bench):
     driver = bench.drive(bench.manifest("mine", steps=8, hold_at=4))
     bench.step("mine", 4)
     other = bench.start("run", bench.manifest("other", steps=8, hold_at=4))
@@ -146,7 +146,7 @@ def test_a_job_that_ended_runs_again_as_a_new_chain_and_keeps_the_old_logs(bench
     assert folders[1].removeprefix("default.job.") in first  # named for its history id
 
 
-def test_a_job_may_follow_itself_at_once(bench):
+def test_an_ended_job_may_be_submitted_again_at_once(bench):
     bench.drive(bench.manifest("other", steps=99, hold_at=1))
     manifest = bench.manifest(steps=2)
     client = bench.client()

@@ -1,4 +1,4 @@
-"""What verbs print: JSON that parses and has the published fields, screens that fit."""
+"""Output of the verbs: JSON with the published fields, and tables that fit a terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_verb_prints_json_and_yaml_that_parse(running):
     assert json.loads(lines[-1])["text"] == "step 4"
 
 
-def test_why_tells_numbers_owners_and_ways_out(running):
+def test_why_prints_numbers_holders_and_remedies(running):
     why = running.flyer("why", "waits")
     assert why.returncode == 0, why.stderr
     assert "cannot start now" in why.stdout
@@ -69,7 +69,7 @@ def test_screens_fit_their_columns(running):
     ]  # fmt: skip
 
 
-def test_off_a_terminal_nothing_is_printed_that_controls_one(bench):
+def test_without_a_terminal_no_control_sequence_is_printed(bench):
     run = bench.flyer("run", bench.manifest(steps=3), "--cluster", bench.cluster())
     assert run.returncode == 0, run.stderr
     verbs = ("ps", "nodes", "queues", "show job", "logs job", "why job", "show nobody", "help")

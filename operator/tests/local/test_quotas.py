@@ -1,4 +1,4 @@
-"""Quotas, priorities and top on one machine, as on Kubernetes."""
+"""Quotas, priorities and `flyer top` of a local cluster, as on Kubernetes."""
 
 from __future__ import annotations
 

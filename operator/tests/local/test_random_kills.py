@@ -1,4 +1,4 @@
-"""Whatever is killed and whenever: the job ends with every step done, and nothing is left."""
+"""Random kills: the job completes every step, and no process remains."""
 
 from __future__ import annotations
 

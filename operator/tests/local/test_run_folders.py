@@ -1,4 +1,4 @@
-"""Run folders in the temporary folder: removed when their state directory is, and not before."""
+"""Run folders in the temporary folder: removed only after their state directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATER = 10 * run_folders.UNSIGNED_SECONDS
 
 @pytest.fixture
 def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for states whose paths are too long for sockets, and a temporary folder of ours."""
+    """A folder whose paths are too long for sockets, and a separate temporary folder."""
     with tempfile.TemporaryDirectory(prefix="rf") as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
         yield tmp_path / ("long-" * 20)
@@ -31,7 +31,7 @@ def later() -> float:
 
 
 class Later:
-    """The module `time` as it will be."""
+    """The module `time` in the future."""
 
     time = staticmethod(later)
 

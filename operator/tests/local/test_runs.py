@@ -1,4 +1,4 @@
-"""Jobs as their users see them: they run, end, fail, hang, make room and go on."""
+"""Jobs from submission to end: success, failure, hang, preemption and resumption."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_hung_job_is_restarted_by_the_progress_deadline(bench):
     assert "rank 0 attempt 2 starts at step 5" in run.stdout
 
 
-def test_a_job_that_always_hangs_fails_and_says_so(bench):
+def test_a_job_that_always_hangs_fails_with_the_reason(bench):
     manifest = bench.manifest(
         steps=7, silent_at=2, silent_attempts=9, spec__progressDeadline="1s", spec__maxRestarts=1
     )
@@ -106,7 +106,7 @@ def test_a_job_that_never_answers_is_killed_at_the_deadline_and_restarts(bench):
     assert int(saved) in (5, 10)
 
 
-def test_a_high_job_preempts_and_the_victim_goes_on_where_it_was(bench):
+def test_a_high_job_preempts_and_the_victim_resumes(bench):
     whole = "4"
     driver = bench.drive(
         bench.manifest("low", steps=30, hold_at=25, spec__nodes=whole, spec__priority="low")
@@ -224,7 +224,7 @@ def test_a_watching_program_may_submit_its_next_job_when_the_last_one_has_ended(
     assert bench.ended(driver) == 0
 
 
-def test_a_job_that_knows_nothing_of_us_is_suspended_by_sigterm(bench):
+def test_a_job_without_flyer_job_is_suspended_by_sigterm(bench):
     driver = bench.drive(bench.manifest(script="talk.py", lines=1000))
     bench.job("job", lambda job: job.state == "Running", "running")
     bench.until("a line", lambda: list(bench.client().logs("job", rank=3)))
@@ -250,7 +250,7 @@ def test_a_client_still_answers_when_the_driver_has_ended(bench):
 
 
 @pytest.mark.parametrize("cause", ["fail", "die"])
-def test_peers_that_notice_first_do_not_hide_the_cause(bench, cause):
+def test_earlier_errors_of_peers_do_not_hide_the_cause(bench, cause):
     manifest = bench.manifest(script="peers.py", spec__maxRestarts=0)
     manifest.write_text(manifest.read_text().replace("'--folder'", f"'{cause}', '--folder'"))
     run = bench.flyer("run", manifest, "--cluster", bench.cluster())

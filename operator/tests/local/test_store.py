@@ -1,4 +1,4 @@
-"""What survives a crash on disk: whole objects, whole lines, one owner."""
+"""Store after a crash: whole objects, whole lines, one owner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_commit_replaces_the_whole_object(tmp_path):
     store.close()
 
 
-def test_a_torn_new_file_beside_a_job_changes_nothing(tmp_path):
+def test_an_incomplete_new_file_of_a_job_is_ignored(tmp_path):
     store = Store.open(tmp_path)
     store.commit("default/a", document("a"))
     (tmp_path / "jobs" / ".default.a.json.new").write_text('{"metadata": {')
@@ -39,7 +39,7 @@ def test_a_torn_new_file_beside_a_job_changes_nothing(tmp_path):
     store.close()
 
 
-def test_a_job_file_that_is_no_job_is_named(tmp_path):
+def test_the_error_names_an_invalid_job_file(tmp_path):
     store = Store.open(tmp_path)
     (tmp_path / "jobs" / "default.b.json").write_text("{}")
     with pytest.raises(FlyerError, match=r"default\.b\.json"):

@@ -1,4 +1,4 @@
-"""Rank 3 fails for its own reason a moment after the ranks of another node noticed."""
+"""Rank 3 fails shortly after the ranks of another node reported a lost peer."""
 
 import os
 import sys

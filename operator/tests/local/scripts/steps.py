@@ -1,6 +1,6 @@
-"""A job that counts: reports progress, saves a number, honours a suspend, or misbehaves on order.
+"""A job that counts steps: reports progress, saves a number, and suspends or fails as told.
 
-Steps wait for `step-gate` files only where a test asks, so tests never sleep to hope.
+Steps wait for files only where a test requests it, so that no test depends on a sleep.
 """
 
 import argparse
@@ -18,13 +18,15 @@ parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--save-every", type=int, default=5)
 parser.add_argument("--hold-at", type=int, help="wait before this step until FOLDER/go exists")
-parser.add_argument("--deaf", action="store_true", help="never answer a suspend")
+parser.add_argument("--deaf", action="store_true", help="never react to a suspend")
 parser.add_argument("--fail-at", type=int)
 parser.add_argument("--fail-rank", type=int, default=0)
 parser.add_argument("--exit-with", type=int)
 parser.add_argument("--kill-self-at", type=int, help="SIGKILL to itself, in the first attempt")
-parser.add_argument("--silent-at", type=int, help="neither progress nor a line from this step on")
-parser.add_argument("--silent-attempts", type=int, default=1, help="in so many first attempts")
+parser.add_argument("--silent-at", type=int, help="no progress or output from this step on")
+parser.add_argument(
+    "--silent-attempts", type=int, default=1, help="number of first attempts that do so"
+)
 args = parser.parse_args()
 
 job = flyer.job.current()

@@ -1,4 +1,4 @@
-"""Rank 1 of the first attempt is another program: it listens at the port that rank 0 wants."""
+"""Rank 1 of the first attempt listens on the port of rank 0, like another program."""
 
 import datetime as dt
 import os
@@ -20,7 +20,7 @@ def wait_until_taken() -> None:
             time.sleep(0.01)
         else:
             return
-    raise SystemExit("nobody took the port")
+    raise SystemExit("the port is free")
 
 
 print(f"rank {os.environ['RANK']} attempt {os.environ['FLYER_ATTEMPT']} port {place[1]}")

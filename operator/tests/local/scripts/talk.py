@@ -1,4 +1,4 @@
-"""A job that knows nothing of flyer.job: it prints a line at a time."""
+"""A job that does not use flyer.job: it prints lines at intervals."""
 
 import argparse
 import time
