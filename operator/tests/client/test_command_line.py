@@ -243,7 +243,7 @@ def test_a_command_line_imports_no_slow_module(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["pss"], "did you mean `ps`?"),
         (["-n", "ml", "ps"], "put options after the command"),
@@ -256,10 +256,10 @@ def test_a_command_line_imports_no_slow_module(words: tuple[str, ...]) -> None:
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else "",
 )
-def test_a_usage_error_has_a_hint(shell: Shell, words: list[str], told: str) -> None:
+def test_a_usage_error_has_a_hint(shell: Shell, words: list[str], message: str) -> None:
     done = shell.run(*words)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "hint: " in done.stderr
     again = shell.run(*words, *([] if "-o" in words else ["-o", "json"]))
     assert again.stderr.startswith('{"error"' if "-o" not in words else "error:")

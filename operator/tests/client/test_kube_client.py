@@ -133,8 +133,8 @@ def test_a_manifest_is_created_whole_or_not_at_all(
 
 def test_why_reads_only_the_status(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
-    told = client.why("one")
-    assert (told.verdict, told.summary, told.decided_at) == ("cannot", "Queued", None)
+    answer = client.why("one")
+    assert (answer.verdict, answer.summary, answer.decided_at) == ("cannot", "Queued", None)
     pending = {
         "reason": "WaitingForNodes", "message": "1 of 1 nodes missing", "position": 3, "more": 2,
         "reasons": [
@@ -151,13 +151,13 @@ def test_why_reads_only_the_status(cluster: Cluster, client: KubeClient) -> None
         lists.append(what)
 
     client.asynchronous.api.list = listed  # type: ignore[method-assign]
-    told = client.why("one")
+    answer = client.why("one")
     assert not lists
-    assert (told.verdict, told.position, told.more) == ("cannot", 3, 2)
-    assert told.summary == "cannot start now: 1 of 1 nodes missing"
-    assert [reason.node for reason in told.reasons] == ["", "a1"]
-    assert told.unblock == ["kubectl uncordon a1  # gives a1 new work again"]
-    words = why_screen(told)
+    assert (answer.verdict, answer.position, answer.more) == ("cannot", 3, 2)
+    assert answer.summary == "cannot start now: 1 of 1 nodes missing"
+    assert [reason.node for reason in answer.reasons] == ["", "a1"]
+    assert answer.unblock == ["kubectl uncordon a1  # gives a1 new work again"]
+    words = why_screen(answer)
     assert "and 2 more reasons" in words
     assert re.search(r"decided \d+.* ago", words)
 
@@ -232,12 +232,12 @@ def test_events_start_from_the_client_s_change(cluster: Cluster, client: KubeCli
         "reason": "Suspended", "by": "anna", "since": TIME, "deadline": TIME, "limit": TIME,
     }  # fmt: skip
     cluster.set_status("one", {"phase": "Suspending", "suspendCode": 2, "suspension": suspension})
-    told = []
+    reasons = []
     for event in client.events(job="one", follow=True, timeout_seconds=60):
-        told.append(event.reason)
+        reasons.append(event.reason)
         if event.reason == "SuspendReceived":
             break
-    assert told == ["SuspendSignalled", "SuspendReceived"]
+    assert reasons == ["SuspendSignalled", "SuspendReceived"]
 
 
 def test_a_wait_has_a_deadline(cluster: Cluster, client: KubeClient) -> None:
@@ -319,10 +319,10 @@ def test_why_and_suspend_report_a_missing_leader(
     cluster.add_nodes("a1")
     cluster.add_job("one")
     lease(cluster, age_seconds, holder)
-    told = client.why("one")
-    assert told.verdict == "cannot"
-    assert told.summary.startswith("no operator leads")
-    assert told.reasons[0].reason == "NoLeader"
+    answer = client.why("one")
+    assert answer.verdict == "cannot"
+    assert answer.summary.startswith("no operator leads")
+    assert answer.reasons[0].reason == "NoLeader"
     target = SimpleNamespace(connect=lambda: client)
     with pytest.raises(FlyerError, match="`one` is still") as caught:
         write_verbs.suspend("one", target, Output.TABLE, reason="", wait=True, timeout_seconds=0.5)
@@ -343,9 +343,9 @@ def test_why_reports_a_refused_template(cluster: Cluster, client: KubeClient) ->
     pending = {"reason": "TemplateRefused", "message": why, "verdict": "Never"}
     status = {"phase": "Queued", "epoch": 1, "pending": pending, "message": why}
     cluster.set_status("one", status)
-    told = client.why("one")
-    assert told.verdict == "never"
-    assert why in told.summary
+    answer = client.why("one")
+    assert answer.verdict == "never"
+    assert why in answer.summary
 
 
 def test_show_lists_all_attempts(cluster: Cluster, client: KubeClient) -> None:

@@ -1,4 +1,4 @@
-"""A job that counts steps: reports progress, saves a number, and suspends or fails as told.
+"""A job that counts steps: reports progress, saves a number, and suspends or fails on request.
 
 Steps wait for files only where a test requests it, so that no test depends on a sleep.
 """
