@@ -49,15 +49,15 @@ class Heard:
 
     seconds: list[float] = field(default_factory=list)
     local_seconds: list[float] = field(default_factory=list)
-    """Of those, on the machine of the rank that failed."""
+    """Those of them on the machine of the failed rank."""
     kinds: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    """Errors that name somebody else."""
+    """Errors that name another rank."""
     silent: int = 0
-    """Survivors that raised nothing in time."""
+    """Survivors that raised no error in time."""
     early: int = 0
-    """Rounds in which the group failed before the fault: false alarms, for which there is no
-    survivor's time."""
+    """Rounds in which the group failed before the fault: false alarms, without a detection
+    time."""
 
 
 def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:

@@ -32,13 +32,13 @@ __all__ = ["LIVENESS_SECONDS", "OPERATION_SECONDS", "RANKS", "Machines", "Round"
 
 RANKS = 32
 LIVENESS_SECONDS = 0.7
-"""Silence that makes a rank count as stalled. The default is longer: a wrong verdict costs a job
-more than some seconds do."""
+"""Time without a message after which a rank counts as stalled. The default is longer: a false
+alarm costs a job more than some seconds."""
 OPERATION_SECONDS = 30.0
-"""The operations' own time-out: no survivor may need it."""
+"""Timeout of the operations: no survivor may reach it."""
 DEADLINE_SECONDS = 60.0
 ELEMENTS = (1, 1 << 10, 1 << 14, 1 << 16)
-"""Of the allreduces that all ranks call in turn, fp32."""
+"""Sizes of the allreduces that all ranks call in turn, fp32."""
 
 CLONE_NEWNET = 0x4000_0000
 PR_SET_PDEATHSIG = 1
@@ -77,7 +77,7 @@ class Machines:
                 raise OSError(ctypes.get_errno(), f"setns to {host}")
 
     def cable(self, machine: int, state: str) -> None:
-        """Pulls a machine's cable, or plugs it in again."""
+        """Disconnects a machine from the network, or connects it again."""
         assert self.network is not None
         switch = self.network.switch(self.network.zone_of(machine))
         sh("ip", "-n", switch, "link", "set", f"p{machine}", state)
@@ -191,7 +191,7 @@ class Round:
             self.children.append(child)
 
     def _be(self, rank: int, line: Connection, environment: dict[str, str], key: bytes) -> None:
-        """The child: it never returns."""
+        """Runs the child process; never returns."""
         status = 1
         try:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -224,7 +224,7 @@ class Round:
         return self.lines[rank].recv()
 
     def collect(self, expected: set[int], seconds: float) -> None:
-        """Collects failure reports until all of these ranks have reported or the time is over."""
+        """Collects failure reports until all of these ranks have reported or the timeout ends."""
         until = time.monotonic() + seconds
         lines = {line: rank for rank, line in enumerate(self.lines)}
         while expected - set(self.failed) and (left := until - time.monotonic()) > 0:

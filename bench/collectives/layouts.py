@@ -36,8 +36,8 @@ LAYOUTS = {
     "the same through shared memory": (Layout.two_zones(2, 2), "auto"),
     "1 node x 8 ranks": (Layout.one_node(8), "auto"),
 }
-"""Ranks, and HFREDUCE_TRANSPORT. Users with four nodes have TCP; shared memory between nodes exists
-only where one machine plays them, and Gloo uses TCP in all three."""
+"""Ranks, and HFREDUCE_TRANSPORT. Four real nodes use TCP; shared memory between nodes exists only
+where one machine simulates them, and Gloo uses TCP in all three."""
 
 GOAL = ("4 nodes x 2 ranks, two zones, TCP", "gradient buckets", "float32", 3.0)
 

@@ -18,7 +18,7 @@ FAULT_ROUNDS, SEED = 12, 1
 
 
 def network(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """Eight namespaces in two zones, one link between; Gloo in the same rounds."""
+    """Eight namespaces in two zones with one link between them; Gloo in the same rounds."""
     what = "8 namespaces at 1 Gb/s"
     if why := netns.missing():
         return [absent(f"{what}: of 2S/B", why, 0.9, more=True)], {}
@@ -76,7 +76,7 @@ def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, An
             )  # fmt: skip
         wrong = entry["wrong"] + entry["silent"]
         rows.append(row(f"{what}: unnamed or silent", "", [wrong], 0.0))
-        # A group that fails without a fault is as wrong as one that misses a fault.
+        # A group that fails without a fault counts like one that misses a fault.
         rows.append(row(f"{what}: failed before the fault", "", [entry["failed_before"]], 0.0))
     return rows, {"ranks": RANKS, "liveness_seconds": LIVENESS_SECONDS, "results": entries}
 

@@ -41,7 +41,7 @@ BURST_BYTES = 128 << 10
 
 
 def sh(*words: str) -> str:
-    """Runs a command; its output."""
+    """Runs a command and returns its output."""
     done = subprocess.run(
         words, check=False, capture_output=True, text=True, timeout=COMMAND_SECONDS
     )
@@ -249,7 +249,7 @@ def rounds(network: Network, options: argparse.Namespace, folder: Path) -> dict[
 
 
 def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Prints the table; its rows."""
+    """Prints the table and returns its rows."""
     size_bytes = options.mib * MIB
     limit = 2 * size_bytes / (options.megabits * 1e6 / 8)
     print(

@@ -17,7 +17,7 @@ __all__ = ["COMMANDS", "PACKAGES", "TITLES", "Launch", "launches", "quickest"]
 
 COMMANDS: Final = {"openmpi": "mpirun.openmpi", "mpich": "mpirun.mpich"}
 PACKAGES: Final = {"openmpi": "openmpi-bin libopenmpi-dev", "mpich": "mpich libmpich-dev"}
-"""Of Debian, compiler included."""
+"""Debian packages, including the compiler."""
 TITLES: Final = {"openmpi": "Open MPI", "mpich": "MPICH"}
 
 
@@ -27,14 +27,14 @@ class Launch:
 
     peer: str
     name: str
-    """Of the configuration."""
+    """Environment variables of the configuration."""
     words: tuple[str, ...]
     """The command up to the number of ranks."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def group(self) -> str:
-        """The name of its ranks; without spaces, as the orders' protocol asks."""
+        """The name of its ranks; without spaces, as the command protocol requires."""
         return f"{self.peer}:{self.name}"
 
 

@@ -34,7 +34,7 @@ BUILD: Final = ROOT / "build/bench/native"
 COMPILE_SECONDS: Final = 60
 CREW_SECONDS: Final = 3600.0
 LIVENESS_SECONDS: Final = "60"
-"""Peers that spin may keep our heartbeats from the processors for a while."""
+"""Peers that spin may delay HFReduce's heartbeats."""
 
 
 def compiled(name: str) -> Path | None:
@@ -81,7 +81,7 @@ class RankGroups:
             try:
                 process.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                # mpirun and what it started.
+                # mpirun and its child processes.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         for thread in self._threads:

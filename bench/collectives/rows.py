@@ -28,9 +28,9 @@ class Row:
     rounds: int
     goal: float | None
     more: bool
-    """The goal is the least that will do; otherwise the most."""
+    """Whether the goal is a minimum; otherwise it is a maximum."""
     note: str = ""
-    """Why there is no figure, or the peer's configuration."""
+    """The reason for a missing figure, or the peer's configuration."""
 
     @property
     def reached(self) -> bool | None:
@@ -47,7 +47,7 @@ class Row:
 def row(
     name: str, unit: str, values: Sequence[float], goal: float | None = None, *, more: bool = False
 ) -> Row:
-    """What was measured."""
+    """The values of all rounds."""
     middle = statistics.median(values)
     return Row(name, unit, middle, min(values), max(values), len(values), goal, more)
 

@@ -27,7 +27,7 @@ __all__ = ["PARTS"]
 
 PROGRAM_SECONDS = 600
 TRIES = 5
-"""Of a program in one round: the quickest counts, others only take away."""
+"""Runs of a program in one round; the fastest one counts, because interference only slows down."""
 MIB = 1 << 20
 JOIN_RANKS = 1024
 KERNEL_GOALS = {"of_pairwise": ("x pairwise", 2.0), "of_scalar": ("x scalar", 6.0)}

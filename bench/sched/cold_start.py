@@ -56,11 +56,11 @@ class History:
     queued: int = 8_400
     ended: int = 1_400
     attempts: int = 3
-    """Of which pods are kept, for the running gangs."""
+    """Number of running gangs, whose pods exist."""
 
     @property
     def running(self) -> int:
-        """Gangs that have nodes: all but two gangs'."""
+        """Gangs with nodes; the nodes of two gangs remain free."""
         return self.nodes // self.gang_of - 2
 
     @property
@@ -194,7 +194,7 @@ def _coded(text: str) -> str:
 
 
 def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
-    """Keys of etcd and what is stored there."""
+    """Keys of etcd with their values."""
     pods: list[tuple[str, dict[str, Any]]] = []
     nodes = [_node(index, history) for index in range(history.nodes)]
     jobs = [_job(f"running-{n}", history, "normal") for n in range(history.running)]
@@ -218,7 +218,7 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
     path = f"/registry/fireflyer.dev/flyerjobs/{NAMESPACE}"
     found = [(f"/registry/minions/{node['metadata']['name']}", node) for node in nodes]
     found += [(f"{path}/{item['metadata']['name']}", item) for item in jobs]
-    return found + pods  # after their jobs, or the garbage collector takes them for orphans
+    return found + pods  # after their jobs: otherwise the garbage collector deletes them as orphans
 
 
 def _metadata(name: str, namespace: str = "") -> dict[str, Any]:

@@ -81,7 +81,7 @@ class _Sum:
 
 
 def _grown(before: Samples, after: Samples, metric: str, *keys: str) -> dict[tuple[str, ...], _Sum]:
-    """What a histogram grew by, for each value of these labels."""
+    """The increase of a histogram, for each value of these labels."""
     counts: dict[tuple[str, ...], list[float]] = {}
     for (name, labels), value in after.items():
         part = name.removeprefix(f"{metric}_")
@@ -94,7 +94,7 @@ def _grown(before: Samples, after: Samples, metric: str, *keys: str) -> dict[tup
 
 
 def account(before: Samples, after: Samples) -> dict[str, Any]:
-    """Calls with their mean milliseconds and bytes, and what else took the server's time."""
+    """Calls with their mean milliseconds and bytes, and the server's other work."""
     bodies = _grown(before, after, _BODIES, "verb", "resource")
     calls = {}
     for (verb, resource, part), one in _most(

@@ -13,7 +13,7 @@ _WIDTH: Final = 79
 
 @dataclass(slots=True)
 class Figure:
-    """One thing that was measured: ours, perhaps a peer's, and what is asked of it.
+    """One figure: the operator's values, a peer's if there is one, and the goal.
 
     The bound is the largest value that is good, or the smallest one where `more` is better. With
     `of_peer` it bounds the ratio of our median to the peer's.
@@ -30,12 +30,12 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Of our rounds."""
+        """Median of the operator's rounds."""
         return statistics.median(self.ours)
 
     @property
     def ratio(self) -> float | None:
-        """Of the medians, ours over the peer's; None without a peer."""
+        """Ratio of the medians, the operator's over the peer's; None without a peer."""
         if not self.peer or not self.ours:
             return None
         below = statistics.median(self.peer)
@@ -43,7 +43,7 @@ class Figure:
 
     @property
     def judged(self) -> float | None:
-        """What the bound is compared with."""
+        """The value that is compared with the bound."""
         if not self.ours:
             return None
         return self.ratio if self.of_peer else self.median
@@ -75,7 +75,7 @@ class Figure:
 
 
 def document(config: dict[str, Any], figures: list[Figure]) -> dict[str, Any]:
-    """What is written to the file."""
+    """The content of the JSON file."""
     return {"config": config, "figures": {figure.name: figure.to_object() for figure in figures}}
 
 

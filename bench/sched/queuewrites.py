@@ -64,7 +64,7 @@ class Queue:
         self._fill = jobs
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         until = self.now + seconds
         while self._due and self._due[0][0] <= until:
             self.now = max(self.now, self._due[0][0])

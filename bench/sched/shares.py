@@ -47,7 +47,7 @@ class Shares:
         ]  # fmt: skip
         self.details: dict[str, Any] = {}
 
-    # -- gangs that give way -------------------------------------------------------------------
+    # -- preempted gangs -----------------------------------------------------------------------
 
     async def reclaim_round(self) -> None:
         """Low-priority gangs everywhere; then a large job of a high priority."""
@@ -94,7 +94,7 @@ class Shares:
         )
 
     async def _reclaim(self, name: str, nodes: int) -> int:
-        """Nodes that were taken from others."""
+        """Nodes that were taken from other jobs."""
         self.simulator.suspended.clear()
         self.testbed.audit.skip()
         await self.testbed.create_all(FLYERJOBS, [flyer_job(name, nodes, priority="high")])
@@ -122,7 +122,7 @@ class Shares:
     # -- a node that dies ----------------------------------------------------------------------
 
     async def node_round(self) -> None:
-        """One node of a running gang falls silent, as the node controller writes it."""
+        """One node of a running gang becomes NotReady, as the node controller writes it."""
         of = min(64, self.sizes.gang)
         await self.simulator.say("hold", "deaf", "go")
         await self.testbed.create_all(FLYERJOBS, [flyer_job("gang", of)])

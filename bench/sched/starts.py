@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["Sizes", "Starts", "collect", "is_binding", "since"]
 
 SETTLE_SECONDS = 1.5
-"""After the last binding: events and statuses that follow it are counted, too."""
+"""Time after the last binding in which later events and statuses are counted, too."""
 
 
 LOOK_SECONDS = 20.0
-"""When bindings that were answered are too few, the pods themselves are looked at so often."""
+"""Interval of reading the pods while answered bindings are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the loads are, in nodes."""
+    """Sizes of the loads, in nodes."""
 
     nodes: int = 520
     nodes_per_leaf: int = 20

@@ -57,9 +57,9 @@ PEER_CLIENT: Final = ("--kube-api-qps=5000", "--kube-api-burst=5000")
 READY_SECONDS: Final = 120.0
 EMPTY_SECONDS: Final = 120.0
 SETTLE_SECONDS: Final = 4.5
-"""Events, counts and verdicts that follow something are written within so long."""
+"""Time within which events, counts and verdicts are written after their cause."""
 IN_FLIGHT: Final = 64
-"""Calls at once of whoever creates loads."""
+"""Concurrent calls that create loads."""
 
 
 class TestbedError(Exception):
