@@ -156,8 +156,8 @@ CASES = [
         "a name too long for pods",
         "flyerjobs",
         {},
-        f"metadata.name: {'x' * 52} (52 characters) cannot begin the names of pods: use at most 51 "
-        "lower-case letters, digits and dashes",
+        f"metadata.name: {'x' * 52} (52 characters) must be at most 51 "
+        "lower-case letters, digits and dashes: pod names are derived from it",
         job(),
         fixed_name="x" * 52,
         at="",
@@ -166,8 +166,8 @@ CASES = [
         "a name that host names cannot have",
         "flyerjobs",
         {},
-        "metadata.name: gpt.2 (5 characters) cannot begin the names of pods: use at most 51 "
-        "lower-case letters, digits and dashes",
+        "metadata.name: gpt.2 (5 characters) must be at most 51 "
+        "lower-case letters, digits and dashes: pod names are derived from it",
         job(),
         fixed_name="gpt.2",
         at="",

@@ -297,11 +297,12 @@ JOB_RULES = (
     Rule(
         f"size(self.metadata.name) <= {NAME_CHARS_MAX}"
         " && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name: is no name for pods: use at most {NAME_CHARS_MAX} lower-case letters, "
-        "digits and dashes",
+        f"metadata.name: must be at most {NAME_CHARS_MAX} lower-case letters, digits and dashes: "
+        "pod names are derived from it",
         says(
-            "metadata.name: %s (%d characters) cannot begin the names of pods: use at most "
-            f"{NAME_CHARS_MAX} lower-case letters, digits and dashes",
+            "metadata.name: %s (%d characters) must be at most "
+            f"{NAME_CHARS_MAX} lower-case letters, digits and dashes: "
+            "pod names are derived from it",
             "self.metadata.name",
             "size(self.metadata.name)",
         ),
