@@ -129,8 +129,19 @@ def test_the_commands_of_a_page_do_something(
             person.types(block, names)
 
 
+def test_the_commands_that_delete_everything(reader: tuple[Reader, dict[str, str]]) -> None:
+    """After the pages: the reader's jobs are gone then."""
+    person, names = reader
+    for block in blocks("end"):
+        person.types(block, names)
+    assert not person.cluster.get("flyerjobs", namespace=NAMESPACE)
+
+
 def test_a_session_prints_what_the_page_shows(reader: tuple[Reader, dict[str, str]]) -> None:
-    """Commands after `$ ` and their output; words that contain digits may differ."""
+    """Commands after `$ ` and their output; words that contain digits may differ.
+
+    Last, because its job needs all dedicated nodes.
+    """
     person, _ = reader
     person.provides_the_examples()
     for block in blocks("session"):
@@ -146,11 +157,3 @@ def fixed_words(text: str) -> list[list[str]]:
     """The words of each line; numbers, ages and names of nodes become `#`."""
     lines = (line.split() for line in text.strip().splitlines())
     return [[re.sub(r"\S*\d\S*", "#", word) for word in line] for line in lines]
-
-
-def test_the_commands_that_delete_everything(reader: tuple[Reader, dict[str, str]]) -> None:
-    """Last in this file: the reader's jobs are gone then."""
-    person, names = reader
-    for block in blocks("end"):
-        person.types(block, names)
-    assert not person.cluster.get("flyerjobs", namespace=NAMESPACE)
