@@ -53,7 +53,7 @@ fn without_an_environment_the_example_says_what_is_missing() {
     let program = compile(&root().join("examples/c/allreduce.c"), folder.path());
     let done = Command::new(program).env_clear().output().unwrap();
     let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(!done.status.success() && errors.contains("RANK"), "{errors}");
+    assert!(!done.status.success() && errors.contains("WORLD_SIZE"), "{errors}");
 }
 
 #[test]
