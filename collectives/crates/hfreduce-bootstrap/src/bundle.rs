@@ -3,9 +3,9 @@
 //! ```text
 //! blob   zlib(ranks × (length:u32), ranks × value)
 //! ```
-//! Ranks bring nearly the same text: names, sizes and versions cost bytes once, and each rank costs
-//! what is random in its value. Numbers are little-endian. A blob is refused when it is longer than
-//! the group's values can be, before and while it is decompressed.
+//! The values of the ranks are nearly equal: common names, sizes and versions are stored once, and
+//! each rank adds the random parts of its value. Numbers are little-endian. A blob that is longer
+//! than the values of the group can be is refused, before and during decompression.
 
 use std::io::{Read, Write};
 

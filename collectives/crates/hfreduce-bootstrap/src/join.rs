@@ -1,7 +1,7 @@
-//! From settings to a connected group: everybody says where it runs, then who it is, then connects.
+//! Joining a group: the ranks exchange their placement, then their endpoints, then connect.
 //!
-//! A rank that was started with another topology, world size or job is named before any connection
-//! of the group is opened.
+//! A rank that was started with another topology, world size or job is reported before any
+//! connection of the group is opened.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::settings::Settings;
 use crate::topology::{Place, Topology, TopologyError};
 use crate::variables::SettingError;
 
-/// Why a rank is in no group.
+/// Why a rank did not join its group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// A setting cannot be used.
@@ -32,9 +32,9 @@ pub enum JoinError {
     /// A rank was started for something else.
     #[error("rank {rank} {problem}")]
     Disagreement {
-        /// Which one.
+        /// The rank that disagrees.
         rank: u32,
-        /// What it says and what we say.
+        /// Its value and the value of this rank.
         problem: String,
     },
     /// The engine did not connect.
@@ -42,7 +42,7 @@ pub enum JoinError {
     Engine(#[from] CollectiveError),
 }
 
-/// What a rank says of itself; the Python package's words.
+/// What a rank publishes about itself, in the format of the Python package.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Said {
     place: Place,
@@ -57,7 +57,7 @@ impl Settings {
     /// Meets the other ranks and connects.
     ///
     /// # Errors
-    /// [`JoinError`] says who is missing or does not fit.
+    /// [`JoinError`] names the ranks that are absent or disagree.
     pub fn join(&self) -> Result<Communicator, JoinError> {
         let deadline = Deadline::after(self.connect);
         let left = || deadline.remaining().unwrap_or_default();
@@ -97,11 +97,11 @@ impl Settings {
         Ok(Some((topology, places)))
     }
 
-    /// Somebody who waits to be taken into a group that exists. It has a place and a key; its rank is
-    /// told by whoever takes it in, so nobody is met.
+    /// Opens a newcomer: a process that waits for admission to an existing group. It has a place and
+    /// a key; the members assign its rank, so it does not take part in a meeting.
     ///
     /// # Errors
-    /// A setting cannot be used, or what the engine says.
+    /// A setting cannot be used, or the engine fails.
     pub fn newcomer(&self) -> Result<AnyNewcomer, JoinError> {
         let options = self.options(0, vec![(self.node.clone(), self.zone.clone())], None)?;
         Ok(AnyNewcomer::open(options, &self.key, self.daemon.as_deref())?)
@@ -125,7 +125,7 @@ impl Settings {
         Ok(AnyEndpoint::open(options, &self.key, self.daemon.as_deref())?)
     }
 
-    /// Those of the engine; `address`: what the topology file says of ours.
+    /// The options of the engine; `address`: the address of this rank in the topology file.
     fn options(
         &self,
         rank: u32,
@@ -156,7 +156,7 @@ impl Settings {
     }
 }
 
-/// Everybody's place as they say it themselves, compared with what our topology file says.
+/// The places that the ranks report, checked against the topology file of this rank.
 fn agree(
     own: &Said,
     told: &[Vec<u8>],
@@ -188,7 +188,7 @@ fn agree(
     Ok(places)
 }
 
-/// Of the ranks of a whole job, as the Python package makes it of any list.
+/// Digest of the ranks `0..world_size`; the Python package computes the same one of any list.
 fn digest(world_size: u32) -> String {
     let mut sha = Sha256::new();
     for rank in 0..world_size {
@@ -215,7 +215,7 @@ mod tests {
         #![proptest_config(cases(2000))]
 
         #[test]
-        fn who_says_something_else_is_named(edits in edits(), changes in changes()) {
+        fn a_rank_that_disagrees_is_named(edits in edits(), changes in changes()) {
             let (own, document) = (said(), serde_json::to_value(said()).unwrap());
             let words = edited(&document, &edits).into_bytes();
             for words in [changed(&words, &changes), words] {

@@ -1,11 +1,11 @@
-//! How the ranks of a group find each other where there is no store of torch's.
+//! Rendezvous of the ranks of a group without torch's store.
 //!
-//! [`Meeting`] is one primitive: everybody brings a value, everybody leaves with all of them. Rank 0
-//! listens at the group's address; only who holds the key is heard. Every wait has a deadline, and
-//! who did not come is named on every rank. [`Settings`] says where and as whom (from the
-//! environment, or given one by one), [`Settings::join`] goes there and connects.
+//! [`Meeting`] is an allgather of one value per rank. Rank 0 listens at the group's address and
+//! accepts only ranks that hold the key. Every wait has a deadline, and absent ranks are named on
+//! every rank. [`Settings`] has the address and the identity of the rank (from the environment, or
+//! set one by one); [`Settings::join`] meets the other ranks and connects.
 //!
-//! The Python package speaks the same words at a meeting: ranks of both can be in one group.
+//! The Python package uses the same protocol: ranks of both can be in one group.
 
 mod bundle;
 mod join;

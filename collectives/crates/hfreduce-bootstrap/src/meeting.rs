@@ -1,8 +1,8 @@
-//! Everybody brings a value for a phase; everybody leaves with all of them, in rank order.
+//! Rendezvous: in each phase every rank contributes a value and receives all values in rank order.
 //!
-//! Rank 0 is the host: it listens, its guests connect once a phase and wait. Phases follow one
-//! another in the same order on all ranks. The host answers from the thread that called it, so it
-//! may close as soon as its own call has returned.
+//! Rank 0 is the host: it listens, and the guests connect once a phase and wait. All ranks run the
+//! phases in the same order. The host answers from the calling thread, so it may close as soon as
+//! its own call has returned.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,11 +21,11 @@ use hfreduce_engine::descriptors_needed;
 use crate::bundle::{self, pack, unpack};
 use crate::wire::{Answer, PHASE_BYTES_MAX, Request, VALUE_BYTES_MAX, WORLD_MAX};
 
-/// How long a guest may take to say what it brings once it has proved who it is.
+/// Time in which an authenticated guest has to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the host spends at most on a guest that does not take its answer.
+/// Time for which the host waits for a guest that does not read its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// What the host's answer to a failure may take after everybody's deadline.
+/// Time that the host has for its answer to a failure after the deadline of the ranks.
 const GRACE: Duration = Duration::from_secs(2);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -33,7 +33,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 const ANOTHER_PORT: &str = "give a free port of rank 0's machine (MASTER_PORT, or \
     HFREDUCE_RENDEZVOUS=HOST:PORT where another program has that one)";
 
-/// Who comes to a meeting.
+/// Identity of a rank in a meeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     /// The job's name: a proof for one job is worth nothing in another.
@@ -61,20 +61,20 @@ pub enum MeetingError {
     /// This process may not open the connections of the group.
     #[error(transparent)]
     Descriptors(#[from] TooFewDescriptors),
-    /// Somebody did not come in time.
+    /// Ranks did not arrive in time.
     #[error("{detail}")]
     Absent {
-        /// Who.
+        /// The absent ranks, where they are known.
         ranks: Vec<u32>,
-        /// In words.
+        /// The message.
         detail: String,
     },
-    /// The host could not be reached or said something else.
+    /// The host could not be reached or broke the protocol.
     #[error("{0}")]
     Broken(String),
 }
 
-/// One rank's place at the meetings of its group.
+/// One rank's part in the meetings of its group.
 pub struct Meeting {
     who: Who,
     host: String,
@@ -95,16 +95,16 @@ struct Table {
 
 #[derive(Default)]
 struct Seats {
-    /// By phase and rank: what was brought, and who waits for the answer.
+    /// By phase and rank: the value, and the connection of the guest that waits for the answer.
     guests: HashMap<String, BTreeMap<u32, (Vec<u8>, TcpStream)>>,
     /// Bytes of these values.
     held_bytes: usize,
-    /// The failure that ended the meetings of this group: guests that come later are told, too.
+    /// The failure that ended the meetings of this group; later guests receive it, too.
     failed: Option<Answer>,
 }
 
 impl Meeting {
-    /// Rank 0 listens from here on; the others connect when they bring something.
+    /// Rank 0 listens from here on; the other ranks connect in each exchange.
     ///
     /// # Errors
     /// [`MeetingError::Invalid`], [`MeetingError::Descriptors`] and [`MeetingError::Listen`].
@@ -147,10 +147,10 @@ impl Meeting {
         self.door.as_ref().map_or(self.port, |door| door.address().port())
     }
 
-    /// Brings `value` to `phase` and waits until everybody's is there.
+    /// Contributes `value` to `phase` and waits for the values of all ranks.
     ///
     /// # Errors
-    /// Who did not come, or what broke.
+    /// Ranks are absent, or the meeting failed.
     pub fn exchange(
         &self,
         phase: &str,
@@ -171,7 +171,7 @@ impl Meeting {
         }
     }
 
-    /// The host's part: waits for everybody, then tells everybody.
+    /// The host's part: waits for all ranks, then answers them.
     fn preside(
         &self,
         phase: &str,
@@ -236,7 +236,7 @@ impl Meeting {
         }
     }
 
-    /// A guest's part: finds the host, says what it brings, waits for the answer.
+    /// A guest's part: connects to the host, sends its value, waits for the answer.
     fn attend(
         &self,
         phase: &str,
@@ -267,7 +267,7 @@ impl Meeting {
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe => MeetingError::Absent {
                 ranks: vec![0],
-                detail: format!("rank 0 at {at} ended before everybody had come"),
+                detail: format!("rank 0 at {at} ended before all ranks had arrived"),
             },
             _ => MeetingError::Broken(format!("rank 0 at {at}: {error}")),
         })?;
@@ -327,7 +327,7 @@ impl Meeting {
 }
 
 impl Table {
-    /// Takes in a guest that has proved that it holds the key. Runs on a thread of its own.
+    /// Admits a guest that has proved that it holds the key. Runs on a separate thread.
     fn admit(&self, stream: TcpStream, from: SocketAddr, world: u32) {
         let soon = Deadline::after(REQUEST_TIMEOUT);
         let request = match Request::read(&mut io::BufReader::new(Timed::new(&stream, soon))) {
@@ -356,7 +356,7 @@ impl Table {
                 "two processes say that they are rank {rank}: give each rank its own RANK"
             ))
         } else {
-            // Together with ours; the exact limit is checked when all are there.
+            // Together with the host's value; the exact limit is checked when all are there.
             let (held, most) = (seats.held_bytes, bundle::values_bytes_max(world as usize));
             (held + value.len() > most).then(|| {
                 format!(
@@ -395,7 +395,7 @@ impl Seats {
     }
 }
 
-/// Gives a guest its answer; one that has left misses nothing.
+/// Sends a guest its answer; a guest that has disconnected does not need it.
 fn tell(rank: Option<u32>, stream: &TcpStream, answer: &[u8]) {
     let soon = Deadline::after(ANSWER_TIMEOUT);
     let sent = io::Write::write_all(&mut Timed::new(stream, soon), answer);

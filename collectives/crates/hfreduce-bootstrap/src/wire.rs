@@ -1,4 +1,4 @@
-//! What is said at a meeting, after both sides have proved that they hold the key.
+//! Wire format of a meeting, after both sides have proved that they hold the key.
 //!
 //! ```text
 //! guest  "HFMEET02" world:u32 rank:u32 phase:u32+bytes value:u32+bytes
@@ -21,7 +21,7 @@ pub const PHASE_BYTES_MAX: usize = 64;
 pub(crate) const WORLD_MAX: u32 = 1 << 16;
 const DETAIL_BYTES_MAX: usize = 1024;
 
-/// What a guest brings.
+/// A guest's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) world: u32,
@@ -188,7 +188,7 @@ mod tests {
                     }
                     Ok(Answer::Failed { absent, detail }) => {
                         prop_assert!(absent.len() <= world as usize);
-                        // Bytes that are no text take three each.
+                        // Each byte of invalid UTF-8 becomes three bytes.
                         prop_assert!(detail.len() <= 3 * DETAIL_BYTES_MAX);
                     }
                     Err(_) => {}

@@ -75,7 +75,7 @@ fn a_host_that_is_not_there_is_named_with_its_address() {
 }
 
 #[test]
-fn strangers_and_other_keys_are_refused_and_disturb_nobody() {
+fn other_programs_and_other_keys_are_refused_and_do_not_disturb_the_ranks() {
     let first = host(2);
     let port = first.port();
     let mut silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
@@ -98,7 +98,7 @@ fn strangers_and_other_keys_are_refused_and_disturb_nobody() {
 }
 
 #[test]
-fn another_world_size_is_told_to_all() {
+fn another_world_size_is_reported_to_all_ranks() {
     let first = host(2);
     let second = guest(1, 3, first.port());
     std::thread::scope(|scope| {
@@ -110,7 +110,7 @@ fn another_world_size_is_told_to_all() {
 }
 
 #[test]
-fn the_same_rank_twice_is_told_to_all() {
+fn the_same_rank_twice_is_reported_to_all_ranks() {
     let first = host(3);
     let port = first.port();
     let twins = [guest(1, 3, port), guest(1, 3, port)];
@@ -134,7 +134,7 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
     }
 }
 
-/// What another program does to whoever comes.
+/// What another program does with each connection.
 type Program = fn(&mut TcpStream);
 
 /// Another program at rank 0's port.
@@ -243,7 +243,7 @@ fn an_answer_that_arrives_byte_by_byte_ends_at_the_deadline() {
         0,
         move |mut stream, _, _| {
             let _ = stream.write_all(&[&[0][..], &1000_u32.to_le_bytes()].concat());
-            // Each byte comes long before a wait of its own would end.
+            // Each byte arrives long before a timeout per read would pass.
             while stream.write_all(&[0]).is_ok() {
                 std::thread::sleep(Duration::from_millis(50));
             }

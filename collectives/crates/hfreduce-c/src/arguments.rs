@@ -1,4 +1,4 @@
-//! What operations are given: C's arguments, checked.
+//! Validation of the C arguments of operations.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ pub(crate) struct Call<'a> {
     pub(crate) engine: &'a Communicator,
     pub(crate) dtype: DType,
     pub(crate) timeout: std::time::Duration,
-    /// Whoever wants no handle waits at once, with its own thread.
+    /// Without a handle the calling thread waits at once and moves the data itself.
     pub(crate) lazy: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::work::{Work, begun};
 /// See the header.
 ///
 /// # Safety
-/// The header's: handles are live, memory holds what is told until the operation has ended.
+/// The header's: handles are live, and the memory is valid until the operation has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_allreduce(
     comm: *mut Comm,

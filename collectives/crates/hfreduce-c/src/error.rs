@@ -110,7 +110,7 @@ impl Failure {
             cut(&mut record.phase, &error.phase);
         }
         let message = CString::new(self.message.replace('\0', " ")).unwrap_or_default();
-        // A thread that is ending has nowhere to keep it, and nobody to ask.
+        // A thread that is ending has no storage for the error, and cannot ask for it later.
         let _ = LAST.try_with(|last| *last.borrow_mut() = Some(Last { record, message }));
         status
     }
@@ -192,14 +192,14 @@ fn cut(to: &mut [u8], text: &str) {
 /// See the header.
 ///
 /// # Safety
-/// `error` is null or points to `error->size` writable bytes that begin with that number.
+/// `error` is null or points to `error->size` writable bytes, the first of which hold that number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_last_error(error: *mut ErrorRecord) -> Status {
     guard(|| {
         if error.is_null() {
             return Err(Failure::invalid("error is NULL"));
         }
-        // SAFETY: the header demands that the struct begins with its size.
+        // SAFETY: the header demands that the first field of the struct is its size.
         let size = unsafe { error.cast::<usize>().read() };
         if size < size_of::<usize>() + size_of::<Status>() {
             return Err(Failure::invalid(format!(

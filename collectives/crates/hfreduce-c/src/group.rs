@@ -69,8 +69,8 @@ pub extern "C" fn hfr_version() -> u32 {
 /// See the header.
 ///
 /// # Safety
-/// The header's: `options` begins with its size and holds null or valid pointers; `comm` is null or
-/// writable.
+/// The header's: the first field of `options` is its size, and its pointers are null or valid;
+/// `comm` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_init(options: *const Options, comm: *mut *mut Comm) -> Status {
     guard(|| {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn hfr_close(comm: *mut Comm, timeout_seconds: f64) -> Sta
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller's promise: it is ours, and nobody uses it any more.
+        // SAFETY: the caller's promise: this library made it, and no other call uses it.
         let comm = unsafe { Box::from_raw(comm) };
         let broken = comm.engine.close(seconds("timeout_seconds", timeout_seconds)?);
         broken.map_or(Ok(()), |error| Err(error.into()))
@@ -221,7 +221,7 @@ pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
     if options.is_null() {
         return Err(Failure::invalid("options is NULL"));
     }
-    // SAFETY: the header demands that the struct begins with its size.
+    // SAFETY: the header demands that the first field of the struct is its size.
     let size = unsafe { options.cast::<usize>().read() };
     if size != size_of::<Options>() && size != Options::FIRST_BYTES {
         let expected = size_of::<Options>();
@@ -231,7 +231,7 @@ pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
         )));
     }
     let mut ours = std::mem::MaybeUninit::<Options>::zeroed();
-    // SAFETY: it has so many bytes, which are no more than ours.
+    // SAFETY: it has `size` bytes, at most those of this version.
     unsafe { std::ptr::copy_nonoverlapping(options.cast::<u8>(), ours.as_mut_ptr().cast(), size) };
     // SAFETY: numbers and pointers, all of them given or zero, which is what the default is.
     Ok(unsafe { ours.assume_init() })

@@ -1,7 +1,7 @@
 //! HFReduce for C: `include/hfreduce.h` is the documentation; this crate keeps its promises.
 //!
-//! Invariants: nothing unwinds across the border ([`error::guard`]); nothing but `hfr_*` is exported
-//! from the shared library; every pointer is looked at before it is used. The header is written by
+//! Invariants: no panic unwinds into C ([`error::guard`]); the shared library exports only `hfr_*`;
+//! every pointer is checked before it is used. The header is written by
 //! hand and compared with these types by `tests/header.rs`.
 
 mod arguments;

@@ -9,7 +9,7 @@ use hfreduce_engine::Block;
 use crate::error::{Failure, Status, guard};
 use crate::group::{Comm, open, put};
 
-/// What `hfr_alloc` handed out and nobody has freed, by address.
+/// Blocks of `hfr_alloc` that have not been freed, by address.
 pub(crate) type Blocks = Mutex<BTreeMap<usize, Block>>;
 
 /// See the header.

@@ -22,7 +22,7 @@ pub struct Member {
     pub size: usize,
     /// A rank of the present group, without an info.
     pub rank: u32,
-    /// What a newcomer told …
+    /// The info of a newcomer …
     pub info: *const c_void,
     /// … and its length.
     pub info_bytes: usize,
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn hfr_newcomer_join(
 pub unsafe extern "C" fn hfr_newcomer_free(newcomer: *mut Newcomer) {
     guard(|| {
         if !newcomer.is_null() {
-            // SAFETY: the caller's promise: it is ours, and nobody uses it any more.
+            // SAFETY: the caller's promise: this library made it, and no other call uses it.
             drop(unsafe { Box::from_raw(newcomer) });
         }
         Ok(())
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn hfr_reconfigure_with(
 /// # Safety
 /// `members` has more than `at` entries whose infos are readable.
 unsafe fn listed(members: *const Member, at: usize) -> Result<EngineMember, Failure> {
-    // SAFETY: the header demands that the struct begins with its size, and all have one size.
+    // SAFETY: the header demands that the first field is the size, and all entries have one size.
     let size = unsafe { members.cast::<usize>().read() };
     if size != size_of::<Member>() {
         let expected = size_of::<Member>();

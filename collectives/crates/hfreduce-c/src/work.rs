@@ -71,7 +71,7 @@ pub unsafe extern "C" fn hfr_work_done(work: *const Work, done: *mut i32) -> Sta
 pub unsafe extern "C" fn hfr_work_free(work: *mut Work) {
     guard(|| {
         if !work.is_null() {
-            // SAFETY: the caller's promise: it is ours, and nobody uses it any more.
+            // SAFETY: the caller's promise: this library made it, and no other call uses it.
             drop(unsafe { Box::from_raw(work) });
         }
         Ok(())

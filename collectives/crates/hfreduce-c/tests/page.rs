@@ -1,4 +1,4 @@
-//! What the page shows is compiled and run.
+//! The programs and the command of the page are compiled and run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod support;

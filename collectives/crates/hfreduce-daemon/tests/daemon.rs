@@ -31,7 +31,7 @@ fn everything(comm: &Communicator) -> Vec<u64> {
         allreduce(comm, &mut data).wait(None).unwrap();
         results.push(digest(&data));
         let mut block = comm.allocate(count * 4).unwrap();
-        // SAFETY: there is no other reference to the block until the next call and after its end.
+        // SAFETY: no other reference to the block exists until the next call and after its end.
         let outgoing = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
         outgoing.copy_from_slice(&values(rank, 1, count));
         allreduce(comm, outgoing).wait(None).unwrap();
@@ -116,7 +116,7 @@ fn registered_memory_is_used_in_place() {
         |comm| {
             let comm = comm.unwrap();
             let block = comm.allocate(1 << 20).unwrap();
-            // SAFETY: there is no other reference to it until the call and after its end.
+            // SAFETY: no other reference to it exists until the call and after its end.
             let data =
                 unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), 1 << 18) };
             data.copy_from_slice(&numbers(comm.rank(), 1, 1 << 18));

@@ -24,7 +24,7 @@ fn sum(comm: &Communicator) -> f32 {
     allreduce(comm, &mut data).wait(None).unwrap();
     assert!(data.iter().all(|value| *value == data[0]));
     let block = comm.allocate(100_000 * 4).unwrap();
-    // SAFETY: there is no other reference to the block until the call and after its end.
+    // SAFETY: no other reference to it exists until the call and after its end.
     let registered = unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), 100_000) };
     registered.fill((comm.rank() + 1) as f32);
     allreduce(comm, registered).wait(None).unwrap();
@@ -68,7 +68,7 @@ fn survivors_continue_with_and_without_daemons() {
                     let all = (1..=list.len()).sum::<usize>() as f32;
                     assert_eq!(sum(&next), all);
                     assert!(comm.barrier(TIMEOUT, true).is_err(), "the old epoch is over");
-                    // SAFETY: there is no other reference to the block until the call and after its end.
+                    // SAFETY: no other reference to it exists until the call and after its end.
                     let old = unsafe { std::slice::from_raw_parts_mut(block.base().cast(), 1024) };
                     old.fill(1.0);
                     allreduce(&next, old).wait(None).unwrap();

@@ -80,7 +80,7 @@ fn touched_by_a_sum(
         let shm = shm();
         let mut private = numbers(comm.rank(), 1, count);
         let block = comm.allocate(count * 4).unwrap();
-        // SAFETY: there is no other reference to the block until the call and after its end.
+        // SAFETY: no other reference to the block exists until the call and after its end.
         let block_values =
             unsafe { std::slice::from_raw_parts_mut(block.base().cast::<f32>(), count) };
         block_values.copy_from_slice(&private);

@@ -48,7 +48,7 @@ fn a_rank() {
     let block = comm.allocate(4 * elements).unwrap();
     let mut private = vec![1.0; elements];
     let data: &mut [f32] = if registered {
-        // SAFETY: the block holds that many elements and there is no other reference to it.
+        // SAFETY: the block holds that many elements and no other reference to it exists.
         unsafe { std::slice::from_raw_parts_mut(block.base().cast(), elements) }
     } else {
         &mut private

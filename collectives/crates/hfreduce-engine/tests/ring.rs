@@ -110,7 +110,7 @@ fn rank_0_selects_the_algorithm_for_any_registration_with_small_operations_betwe
             let block = comm.allocate(BYTES).unwrap();
             let mut own = vec![0; BYTES];
             let place = if register(comm.rank()) { block.base() } else { own.as_mut_ptr() };
-            // SAFETY: both hold `BYTES` bytes; there is no other reference to them before the call.
+            // SAFETY: both hold `BYTES` bytes; no other reference to them exists before the call.
             let data = unsafe { std::slice::from_raw_parts_mut(place, BYTES) };
             data.copy_from_slice(&input);
             let mut small = [1.0_f32; 100];
@@ -133,7 +133,7 @@ fn long_short_fragmented_and_registered_sums_run_concurrently() {
     run(&placement(1, 3), few_slots, |comm| {
         let start = |salt: u32| (comm.rank() + salt) as f32;
         let block = comm.allocate(4 * long).unwrap();
-        // SAFETY: the block holds that many elements; there is no other reference to it before the calls.
+        // SAFETY: the block holds that many elements; before the calls no other reference exists.
         let block = unsafe { std::slice::from_raw_parts_mut(block.base().cast(), long) };
         // Rank 0 decides: an owner adds the values that the others have copied to their slots.
         let mut own = vec![0.0; long];

@@ -25,7 +25,7 @@ impl Daemon {
         ranks_max: usize,
         memory_max: Option<usize>,
     ) -> PyResult<Self> {
-        // An error means that somebody has set one already, who then gets the lines.
+        // An error means that a subscriber is set already; it receives the lines.
         let _ = tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
             .with_ansi(false)

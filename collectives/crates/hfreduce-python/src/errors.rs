@@ -16,7 +16,7 @@ pyo3::create_exception!(
     hfreduce._native,
     GpuError,
     PyRuntimeError,
-    "There is no such GPU here, or its driver refuses to work."
+    "The GPU does not exist on this machine, or its driver fails."
 );
 
 /// A `GpuError` with its fields.

@@ -1,4 +1,4 @@
-//! What this machine can do: its memory's speed, its instruction set, where others reach it.
+//! Probes of this machine: memory bandwidth, instruction set, addresses for other machines.
 
 use std::sync::Barrier;
 use std::time::Instant;

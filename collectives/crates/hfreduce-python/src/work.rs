@@ -133,7 +133,7 @@ impl Work {
                     if timeout.is_some_and(|timeout| started.elapsed() >= timeout) {
                         let waited = started.elapsed().as_secs_f64();
                         return Err(PyTimeoutError::new_err(format!(
-                            "{operation} #{sequence} is not done after {waited:.3} s; it goes on \
+                            "{operation} #{sequence} is not done after {waited:.3} s; it continues \
                              until its own deadline"
                         )));
                     }

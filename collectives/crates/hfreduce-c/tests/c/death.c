@@ -1,4 +1,4 @@
-/* Rank 1 ends in the middle; the others hear that it did, and go on without it. */
+/* Rank 1 ends during an operation; the other ranks get an error that names it and reconfigure. */
 #include <hfreduce.h>
 
 #include <stdio.h>

@@ -31,7 +31,7 @@ static hfr_options options_on(const char *node)
     return options;
 }
 
-/* Everybody's rank + 1, summed over two. */
+/* Allreduce of rank + 1 over two ranks. */
 static void sum_of_two(hfr_comm *comm, uint32_t rank)
 {
     uint32_t found, ranks;
@@ -67,7 +67,7 @@ static void come(const char *path)
     EXPECT(hfr_newcomer_info(newcomer, &info, NULL) == HFR_INVALID);
     OK(hfr_newcomer_info(newcomer, &info, &bytes));
     EXPECT(bytes > 0 && bytes <= MOST);
-    /* Nobody names it yet: it may ask again. */
+    /* No member names it yet: it may be called again. */
     EXPECT(hfr_newcomer_join(newcomer, WAIT, NULL) == HFR_INVALID);
     EXPECT(hfr_newcomer_join(NULL, WAIT, &comm) == HFR_INVALID);
     EXPECT(hfr_newcomer_join(newcomer, 0.05, &comm) == HFR_TIMED_OUT && comm == NULL);
@@ -155,7 +155,7 @@ int main(int argc, char **argv)
     OK(hfr_init(&options, &comm));
     snprintf(met, sizeof met, "%s.met", argv[3]);
     if (options.rank == 1) {
-        once_there(met); /* rank 0 has met us: ours is no death on the way there */
+        once_there(met); /* rank 0 has met us, so it does not see us die during the rendezvous */
         _exit(EXIT_SUCCESS);
     }
     file = fopen(met, "wb");

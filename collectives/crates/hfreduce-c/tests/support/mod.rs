@@ -14,7 +14,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3).unwrap().to_owned()
 }
 
-/// Where cargo puts this crate's library: beside the test.
+/// The path at which cargo puts this crate's library: the folder of the test.
 pub fn library() -> PathBuf {
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let library = folder.join("libhfreduce.so");

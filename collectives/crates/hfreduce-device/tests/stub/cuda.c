@@ -267,8 +267,8 @@ int cuGetErrorString(int code, const char **text) {
     return *text ? OK : INVALID_VALUE;
 }
 
-/* GDRCopy over the same memory: a window begins at the address that it shows, and what is copied
- * must lie in one that is mapped, and in memory that is allocated. */
+/* GDRCopy over the same memory: a window starts at the address that it maps; copies must lie in a
+ * mapped window and in allocated memory. */
 
 static long sessions, pins;
 

@@ -163,7 +163,7 @@ impl Session for ReconfigureSource {
     }
 }
 
-/// Why there is no new epoch.
+/// Why the new epoch did not start.
 enum Trouble {
     Refused(Rejection),
     /// Failed to connect: ranks are those of the new epoch.

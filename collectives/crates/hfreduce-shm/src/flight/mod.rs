@@ -7,8 +7,8 @@
 //! ```
 //! The recorder is always on. Writing takes a few relaxed stores into one or two cache lines: no
 //! lock, no allocation, no system call and no additional clock reading. Other processes read while
-//! the rank writes (`read`): data longer than a word has a stamp that is odd while it changes, and
-//! is read twice (`seqlock`). Payload bytes are not recorded, and the recorder never waits.
+//! the rank writes (`read`): data longer than eight bytes has a stamp that is odd while it changes,
+//! and is read twice (`seqlock`). Payload bytes are not recorded, and the recorder never waits.
 
 mod dump;
 mod read;
@@ -41,7 +41,7 @@ const RECORD_WORDS: usize = 16;
 const PEER_WORDS: usize = 4;
 const BYTES: usize = (2 * PAGE_WORDS + RECORDS * RECORD_WORDS) * 8;
 
-/// Words of page 0. Texts are a word with their length in bytes, followed by the bytes.
+/// Words of page 0. A text is one word with its length in bytes, followed by the bytes.
 mod at {
     pub const MAGIC: usize = 0;
     pub const VERSION: usize = 1;

@@ -41,7 +41,7 @@ pub fn read_words<A: Atomics>(words: &[A::U64]) -> Vec<u8> {
 pub struct DoubleRead<'a>(pub &'a [u8], pub &'a [u8]);
 
 impl DoubleRead<'_> {
-    /// A word of the first reading.
+    /// The word at this index, from the first reading.
     pub fn get(&self, at: usize) -> u64 {
         word(self.0, at)
     }
