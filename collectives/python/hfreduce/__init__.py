@@ -1,11 +1,11 @@
 """HFReduce: collectives on the CPU over a zone-aware double binary tree.
 
-Training scripts need one line: ``torch.distributed.init_process_group("hfreduce")``. torch finds
-the backend by itself from 2.15 on; an older one is told by ``import hfreduce.torch``. See
-`hfreduce.torch` for what a script may ask of a group, `allreduce` for arrays of other libraries,
+Training scripts need one line: ``torch.distributed.init_process_group("hfreduce")``. torch 2.15
+and later find the backend; older versions need ``import hfreduce.torch``. See
+`hfreduce.torch` for the options of a group, `allreduce` for arrays of other libraries,
 and `hfreduce._native` for the engine without torch.
 
-What is named here is loaded when it is first used: the import itself costs a millisecond or two.
+Names of this module are loaded on first use: the import takes one to two milliseconds.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""``hfreduce status`` and ``python -m hfreduce status``: looks at running jobs of this machine.
+"""``hfreduce status`` and ``python -m hfreduce status``: inspects running jobs of this machine.
 
 Exit statuses of `status`: 0 nothing is wrong, 1 a group is stuck, stopped, dead, broken or
-disagrees, 2 the arguments make no sense or a process cannot be looked into, 3 there is no group.
+disagrees, 2 the arguments are invalid or a process cannot be inspected, 3 no group was found.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     show = commands.add_parser(
         "status",
-        help="who waits for whom in the jobs of this machine",
+        help="show blocked ranks in the jobs of this machine",
         epilog="exit status: 0 fine, 1 stuck, stopped, dead, broken or mismatch, 2 usage, 3 no job",
     )
     show.add_argument("--job", help="only this job")

@@ -83,7 +83,7 @@ BOR: Final[int]
 BXOR: Final[int]
 
 INWARD: Final[tuple[str, ...]]
-"""How interfaces of a machine's own making begin: bridges, tunnels."""
+"""Name prefixes of virtual interfaces: bridges, tunnels."""
 
 class CollectiveError(RuntimeError):
     kind: str
@@ -127,7 +127,7 @@ class Work:
     def error(self) -> CollectiveError | None: ...
     @property
     def sequence(self) -> int: ...
-    # Of a receive from anybody: who sent, once that is known.
+    # The sender of a receive from any rank, once it is known.
     @property
     def source(self) -> int | None: ...
 

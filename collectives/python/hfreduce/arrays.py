@@ -1,6 +1,6 @@
-"""The memory of whatever holds numbers: numpy, JAX and torch arrays, `array.array`, mmap.
+"""Memory of array objects: numpy, JAX and torch arrays, `array.array`, mmap.
 
-It is found through the buffer protocol or, where an object has none (or no word for its type, as
+It is found through the buffer protocol or, if an object lacks it (or a format for its type, as
 numpy for bfloat16), through DLPack; that of a GPU through ``__cuda_array_interface__`` (CuPy,
 numba, torch). Nothing is copied and torch is not needed.
 
@@ -154,17 +154,17 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
 
     name = type(array).__name__
     _may_change(array)
-    told: dict[str, Any] = array.__cuda_array_interface__
-    pointer, read_only = told["data"]
+    interface: dict[str, Any] = array.__cuda_array_interface__
+    pointer, read_only = interface["data"]
     if read_only:
         raise _unwritable(name)
-    typestr, shape = told["typestr"], tuple(told["shape"])
+    typestr, shape = interface["typestr"], tuple(interface["shape"])
     kind = _TYPESTR_KINDS.get(typestr[1]) if typestr[0] in "<|" else None
     item_bytes = int(typestr[2:]) if kind else 0
     dtype = _TYPES.get((kind or "", 8 * item_bytes))
     if dtype is None:
         raise TypeError(f"{name}: cannot reduce elements of type {typestr}")
-    strides = told.get("strides")
+    strides = interface.get("strides")
     # Bytes here, elements in DLPack; a stride between elements fits nowhere.
     if strides is not None and not _contiguous(
         shape, [stride // item_bytes if stride % item_bytes == 0 else -1 for stride in strides]
@@ -173,7 +173,7 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
     numel = math.prod(shape)
     if stream is None:
         # None: ready already. The legacy default stream then costs nothing and is always there.
-        stream = told.get("stream") or 0
+        stream = interface.get("stream") or 0
     if not numel:
         return GpuMemory(0, stream, 0, 0, dtype)
     owner = gpu.owner_of(pointer)
@@ -195,7 +195,7 @@ def _unwritable(name: str) -> ValueError:
 
 
 def _view(array: object) -> memoryview | None:
-    """The array's buffer, if it has one and a word for its type."""
+    """The array's buffer, if it exports one and the format of its type is known."""
     try:
         return memoryview(array)  # type: ignore[arg-type]  # what has no buffer raises
     except (TypeError, ValueError, BufferError):

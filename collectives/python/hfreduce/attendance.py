@@ -21,7 +21,7 @@ __all__ = ["Attendance"]
 PAUSE_MIN_SECONDS: Final = 0.001
 PAUSE_MAX_SECONDS: Final = 0.05
 VERDICT_SECONDS: Final = 10.0
-"""How long a rank waits beyond its deadline for the verdict of rank 0, which came later than it."""
+"""Time beyond its deadline for which a rank waits for the verdict of rank 0, which may be late."""
 
 _VERDICT: Final = "hfreduce/attendance/verdict"
 

@@ -1,4 +1,4 @@
-"""torch's collectives in terms of the engine's.
+"""torch's collectives on top of the engine's.
 
 The methods' names and arguments are torch's (`torch.distributed.Backend`). Each checks its tensors,
 starts one operation of the engine and hands out a `CollectiveWork`.
@@ -114,7 +114,7 @@ class HFReduceBackend(Group):
         input: torch.Tensor,  # noqa: A002  (torch's name)
         opts: Any,
     ) -> CollectiveWork:
-        """Our share of the sum of everybody's input."""
+        """This rank's block of the reduction of all inputs."""
         name = "reduce_scatter_tensor"
         tensors.whole_shares(name, input, output, self.size())
         source = tensors.read(input, name)
@@ -182,7 +182,7 @@ class HFReduceBackend(Group):
     # Movement
 
     def broadcast(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """From the root's tensor into everybody's."""
+        """Copies the root's tensor to all ranks."""
         tensor = tensors.single(tensor_list, "broadcast")
         root = tensors.root(opts.rootRank, self.size(), "broadcast")
         memory, finish = tensors.written(tensor, "broadcast")
@@ -199,7 +199,7 @@ class HFReduceBackend(Group):
         input: torch.Tensor,  # noqa: A002  (torch's name)
         opts: Any,
     ) -> CollectiveWork:
-        """Everybody's input, one behind the other."""
+        """Gathers the inputs of all ranks into one contiguous tensor."""
         name = "all_gather_into_tensor"
         tensors.whole_shares(name, output, input, self.size())
         memory, finish = tensors.written(output, name)
@@ -223,7 +223,7 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """Everybody's input, each into a tensor of its own."""
+        """Gathers the inputs of all ranks into a list of tensors."""
         name = "all_gather"
         source = tensors.single(inputs, name)
         result = tensors.single_list(outputs, name)
@@ -252,7 +252,7 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """Everybody's input into the root's tensors."""
+        """Gathers the inputs of all ranks into the root's tensors."""
         source = tensors.single(inputs, "gather")
         root = tensors.root(opts.rootRank, self.size(), "gather")
         memory = tensors.read(source, "gather")
@@ -278,7 +278,7 @@ class HFReduceBackend(Group):
         inputs: list[list[torch.Tensor]],
         opts: Any,
     ) -> CollectiveWork:
-        """Each rank's piece of the root's tensors."""
+        """Sends each rank its tensor of the root's list."""
         output = tensors.single(outputs, "scatter")
         root = tensors.root(opts.rootRank, self.size(), "scatter")
         memory, finish = tensors.written(output, "scatter")
@@ -305,7 +305,7 @@ class HFReduceBackend(Group):
         input_splits: list[int],
         opts: Any,
     ) -> CollectiveWork:
-        """Rows of the input to everybody, rows from everybody into the output."""
+        """Sends rows of the input to all ranks and receives rows of the output from them."""
         counts = [
             tensors.counts(tensor, splits, self.size())
             for tensor, splits in ((input, input_splits), (output, output_splits))
@@ -323,7 +323,7 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """A tensor to everybody, a tensor from everybody."""
+        """Sends a tensor to each rank and receives a tensor from each rank."""
         name = "all_to_all"
         if len(inputs) != self.size() or len(outputs) != self.size():
             raise ValueError(
@@ -337,7 +337,7 @@ class HFReduceBackend(Group):
         )
 
     def send(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
-        """To one rank."""
+        """Sends to one rank."""
         tensor = tensors.single(tensor_list, "send")
         memory = tensors.read(tensor, "send")
         buffer = tensors.for_transport(memory)
@@ -347,11 +347,11 @@ class HFReduceBackend(Group):
         return self._work("send", [operation], tensor_list, inputs=[tensor])
 
     def recv(self, tensor_list: list[torch.Tensor], peer: int, tag: int) -> CollectiveWork:
-        """From one rank."""
+        """Receives from one rank."""
         return self._recv("recv", tensor_list, peer, tag)
 
     def recv_anysource(self, tensor_list: list[torch.Tensor], tag: int) -> CollectiveWork:
-        """From whoever sends with this tag first; who that was depends on who is faster."""
+        """Receives from the first rank that sends with this tag, which depends on timing."""
         return self._recv("recvAnySource", tensor_list, None, tag)
 
     def _recv(
@@ -366,14 +366,14 @@ class HFReduceBackend(Group):
         return self._work(name, [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def barrier(self, opts: Any) -> CollectiveWork:
-        """Until everybody is here, after all work in the current streams of GPUs in use."""
+        """Waits for all ranks, after all work in the current streams of the GPUs in use."""
         seconds, lazy = self._terms(opts)
         for ordinal in sorted(self._gpus):
             torch.cuda.current_stream(ordinal).synchronize()
         return self._work("barrier", [self.communicator.barrier(seconds, lazy)], [])
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002
-        """A barrier whose error names the ranks that did not come: the first, or all."""
+        """A barrier whose error names the absent ranks: the first, or all."""
         seconds = opts.timeout.total_seconds()
         self.attendance.meet(
             seconds if seconds >= 0 else self._timeout_seconds, all_absent=wait_all_ranks

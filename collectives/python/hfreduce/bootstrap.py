@@ -1,10 +1,10 @@
-"""How the ranks of a group find each other: exchanges of what everybody brings.
+"""Rendezvous of the ranks of a group: allgathers of their placement and endpoints.
 
-1. Every rank says where it runs and what it believes about the others. A rank that was started with
-   another topology, world size or job is named here, before any connection is opened. A group of
-   ranks whose places the world's own exchange has given skips this one.
+1. Every rank publishes its place and its view of the group. A rank that was started with another
+   topology, world size or job is reported here, before any connection is opened. A group of ranks
+   whose places are known from the exchange of the world skips this step.
 2. Every rank publishes its endpoint (addresses and ports).
-3. The engine connects; every connection proves with the group's key that it belongs here.
+3. The engine connects; every connection is authenticated with the group's key.
 
 An exchange costs O(N) requests in all and, for each rank, its own value and one shared blob
 (`exchange.py`); lists of ranks are compared by digest.
@@ -40,10 +40,10 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who we are in a group."""
+    """This rank's membership in a group."""
 
     rank: int
-    """Our rank in this group."""
+    """The rank in this group."""
     global_ranks: tuple[int, ...]
     """The job's ranks of all members, in group order."""
     world_size: int
@@ -51,36 +51,36 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return len(self.global_ranks)
 
     @property
     def digest(self) -> str:
-        """Of the list of ranks: equal lists have equal ones."""
+        """Digest of the list of ranks; equal lists have equal digests."""
         text = ",".join(map(str, self.global_ranks))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Meeting(Protocol):
-    """Where ranks bring something and leave with what all have brought."""
+    """Allgather of small values between the ranks of a group before they are connected."""
 
     @property
     def host(self) -> str | None:
-        """The machine where it is, if that is known: others are on the same network."""
+        """The host of the meeting, if it is known; peers are on the same network."""
         ...
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
-        """Everybody's value in rank order; `deadline` as of `time.monotonic`."""
+        """Returns the values of all ranks in rank order; `deadline` is one of `time.monotonic`."""
         ...
 
     def key(self, deadline: float) -> bytes:
-        """A key for this group, where no file holds one."""
+        """Returns a key for this group if no key file is set."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """What a rank knows of its job once the group of all ranks has met."""
+    """The places of the job's ranks, known after the exchange of the world group."""
 
     meeting: str
     places: tuple[Place, ...]
@@ -100,7 +100,7 @@ def connect(
 def join(
     meeting: Meeting, membership: Membership, settings: Settings, timeout_seconds: float
 ) -> _native.Communicator:
-    """Joins the group that meets there."""
+    """Joins the group through this meeting."""
     deadline = time.monotonic() + timeout_seconds
     topology = (
         None if settings.topology_path is None else _native.load_topology(settings.topology_path)
@@ -172,7 +172,7 @@ def _exchange_infos(
     info: bytes,
     deadline: float,
 ) -> list[bytes]:
-    """Everybody's endpoint; in a group of a known world with the checks of the skipped exchange."""
+    """Endpoints of all ranks; in a group of a known world also checks what step 1 would."""
     if world is None:
         return meeting.exchange("endpoint", info.decode(), deadline)
     said = {"world": world.meeting, "ranks": membership.digest, "info": info.decode()}
@@ -218,13 +218,13 @@ class _StoreMeeting:
         return getattr(store, "host", None) or os.environ.get("MASTER_ADDR")
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
-        """Publishes our value and returns everybody's, in rank order."""
+        """Publishes this rank's value and returns the values of all ranks in rank order."""
         gathered = gather(self._store, self._member, phase, value, deadline)
         self.latest = gathered.meeting
         return gathered.values
 
     def key(self, deadline: float) -> bytes:
-        """A fresh key of rank 0's. Whoever can read torch's store belongs to the job already."""
+        """A fresh key from rank 0. Every process that can read torch's store belongs to the job."""
         name = f"hfreduce/key/{self._member.global_ranks[0]}"
         if self._member.rank == 0:
             self._store.set(name, secrets.token_bytes(KEY_BYTES).hex())
@@ -252,7 +252,7 @@ def _agree_on_places(
     own: Place,
     deadline: float,
 ) -> list[Place]:
-    """Everybody's place as they say it themselves, compared with what our topology file says."""
+    """The places that the ranks report, checked against the topology file of this rank."""
     said = {
         "place": {"node": own.node, "zone": own.zone, "address": own.address},
         "job": settings.job,
@@ -265,7 +265,7 @@ def _agree_on_places(
     if topology is not None:
         expected = topology.places(membership.global_ranks, membership.world_size)
     places: list[Place] = []
-    # Ranks of one node bring the same words.
+    # Ranks of one node have equal answers.
     read = {answer: json.loads(answer) for answer in set(answers)}
     for index, answer in enumerate(answers):
         other = read[answer]

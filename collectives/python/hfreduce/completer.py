@@ -28,7 +28,7 @@ IDLE_MAX: Final = 2
 IDLE_SECONDS: Final = 10.0
 """After this time without a completion and without anything to wait for, they end."""
 STOP_SECONDS: Final = 1.0
-"""How long `stop` waits for threads that run no callback."""
+"""Time for which `stop` waits for threads that do not run a callback."""
 
 
 class Completable(Protocol):
@@ -118,7 +118,7 @@ class Completer:
                     self._watched -= 1
                     self._idle -= 1
                     if self._idle == 0 and self._watched > 0:
-                        # Without another thread this one goes on alone, as before.
+                        # If no thread can be started, this one continues alone.
                         with contextlib.suppress(RuntimeError):
                             self._start()
                     return work

@@ -1,6 +1,6 @@
-"""`hfreduced`: one process that has the connections and makes the sums of a machine's ranks.
+"""`hfreduced`: one process that has the connections and runs the reductions of a machine's ranks.
 
-Ranks come to it when HFREDUCE_DAEMON names its socket; nothing else in a program changes.
+Ranks connect to it if HFREDUCE_DAEMON names its socket; nothing else in a program changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 STOPPED, FAILED = 0, 1
 LOOK_SECONDS = 0.5
-"""How often it looks whether it was told to stop; whoever comes is let in at once."""
+"""Interval between checks of the stop signal; connections are accepted at once."""
 RANKS_MAX = 128
 
 _EPILOG = """\
@@ -30,14 +30,14 @@ examples:
   hfreduced --socket /run/user/1000/hfreduced.sock
   HFREDUCE_DAEMON=/run/user/1000/hfreduced.sock torchrun --nproc-per-node 8 train.py
   hfreduced --socket /shared/hfreduced.sock --mode 666     in a volume that only one pod has
-  hfreduce status                                          who waits for whom, as without it
+  hfreduce status                                          blocked ranks, as without a daemon
 
-Whoever may open the socket may use it: its mode and its folder say who. A rank that ends, breaks
-the protocol or is stopped ends its own group, whose survivors name it; other groups go on. When
-hfreduced ends, every rank that it serves raises a CollectiveError that names it, and so does every
-rank of their groups elsewhere.
+Every process that may open the socket may use it: set its mode and its folder accordingly. A rank
+that ends, breaks the protocol or is stopped breaks only its own group, whose other ranks report
+it. When hfreduced ends, every rank that it serves raises a CollectiveError that names it, and so
+does every rank of their groups on other machines.
 
-exit status: 0 told to stop (SIGTERM, SIGINT), 1 cannot listen, 2 the command line cannot be used
+exit status: 0 stopped by SIGTERM or SIGINT, 1 cannot listen, 2 the command line cannot be used
 """
 
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda told, _frame: stop.append(told))
+        signal.signal(number, lambda received, _frame: stop.append(received))
     try:
         daemon = _native.Daemon(given.socket, given.mode, given.ranks_max, given.memory_max)
     except OSError as error:
@@ -97,19 +97,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _mode(text: str) -> int:
     if not re.fullmatch("0?[0-7]{3}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no mode, as 600 is")
+        raise argparse.ArgumentTypeError(
+            f"invalid mode {text!r}: expected octal digits, for example 600"
+        )
     return int(text, 8)
 
 
 def _ranks(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 4096")
+        raise argparse.ArgumentTypeError(f"invalid number {text!r}: expected 1 to 4096")
     return int(text)
 
 
 def _memory(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1 << 30):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {1 << 30}")
+        raise argparse.ArgumentTypeError(f"invalid number {text!r}: expected 1 to {1 << 30}")
     return int(text) << 20
 
 

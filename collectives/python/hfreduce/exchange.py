@@ -32,7 +32,7 @@ BATCH_KEYS = 256
 PART_CHARACTERS = 4 << 20
 """Of a blob in one value, below the same limit."""
 GRACE_SECONDS = 2.0
-"""How much longer than the collector the others wait for its verdict."""
+"""Time beyond the collector's deadline for which the other ranks wait for its verdict."""
 
 
 class Store(Protocol):
@@ -76,7 +76,7 @@ class Gathered:
 
 
 def gather(store: Store, member: Member, phase: str, value: str, deadline: float) -> Gathered:
-    """Brings `value` and returns everybody's; `deadline` as of `time.monotonic`."""
+    """Publishes `value` and returns those of all ranks; `deadline` is one of `time.monotonic`."""
     store.set(_own(phase, member.global_ranks[member.rank]), value)
     if member.rank == 0:
         return _collect(store, member, phase, deadline)
@@ -133,7 +133,7 @@ def _publish(
     line = json.dumps(head, separators=(",", ":"))
     text = f"{line}\n{base64.b64encode(_native.pack(values)).decode()}"
     parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
-    # The first part is set last: whoever finds it finds all.
+    # The first part is set last: a rank that reads it can read all parts.
     for index, part in reversed(list(enumerate(parts))):
         store.set(_part(member, phase, index), f"{len(parts)} {part}" if index == 0 else part)
 
@@ -150,7 +150,7 @@ def _read_blob(store: Store, member: Member, phase: str, deadline: float) -> byt
     first = wait_for(store, member, phase, _part(member, phase, 0), deadline)
     count, _, text = first.partition(b" ")
     most = _parts_max(len(member.global_ranks))
-    # int() refuses thousands of digits with an error of its own.
+    # int() raises a different error for thousands of digits.
     if not count.isdigit() or len(count) > len(str(most)) or int(count) > most:
         raise _error(member, phase, f"rank 0 published {count[:20]!r} parts; use one release")
     parts = [_part(member, phase, index) for index in range(1, int(count))]

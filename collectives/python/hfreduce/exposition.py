@@ -1,4 +1,4 @@
-"""What the recorders say, for Prometheus and for Chrome's trace viewer: pure, as `status` is."""
+"""Export of the recorders for Prometheus and Chrome's trace viewer; pure functions."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def prometheus(groups: Sequence[Group], recorders: Iterable[Recorder]) -> str:
         ),
     ]  # fmt: skip
     lines = []
-    for name, kind, told, samples in families:
-        lines += [f"# HELP hfreduce_{name} {told}", f"# TYPE hfreduce_{name} {kind}"]
+    for name, kind, description, samples in families:
+        lines += [f"# HELP hfreduce_{name} {description}", f"# TYPE hfreduce_{name} {kind}"]
         lines += [f"hfreduce_{name}{labels} {value:g}" for labels, value in samples]
     return "\n".join(lines)
 

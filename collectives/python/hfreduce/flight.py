@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "find", "folders", "of_process"]
 
 NAMELESS = "/memfd:hfreduce-flight"
-"""How /proc shows a recorder for which no folder had room."""
+"""Name in /proc of a recorder in anonymous memory, used if no folder had space."""
 
 SUFFIX = ".flight"
 
 BEATS_SECONDS = 2.0
-"""A rank gives ten signs of life a second; without any for so long it does not run."""
+"""A rank sends ten heartbeats a second; without one for this time it does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Recorder:
 
 
 def folders() -> list[Path]:
-    """Where recorders may be: our own folders, and for root everybody's."""
+    """Folders of recorders: those of this user, and for root those of all users."""
     own = [Path(name) for name in _native.flight_folders()[0]]
     if os.geteuid() == 0 and "HFREDUCE_RUN_DIR" not in os.environ:
         for parent, pattern in (
@@ -72,20 +72,20 @@ def find(places: Iterable[Path]) -> Iterator[Recorder]:
 def of_process(pid: int) -> Iterator[Recorder]:
     """The recorders of one process, wherever their files are: in other containers too.
 
-    Raises `ProcessLookupError` or `PermissionError` where the process cannot be looked into.
+    Raises `ProcessLookupError` or `PermissionError` where the process cannot be inspected.
     """
     process = Path(f"/proc/{pid}")
     try:
         maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
         descriptors = list((process / "fd").iterdir())
     except FileNotFoundError as error:
-        raise ProcessLookupError(f"there is no process {pid}") from error
+        raise ProcessLookupError(f"process {pid} does not exist") from error
     except PermissionError as error:
-        raise PermissionError(f"process {pid} belongs to somebody else") from error
+        raise PermissionError(f"process {pid} belongs to another user") from error
     names = {line.split(maxsplit=5)[-1] for line in maps.splitlines()}
     for name in sorted(names):
         if name.endswith(SUFFIX):
-            # Its path is one of its own view of the files.
+            # The path is relative to the root of that process.
             yield from _read(process / "root" / name.lstrip("/"), pid)
     for descriptor in descriptors:
         with suppress(OSError):

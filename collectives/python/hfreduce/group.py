@@ -33,7 +33,7 @@ __all__ = ["NAME", "OPEN", "Group", "Options"]
 NAME = "hfreduce"
 
 CLOSE_SECONDS = 5.0
-"""How long taking leave of the peers may last."""
+"""Time-out of the shutdown handshake with the peers."""
 
 OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 """Groups that torch has not shut down, closed at exit. One that is dropped before is closed when it
@@ -46,7 +46,7 @@ shuts them down."""
 
 
 def _close_dropped(connected: _native.Communicator, completer: Completer) -> None:
-    """Closes a group that nothing refers to any more: nobody waits for what is under way."""
+    """Closes a group without references, without waiting for its outstanding operations."""
     completer.stop()
     connected.close(0.0)
 
@@ -121,7 +121,7 @@ class Group(Base):
 
     @property
     def supports_window(self) -> bool:
-        """There is no one-sided access."""
+        """One-sided access is not supported."""
         return False
 
     @property
@@ -135,7 +135,7 @@ class Group(Base):
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """A flat tensor of that kind; FSDP2 asks for them if it is told to."""
+        """A flat tensor in registered memory; FSDP2 uses it if it is configured to."""
         if not self.supports_tensor_alloc(device):
             raise ValueError(f"allocate_tensor: registered memory is the CPU's, not {device}'s")
         return tensors.registered(self.communicator, size, dtype)
@@ -146,7 +146,7 @@ class Group(Base):
         self._timeout_seconds = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Takes leave of the peers."""
+        """Closes the group after a handshake with the peers."""
         OPEN.discard(self)
         _WRAPPED.discard(self)
         self._dropped.detach()

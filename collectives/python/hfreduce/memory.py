@@ -30,9 +30,9 @@ def empty(
 ) -> NDArray[Any]:
     """An array of zeros in registered memory; `hfreduce.torch.empty` makes tensors.
 
-    Raises `ValueError` when there is no more of it.
+    Raises `ValueError` when registered memory is exhausted.
     """
-    # numpy is asked for by who wants its arrays; nothing else here needs it.
+    # numpy is only imported by callers of this function; nothing else here needs it.
     import numpy as np
 
     kind = np.dtype(dtype)

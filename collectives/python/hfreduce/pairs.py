@@ -5,8 +5,8 @@ The paper's second variant: a pair adds first, so that each GPU brings half a ve
     whole ──reduce-scatter in the pair──▶ half ──HFReduce over all pairs──▶ half
     half ──all-gather in the pair──▶ whole
 
-A copy engine cannot add, so the pair's part is somebody's kernel: NCCL's, over NVLink. HFReduce
-itself runs none. Half the bytes cross PCIe, and half as many cross the host's memory.
+A copy engine cannot add, so NCCL's kernels reduce inside a pair, over NVLink; HFReduce runs no
+kernels. Half the bytes cross PCIe, and half as many cross the host's memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Pairs:
                 f"pairs {list(pairs)} do not name each of {dist.get_world_size()} ranks once"
             )
         own = dist.get_rank()
-        # Everybody makes every group, in one order: torch's rule.
+        # torch requires that all ranks create all groups in the same order.
         mine = [dist.new_group(list(pair), timeout=timeout, backend=pair_backend) for pair in pairs]
         columns = [
             dist.new_group([pair[half] for pair in pairs], timeout=timeout, backend=half_backend)
@@ -57,15 +57,13 @@ class Pairs:
         at = next(index for index, pair in enumerate(pairs) if own in pair)
         pair, halves = mine[at], columns[pairs[at].index(own)]
         if not (isinstance(pair, dist.ProcessGroup) and isinstance(halves, dist.ProcessGroup)):
-            raise TypeError(
-                f"rank {own} is no member of the groups of its own pair"
-            )  # torch's -100
+            raise TypeError(f"rank {own} is not a member of the groups of its pair")  # torch's -100
         return cls(pair, halves)
 
     def all_reduce(
         self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
     ) -> None:
-        """Everybody's combination to everybody, in place; sums, minima, maxima and products."""
+        """Allreduce in place; sums, minima, maxima and products."""
         if op == dist.ReduceOp.AVG:
             raise ValueError("AVG of halves of pairs: sum, and divide by the number of ranks")
         if not tensor.is_contiguous():

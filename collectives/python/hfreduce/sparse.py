@@ -1,7 +1,7 @@
-"""Sums of sparse tensors, as embeddings have for gradients: everybody's entries to everybody.
+"""Allreduce of sparse tensors, for example of embedding gradients, as an allgather of entries.
 
-Each rank adds them in the order of the ranks, so all have the same bits. Entries travel padded to
-the longest rank's, which is what one allgather can take.
+Each rank adds the entries in rank order, so all ranks get the same bits. Entries are padded to the
+largest number of any rank, since an allgather needs equal sizes.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def allreduce(backend: Gathering, tensor: torch.Tensor, opts: Any) -> None:
         )
     terms = SimpleNamespace(timeout=opts.timeout, asyncOp=False)
 
-    def everybody(own: torch.Tensor) -> torch.Tensor:
-        """(ranks, *own.shape): every rank's."""
+    def gathered(own: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks: (ranks, *own.shape)."""
         whole = own.new_empty((backend.size(), *own.shape))
         backend.all_gather_single(whole, own.contiguous(), terms).wait()
         return whole
 
     with torch.no_grad():
         own = tensor.coalesce()
-        counts = _entries(everybody, own)
+        counts = _entries(gathered, own)
         longest = max(counts)
-        values = everybody(_padded(own.values(), longest))
+        values = gathered(_padded(own.values(), longest))
         # Columns first: an entry's place is a row.
-        places = everybody(_padded(own.indices().t(), longest))
+        places = gathered(_padded(own.indices().t(), longest))
         kept = [slice(count) for count in counts]
         summed = torch.sparse_coo_tensor(
             torch.cat([each[few] for each, few in zip(places, kept, strict=True)]).t(),
@@ -57,13 +57,13 @@ def allreduce(backend: Gathering, tensor: torch.Tensor, opts: Any) -> None:
         tensor.copy_(summed.coalesce())
 
 
-def _entries(everybody: Any, own: torch.Tensor) -> list[int]:
-    """How many entries each rank has; their shapes must be one."""
+def _entries(gathered: Any, own: torch.Tensor) -> list[int]:
+    """Number of entries of each rank. Raises `ValueError` if shapes differ."""
     shape = [own.sparse_dim(), *own.shape]
-    # Only so much of a shape is told: the number of dimensions first, so all lengths are equal.
-    dims = everybody(torch.tensor([len(shape), own.values().shape[0]]))
+    # The number of dimensions is gathered first: an allgather of shapes needs equal lengths.
+    dims = gathered(torch.tensor([len(shape), own.values().shape[0]]))
     if len(set(dims[:, 0].tolist())) == 1:
-        shapes = everybody(torch.tensor(shape))
+        shapes = gathered(torch.tensor(shape))
         wrong = (shapes != shapes[0]).any(1).nonzero().flatten().tolist()
     else:
         shapes, wrong = dims[:, :1], (dims[:, 0] != dims[0, 0]).nonzero().flatten().tolist()

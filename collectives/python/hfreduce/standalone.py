@@ -1,8 +1,8 @@
 """A group without torch: ranks that a launcher started, or that start each other.
 
-The environment says who we are, in torchrun's names: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-Rank 0 listens there (or at HFREDUCE_RENDEZVOUS) until everybody has come. Nobody is heard who does
-not hold the key in HFREDUCE_KEY_FILE::
+The environment has torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0
+listens there (or at HFREDUCE_RENDEZVOUS) until all ranks have joined, and rejects peers that do not
+hold the key in HFREDUCE_KEY_FILE::
 
     communicator = hfreduce.standalone.connect(os.environ)
     hfreduce.allreduce(array, communicator)
@@ -33,7 +33,7 @@ class Rendezvous:
         key = settings.key()
         if key is None and self.membership.size > 1:
             expected = (
-                "a file that all ranks can read and nobody else, with 16 bytes or more: "
+                "a file that only the ranks can read, with 16 bytes or more: "
                 "`head -c 32 /dev/urandom | base64 > key` makes one"
             )
             raise SettingError("HFREDUCE_KEY_FILE", "", expected)
@@ -58,7 +58,7 @@ class Rendezvous:
         return self._native.port
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
-        """Everybody's value in rank order; `deadline` as of `time.monotonic`."""
+        """Returns the values of all ranks in rank order; `deadline` is one of `time.monotonic`."""
         remaining = max(deadline - time.monotonic(), 0.0)
         try:
             return self._native.exchange(phase, value.encode(), remaining)

@@ -1,7 +1,7 @@
-"""Who waits for whom: what the recorders of a job's ranks say together.
+"""State of a job's groups, and the ranks that block them, from the recorders of its ranks.
 
-A pure view: recorders come in, ranks and one line of conclusion for each group come out. Ranks of
-other machines are known by what their tree neighbors here have heard from them, and shown as such.
+Pure functions from recorders to ranks and one line of conclusion for each group. Ranks of other
+machines are known from messages to their tree neighbors on this machine, and are marked as such.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["BAD", "Group", "Rank", "groups", "table"]
 
 BAD = ("broken", "dead", "stopped", "mismatch", "stuck")
-"""The verdicts that call for somebody."""
+"""The verdicts that need attention."""
 
 HERE = "its recorder"
 
@@ -80,7 +80,7 @@ def groups(
 ) -> list[Group]:
     """Every group with at least one rank that has not ended; with `ended` the others too.
 
-    `patience_seconds` is what a rank may be in one operation before somebody is looked for.
+    `patience_seconds` is the time that a rank may spend in one operation before it counts as stuck.
     """
     by_group: dict[str, list[Recorder]] = {}
     for recorder in recorders:
@@ -194,10 +194,10 @@ def _broken(group: Group, _patience: float) -> Finding | None:
     peer = cause["peer"]
     culprit = "the group" if peer is None else f"rank {peer} on node {cause['peer_node']}"
     where = f" in {cause['operation']} #{cause['sequence']}" if cause["sequence"] >= 0 else ""
-    told = sum(1 for rank in group.ranks if rank.state == "broken")
+    informed = sum(1 for rank in group.ranks if rank.state == "broken")
     text = (
         f"broken: {culprit} ({cause['kind']}): {cause['detail']}; seen by rank "
-        f"{cause['seen_by']}{where}; {_ranks_do(told, 'knows', 'know')} of it"
+        f"{cause['seen_by']}{where}; {_ranks_do(informed, 'knows', 'know')} of it"
     )
     return "broken", [] if peer is None else [peer], text
 
@@ -270,7 +270,7 @@ def _absent(group: Group, patience: float) -> Finding | None:
 
 
 def _together(group: Group, patience: float) -> Finding | None:
-    """All that we see have called it: whoever is waited for, followed to the end."""
+    """Every visible rank has called the operation: follows the waits to the ranks that block it."""
     late = _late(group, patience)
     if not late:
         return None

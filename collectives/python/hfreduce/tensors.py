@@ -1,7 +1,7 @@
-"""From tensors to (pointer, count, type): what the engine takes, and what is refused.
+"""Conversion of tensors to the engine's (pointer, count, type).
 
-A tensor that cannot be used as it is gets an error here, before anything is sent: a backend that
-guesses writes into memory that nobody meant.
+A tensor that cannot be used in place gets an error here, before anything is sent: a wrong guess
+would write to unrelated memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Place: TypeAlias = "int | list[tuple[int, int]]"
-"""Where blocks of several ranks lie: one behind the other, or (address, elements) each."""
+"""Addresses of the blocks of several ranks: contiguous, or (address, elements) each."""
 
 _DTYPES: dict[torch.dtype, int] = {
     torch.float32: _native.FLOAT32,
@@ -129,7 +129,7 @@ def premultiplied(tensor: torch.Tensor, op: ReduceOp, operation: str) -> torch.T
     """For PREMUL_SUM: a copy, each element times this rank's factor; SUM is then the reduction."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(f"{operation}: PREMUL_SUM needs a floating-point type, not {tensor.dtype}")
-    # torch shows the factor to nobody but pickle.
+    # torch exposes the factor only to pickle.
     state: Any = op.__getstate__()
     factor = state[1]
     if isinstance(factor, torch.Tensor):

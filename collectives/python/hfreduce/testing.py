@@ -115,9 +115,9 @@ def run(
     """Runs ``function(rank, world_size, *arguments)`` on every rank that is not `absent`.
 
     With a `backend`, the ranks are in its default process group, whose operations have
-    `timeout_seconds`. `per_rank` adds to the environment of single ranks. Nobody waits for the
-    answers of `lost` ranks. The function is found again by its file and name: it must be at the
-    top level of its module.
+    `timeout_seconds`. `per_rank` adds to the environment of single ranks. The answers
+    of `lost` ranks are not awaited. The function is loaded by its file and name: it must be at
+    the top level of its module.
     """
     context = _server()
     outcomes = [Outcome(rank) for rank in range(layout.world_size)]

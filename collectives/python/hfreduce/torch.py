@@ -9,7 +9,7 @@ torch ≥ 2.15 finds it by its entry point; with an older one a script imports t
 It is a `Backend`, not a whole `ProcessGroup`: torch's hooks, flight recorder and debug wrapper go
 on working (`base` says what it is to an older torch). Operations run in program order; every rank
 must call the same ones in the same order, and a rank that does not is named in the error on every
-rank. `plan` and `stats` tell what the group does.
+rank. `plan` and `stats` describe the group.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TORCH_MIN: Final = (2, 9)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one group is told beyond the environment: `new_group(pg_options=Options(...))`."""
+    """Options of one group: `new_group(pg_options=Options(...))`."""
 
     priority: Literal["low", "normal", "high"] = "normal"
     """Whose chunks go first, of the groups of a process; the same on all ranks."""
@@ -58,7 +58,7 @@ class Options:
 
 
 def register() -> None:
-    """Tells torch about the backend; called by torch when a script names it, and by an import."""
+    """Registers the backend; called by torch when a script names it, and on import."""
     if NAME in dist.Backend.backend_list:
         return
     major, minor = torch.__version__.split(".")[:2]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Closing", "CollectiveWork", "answer_for_works"]
 
 NO_TIMEOUT = timedelta(0)
-"""What torch passes when the caller gave no timeout: the operation's own deadline holds."""
+"""torch's value for a wait without a timeout: the deadline of the operation applies."""
 RECORD_SECONDS: Final = 5.0
-"""How long a wait lasts at most for the profiler's event of an operation that has ended."""
+"""Limit of a wait for the profiler's event of an operation that has ended."""
 _UNKNOWN: Final = 100
 """c10d's number for operations that a backend does not name, as those in Python cannot."""
 
@@ -75,10 +75,10 @@ class CollectiveWork(Work):
         return self._closing is None or self._closing.is_done()
 
     def source_rank(self) -> int:
-        """Of a receive from anybody that has ended: who sent, as the group counts its ranks."""
+        """The sender of a finished receive from any rank, as a rank of the group."""
         source = self.operations[0].source if self.operations else None
         if source is None:
-            raise RuntimeError("source_rank: this is no receive from anybody, or it has not ended")
+            raise RuntimeError("source_rank: not a receive from any rank, or not finished")
         return source
 
     def is_success(self) -> bool:
@@ -98,7 +98,7 @@ class CollectiveWork(Work):
         return list(self._result)
 
     def synchronize(self) -> None:
-        """As `wait`: there is no stream to order anything after."""
+        """Equal to `wait`: the work has no stream to synchronize with."""
         self.wait()
 
     def get_future(self) -> Future[Any]:
@@ -219,11 +219,11 @@ _NO_ANSWER: Future[Any] = Future()
 
 
 def answer_for_works() -> None:
-    """Makes torch ask our works whether they are completed, how they ended, and who sent.
+    """Makes torch query HFReduce's works for their completion, result and source.
 
-    torch hides a Python backend's work behind one of its own in C++, which passes on `wait` and
-    `get_future` and answers everything else itself: never completed, successful, no source. A
-    script that polls would do so for ever. The works of other backends are asked as before.
+    torch wraps a Python backend's work in a C++ work, which forwards only `wait` and `get_future`
+    and has fixed answers for the other methods: never completed, successful, no source. A script
+    that polls would not end. The works of other backends are called as before.
     """
     theirs = {
         name: getattr(Work, name)
@@ -266,7 +266,7 @@ def _behind(work: Work) -> CollectiveWork | None:
     try:
         work.get_future()
     except RuntimeError:
-        return None  # a work that has none, so none of ours
+        return None  # a work of another backend: HFReduce's have one
     finally:
         _ASKING.works = None
     return asked[0] if asked else None

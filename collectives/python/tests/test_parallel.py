@@ -105,7 +105,7 @@ def functional(rank, size):
     same(output, torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
     output = fc.permute_tensor(own, [(r + 1) % size for r in range(size)], group)
     same(output, inputs[(rank - 1) % size])
-    if not IS_BACKEND:  # older versions of torch refuse the strides of their own gradient
+    if not IS_BACKEND:  # older versions of torch refuse the strides of this gradient
         return True
     leaf = own.clone().requires_grad_()
     fc.all_gather_tensor_autograd(leaf, 0, group).sum().backward()

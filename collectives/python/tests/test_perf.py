@@ -289,7 +289,7 @@ def silent(environment, port):
     ("body", "words"),
     [
         (faulty, ["rank 1 ended by a fault", "LookupError: an unexpected error"]),
-        (silent, ["ended with status 3 and no word"]),
+        (silent, ["ended with status 3 without an error message"]),
     ],
 )
 def test_a_failed_rank_is_always_reported(body, words, capfd):

@@ -178,7 +178,7 @@ def test_status_without_running_ranks(tmp_path, capsys):
     assert main(["status", "--run-dir", str(tmp_path)]) == 3
     assert "no rank of HFReduce runs here" in capsys.readouterr().out
     assert main(["status", "--pid", "4194304"]) == 2
-    assert "there is no process 4194304" in capsys.readouterr().err
+    assert "process 4194304 does not exist" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
         main(["status", "--output", "xml"])
     assert ended.value.code == 2

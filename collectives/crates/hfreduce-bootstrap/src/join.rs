@@ -97,8 +97,8 @@ impl Settings {
         Ok(Some((topology, places)))
     }
 
-    /// Opens a newcomer: a process that waits for admission to an existing group. It has a place and
-    /// a key; the members assign its rank, so it does not take part in a meeting.
+    /// Opens a newcomer: a process that waits for admission to an existing group. It has a place
+    /// and a key; the members assign its rank, so it does not take part in a meeting.
     ///
     /// # Errors
     /// A setting cannot be used, or the engine fails.

@@ -23,7 +23,7 @@ fn guest(rank: u32, world: u32, port: u16) -> Meeting {
 }
 
 #[test]
-fn everybody_leaves_with_all_values_phase_by_phase() {
+fn every_rank_receives_all_values_in_each_phase() {
     let first = host(5);
     let port = first.port();
     let mut meetings = vec![first];

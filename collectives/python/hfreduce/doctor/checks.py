@@ -1,6 +1,6 @@
-"""The checks, one function each: a machine and what shall run on it in, findings out.
+"""The checks: functions from a machine and the wanted job to findings.
 
-An order of magnitude decides, not a per cent: what is only a little slower is no finding.
+A finding needs an order of magnitude; a slowdown of some per cent is not reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK_BYTES, SLOTS = 256 << 10, 32
 """The engine's defaults: what a node's ranks share is (ranks + 1) x slots x chunk."""
 
 PROGRAM_DESCRIPTORS = 64
-"""What a training program has open itself."""
+"""Descriptors that a training program has open itself."""
 
 KERNEL = (5, 3)
 """The first one with pidfd_open, by which the end of a local rank is seen at once."""
@@ -42,13 +42,13 @@ def kernel(machine: Machine, _: Wanted) -> list[Finding]:
     if not found:
         return [Finding("kernel", "warning", f"release `{release}` cannot be read")]
     if (int(found[1]), int(found[2])) < KERNEL:
-        remedy = "install a kernel from 5.3 on: older ones tell of an ended rank by its socket only"
+        remedy = "install a kernel from 5.3 on: older ones report an ended rank only by its socket"
         return [Finding("kernel", "warning", f"Linux {release}", remedy)]
     return [Finding("kernel", "ok", f"Linux {release}")]
 
 
 def locked_memory(machine: Machine, _: Wanted) -> list[Finding]:
-    """Said because other libraries need it: nothing of ours is locked."""
+    """Reported because other libraries need it: HFReduce locks no memory."""
     limit = machine.limit("Max locked memory")
     soft = "unknown" if limit is None else _bytes(limit[0])
     return [Finding("locked memory", "ok", f"{soft} allowed; none is needed")]
@@ -77,13 +77,13 @@ def shared_memory(machine: Machine, _: Wanted) -> list[Finding]:
     """It may be full: memory is shared through descriptors."""
     mounts = machine.text("proc/self/mountinfo").splitlines()
     sizes = [re.search(r"size=(\d+[kmg]?)", line) for line in mounts if " /dev/shm " in line]
-    size = sizes[-1][1] if sizes and sizes[-1] else "no size told"
+    size = sizes[-1][1] if sizes and sizes[-1] else "unknown size"
     found = f"{size} mounted; it may be full (ranks share through memfd)"
     return [Finding("shared memory", "ok", found)]
 
 
 def memory(machine: Machine, wanted: Wanted) -> list[Finding]:
-    """What the ranks share counts against the control group of whoever touches it first."""
+    """Shared memory is charged to the control group of the process that touches it first."""
     needed = (wanted.ranks + 1) * SLOTS * CHUNK_BYTES
     folder = machine.cgroup("memory")
     limit = None
@@ -163,7 +163,7 @@ def numa(machine: Machine, _: Wanted) -> list[Finding]:
 
 
 def huge_pages(machine: Machine, _: Wanted) -> list[Finding]:
-    """Fewer entries to look up; but no compaction while somebody waits for a page."""
+    """Huge pages reduce TLB misses, unless page faults wait for compaction."""
     folder = "sys/kernel/mm/transparent_hugepage"
     enabled, defrag = machine.chosen(f"{folder}/enabled"), machine.chosen(f"{folder}/defrag")
     if not enabled:
@@ -172,7 +172,7 @@ def huge_pages(machine: Machine, _: Wanted) -> list[Finding]:
     if enabled == "always" and defrag == "always":
         remedy = (
             f"`echo defer+madvise > /{folder}/defrag`: a rank that touches new memory waits for "
-            "compaction, and everybody waits for that rank"
+            "compaction, and all ranks wait for that rank"
         )
         return [Finding("huge pages", "warning", found, remedy)]
     return [Finding("huge pages", "ok", found)]
@@ -194,7 +194,7 @@ def instructions(machine: Machine, _: Wanted) -> list[Finding]:
 
 
 def gdrcopy(machine: Machine, _: Wanted) -> list[Finding]:
-    """Small tensors of GPUs do without it: some microseconds are no finding."""
+    """Optional: small GPU tensors are some microseconds slower without it."""
     if not any((machine.root / "proc/driver/nvidia/gpus").glob("*")):
         return [Finding("gdrcopy", "ok", "no GPU here; not needed")]
     why = machine.without_gdrcopy
@@ -205,10 +205,10 @@ def gdrcopy(machine: Machine, _: Wanted) -> list[Finding]:
 
 
 def tracing(machine: Machine, _: Wanted) -> list[Finding]:
-    """Said because other libraries need it."""
+    """Reported because other libraries need it."""
     scope = machine.text("proc/sys/kernel/yama/ptrace_scope")
-    told = f"yama.ptrace_scope {scope}" if scope else "no yama"
-    found = f"{told}; not needed (memory is shared through descriptors)"
+    mode = f"yama.ptrace_scope {scope}" if scope else "no yama"
+    found = f"{mode}; not needed (memory is shared through descriptors)"
     return [Finding("ptrace", "ok", found)]
 
 
@@ -222,8 +222,8 @@ def settings(machine: Machine, _: Wanted) -> list[Finding]:
         except SettingError as error:
             return [Finding("settings", "problem", str(error), f"correct or unset {error.name}")]
     findings = [
-        Finding("settings", "warning", str(one.message), "correct the name, or unset it")
-        for one in caught
+        Finding("settings", "warning", str(entry.message), "correct the name, or unset it")
+        for entry in caught
     ]
     names = sorted(name for name in machine.environment if name.startswith("HFREDUCE_"))
     found = ", ".join(names) if names else "all at their defaults"

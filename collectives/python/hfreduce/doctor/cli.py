@@ -40,7 +40,7 @@ fail; 64 the command line cannot be used
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Ends with a status of its own."""
+        """Exits with the status of usage errors."""
         self.print_usage(sys.stderr)
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
@@ -98,5 +98,5 @@ def _text(findings: Sequence[Finding]) -> str:
         if finding.remedy:
             lines.append(f"{'':<8} {'':<{width}}  → {finding.remedy}")
     count = {name: sum(f.status == name for f in findings) for name in STATUSES}
-    told = ", ".join(f"{count[name]} {name}" for name in reversed(STATUSES) if count[name])
-    return "\n".join([*lines, told])
+    summary = ", ".join(f"{count[name]} {name}" for name in reversed(STATUSES) if count[name])
+    return "\n".join([*lines, summary])

@@ -1,6 +1,6 @@
-"""What a machine says about itself: files below a root, and little else.
+"""Facts about a machine, mostly from files below a root.
 
-Everything that a check looks at comes from here, so that a folder with a few files is a machine.
+Checks read the machine only through this module, so that tests use a folder with a few files.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Machine:
             base = "sys/fs/cgroup" if not controllers else f"sys/fs/cgroup/{controller}"
             if controllers and controller not in names:
                 continue
-            # In a container the path is the host's, and the mount begins at our folder already.
+            # In a container the path is the host's, and the mount's root is the container's folder.
             for folder in (f"{base}{path}", base):
                 if (self.root / folder).is_dir() and self._has(folder, controller):
                     return Path(folder)

@@ -19,11 +19,11 @@ BUFFER_BYTES = 1 << 20
 """100 Gb/s over a path of 100 µs keeps 1.2 MB under way."""
 
 _CONGESTION = {"cubic", "dctcp", "reno"}
-"""What does well on the short paths of a data centre."""
+"""Algorithms for the short round trips of a data centre."""
 
 
 def interfaces(machine: Machine, wanted: Wanted) -> list[Finding]:
-    """Which way leads to the others, and whether ranks have to find that out by trying."""
+    """The interface that leads to the peers, and whether ranks have to probe for it."""
     name, up = "interfaces", machine.interfaces()
     if not up:
         found = "none is up but loopback: one machine only"
@@ -31,12 +31,12 @@ def interfaces(machine: Machine, wanted: Wanted) -> list[Finding]:
         return [Finding(name, status, found, "bring one up" if status == "problem" else "")]
     listed = ", ".join(map(_describe, up))
     findings = [Finding(name, "ok", f"up: {listed}"), _address(machine, wanted)]
-    ways = [one for one in up if not one.virtual]
+    ways = [interface for interface in up if not interface.virtual]
     return findings + _route(machine, wanted, ways or up)
 
 
 def _address(machine: Machine, wanted: Wanted) -> Finding:
-    """Where the ranks here would be reached."""
+    """The address at which peers would reach the ranks of this machine."""
     setting = machine.environment.get("HFREDUCE_ADDRESS") or None
     peer = wanted.peer or machine.environment.get("MASTER_ADDR") or None
     by = f"by HFREDUCE_ADDRESS={setting}" if setting else "by the routes"
@@ -64,9 +64,9 @@ def _route(machine: Machine, wanted: Wanted, ways: list[Interface]) -> list[Find
         remedy = f"`ip route get {peer}` says why" if status == "problem" else ""
         return [Finding("route", status, f"none to {to}", remedy)]
     found = f"{to} through {chosen}"
-    way = next((one for one in ways if one.name == chosen), None)
+    way = next((candidate for candidate in ways if candidate.name == chosen), None)
     if way is not None and way.speed_mbps is not None and way.speed_mbps < SPEED_MBPS:
-        faster = [one for one in ways if (one.speed_mbps or 0) > way.speed_mbps]
+        faster = [other for other in ways if (other.speed_mbps or 0) > way.speed_mbps]
         remedy = (
             f"HFREDUCE_ADDRESS={faster[0].name} ({faster[0].speed_mbps} Mb/s)"
             if faster

@@ -104,7 +104,7 @@ def _meet(
     here = {**environment, "HFREDUCE_RENDEZVOUS": f"127.0.0.1:{at}"}
     meeting = standalone.Rendezvous(here, settings)
     if first:
-        port.tell(meeting.port)
+        port.publish(meeting.port)
     return meeting
 
 
@@ -122,10 +122,10 @@ def _machines(meeting: standalone.Rendezvous, deadline: float) -> tuple[list[int
     except OSError:
         boot = ""
     own = json.dumps([boot or socket.gethostname(), socket.gethostname()])
-    told = [json.loads(value) for value in meeting.exchange("machine", own, deadline)]
-    order = list(dict.fromkeys(machine for machine, _ in told))
-    names: dict[str, str] = dict(reversed(told))
-    return [order.index(machine) for machine, _ in told], [names[machine] for machine in order]
+    machines = [json.loads(value) for value in meeting.exchange("machine", own, deadline)]
+    order = list(dict.fromkeys(machine for machine, _ in machines))
+    names: dict[str, str] = dict(reversed(machines))
+    return [order.index(machine) for machine, _ in machines], [names[machine] for machine in order]
 
 
 def _write(

@@ -101,7 +101,7 @@ _ALIASES = {
     "char": "int8",
     "int": "int32",
 }
-"""What users of nccl-tests write."""
+"""Type names of nccl-tests."""
 
 
 def find(name: str) -> Format | None:

@@ -1,4 +1,4 @@
-"""One rank's part of a measurement: rows one after the other, the memory's speed beside each."""
+"""One rank's part of a measurement: each row in turn, with the memory bandwidth at that time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Row", "measure", "shapes"]
 
 _TRIAD_BYTES = 1 << 30
-"""Of all arrays together, at most: much more than any cache, little beside what a node has."""
+"""Size limit of all arrays: much larger than any cache, much smaller than a node's memory."""
 _TRIAD_ARRAY_BYTES = 32 << 20
 
 
@@ -79,7 +79,7 @@ def measure(
     machines: Sequence[int],
     calls: list[Call] | None,
 ) -> Iterator[Row]:
-    """Every row as it is done; all ranks go through the same ones. Adds to `calls` on rank 0."""
+    """Yields every row when it is measured, equal on all ranks. Adds to `calls` on rank 0."""
     rank, ranks = communicator.rank, communicator.world_size
     here = [other for other in range(ranks) if machines[other] == machines[rank]]
     triad = _triad(len(here)) if rank == here[0] else None
@@ -98,15 +98,15 @@ def measure(
         times = _timed(work, options.iterations, exchange, each=calls is not None)
         wrong = _wrong(work, exchange) if options.check else 0
         own = (times[-1] - times[0]) / options.iterations
-        everybody = exchange.all([own, float(wrong), speed])
+        reports = exchange.all([own, float(wrong), speed])
         if calls is not None:
             starts = exchange.all(times)
             if rank == 0:
                 calls += _calls(shape, shape.size_bytes(ranks), starts, machines)
-        triad_speed = max(told[2] for told, machine in zip(everybody, machines, strict=True)
+        triad_speed = max(report[2] for report, machine in zip(reports, machines, strict=True)
                           if machine == machines[0])  # fmt: skip
-        total = int(sum(told[1] for told in everybody)) if options.check else -1
-        yield _row(shape, options, machines, [told[0] for told in everybody], total, triad_speed)
+        total = int(sum(report[1] for report in reports)) if options.check else -1
+        yield _row(shape, options, machines, [report[0] for report in reports], total, triad_speed)
 
 
 def _row(
@@ -139,7 +139,7 @@ def _row(
 
 
 def _timed(work: Workload, count: int, exchange: _Exchange, *, each: bool) -> list[float]:
-    """When the first operation began and the last one ended; with `each`, all in between too."""
+    """Start of the first operation and end of the last; with `each`, the end of every one."""
     clock, run = time.monotonic, work.run
     exchange.barrier()
     times = [clock()]
@@ -155,7 +155,7 @@ def _timed(work: Workload, count: int, exchange: _Exchange, *, each: bool) -> li
 
 
 def _wrong(work: Workload, exchange: _Exchange) -> int:
-    """Reductions work in place and left sums of sums: one more operation over fresh data."""
+    """Wrong elements after one more operation on fresh data: reductions overwrite their inputs."""
     exchange.barrier()
     work.prepare()
     work.run()
@@ -175,7 +175,7 @@ def _needs_output(options: Options) -> bool:
 def _calls(
     shape: Shape, size: int, times: Sequence[Sequence[float]], machines: Sequence[int]
 ) -> Iterator[Call]:
-    """Machines have clocks of their own: they are set by the barrier before the row."""
+    """The clocks of machines differ: the barrier before the row aligns them."""
     first = {m: min(t[0] for t, of in zip(times, machines, strict=True) if of == m)
              for m in set(machines)}  # fmt: skip
     for rank, (own, machine) in enumerate(zip(times, machines, strict=True)):
@@ -185,27 +185,27 @@ def _calls(
 
 
 class _Exchange:
-    """What ranks tell one another between rows, through the communicator that is measured."""
+    """Exchange between rows, through the communicator that is measured."""
 
     def __init__(self, communicator: _native.Communicator, timeout_seconds: float) -> None:
         self._communicator = communicator
         self._timeout = timeout_seconds
 
     def barrier(self) -> None:
-        """Returns when everybody has come."""
+        """Returns when all ranks have called it."""
         self._communicator.barrier(self._timeout, True).wait()
 
     def all(self, values: Sequence[float]) -> list[list[float]]:
-        """Everybody's list, in rank order; all have one length."""
+        """The lists of all ranks, in rank order; all have one length."""
         count, ranks = len(values), self._communicator.world_size
         own = (ctypes.c_double * count)(*values)
-        told = (ctypes.c_double * (count * ranks))()
+        gathered = (ctypes.c_double * (count * ranks))()
         self._communicator.allgather(
             ctypes.addressof(own),
-            ctypes.addressof(told),
+            ctypes.addressof(gathered),
             count,
             _native.FLOAT64,
             self._timeout,
             True,
         ).wait()
-        return [told[rank * count : (rank + 1) * count] for rank in range(ranks)]
+        return [gathered[rank * count : (rank + 1) * count] for rank in range(ranks)]

@@ -20,7 +20,7 @@ __all__ = ["AVERAGES", "Options", "parse", "size_text"]
 
 AVERAGES = ("rank0", "avg", "min", "max")
 RANKS_MAX = 120
-"""What the engine takes on one machine."""
+"""Limit of the engine on one machine."""
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -37,8 +37,8 @@ in a launcher (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set; all ranks sha
 
 columns: size and count as in nccl-tests; time of one operation; algbw = size / time; busbw = what
 each rank's link carries for it; #wrong = elements that differ from exact arithmetic, rounded once;
-limit = share of the memory's limit: the bytes that any algorithm must read and write here, at the
-speed that a triad reached beside the row. Above 100 %, caches did the work.
+limit = share of the memory bandwidth: the bytes that any algorithm must read and write here, over
+the bandwidth of a triad before the row. Above 100 %, data came from caches.
 
 exit status: 0 all results right; 1 wrong results; 2 the command line or the environment cannot be
 used, nothing was measured; 3 a rank failed or ended; 130 interrupted
@@ -47,7 +47,7 @@ used, nothing was measured; 3 a rank failed or ended; 130 interrupted
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is to be measured, and how it is told."""
+    """What is measured, and how it is reported."""
 
     collective: Collective
     ranks: int | None
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-f", "--stepfactor", type=_Whole(2, 1 << 20), metavar="N",
         help="each size is N times the one before (default: 4)")  # fmt: skip
     add("-i", "--stepbytes", type=_size, metavar="SIZE",
-        help="each size is so much larger than the one before")  # fmt: skip
+        help="difference between consecutive sizes")  # fmt: skip
     add("-d", "--datatype", default="float32", metavar="TYPE",
         help=f"one of {', '.join(formats.TYPES)}, short names as bf16 and fp16, or all "
         "(default: float32)")  # fmt: skip
@@ -204,7 +204,9 @@ def _collective(text: str) -> str:
 def _size(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if not found or (size := int(found[1]) << _UNITS[found[2].upper()]) > 1 << 40:
-        raise argparse.ArgumentTypeError(f"`{text}` is no size up to 1T, as 8, 4K and 32M are")
+        raise argparse.ArgumentTypeError(
+            f"invalid size `{text}`: expected at most 1T, for example 4K"
+        )
     return size
 
 
@@ -219,7 +221,7 @@ class _Whole:
         number = int(text) if text.isascii() and text.isdigit() else -1
         if not self.least <= number <= self.most:
             raise argparse.ArgumentTypeError(
-                f"`{text}` is no whole number from {self.least} to {self.most}"
+                f"invalid number `{text}`: expected {self.least} to {self.most}"
             )
         return number
 
@@ -238,5 +240,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"`{text}` is no number of seconds above 0, up to a day")
+        raise argparse.ArgumentTypeError(f"invalid seconds `{text}`: expected above 0, up to 86400")
     return seconds

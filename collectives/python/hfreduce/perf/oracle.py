@@ -1,7 +1,7 @@
-"""What every rank puts in and what has to come out, element by element, exactly.
+"""Inputs of every rank and expected results, element by element, in exact arithmetic.
 
-Element i of a rank's data depends on i modulo `PERIOD` alone, so one period of exact arithmetic
-tells what all of a buffer has to be. The numbers are chosen so that every partial sum can be
+Element i of a rank's data depends only on i modulo `PERIOD`, so one period of exact arithmetic
+determines the whole buffer. The numbers are chosen so that every partial sum can be
 written in the type: any order of additions gives the same bits, and one wrong bit is an error.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "PERIOD", "data", "expected", "fill", "supports", "wrong"]
 
 PERIOD = 251
-"""A prime: no chunk, block or vector begins at the same element twice in a row."""
+"""A prime: consecutive chunks, blocks and vectors start at different elements."""
 
 OPERATIONS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 _BITWISE = OPERATIONS[5:]
@@ -45,7 +45,7 @@ def data(kind: Format, op: str, rank: int, ranks: int) -> tuple[Fraction, ...]:
 
 @lru_cache(maxsize=64)
 def expected(kind: Format, op: str, ranks: int) -> tuple[Fraction, ...]:
-    """One period of everybody's combination, not rounded."""
+    """One period of the reduction over all ranks, not rounded."""
     columns = zip(*(data(kind, op, rank, ranks) for rank in range(ranks)), strict=True)
     return tuple(_COMBINE[op](column) for column in columns)
 

@@ -1,7 +1,7 @@
-"""Starts the ranks of a measurement as children of this process, and sees that all of them end.
+"""Starts the ranks of a measurement as children of this process and waits until all have ended.
 
-They are forked: nothing has to be loaded again, and none outlives its parent. Rank 0 finds a free
-port and tells it to the others through a pipe, so no port is guessed.
+Ranks are forked, so nothing is loaded again, and die with their parent. Rank 0 listens at a free
+port and sends its number to the other ranks through a pipe.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FAILED = 3
 """Exit status of a rank that failed."""
 
 _GRACE_SECONDS = 15.0
-"""How long the others get to end after the first failure: they learn of it by themselves."""
+"""Time for the other ranks to detect the first failure and end."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class Port:
-    """Rank 0's port: told by it, awaited by the others."""
+    """Rank 0's port: rank 0 publishes it, the other ranks wait for it."""
 
     def __init__(self, others: int) -> None:
         self._others = others
@@ -46,21 +46,21 @@ class Port:
         os.write(writer, b"!")
         os.close(writer)
 
-    def tell(self, port: int) -> None:
-        """Rank 0 listens there."""
+    def publish(self, port: int) -> None:
+        """Publishes the port at which rank 0 listens."""
         os.write(self._writer, port.to_bytes(2, "little") * self._others)
 
     def speaks(self) -> bool:
-        """True for the first rank that asks: one of them says what went wrong, not all."""
+        """True for the first caller: only one rank reports the failure."""
         return bool(os.read(self._word, 1))
 
     def wait(self) -> int:
-        """Where rank 0 listens."""
+        """Waits for the port at which rank 0 listens."""
         os.close(self._writer)
-        told = os.read(self._reader, 2)
-        if len(told) < 2:
+        received = os.read(self._reader, 2)
+        if len(received) < 2:
             raise ConnectionError("rank 0 ended before it listened")
-        return int.from_bytes(told, "little")
+        return int.from_bytes(received, "little")
 
 
 def run(
@@ -135,11 +135,11 @@ def _be(
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except BaseException:  # noqa: BLE001  (os._exit below would swallow it)
-        # A fault of the program, which `body` knows nothing of: the others' words follow from it.
+        # `body` did not report this error, and the errors of other ranks follow from it.
         port.speaks()
-        # In one piece: several ranks may have it, and one of them is the cause of the others'.
-        rank, told = environment["RANK"], traceback.format_exc()
-        sys.stderr.write(f"hfreduce-perf: rank {rank} ended by a fault: {told}")
+        # One write: several ranks may fail, and their reports must not mix.
+        rank, trace = environment["RANK"], traceback.format_exc()
+        sys.stderr.write(f"hfreduce-perf: rank {rank} ended by a fault: {trace}")
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -148,9 +148,9 @@ def _be(
 
 
 def _wait(children: dict[int, int], port: Port) -> int:
-    """Until all have ended; after a failure, until the grace is over. The first failure counts.
+    """Waits until all ranks have ended; after a failure, at most the grace period.
 
-    No failure ends without a word: what no rank has said is said here.
+    Returns the status of the first failure, and reports it if no rank has.
     """
     ranks = {descriptor: rank for rank, descriptor in enumerate(children)}
     poller = select.poll()
@@ -178,6 +178,7 @@ def _wait(children: dict[int, int], port: Port) -> int:
                 first = ranks[descriptor]
     if status == FAILED and not ended and port.speaks():
         print(
-            f"hfreduce-perf: rank {first} ended with status {status} and no word", file=sys.stderr
+            f"hfreduce-perf: rank {first} ended with status {status} without an error message",
+            file=sys.stderr,
         )
     return status

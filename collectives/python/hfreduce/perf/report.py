@@ -128,7 +128,7 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 def trace(path: Path, calls: Sequence[Call], names: Sequence[str]) -> None:
     """Trace Event Format: a process a machine, a thread a rank, times in microseconds."""
-    begin = min((call.start_seconds for call in calls), default=0.0)
+    origin = min((call.start_seconds for call in calls), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
         for number, name in enumerate(names)
@@ -145,7 +145,7 @@ def trace(path: Path, calls: Sequence[Call], names: Sequence[str]) -> None:
             "cat": call.shape.kind.name,
             "pid": call.machine,
             "tid": call.rank,
-            "ts": (call.start_seconds - begin) * 1e6,
+            "ts": (call.start_seconds - origin) * 1e6,
             "dur": call.seconds * 1e6,
             "args": {"op": call.shape.op, "bytes": call.size_bytes, "number": call.number},
         }

@@ -46,7 +46,7 @@ class Collective:
     split: bool
     """Its size is that of all ranks' blocks together."""
     bus_factor: Callable[[int], float]
-    """Bus bandwidth over algorithm bandwidth, for so many ranks (nccl-tests' PERFORMANCE.md)."""
+    """Bus bandwidth over algorithm bandwidth, by number of ranks (nccl-tests' PERFORMANCE.md)."""
     traffic: Callable[[int, int], float]
     """Bytes that must be read and written in a machine's memory, for each byte of the size:
     (ranks on the machine, all ranks)."""
@@ -156,7 +156,7 @@ class Shape:
     count: int
     """Elements of the vector, or of one rank's block."""
     tensors: int = 1
-    """An allreduce is one call over so many pieces."""
+    """Number of tensors that one allreduce combines."""
 
     def size_bytes(self, ranks: int) -> int:
         """The size in the table."""
