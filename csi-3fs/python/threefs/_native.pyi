@@ -86,7 +86,7 @@ class File:
 # CRC32C (Castagnoli) of contiguous bytes, continued from `initial`.
 def crc32c(data: Buffer, initial: int = 0) -> int: ...
 
-# Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: nobody's child.
+# Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: runs without a parent.
 def run_service(kind: str, config_json: str, parent_pid: int) -> None: ...
 
 # Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM.

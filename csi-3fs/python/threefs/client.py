@@ -296,15 +296,15 @@ class Client:
             return
         if self.stat(path).is_dir:
             raise IsADirectory(f"`{path}` is a directory; name a file in it", path=path)
-        beside = str(PurePosixPath(path).with_name(f".{uuid.uuid4().hex}.tmp"))
+        temporary = str(PurePosixPath(path).with_name(f".{uuid.uuid4().hex}.tmp"))
         try:
-            self.batch_write([(beside, 0, data)])
-            self.rename(beside, path)
+            self.batch_write([(temporary, 0, data)])
+            self.rename(temporary, path)
         except BaseException:
             # A full disk must not fill up with what did not fit. A rename that was given up may
             # have happened: then there is nothing left to remove.
             with suppress(ThreeFSError):
-                self._native.remove(beside)
+                self._native.remove(temporary)
             raise
 
     def open(self, path: str, mode: str = "rb", *, encoding: str | None = None) -> io.IOBase | Any:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["CLAIM_SECONDS", "VALID_SECONDS", "default_state", "run_daemon"]
 
 CLAIM_SECONDS = 20.0
-"""How long a renewal of the mount's claim is trusted; `threefs.csi.volumes.node_claims` waits
-longer."""
+"""Validity of a renewal of the mount's claim; `threefs.csi.volumes.node_claims` waits longer."""
 
 VALID_SECONDS = 1.0
-"""How long the kernel caches names and attributes; opening a file always revalidates."""
+"""Time for which the kernel caches names and attributes; opening a file always revalidates."""
 
 
 def default_state(descriptor: int) -> Path:
@@ -34,11 +33,11 @@ def default_state(descriptor: int) -> Path:
     """
     folder = Path(os.environ.get("THREEFS_RUN", "/run/threefs"))
     try:
-        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        info = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgument(f"descriptor {descriptor} or folder `{folder}`: {error}") from error
-    number = next((it.split()[1] for it in told.splitlines() if "fuse_connection" in it), None)
+    number = next((it.split()[1] for it in info.splitlines() if "fuse_connection" in it), None)
     # Older kernels do not report it; the descriptor has the same number in all daemons of a mount.
     return folder / (f"fuse-{number}.state" if number else f"fuse-fd-{descriptor}.state")
 

@@ -29,7 +29,7 @@ CONNECTIONS_MAX = 32
 CONNECTIONS_PER_SOURCE_MAX = 4
 """Two Prometheus servers behind one address scrape with two connections each at most."""
 CONNECTION_SECONDS = 5.0
-"""From accept to the last byte, in seconds; Prometheus' default timeout is 10."""
+"""Limit from accept to the last byte; Prometheus' default timeout is 10 s."""
 PAGE_SECONDS = 1.0
 
 

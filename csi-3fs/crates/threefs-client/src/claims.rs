@@ -29,7 +29,7 @@ pub struct Claim {
 pub enum Renewal {
     /// The renewed claim.
     Held(Claim),
-    /// Lost: the current claim of another holder, or `None` if there is no claim.
+    /// Lost: the current claim of another holder, or `None` without a claim.
     Lost(Option<Claim>),
 }
 

@@ -46,7 +46,7 @@ impl Routing {
             if deadline.passed() {
                 return Ok(None);
             }
-            // Queried only to learn why there is no routing yet; the follower delivers it.
+            // Queried only for the reason of the delay; the follower delivers the routing.
             let build_request = deadline.within(ASK);
             match self.mgmtd.routing(RoutingVersion(0), Duration::ZERO, build_request).await {
                 Ok(_) => attempts.failed(&self.names, "mgmtd has no routing yet"),

@@ -37,7 +37,7 @@ impl Client {
             return Err(attempts.unavailable(self.0.config.timeout));
         };
         let mut attempts = Attempts::of("status");
-        // Before the first node registers there is no routing.
+        // mgmtd has no routing before the first node registers.
         let routing = if cluster.routing_version == RoutingVersion(0) {
             Arc::default()
         } else {

@@ -4,8 +4,8 @@
 //! the mount does not either.
 //!
 //! A change that the kernel resends after a crash must be made only once. So before a change is
-//! sent, the number of its FUSE request is written here together with the sequence number under
-//! which the metadata service knows it. The successor sends it with the same sequence number, and
+//! sent, the number of its FUSE request is written here together with its sequence number for the
+//! metadata service. The successor sends it with the same sequence number, and
 //! the service returns the stored reply if the change was made.
 
 use std::collections::{BTreeSet, HashMap};

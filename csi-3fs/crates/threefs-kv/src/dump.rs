@@ -6,8 +6,8 @@
 //! end       key length 0, count of rows u64, CRC-32C of everything before the CRC u32
 //! ```
 //!
-//! Numbers are little endian. A dump is written while the service runs: it reads an LMDB snapshot
-//! from another process. It is streamed, so neither side needs memory for more than one row.
+//! Numbers are little endian. A dump is written while the service runs: another process reads an
+//! LMDB snapshot. It is streamed, so neither side needs memory for more than one row.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};

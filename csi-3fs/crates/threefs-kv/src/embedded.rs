@@ -236,7 +236,7 @@ impl Backend for Embedded {
 
 struct EmbeddedSnapshot {
     version: u64,
-    /// LMDB requires one thread at a time in a read transaction; there is no contention.
+    /// LMDB requires one thread at a time in a read transaction; the lock has no contention.
     txn: Mutex<RoTxn<'static, WithoutTls>>,
     rows: Rows,
     path: PathBuf,

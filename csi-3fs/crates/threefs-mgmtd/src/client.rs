@@ -21,7 +21,7 @@ use crate::registration::{MetaRegistered, MetaRegistration};
 
 /// Timeout of one attempt at a call that does not wait.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause between attempts while there is no primary.
+/// Pause between attempts while mgmtd has no primary.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Duration of one long poll of [`MgmtdClient::follow`].
 const POLL: Duration = Duration::from_secs(10);

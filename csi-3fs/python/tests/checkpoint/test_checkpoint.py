@@ -240,7 +240,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one_and_reported(
     lambda body: body["pieces"][0].update(offset=-1),
     lambda body: body["entries"][0].update(length=2**62),
     lambda body: body["entries"][0].update(shape=[-1]),
-    lambda body: body.update(tree={"kind": "leaf", "name": "nobody"}),
+    lambda body: body.update(tree={"kind": "leaf", "name": "unknown"}),
     lambda body: body.update(tree=[1]),
     lambda body: body.update(algorithm="md5"),
     lambda body: body.update(version=2),
@@ -331,20 +331,20 @@ def test_a_second_save_waits_for_the_first_for_a_limited_time(files):
 
 def test_on_durable_runs_before_any_wait_returns_and_its_failure_is_only_logged(files):
     ranks = managers(files, 3)
-    told, gate = [], threading.Event()
+    calls, gate = [], threading.Event()
 
-    def tell(path):
-        told.append((path, ranks[0].latest()))
+    def on_durable(path):
+        calls.append((path, ranks[0].latest()))
         gate.wait(10)
         raise RuntimeError("the scheduler is away")
 
-    handles = [rank.save(9, {"x": b"x"}, on_durable=tell) for rank in ranks]
+    handles = [rank.save(9, {"x": b"x"}, on_durable=on_durable) for rank in ranks]
     for handle in handles:
         with pytest.raises(CheckpointError, match="not durable after"):
             handle.wait(0.1)
     gate.set()
     assert [handle.wait(20) for handle in handles] == [f"{FOLDER}/step-00000009"] * 3
-    assert told == [(f"{FOLDER}/step-00000009", 9)]
+    assert calls == [(f"{FOLDER}/step-00000009", 9)]
 
 
 def test_a_later_attempt_sweeps_files_of_an_earlier_one(files, folder):

@@ -61,9 +61,9 @@ def test_damage_of_one_ranks_state_makes_all_ranks_load_the_previous_checkpoint(
     save(ranks, 2, b"2")
     flip(tmp_path / f"c/step-00000002/shard-000{damaged}.bin", -1)
     loaded = load_at_once(ranks_of(LocalFiles(tmp_path), "b"))
-    assert [one.step for one in loaded] == [1, 1, 1]
-    assert [one.sharded["mine"][:1] for one in loaded] == [b"1"] * 3
-    assert all(len(one.report.skipped) == 1 for one in loaded)
+    assert [result.step for result in loaded] == [1, 1, 1]
+    assert [result.sharded["mine"][:1] for result in loaded] == [b"1"] * 3
+    assert all(len(result.report.skipped) == 1 for result in loaded)
 
 
 def test_a_rank_that_cannot_read_the_choice_fails_and_loads_no_other(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_concurrent_commit_does_not_split_the_ranks(tmp_path: Path) -> None:
     new = ranks_of(LocalFiles(tmp_path), "b")
     assert new[0].load().step == 1
     save(ranks, 2, b"2")
-    assert [one.load().step for one in new[1:]] == [1, 1]
+    assert [rank.load().step for rank in new[1:]] == [1, 1]
 
 
 def test_ranks_wait_for_the_choice_until_their_timeout(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_after_a_rollback_the_newer_commits_are_loaded_and_kept(tmp_path: Path) 
 def test_files_of_a_load_are_swept_by_the_next_attempt(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
-    assert [one.step for one in load_at_once(ranks)] == [1, 1, 1]
+    assert [result.step for result in load_at_once(ranks)] == [1, 1, 1]
     assert list((tmp_path / "c").glob("load.tmp-a-*"))
     save(ranks_of(LocalFiles(tmp_path), "b"), 2, b"2")
     assert not list((tmp_path / "c").glob("load.tmp-a-*"))
@@ -144,7 +144,7 @@ def test_files_of_a_load_are_swept_by_the_next_attempt(tmp_path: Path) -> None:
 def test_choices_are_removed_with_the_next_commit(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
-    assert [one.step for one in load_at_once(ranks)] == [1, 1, 1]
+    assert [result.step for result in load_at_once(ranks)] == [1, 1, 1]
     assert list((tmp_path / "c").glob("load.tmp-a-*"))
     save(ranks, 2, b"2")
     ranks[0]._finish()

@@ -30,7 +30,7 @@ class DyingFiles(LocalFiles):
         self._lock = threading.Lock()
 
     def _count(self, act, torn=None):
-        with self._lock:  # one change at a time, so that the seed tells the moment
+        with self._lock:  # one change at a time, so that the seed determines the moment
             self._left -= 1
             dies = self._left < 0
             if dies and self._when == "torn" and torn is not None:

@@ -47,12 +47,12 @@ class Disk:
             if below in self._names:
                 self._restore(below, path / name)
             else:
-                # Without a flush of its own a file has a name and no bytes.
+                # A file that was not flushed itself has a name and no data.
                 (path / name).write_bytes(self._contents.get(below, b""))
 
 
 class Folders(LocalFiles):
-    """Tells the disk which inodes are folders: one that was never flushed is empty."""
+    """Reports to the disk which inodes are folders: a folder that was never flushed is empty."""
 
     def __init__(self, root, disk):
         super().__init__(root)

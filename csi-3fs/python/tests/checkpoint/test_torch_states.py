@@ -68,7 +68,7 @@ def test_a_training_continues_bit_for_bit_from_its_checkpoint(tmp_path):
     manager = CheckpointManager(files, "/c", attempt="a")
     model, optimizer, schedule = first
     manager.save(4, model=model, optimizer=optimizer, schedule=schedule).wait(20)
-    train(*first, range(4, 6))  # goes on after the save, and is lost
+    train(*first, range(4, 6))  # continues after the save, and is lost
 
     model, optimizer, schedule = second = make()
     loaded = manager.load_latest(model=model, optimizer=optimizer, schedule=schedule)

@@ -136,8 +136,8 @@ class Driver:
         try:
             self.call(request)
         except grpc.RpcError as error:
-            told: Any = error
-            return str(told.code().name)
+            call: Any = error
+            return str(call.code().name)
         return "OK"
 
     def create(self, name: str, **more: Any) -> Any:

@@ -79,7 +79,7 @@ def test_unmounting_a_deleted_volume(driver: Driver, volume: str) -> None:
             "INVALID_ARGUMENT",
             "volume_capability is missing",
         ),
-        (stage_request("nobody's"), "NOT_FOUND", "does not exist"),
+        (stage_request("unknown"), "NOT_FOUND", "does not exist"),
         (stage_request("v1:default:/volumes/b"), "NOT_FOUND", "does not exist"),
         (stage_request("v1:default:/volumes/../.."), "INVALID_ARGUMENT", "volume_id"),
         (stage_request("v1:other:/volumes/b"), "INVALID_ARGUMENT", "unknown cluster `other`"),

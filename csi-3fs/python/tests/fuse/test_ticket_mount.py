@@ -92,11 +92,11 @@ def test_a_confined_daemon_serves_without_privileges(
     cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
 ) -> None:
     """It runs as a user that owns its state and may read its ticket, and so do its replacements."""
-    for one in (
+    for path in (
         tmp_path,
         *(parent for parent in tmp_path.parents if parent.name.startswith(("pytest", "popen"))),
     ):
-        one.chmod(one.stat().st_mode | 0o011)
+        path.chmod(path.stat().st_mode | 0o011)
     client.make_directory(f"{folder}/mine", 0o755)
     client.set_quota(f"{folder}/mine", bytes_max=1 << 30)
     client.make_directory(f"{folder}/mine/data", 0o777)

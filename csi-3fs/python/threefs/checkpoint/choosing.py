@@ -45,7 +45,7 @@ class Choice:
         try:
             body = json.loads(data)
             return cls(
-                body["path"], [Skipped(**one) for one in body["skipped"]], str(body["error"])
+                body["path"], [Skipped(**entry) for entry in body["skipped"]], str(body["error"])
             )
         except (ValueError, TypeError, KeyError):
             return None

@@ -175,12 +175,12 @@ def split(leaves: list[Leaf], rank: int, world_size: int, shard: str) -> list[Pi
     total = sum(leaf.length for leaf in leaves)
     pages = -(-total // PAGE_BYTES)
     cuts = [min(pages * n // world_size * PAGE_BYTES, total) for n in range(world_size)] + [total]
-    begin, end = list(pairwise(cuts))[rank]
+    start, end = list(pairwise(cuts))[rank]
     pieces, at = [], 0
     for leaf in leaves:
-        low, high = max(begin, at), min(end, at + leaf.length)
+        low, high = max(start, at), min(end, at + leaf.length)
         if low < high:
-            pieces.append(Piece(leaf.name, low - at, shard, low - begin, high - low))
+            pieces.append(Piece(leaf.name, low - at, shard, low - start, high - low))
         at += leaf.length
     return pieces
 

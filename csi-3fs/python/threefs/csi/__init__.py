@@ -11,7 +11,7 @@
 | `mount_manager_client` | client of the mount manager, for the node service |
 | `proto/` | generated code of the specification |
 
-There is no database: a volume is defined by its directory's record, a mount by the kernel's mount
-table and the mount manager. The controller never mounts; the node service mounts only through the
-mount manager, and never touches a path inside a mount.
+The driver has no database: a volume is defined by its directory's record, a mount by the kernel's
+mount table and the mount manager. The controller never mounts; the node service mounts only through
+the mount manager, and never touches a path inside a mount.
 """

@@ -27,7 +27,7 @@ __all__ = ["IDENTITY_FILE", "authority_of", "take_disk"]
 
 IDENTITY_FILE = "identity.json"
 DISK_TIMEOUT_SECONDS = 3600.0
-"""How long a replaced disk waits for the other nodes before the process exits and is restarted."""
+"""Time for which a replaced disk waits for other nodes before the process exits and restarts."""
 REQUEST_SECONDS = 2.0
 LOG_AGAIN_SECONDS = 30.0
 NOT_LEADING = ("OFFLINE", "WAITING")

@@ -31,7 +31,7 @@ GC_DELAY_MS = 10_000
 """Retention of a removed file's chunks: readers that have it open can still finish."""
 
 DRAIN_MS = 2_000
-"""How long a terminating storage node waits for mgmtd to redirect its clients."""
+"""Time for which a terminating storage node waits for mgmtd to redirect its clients."""
 
 ADDRESS = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,252}):([0-9]{1,5})|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 

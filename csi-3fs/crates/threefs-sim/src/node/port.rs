@@ -40,7 +40,7 @@ pub(crate) struct HeldBudget {
 pub(crate) enum Admission {
     /// Admitted to the replica.
     Admitted(Box<Incoming>, HeldBudget),
-    /// There is no call slot.
+    /// All call slots are in use.
     Overloaded(CallerId),
     /// It waits for the bytes of its reply, or its caller has timed out.
     Nothing,

@@ -127,7 +127,7 @@ class MemoryDirectories:
     def setxattr(self, path: str, attribute: str, value: bytes) -> None:
         """See `Directories`."""
         if not attribute.startswith("user."):
-            raise InvalidArgument(f"attribute `{attribute}` must begin with user.")
+            raise InvalidArgument(f"attribute `{attribute}` must start with user.")
         with self._enter("setxattr"):
             self._entry(path).attributes[attribute] = bytes(value)
 

@@ -95,7 +95,7 @@ class Cgroups:
 
 
 def without_group(command: list[str]) -> list[str]:
-    """Return a command that executes `command` without a group of its own.
+    """Return a command that executes `command` without a separate group.
 
     Its memory counts for the manager's group, which has no limit, so its own limit is lower.
     """

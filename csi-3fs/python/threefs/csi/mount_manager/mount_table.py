@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MOUNT_SECONDS", "READY_SECONDS", "ManagedMount", "MountTable"]
 
 READY_SECONDS = 15.0
-"""How long `mount` waits for the daemon; shorter than the callers' deadlines."""
+"""Time for which `mount` waits for the daemon; shorter than the callers' deadlines."""
 MOUNT_SECONDS = 3.0
 LOCK_SECONDS = 1.0
 

@@ -37,12 +37,12 @@ UNMOUNT_SECONDS = 2.0
 the five seconds that an unmount request may take in all."""
 DETACH_SECONDS = 1.5
 FLUSH_SECONDS = 1.5
-"""How long one request waits for dirty data to be written; then its caller retries."""
+"""Time for which one request waits for dirty data to be written; then its caller retries."""
 WRITEBACK_TIMEOUT_SECONDS = 120.0
-"""How long callers are told to retry before a mount with dirty data is detached."""
+"""Time for which callers have to retry before a mount with dirty data is detached."""
 
 RESULTS = ("none", "clean", "unverified", "detached")
-"""From best to worst."""
+"""Results, best first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Flushing of dirty data to 3FS before an unmount.
 
 The kernel caches written data and sends it later, so an unmount could lose it. A child process,
-which may block for any time, syncs the mount: each request checks on it, tells its caller to retry,
+which may block for any time, syncs the mount: each request checks it, asks its caller to retry,
 and gives up after the writeback timeout.
 """
 

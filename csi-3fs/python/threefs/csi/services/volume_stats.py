@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["condition_of", "usage_of"]
 
 INODES_SHOWN = 1 << 40
-"""Shown if there is no limit."""
+"""Reported for a volume without a limit."""
 
 REMEDIES = {
     "starting": "its FUSE daemon is starting; programs wait until it serves",

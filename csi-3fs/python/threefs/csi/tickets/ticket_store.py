@@ -156,7 +156,7 @@ class TicketStore:
 
     def _write_pods(self, volume: VolumeId, pods: dict[str, list[str]]) -> None:
         path = self._folder / ticket_folder(str(volume)) / PODS_FILE
-        # Without a folder there is no ticket to renew.
+        # Without a folder, no ticket needs renewal.
         with suppress(FileNotFoundError):
             write_atomically(path, json.dumps(pods) + "\n", mode=0o600)
 
