@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Time at which an operation times out. Every wait is bounded: there is no infinite deadline.
+/// Time at which an operation times out. Every wait is bounded: a deadline cannot be infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 

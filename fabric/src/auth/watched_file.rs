@@ -16,7 +16,7 @@ const FILE_BYTES_MAX: u64 = 16 << 10;
 pub(super) type Parse<T> = fn(&Path, &[u8]) -> Result<T, AuthError>;
 
 /// Parsed content of a file. The file is checked when the content is used, at most once a second:
-/// there is no thread, and an unused file costs nothing. If the file becomes unusable, the last
+/// no thread is needed, and an unused file costs nothing. If the file becomes unusable, the last
 /// valid content remains in use.
 pub(super) struct WatchedFile<T> {
     path: PathBuf,

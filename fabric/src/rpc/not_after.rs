@@ -9,8 +9,8 @@
 //! That clock starts with the connection, and every reply carries its reading. When a reply
 //! arrives, the caller knows that the clock has reached that reading. From then on both clocks are
 //! assumed to run at the same rate within 10 %, and the margin is subtracted. A caller whose last
-//! reading is old requests a new one first, with an empty request. A reply without a reading comes
-//! from a server that does not support guarded requests; it receives unguarded ones.
+//! reading is old requests a new one first, with an empty request. A server that does not support
+//! guarded requests replies without a reading; it receives unguarded ones.
 
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ impl PeerClock {
         }
     }
 
-    /// True if there is no reading, or an old one.
+    /// True without a reading, or if the reading is old.
     pub(super) fn is_old(&self) -> bool {
         match self {
             Self::Nothing => true,
