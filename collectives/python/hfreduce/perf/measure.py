@@ -42,7 +42,7 @@ class Row:
     triad_bytes_per_second: float
     """On the machine of rank 0."""
     of_limit: float
-    """Share of the memory's limit on the machine of rank 0; above 1, caches did the work."""
+    """Share of the memory bandwidth on the machine of rank 0; above 1, data came from caches."""
 
 
 @dataclass(frozen=True, slots=True)
