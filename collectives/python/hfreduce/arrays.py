@@ -148,7 +148,7 @@ def copy(array: object, into: Memory) -> None:
 def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
     """The memory of an array with `__cuda_array_interface__`, if it may be computed with in place.
 
-    `stream` is where the caller has made it ready; None: where the array says.
+    `stream` is the stream on which the data is ready; None: the array's stream.
     """
     from hfreduce import gpu
 

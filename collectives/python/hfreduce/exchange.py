@@ -57,7 +57,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Who takes part."""
+    """A participant of the exchange."""
 
     rank: int
     """This rank in its group."""
@@ -201,7 +201,7 @@ def _absence(
 def _absent(
     store: Store, member: Member, phase: str, keys: list[str], error: RuntimeError
 ) -> list[int]:
-    """The ranks whose keys are not there."""
+    """The ranks whose keys do not exist."""
     try:
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
     except RuntimeError as lost:

@@ -1,4 +1,4 @@
-"""Flight recorders of this machine: finding them, and what they say.
+"""Flight recorders of this machine: discovery and reading.
 
 Every rank records its last operations in a small file that outlives it; the engine reads and
 writes the format (`hfreduce._native.read_flight`), this module finds the files and looks at the

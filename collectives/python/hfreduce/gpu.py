@@ -40,7 +40,7 @@ def opened(ordinal: int) -> _native.Gpu:
 def view(communicator: _native.Communicator, ordinal: int, stream: int) -> _native.OnGpu:
     """The communicator's operations on memory that this stream of a GPU makes ready.
 
-    A rank whose GPU cannot be used breaks the group: the others wait for it already.
+    A rank whose GPU cannot be used breaks the group: the other ranks already wait for it.
     """
     try:
         return communicator.on(opened(ordinal), stream)

@@ -68,7 +68,7 @@ class Rendezvous:
             raise RendezvousError(detail, rank=rank, phase=phase, absent=absent) from None
 
     def key(self, deadline: float) -> bytes:  # noqa: ARG002  (a meeting's signature)
-        """The key; a rank that is alone needs to prove nothing to anybody."""
+        """The key; a single rank does not need one."""
         return self._key
 
 
@@ -80,7 +80,7 @@ def connect(environment: Mapping[str, str]) -> _native.Communicator:
 
 
 def membership(environment: Mapping[str, str]) -> bootstrap.Membership:
-    """Who we are: RANK and WORLD_SIZE."""
+    """The membership from RANK and WORLD_SIZE."""
     size = _number(environment, "WORLD_SIZE", 1, WORLD_SIZE_MAX)
     rank = _number(environment, "RANK", 0, size - 1)
     return bootstrap.Membership(rank, tuple(range(size)), size)

@@ -130,7 +130,7 @@ def _own(recorder: Recorder) -> Rank:
         rank.fingerprint = active["fingerprint"]
         rank.since_seconds = max(now - active["called_ns"], 0) / 1e9
         rank.chunks = (active["chunks_delivered"], active["chunks"])
-        # Ten looks a second: what was waited for in an earlier operation says nothing of this one.
+        # Sampled ten times a second: the peer of an earlier operation does not apply to this one.
         if waiting.get("sequence") == active["sequence"]:
             rank.phase, rank.waits_for = waiting["phase"], waiting["rank"]
     elif data["state"] == "connecting":

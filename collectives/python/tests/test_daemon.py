@@ -264,7 +264,7 @@ def test_a_daemon_that_runs_out_of_descriptors_continues(daemons):
     assert daemon.end() == 0
 
 
-def test_the_program_says_how_it_is_used_and_ends_in_order(tmp_path, daemons):
+def test_the_program_prints_its_usage_and_ends_in_order(tmp_path, daemons):
     def ask(*arguments):
         command = [sys.executable, "-m", "hfreduce.daemon", *arguments]
         environment = {k: v for k, v in os.environ.items() if k != "HFREDUCE_DAEMON"}

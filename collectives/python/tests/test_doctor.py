@@ -141,7 +141,7 @@ def test_gdrcopy_is_reported_on_nodes_with_gpus(machine):
     assert (lost.status, "no /dev/gdrdrv" in lost.found) == ("ok", True)
 
 
-def test_a_small_dev_shm_is_no_finding(machine):
+def test_a_small_dev_shm_is_not_reported(machine):
     assert findings_of(machine(), "shared memory")[0].status == "ok"
     assert "65536k" in findings_of(machine(), "shared memory")[0].found
 

@@ -215,7 +215,7 @@ def only_group(recorders):
     return group
 
 
-def test_a_rank_of_another_node_is_reported_by_the_rank_that_hears_it():
+def test_a_rank_of_another_node_is_reported_by_its_neighbor():
     peer = {
         "rank": 3, "node": "b0", "link": True, "sequence": None, "waiting_for": None,
         "left": False, "heard_ns": 30_900_000_000,

@@ -1,4 +1,4 @@
-//! Statuses, and what the last failure of a thread has to say.
+//! Statuses, and the last error of each thread.
 
 use std::any::Any;
 use std::cell::RefCell;

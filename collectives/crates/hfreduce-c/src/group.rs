@@ -226,8 +226,8 @@ pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
     if size != size_of::<Options>() && size != Options::FIRST_BYTES {
         let expected = size_of::<Options>();
         return Err(Failure::invalid(format!(
-            "options->size is {size} and this library's hfr_options has {expected} bytes: begin \
-             with HFR_OPTIONS_INIT, and use the header of this version"
+            "options->size is {size} and this library's hfr_options has {expected} bytes: \
+             initialize it with HFR_OPTIONS_INIT, and use the header of this version"
         )));
     }
     let mut ours = std::mem::MaybeUninit::<Options>::zeroed();

@@ -48,7 +48,7 @@ fn the_example_runs_with_four_ranks() {
 }
 
 #[test]
-fn without_an_environment_the_example_says_what_is_missing() {
+fn without_an_environment_the_example_names_the_missing_variable() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&root().join("examples/c/allreduce.c"), folder.path());
     let done = Command::new(program).env_clear().output().unwrap();

@@ -115,7 +115,7 @@ pub fn check_descriptors(
         .map_err(|error| raise(py, &error))
 }
 
-/// One who waits to be taken into a communicator that exists.
+/// A process that waits for admission to an existing communicator.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Newcomer {
     engine: AnyNewcomer,

@@ -107,7 +107,7 @@ fn wanted(gdrcopy: Option<String>) -> Option<String> {
     (library != "off").then_some(library)
 }
 
-/// Why GDRCopy cannot be used here; None where it can. `gdrcopy`: what HFREDUCE_GDRCOPY says.
+/// Why GDRCopy cannot be used here; None where it can. `gdrcopy`: value of HFREDUCE_GDRCOPY.
 #[pyfunction]
 #[pyo3(signature = (gdrcopy = None))]
 pub fn without_gdrcopy(py: Python<'_>, gdrcopy: Option<String>) -> Option<String> {

@@ -87,7 +87,7 @@ pub fn instruction_set() -> &'static str {
     Isa::chosen().name()
 }
 
-/// The widest instruction set that the processor has, whatever HFREDUCE_ISA says.
+/// The widest instruction set of the processor, independent of HFREDUCE_ISA.
 #[pyfunction]
 pub fn best_instruction_set() -> &'static str {
     Isa::best().name()

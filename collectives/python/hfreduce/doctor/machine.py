@@ -50,7 +50,7 @@ class Interface:
 
     name: str
     speed_mbps: int | None
-    """None where the driver does not say, as for virtual ones."""
+    """None if the driver does not report it, as for virtual interfaces."""
     mtu: int | None
     virtual: bool
     """Of this machine's own making (bridge, veth, tunnel): not a way to other machines."""

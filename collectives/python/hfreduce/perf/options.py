@@ -37,8 +37,8 @@ in a launcher (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set; all ranks sha
 
 columns: size and count as in nccl-tests; time of one operation; algbw = size / time; busbw = what
 each rank's link carries for it; #wrong = elements that differ from exact arithmetic, rounded once;
-limit = share of the memory bandwidth: the bytes that any algorithm must read and write here, over
-the bandwidth of a triad before the row. Above 100 %, data came from caches.
+limit = share of the memory bandwidth: the bytes that any algorithm must read and write here, per
+second, over the bandwidth of a triad before the row. Above 100 %, data came from caches.
 
 exit status: 0 all results right; 1 wrong results; 2 the command line or the environment cannot be
 used, nothing was measured; 3 a rank failed or ended; 130 interrupted
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-f", "--stepfactor", type=_Whole(2, 1 << 20), metavar="N",
         help="each size is N times the one before (default: 4)")  # fmt: skip
     add("-i", "--stepbytes", type=_size, metavar="SIZE",
-        help="difference between consecutive sizes")  # fmt: skip
+        help="the difference between consecutive sizes")  # fmt: skip
     add("-d", "--datatype", default="float32", metavar="TYPE",
         help=f"one of {', '.join(formats.TYPES)}, short names as bf16 and fp16, or all "
         "(default: float32)")  # fmt: skip
