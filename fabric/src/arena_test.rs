@@ -69,7 +69,7 @@ fn a_thousand_blocks_are_zeroed_and_merge_into_one_gap_when_freed() {
 }
 
 #[test]
-fn a_full_arena_says_how_full_it_is() {
+fn the_error_of_a_full_arena_has_its_usage() {
     let arena = arena(4 * MIB);
     let _block = arena.allocate(3 * MIB).unwrap();
     let error = arena.allocate(2 * MIB).unwrap_err();

@@ -105,7 +105,7 @@ def test_status_shows_every_target(threefs_command: Any) -> None:
     assert len(status["routing"]["nodes"]) == 3
 
 
-def test_bench_tells_rates(threefs_command: Any, cluster: Any) -> None:
+def test_bench_reports_rates(threefs_command: Any, cluster: Any) -> None:
     done = threefs_command(
         "bench", "--size", "8M", "--batch", "4M", "--raw", str(cluster.folder), "-o", "json"
     )

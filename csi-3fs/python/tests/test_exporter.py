@@ -58,7 +58,7 @@ def test_a_status_becomes_metrics() -> None:
     }
 
 
-def test_a_manager_that_does_not_answer_is_said_and_nothing_else() -> None:
+def test_an_unreachable_mgmtd_is_reported_without_other_metrics() -> None:
     def ask() -> str:
         raise Unavailable("mgmtd does not answer", who="mgmtd")
 

@@ -171,7 +171,7 @@ def test_an_open_file_follows_its_inode(client: threefs.Client, folder: str) -> 
         (lambda c, f: c.batch_write([(f"{f}/file", 1 << 60, b"x")]), threefs.InvalidArgument, "f"),
     ],
 )
-def test_errors_name_what_and_where(
+def test_errors_name_the_cause_and_the_path(
     client: threefs.Client, folder: str, call: object, kind: type[Exception], words: str
 ) -> None:
     client.write_file(f"{folder}/file", b"1")
@@ -217,7 +217,7 @@ assert client.read_file(sys.argv[2]) == b"data"
 """
 
 
-def test_a_forked_child_is_told_to_connect_anew(
+def test_a_forked_child_gets_an_error_that_asks_to_reconnect(
     client: threefs.Client, cluster: Any, folder: str
 ) -> None:
     """In a process with only a client's threads: locks of other threads stay held in a child."""
@@ -232,7 +232,7 @@ def test_a_forked_child_is_told_to_connect_anew(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_closed_client_says_so(client: threefs.Client) -> None:
+def test_calls_on_a_closed_client_raise_value_error(client: threefs.Client) -> None:
     client.close()
     client.close()
     with pytest.raises(ValueError, match="closed"):

@@ -23,7 +23,7 @@ def run_serve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_second_supervisor_of_a_folder_is_refused_and_told_who_has_it(cluster: Any) -> None:
+def test_a_second_supervisor_of_a_folder_is_refused_and_names_the_first(cluster: Any) -> None:
     second = run_serve(cluster.folder)
     assert second.returncode == 1
     assert f"already served by process {cluster.process.pid}" in second.stderr
@@ -132,7 +132,9 @@ def test_a_wrong_cluster_file_is_named_with_its_field(
     assert words in str(caught.value)
 
 
-def test_no_cluster_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_without_a_cluster_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(threefs.NotFound, match="threefs serve"):
         threefs.connect(tmp_path / "none.json")
     monkeypatch.delenv("THREEFS_CLUSTER", raising=False)

@@ -342,7 +342,7 @@ def test_another_nodes_disk_is_refused(pods: Pods) -> None:
     assert "is node-3's and this is node-1" in pods.log("storage-0")
 
 
-def test_an_empty_disk_waits_for_mgmtd_and_ends_at_once_when_told(pods: Pods) -> None:
+def test_an_empty_disk_waits_for_mgmtd_and_ends_at_once_when_stopped(pods: Pods) -> None:
     pods.start("storage-0")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "waiting for mgmtd" not in pods.log("storage-0"):

@@ -46,7 +46,7 @@ def test_a_pods_ordinal_is_its_node(pod: str, node: int) -> None:
 
 
 @pytest.mark.parametrize("pod", ["storage", "storage-", "", "storage-x", "-", "storage-1234567"])
-def test_a_pod_without_an_ordinal_is_told_to_be_a_stateful_set(pod: str) -> None:
+def test_a_pod_without_an_ordinal_gets_an_error_that_names_stateful_sets(pod: str) -> None:
     with pytest.raises(threefs.InvalidArgument, match="StatefulSet"):
         node_id_of(pod)
 
