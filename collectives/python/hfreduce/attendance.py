@@ -1,8 +1,8 @@
-"""A barrier over the store of a group's rendezvous, which can name every rank that did not come.
+"""A barrier over the store of a group's rendezvous, which can name every absent rank.
 
-The engine's barrier ends with the first rank that is missing, and with it the group. This one asks
-each rank for a sign in the store, and a failure leaves the group as it was. Each rank has one key,
-whose value is the number of its last barrier: the store does not grow.
+If a rank is absent, the engine's barrier fails and breaks the group. In this barrier each rank sets
+a key in the store, and a failure leaves the group intact. Each rank has one key, whose value is the
+number of its last barrier: the store does not grow.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class HFReduceBackend(Group):
     def join(
         cls, store: Any, membership: Membership, settings: Settings, timeout: timedelta
     ) -> HFReduceBackend:
-        """Connects the members, which meet in the store."""
+        """Connects the members through the store."""
         limit = min(timeout.total_seconds(), settings.connect_seconds)
         connected = bootstrap.connect(store, membership, settings, limit)
         return cls(connected, membership, settings, timeout, store)
@@ -41,7 +41,7 @@ class HFReduceBackend(Group):
     # Reductions
 
     def allreduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """In place."""
+        """Reduces in place."""
         op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "allreduce")
         if tensor.is_sparse:
@@ -59,11 +59,11 @@ class HFReduceBackend(Group):
         return self._work("all_reduce", [operation], tensor_list, inputs=[tensor], finish=finish)
 
     def allreduce_coalesced(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """In place; tensors of one type travel as one."""
+        """Reduces in place; tensors of one type are sent as one operation."""
         op = tensors.operation_code(opts.reduceOp)
         seconds, lazy = self._terms(opts)
         if op == tensors.PREMUL_SUM or any(not tensor.is_cpu for tensor in tensor_list):
-            # A GPU's are copied one by one anyway.
+            # GPU tensors are copied one by one anyway.
             each = (self.allreduce([tensor], opts) for tensor in tensor_list)
             return self._join("all_reduce", each, tensor_list, inputs=tensor_list)
         by_type: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -90,7 +90,7 @@ class HFReduceBackend(Group):
         return self._work("all_reduce", operations, tensor_list, inputs=tensor_list, finish=finish)
 
     def reduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
-        """Into the root's tensor."""
+        """Reduces into the root's tensor."""
         op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "reduce")
         root = tensors.root(opts.rootRank, self.size(), "reduce")

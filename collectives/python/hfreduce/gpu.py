@@ -1,7 +1,7 @@
-"""Memory of GPUs: which one it is on, and the operations on it.
+"""GPU memory: its device, and the operations on it.
 
-No GPU library is needed to import this: the CUDA driver is loaded when the first array of a GPU
-comes. Each GPU is opened once in a process and closed at its exit.
+No GPU library is needed to import this: the CUDA driver is loaded with the first GPU array.
+Each GPU is opened once in a process and closed at its exit.
 """
 
 from __future__ import annotations

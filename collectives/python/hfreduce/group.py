@@ -1,6 +1,6 @@
-"""One group of ranks as torch sees it: its life, its deadlines, the operations under way.
+"""One group of ranks as torch sees it: lifetime, deadlines and outstanding operations.
 
-What the collectives of `hfreduce.backend` have in common; none of them is here.
+The common part of the collectives, which are in `hfreduce.backend`.
 """
 
 from __future__ import annotations

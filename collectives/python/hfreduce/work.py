@@ -1,4 +1,4 @@
-"""Operations under way, as torch wants to see them."""
+"""torch works of outstanding operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! The operations.
+//! Collective and point-to-point operations.
 
 use std::ffi::c_void;
 

@@ -11,7 +11,7 @@ use hfreduce_engine::{CollectiveError, ErrorKind};
 /// `hfr_status`.
 pub type Status = i32;
 
-/// The statuses in the order of their numbers, with their words.
+/// The statuses in the order of their numbers, with their names.
 pub const STATUSES: [(&str, Status); 14] = [
     ("ok", 0),
     ("invalid", 1),
@@ -42,31 +42,31 @@ const INTERNAL: Status = 12;
 pub struct ErrorRecord {
     /// The caller's `sizeof(hfr_error)`.
     pub size: usize,
-    /// What kind.
+    /// The status.
     pub status: Status,
-    /// Which rank reports.
+    /// The reporting rank.
     pub rank: i32,
-    /// Which rank is to blame.
+    /// The rank that caused the error.
     pub peer: i32,
-    /// Which rank saw it first.
+    /// The rank that detected it first.
     pub seen_by: i32,
     /// The operation's number.
     pub sequence: i64,
     /// The job.
     pub job: [u8; 128],
-    /// Where the reporting rank runs.
+    /// Node of the reporting rank.
     pub node: [u8; 64],
-    /// Where the one to blame runs.
+    /// Node of the rank that caused the error.
     pub peer_node: [u8; 64],
     /// The operation.
     pub operation: [u8; 128],
-    /// What the reporting rank was doing.
+    /// The phase of the reporting rank.
     pub phase: [u8; 128],
-    /// All of it in one sentence.
+    /// The whole error in one sentence.
     pub message: [u8; 1024],
 }
 
-/// A failure on its way to the border.
+/// An error before it is returned to C.
 pub struct Failure {
     status: Status,
     message: String,
@@ -146,7 +146,7 @@ impl From<JoinError> for Failure {
     }
 }
 
-/// Runs a function's body; nothing unwinds out of it.
+/// Runs the body of a function; no panic unwinds out of it.
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => OK,
@@ -180,7 +180,7 @@ fn empty() -> ErrorRecord {
     }
 }
 
-/// Copies what fits in front of the null byte at the end.
+/// Copies a string, truncated so that a null byte follows it.
 fn cut(to: &mut [u8], text: &str) {
     let mut end = text.len().min(to.len() - 1);
     while !text.is_char_boundary(end) {

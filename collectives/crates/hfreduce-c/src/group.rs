@@ -25,7 +25,7 @@ pub struct Options {
     pub size: usize,
     /// This rank.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks.
     pub world_size: u32,
     /// HOST:PORT.
     pub rendezvous: *const c_char,
@@ -33,7 +33,7 @@ pub struct Options {
     pub key: *const c_void,
     /// … and its length.
     pub key_bytes: usize,
-    /// A file with it.
+    /// File with the key.
     pub key_file: *const c_char,
     /// The job.
     pub job: *const c_char,
@@ -47,16 +47,16 @@ pub struct Options {
     pub topology: *const c_char,
     /// Bytes of a chunk.
     pub chunk_bytes: usize,
-    /// How long to wait for the others.
+    /// Time-out of the rendezvous.
     pub connect_seconds: f64,
     /// Silence after which a peer counts as stalled.
     pub liveness_seconds: f64,
-    /// What is promised about bits; not in the first version of this struct.
+    /// Guarantees about result bits; not in the first version of this struct.
     pub determinism: *const c_char,
 }
 
 impl Options {
-    /// The size of the first version of the struct; what came later is the default there.
+    /// Size of the first version of the struct; later fields then have their defaults.
     const FIRST_BYTES: usize = std::mem::offset_of!(Self, determinism);
 }
 
@@ -237,7 +237,7 @@ pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
     Ok(unsafe { ours.assume_init() })
 }
 
-/// What a newcomer is given: it needs a key, and no meeting.
+/// Settings of a newcomer: it needs a key, but no rendezvous.
 ///
 /// # Safety
 /// As for [`hfr_init`].

@@ -1,8 +1,8 @@
-//! HFReduce for C: `include/hfreduce.h` is the documentation; this crate keeps its promises.
+//! HFReduce for C: `include/hfreduce.h` is the documentation.
 //!
 //! Invariants: no panic unwinds into C ([`error::guard`]); the shared library exports only `hfr_*`;
-//! every pointer is checked before it is used. The header is written by
-//! hand and compared with these types by `tests/header.rs`.
+//! every pointer is checked before it is used. The header is written by hand; `tests/header.rs`
+//! compares it with these types.
 
 mod arguments;
 mod calls;

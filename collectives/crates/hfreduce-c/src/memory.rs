@@ -1,4 +1,4 @@
-//! Memory that the ranks of a node read and write in place.
+//! Registered memory, which the ranks of a node read and write in place.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Members of the next epoch that are in no group yet.
+//! Newcomers: members of the next epoch that do not have a group yet.
 
 use std::ffi::c_void;
 

@@ -10,7 +10,7 @@ pub struct Work {
     engine: EngineWork,
 }
 
-/// Gives the caller the handle, or waits where none is wanted.
+/// Returns the handle to the caller, or waits if `work` is null.
 ///
 /// # Safety
 /// `work` is null or writable.

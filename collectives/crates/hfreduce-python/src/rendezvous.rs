@@ -1,4 +1,4 @@
-//! `Rendezvous`: how ranks find each other without torch's store.
+//! `Rendezvous`: connects the ranks of a group without torch's store.
 
 use hfreduce_bootstrap::{BundleError, Meeting, MeetingError, Who};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};

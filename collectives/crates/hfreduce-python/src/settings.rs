@@ -1,4 +1,4 @@
-//! `Settings`, `Place` and `Topology`: what a process reads before it meets its peers.
+//! `Settings`, `Place` and `Topology`: the input of a process before the rendezvous.
 
 use std::ffi::CString;
 use std::path::PathBuf;

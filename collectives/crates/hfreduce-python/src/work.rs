@@ -1,4 +1,4 @@
-//! `Work`: one operation under way, in the host's memory or a GPU's.
+//! `Work`: an outstanding operation on host or GPU memory.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-"""`hfreduce-doctor`: what of this machine is in the way of fast collectives, and what to change.
+"""`hfreduce-doctor`: finds settings of this machine that slow collectives down, and the remedies.
 
-It reads /proc and /sys, changes nothing, opens no connection and needs no rights.
+It reads /proc and /sys, changes nothing, opens no connections and needs no privileges.
 """

@@ -1,4 +1,4 @@
-"""The checks of the way to other machines."""
+"""Checks of the network to other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hfreduce-perf`: how fast the collectives are here, whether they are right, and what limits them.
+"""`hfreduce-perf`: measures and checks the collectives on these machines.
 
 Starts its own ranks on this machine, or joins those of a launcher. It needs neither torch nor
 numpy: data and oracle are exact numbers of the standard library.

@@ -1,4 +1,4 @@
-"""`hfreduce-perf`: the program. What its options and exit statuses mean: `hfreduce-perf --help`."""
+"""`hfreduce-perf`: the program. `hfreduce-perf --help` describes options and exit statuses."""
 
 from __future__ import annotations
 

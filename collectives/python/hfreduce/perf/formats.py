@@ -1,6 +1,6 @@
-"""Element types as their definitions have them: exact numbers in, bytes out.
+"""Encoders of element types, written from their definitions: exact numbers to bytes.
 
-The oracle rounds with this, not with the kernels: it is slow and obvious.
+The oracle rounds with these encoders and not with the kernels: they are slow but simple.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line of `hfreduce-perf`, in the words of nccl-tests where it has some."""
+"""The command line of `hfreduce-perf`, with the option names of nccl-tests where they exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table for people, JSON for machines, and a trace for Chrome and Perfetto."""
+"""Output of results: a table, JSON, and a trace for Chrome and Perfetto."""
 
 from __future__ import annotations
 

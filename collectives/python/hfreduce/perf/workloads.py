@@ -1,4 +1,4 @@
-"""The collectives as they are measured: their data, one call, what has to come out, what they move.
+"""Workloads of the collectives: data, one call, the expected result, and the bytes moved.
 
 Sizes are counted as nccl-tests count them: of the whole vector for allreduce, broadcast, reduce and
 sendrecv; of all blocks together for the others.
