@@ -10,7 +10,7 @@
 //! arrives, the caller knows that the clock has reached that reading. From then on both clocks are
 //! assumed to run at the same rate within 10 %, and the margin is subtracted. A caller whose last
 //! reading is old requests a new one first, with an empty request. A server that does not support
-//! guarded requests replies without a reading; it receives unguarded ones.
+//! guarded requests replies without a reading and receives unguarded requests.
 
 use std::time::Duration;
 

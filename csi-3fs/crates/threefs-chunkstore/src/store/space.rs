@@ -290,7 +290,7 @@ impl<D: Disk> Reclaim for FileChunkStore<D> {
     }
 }
 
-/// Whether the error means that the disk is full.
+/// Whether the error means that space is exhausted.
 fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
