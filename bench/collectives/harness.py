@@ -1,6 +1,6 @@
 """Benchmark rounds in which rank groups take turns; a waiting group sleeps in a read.
 
-Every rank connects to one UNIX socket, sends `CREW RANK` and then runs the commands it receives,
+Every rank connects to one UNIX socket, sends `GROUP RANK` and then runs the commands it receives,
 one per line (`native/rank.h` defines them). A group that spins while it waits, as MPI's do, spins
 in its own turn only, and all groups see the same load on the machine.
 """

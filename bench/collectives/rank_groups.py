@@ -32,7 +32,7 @@ HERE: Final = Path(__file__).resolve().parent / "native"
 HEADER: Final = ROOT / "collectives/crates/hfreduce-c/include"
 BUILD: Final = ROOT / "build/bench/native"
 COMPILE_SECONDS: Final = 60
-CREW_SECONDS: Final = 3600.0
+GROUP_SECONDS: Final = 3600.0
 LIVENESS_SECONDS: Final = "60"
 """Peers that spin may delay HFReduce's heartbeats."""
 
@@ -93,7 +93,7 @@ class RankGroups:
         def body() -> None:
             outcomes = run(
                 torch_rank.rank_main, self.layout, str(self.harness.path), names,
-                timeout_seconds=120, deadline_seconds=CREW_SECONDS,
+                timeout_seconds=120, deadline_seconds=GROUP_SECONDS,
                 environment={"HFREDUCE_LIVENESS_SECONDS": LIVENESS_SECONDS} | self.environment,
             )  # fmt: skip
             bad = [

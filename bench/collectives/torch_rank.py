@@ -28,7 +28,7 @@ TRAINING_STEP = "ddp_step"
 
 
 def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
-    """Serves one line a backend; `names` has the group of each. Ends when the lines do."""
+    """Serves one connection per backend until one closes; `names`: backend to rank group."""
     groups = {
         "hfreduce": dist.group.WORLD,
         "gloo": dist.new_group(backend="gloo") if "gloo" in names else None,
@@ -47,12 +47,12 @@ def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
             order = file.readline().split()
             if not order:
                 return
-            # The harness may have closed, for a group that failed.
+            # The harness closes the connections of a failed group.
             with contextlib.suppress(BrokenPipeError):
-                line.sendall(f"{obey(order, group, buffers)}\n".encode())
+                line.sendall(f"{run_command(order, group, buffers)}\n".encode())
 
 
-def obey(order: list[str], group: Any, buffers: Buffers) -> str:
+def run_command(order: list[str], group: Any, buffers: Buffers) -> str:
     """Runs one command and returns its answer."""
     name, kind, size_bytes, where, count, check = order
     try:

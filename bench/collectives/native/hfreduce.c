@@ -1,4 +1,4 @@
-/* Collectives in rounds: hfreduce SOCKET CREW, joined as the environment says. No Python, no torch. */
+/* Collectives in rounds: hfreduce SOCKET GROUP, joined as the environment says. No Python, no torch. */
 #include "rank.h"
 
 #include <hfreduce.h>

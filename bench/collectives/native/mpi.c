@@ -1,4 +1,4 @@
-/* MPI collectives in rounds: mpirun -n RANKS mpi SOCKET CREW
+/* MPI collectives in rounds: mpirun -n RANKS mpi SOCKET GROUP
  *
  * Allreduces and reduces are in place. The standard has no bfloat16: it is an operation of the user's, as MPI's users write
  * it, and compiled for this machine. */

@@ -19,9 +19,9 @@ CHUNK = 1 << 20
 SERVICES = ["mgmtd", "meta", "storage-1", "storage-2", "storage-3"]
 
 # Limits: at least four times the measurements on two cores at a load average of ten.
-#: Delay of an operation while a service is dead or stopped: node failure after 0.5 s, new
-#: routing, a repeated request, or a restart after 0.2 s. Measured: 0.7 s. A client that abandons a
-#: silent head by the timeout of its attempt, 5 s, instead of the new routing, is too slow.
+#: Delay of an operation while a service is dead or stopped: the sum of detection (0.5 s), new
+#: routing and one retry, or of a restart (0.2 s). Measured: 0.7 s. Too slow: a client that waits
+#: for the attempt timeout (5 s) of a silent head instead of following the new routing.
 DELAY_SECONDS_MAX = 5.0
 #: A repair starts with the read that detects the damage. Measured: 0.05 s.
 REPAIR_SECONDS = 5.0
@@ -195,7 +195,7 @@ def test_a_store_with_a_damaged_log_is_quarantined_and_resynced(start_cluster: A
 def test_damaged_logs_of_all_replicas_lose_no_store(start_cluster: Any) -> None:
     cluster = start_cluster("data", "--restart-after", "0.1")
     with cluster.client(5) as client:
-        # Data in every chain: a log of one frame would be that of a new store.
+        # Data in every chain: a damaged log of a single frame would look like a new store's.
         client.batch_write([(f"/{number}", 0, os.urandom(300_000)) for number in range(24)])
         folders = [cluster.folder / "data" / f"storage-{node}" for node in (1, 2, 3)]
         stores = {path for folder in folders for path in folder.glob("target-*")}
@@ -208,7 +208,7 @@ def test_damaged_logs_of_all_replicas_lose_no_store(start_cluster: Any) -> None:
             cluster.wait_for(
                 lambda log=log: log.read_text().count("promote another target") > 6,
                 REOPEN_SECONDS,
-                "tries",
+                "seven attempts to open",
             )
         with pytest.raises(threefs.ThreeFSError):
             client.read_file("/0")

@@ -109,21 +109,21 @@ impl Inner {
 
     /// Runs `act` with the driver if it is free, and then wakes the threads that wait for it.
     fn try_driver(&self, act: impl FnOnce(&mut Backend)) -> bool {
-        let mut mapped = match self.driver.try_lock() {
-            Ok(mapped) => mapped,
+        let mut guard = match self.driver.try_lock() {
+            Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => {
-                let mut mapped = poisoned.into_inner();
-                mapped.iter_mut().for_each(Backend::fail_after_panic);
-                mapped
+                let mut guard = poisoned.into_inner();
+                guard.iter_mut().for_each(Backend::fail_after_panic);
+                guard
             }
             Err(TryLockError::WouldBlock) => return false,
         };
-        let busy = mapped.as_mut().is_some_and(|driver| {
+        let busy = guard.as_mut().is_some_and(|driver| {
             act(driver);
             driver.is_busy()
         });
-        let retired = mapped.is_none();
-        drop(mapped);
+        let retired = guard.is_none();
+        drop(guard);
         self.shared.waiters.wake_all();
         // A call that arrived after `is_busy` woke a background thread that found the driver in
         // use. It is checked after the driver was returned, with the fence of `waiters` in between.
@@ -175,13 +175,13 @@ impl Inner {
         let _claim = Claim::new(self);
         let mut act = Some(act);
         loop {
-            let mapped = self.try_driver(|driver| {
+            let was_free = self.try_driver(|driver| {
                 if let Some(act) = act.take() {
                     act(driver);
                 }
             });
-            if mapped || Instant::now() >= until {
-                return mapped;
+            if was_free || Instant::now() >= until {
+                return was_free;
             }
             self.shared.notify();
             std::thread::sleep(Duration::from_millis(1));
@@ -194,7 +194,7 @@ impl Inner {
         self.with_driver(until, Backend::poll_once);
         while Instant::now() < until {
             match self.driver.try_lock() {
-                Ok(mut mapped) => return mapped.take_if(|driver| !driver.is_busy()),
+                Ok(mut guard) => return guard.take_if(|driver| !driver.is_busy()),
                 Err(TryLockError::Poisoned(_)) => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }

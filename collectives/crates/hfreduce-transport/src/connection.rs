@@ -50,7 +50,7 @@ pub struct Connection<N> {
     slot_bytes: usize,
     queue: VecDeque<Outgoing<N>>,
     /// Bytes of the first queued frame that have been sent.
-    gone: usize,
+    sent_bytes: usize,
     /// Frames whose payload the peer has yet to copy, and those that it has acknowledged.
     mapped: VecDeque<N>,
     acked: Vec<N>,
@@ -84,7 +84,7 @@ impl<N> Connection<N> {
             stream,
             slot_bytes,
             queue: VecDeque::new(),
-            gone: 0,
+            sent_bytes: 0,
             mapped: VecDeque::new(),
             acked: Vec::new(),
             owed: 0,
@@ -118,7 +118,7 @@ impl<N> Connection<N> {
     pub fn detach(&mut self) {
         self.mapped.clear();
         self.acked.clear();
-        self.queue.truncate(usize::from(self.gone > 0));
+        self.queue.truncate(usize::from(self.sent_bytes > 0));
         if let Some(first) = self.queue.front_mut() {
             first.payload = Payload::Owned(first.payload.bytes().to_vec());
         }
@@ -132,11 +132,11 @@ impl<N> Connection<N> {
     ///
     /// # Errors
     /// The connection failed.
-    pub fn flush(&mut self, gone: &mut Vec<N>) -> io::Result<()> {
+    pub fn flush(&mut self, sent_notes: &mut Vec<N>) -> io::Result<()> {
         while !self.queue.is_empty() {
             let mut slices: [IoSlice<'_>; BATCH * 2] = std::array::from_fn(|_| IoSlice::new(&[]));
             let mut count = 0;
-            let mut skip = self.gone;
+            let mut skip = self.sent_bytes;
             for frame in self.queue.iter().take(BATCH) {
                 for part in [&frame.head[..], frame.payload.bytes()] {
                     let from = skip.min(part.len());
@@ -154,7 +154,7 @@ impl<N> Connection<N> {
                 SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
             );
             match sent {
-                Ok(bytes) => self.advance(bytes, gone),
+                Ok(bytes) => self.advance(bytes, sent_notes),
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -163,15 +163,15 @@ impl<N> Connection<N> {
         Ok(())
     }
 
-    fn advance(&mut self, bytes: usize, gone: &mut Vec<N>) {
+    fn advance(&mut self, bytes: usize, sent_notes: &mut Vec<N>) {
         self.sent_bytes += bytes as u64;
-        self.gone += bytes;
+        self.sent_bytes += bytes;
         while let Some(first) = self.queue.front() {
             let length = HEAD_BYTES + first.payload.bytes().len();
-            if self.gone < length {
+            if self.sent_bytes < length {
                 return;
             }
-            self.gone -= length;
+            self.sent_bytes -= length;
             let Some(frame) = self.queue.pop_front() else { return };
             match frame.payload {
                 Payload::Mapped(bytes) => {
@@ -182,7 +182,7 @@ impl<N> Connection<N> {
                 Payload::MappedInPlace(bytes) => self.sent_bytes += bytes as u64,
                 Payload::Owned(_) | Payload::Memory(..) => {}
             }
-            gone.push(frame.note);
+            sent_notes.push(frame.note);
         }
     }
 
@@ -216,7 +216,8 @@ impl<N> Connection<N> {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&self.stream);
         // SAFETY: TIOCOUTQ on a socket writes one int.
         let status = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut in_kernel) };
-        queued.saturating_sub(self.gone) + if status == 0 { in_kernel.max(0) as usize } else { 0 }
+        queued.saturating_sub(self.sent_bytes)
+            + if status == 0 { in_kernel.max(0) as usize } else { 0 }
     }
 
     /// The kernel keeps counting bytes that a reset connection will never send.

@@ -170,12 +170,12 @@ pub trait Transport: Send {
     /// Queues the final frame: an end after it is orderly.
     fn push_final(&mut self, head: &Head, payload: &[u8]);
 
-    /// Sends as much as possible; notes of sent frames are added to `gone`.
+    /// Sends as much as possible; notes of sent frames are added to `sent_notes`.
     ///
     /// # Errors
     /// A connection failed; [`Transport::receive_next`] returns what the peer had sent, then the
     /// error.
-    fn flush(&mut self, poller: &Poller, gone: &mut Vec<Note>) -> io::Result<()>;
+    fn flush(&mut self, poller: &Poller, sent_notes: &mut Vec<Note>) -> io::Result<()>;
 
     /// True if nothing is queued for a live peer.
     fn is_flushed(&self) -> bool;

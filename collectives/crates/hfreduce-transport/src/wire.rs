@@ -2,7 +2,7 @@
 //! first.
 //!
 //! ```text
-//!  0 magic "HFR1"   4 kind   5 tree   6 stage   7 returned
+//!  0 magic "HFR1"   4 kind   5 tree   6 stage   7 acked
 //!  8 sequence       16 chunk            20 payload bytes
 //! 24 fingerprint                        48 credits   52 waiting for rank + 1   56 tag
 //! ```

@@ -92,7 +92,7 @@ async fn a_successor_of_the_manager_continues_the_moves() {
     steps_until(&mut cluster, "a move starts", 3, |it| !it.moves.is_empty()).await;
     let manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
     cluster.manager = manager;
-    // Liveness is known only after it has acquired the lease.
+    // Liveness is known only after the new manager has acquired the lease.
     cluster.steps_until("it leads", |it| !it.chains.is_empty()).await;
     steps_until(&mut cluster, "balance", 3, balanced).await;
     assert!(!cluster.routing().retired.is_empty());
@@ -151,7 +151,7 @@ async fn a_node_that_dies_before_its_chains_start_does_not_delay_others() {
         let routing = cluster.routing();
         routing.chains.keys().copied().filter(|id| !started(&routing, id)).collect()
     };
-    assert!(!waits.is_empty(), "the last node starts them");
+    assert!(!waits.is_empty(), "the added node must start them");
     cluster.nodes.push(FakeNode::new(5));
     steps_until(&mut cluster, "new files use chains of the next node", 0, |it| {
         it.newest_table(crate::FIRST_TABLE).unwrap().chains.len() > 6
@@ -161,7 +161,7 @@ async fn a_node_that_dies_before_its_chains_start_does_not_delay_others() {
     let table = routing.newest_table(crate::FIRST_TABLE).unwrap();
     assert!(waits.iter().all(|id| !table.chains.contains(id)));
     assert!(table.chains.iter().all(|id| started(&routing, id)));
-    // It will not come back: what waits for it makes room for others.
+    // Node 4 will not return: its chains and moves are dropped, so that others proceed.
     cluster.manager.rebalance(true, Some(vec![NodeId(4)]), cluster.now).await.unwrap();
     steps_until(&mut cluster, "all of the others' chains are used", 0, |it| {
         let table = it.newest_table(crate::FIRST_TABLE).unwrap();

@@ -30,7 +30,7 @@ class DyingFiles(LocalFiles):
         self._lock = threading.Lock()
 
     def _count(self, act, torn=None):
-        with self._lock:  # one change at a time, so that the seed determines the moment
+        with self._lock:  # one change at a time: the seed determines the operation
             self._left -= 1
             dies = self._left < 0
             if dies and self._when == "torn" and torn is not None:
@@ -56,7 +56,7 @@ class DyingFiles(LocalFiles):
         self._count(lambda: super(DyingFiles, self).rmtree(path, **options), torn)
 
     def write_file(self, path, data):
-        def torn():  # worse than what LocalFiles does, but all that any file system promises
+        def torn():  # LocalFiles never leaves half a file; other file systems may
             self._local(path).write_bytes(data[: len(data) // 2])
 
         self._count(lambda: super(DyingFiles, self).write_file(path, data), torn)
@@ -75,7 +75,7 @@ def state_of(step):
 
 def run_saver(folder, world_size, attempt, chance):
     """Save step after step, all ranks in this process, until killed."""
-    os.fsync = lambda _: None  # a kill loses no page of the cache, and the test is not of the disk
+    os.fsync = lambda _: None  # SIGKILL does not lose the page cache: skipped for speed
     files = DyingFiles(folder, chance)
     ranks = [
         CheckpointManager(files, "/c", rank, world_size, attempt=attempt, keep=2)
@@ -91,11 +91,11 @@ def run_saver(folder, world_size, attempt, chance):
         (folder / "durable.partial").rename(folder / "durable")
 
 
-def nursery(folder, seed):
-    """Forks a saver for each number that it reads and says how it ended.
+def fork_server(folder, seed):
+    """Forks a saver for each number that it reads and reports how it ended.
 
-    A process of one thread: what is forked from the tests' own inherits the locks that other
-    threads held, and waits for them for ever.
+    Single-threaded: a child forked from pytest would inherit locks that other threads hold and
+    wait for them forever.
     """
     for line in sys.stdin:
         kill = int(line)
@@ -150,4 +150,4 @@ def told_durable(folder):
 
 
 if __name__ == "__main__":
-    nursery(Path(sys.argv[1]), sys.argv[2])
+    fork_server(Path(sys.argv[1]), sys.argv[2])

@@ -1,7 +1,7 @@
 """Exec probes of the kubelet: liveness and readiness of the service in this pod.
 
-Live means that the local port answers; the state of the rest of the cluster is not a reason to
-restart the pod. Ready means that clients can be sent to it.
+Live means that the local port answers (of mgmtd, that it answers a status call); the state of the
+rest of the cluster is not a reason to restart the pod. Ready means that clients can connect.
 """
 
 from __future__ import annotations

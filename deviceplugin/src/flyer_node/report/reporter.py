@@ -1,4 +1,4 @@
-"""Keeps the NodeHealth object as the node is: written on changes, never periodically."""
+"""NodeHealth reporter: writes the object when it changes, never periodically."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter"]
 
-TOGETHER_SECONDS = 0.2
-"""Changes within so long go out in one write."""
+BATCH_SECONDS = 0.2
+"""Changes within this time are written together."""
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.5, 60.0
 
 log = structlog.get_logger()
 
 
 class Reporter:
-    """Writes what `document` makes, at most once a change."""
+    """Writes the document after each change; an unchanged document is not written."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Reporter:
         self.written: dict[str, Any] = {}
 
     def changed(self) -> None:
-        """Something may be different."""
+        """Requests a comparison with the last written document."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled. A write that fails is tried again with the newest facts."""
+        """Runs until cancelled. A failed write is retried with the current state."""
         retry = RETRY_SECONDS
         while True:
             await self._changed.wait()
-            await asyncio.sleep(TOGETHER_SECONDS)
+            await asyncio.sleep(BATCH_SECONDS)
             self._changed.clear()
             document = self._document(self.written, time.time())
             if document == self.written:

@@ -1,8 +1,8 @@
 """The scheduling policy: the order of the queue, which jobs may be preempted when, and their cost.
 
-A second policy replaces the functions of this module. All other modules of the engine ask it and
-hold no rule of order: the queue is sorted by `queue_position`, and the cheapest victims by
-`preemption_cost_node_ms` are chosen among those that `preemptible_at` allows.
+A second policy replaces the functions of this module: the queue is sorted by `queue_position`, and
+the cheapest victims by `preemption_cost_node_ms` are chosen among those that `preemptible_at`
+allows. The search for victims (`preemption/`) only compares these costs.
 """
 
 from __future__ import annotations

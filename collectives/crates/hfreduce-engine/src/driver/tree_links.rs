@@ -92,7 +92,7 @@ impl TreeLinks {
             if let Some(token) = link.peer_memory.offered {
                 let head = Head::bare(Frame::MappingOffer { token });
                 link.transport.push(&head, Payload::Owned(vec![]), None);
-                // A peer that is sent_keys is detected by the next reader.
+                // A peer that has exited is detected by the next reader.
                 let _ = link.transport.flush(poller, &mut Vec::new());
             }
         }

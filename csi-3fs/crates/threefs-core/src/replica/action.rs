@@ -206,7 +206,7 @@ pub enum Action {
         /// The reply.
         result: Result<StorageReply, StorageError>,
     },
-    /// Serve a read from the committed state of the store, now or later. On [`StoreError::Corrupt`]
+    /// Serve a read from the committed state of the store, at any later time. On [`StoreError::Corrupt`]
     /// reply with the error and send [`Event::DamageFound`].
     ServeRead {
         /// The request.

@@ -4,7 +4,7 @@
 //! The table is in memory. A client that the service does not know reports all its open files
 //! again, so a restart loses nothing for longer than the interval between two reports. The queue
 //! row of a removal names the clients that had the file open: after a restart the removal waits for
-//! these clients, however long they are disconnected, until they expire.
+//! these clients until each of them has reported or expired.
 //!
 //! The entries of all clients with tickets of one volume are bounded in total. Files beyond the
 //! bound are not tracked and are collected with their last name.
@@ -22,7 +22,7 @@ pub(crate) const OPEN_FILES_PER_CLIENT_MAX: usize = 1 << 20;
 pub(crate) const OPEN_FILES_PER_VOLUME_MAX: usize = 1 << 19;
 /// Clients of one volume.
 pub(crate) const CLIENTS_PER_VOLUME_MAX: usize = 1 << 14;
-/// Clients that a removal names; if more have it open, it waits for these.
+/// Maximum number of clients stored with a removal; it does not wait for others.
 const OPENED_BY_MAX: usize = 64;
 
 #[derive(Debug)]

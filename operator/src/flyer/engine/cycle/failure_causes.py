@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.engine_state import IncidentKind
 
-# Signals of a kernel that is out of memory, a kubelet or a user; not of the process itself.
+# Sent by the kernel (out of memory), a kubelet or a user, not raised by the process. Signal 0: the
+# pod disappeared.
 _FROM_OUTSIDE = frozenset({0, signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM})
 
 
@@ -34,7 +35,7 @@ class FailureCause:
     avoid: tuple[str, ...] = ()
     kind: IncidentKind | None = None  # what the circuit breaker counts it as
     counted: bool = True  # against maxRestarts
-    signal: int | None = None  # set if its repetition is the job's own fault
+    signal: int | None = None  # the job's own signal: repeated, it is the job's fault
 
 
 def infrastructure(cycle: CycleState, job: JobState) -> FailureCause | None:
@@ -73,7 +74,7 @@ def infrastructure(cycle: CycleState, job: JobState) -> FailureCause | None:
     return FailureCause(
         "PodKilled",
         _describe(killed[0]),
-        # A pod without a signal disappeared with its driver: the node is not the cause.
+        # A pod without a signal disappeared with the process that ran it: not the node's fault.
         tuple(exited.node for exited in killed if exited.signal),
         kind="run" if by_signal == 0 else None,
         signal=by_signal if _is_its_own(killed[0]) else None,
@@ -104,7 +105,7 @@ _NAMES_MAX = 8
 
 
 def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause | None:
-    """The exceeded progress deadline, if the job could be heard or other jobs can."""
+    """The exceeded progress deadline, unless most jobs' streams are lost together with this one."""
     assignment, deadline = job.status.assignment, job.spec.progress_deadline
     assert assignment is not None, f"{job.key}: active without nodes"
     if deadline is None or assignment.running_at is None:
