@@ -54,18 +54,18 @@ def fio(folder: Path, size: int, *, rw: str, jobs: int = 1) -> float:
 
 def batch_write(client: threefs.Client, size: int, data: memoryview) -> float:
     """Bytes per second; every batch is durable on three replicas when it returns."""
-    begun = time.monotonic()
+    started = time.monotonic()
     for start in range(0, size, BATCH_BYTES):
         client.batch_write([(PATH, start, data[: min(BATCH_BYTES, size - start)])])
-    return size / (time.monotonic() - begun)
+    return size / (time.monotonic() - started)
 
 
 def batch_read(client: threefs.Client, size: int, into: memoryview) -> float:
     """Bytes per second, into one buffer that is used again."""
-    begun = time.monotonic()
+    started = time.monotonic()
     for start in range(0, size, BATCH_BYTES):
         client.batch_read_into([(PATH, start, into[: min(BATCH_BYTES, size - start)])])
-    return size / (time.monotonic() - begun)
+    return size / (time.monotonic() - started)
 
 
 def forget_cache() -> bool:

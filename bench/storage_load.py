@@ -135,10 +135,10 @@ def rate(reports: list[dict[str, Any]], start: float, end: float) -> float:
     """Bytes per second of all batches, each spread evenly over its own time."""
     total = 0.0
     for report in reports:
-        for begun, ended, size in report["batches"]:
-            overlap = min(ended, end) - max(begun, start)
+        for started, ended, size in report["batches"]:
+            overlap = min(ended, end) - max(started, start)
             if overlap > 0:
-                total += size * overlap / (ended - begun)
+                total += size * overlap / (ended - started)
     return total / (end - start)
 
 
@@ -270,7 +270,7 @@ def write(
             break
         path = path_of(index)
         at = (index * 104_729 + turn * 1_299_709) % room
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             client.batch_write([(path, 0, memory[at : at + BATCH_BYTES])])
         except threefs.ThreeFSError as error:
@@ -278,7 +278,7 @@ def write(
             last[path] = None
             continue
         last[path] = at
-        report["batches"].append((begun, time.monotonic(), BATCH_BYTES))
+        report["batches"].append((started, time.monotonic(), BATCH_BYTES))
     for path, at in ((path, at) for path, at in last.items() if at is not None):
         if client.read_file(path) != memory[at : at + BATCH_BYTES]:
             report["wrong"] += 1
@@ -298,13 +298,13 @@ def read(
 ) -> None:
     """Read one file into memory that all readers share: all read the same bytes."""
     while time.monotonic() < end:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             client.batch_read_into([(READ_PATH, 0, memory[:READ_BYTES])])
         except threefs.ThreeFSError as error:
             report["errors"].append(f"reader {number}: {error}")
             continue
-        report["batches"].append((begun, time.monotonic(), READ_BYTES))
+        report["batches"].append((started, time.monotonic(), READ_BYTES))
 
 
 def shared_bytes(folder: Path, name: str, size: int) -> Path:

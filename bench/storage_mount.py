@@ -36,12 +36,12 @@ def can_mount() -> bool:
 def write(path: Path, size: int) -> float:
     """Bytes per second of one program: 1 MiB at a time, in order, an fsync at the end."""
     block = os.urandom(BLOCK_BYTES)
-    begun = time.monotonic()
+    started = time.monotonic()
     with path.open("wb", buffering=0) as file:
         for _ in range(size // BLOCK_BYTES):
             file.write(block)
         os.fsync(file.fileno())
-    return size / (time.monotonic() - begun)
+    return size / (time.monotonic() - started)
 
 
 def read(path: Path) -> float:
@@ -50,10 +50,10 @@ def read(path: Path) -> float:
     with path.open("rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         block = bytearray(BLOCK_BYTES)
-        begun = time.monotonic()
+        started = time.monotonic()
         while file.readinto(block):
             pass
-    return size / (time.monotonic() - begun)
+    return size / (time.monotonic() - started)
 
 
 def create(folder: Path, creators: int) -> float:
@@ -66,12 +66,12 @@ def create(folder: Path, creators: int) -> float:
             os.close(os.open(own / str(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
 
     threads = [threading.Thread(target=some, args=(number,)) for number in range(creators)]
-    begun = time.monotonic()
+    started = time.monotonic()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return FILES // creators * creators / (time.monotonic() - begun)
+    return FILES // creators * creators / (time.monotonic() - started)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def run(folder: Path, console: Console) -> int:
     """The demo in its own, empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    began = time.monotonic()
+    started = time.monotonic()
     with (
         PeakMemory(os.getpid()) as memory,
         Display(console) as display,
@@ -61,7 +61,7 @@ def run(folder: Path, console: Console) -> int:
         scenario.kill_storage()
         scenario.kill_node()
         scenario.finish()
-        summary = summarise(scenario, memory.peak_bytes, time.monotonic() - began)
+        summary = summarise(scenario, memory.peak_bytes, time.monotonic() - started)
         picture = draw(scenario)
     (folder / "timeline.svg").write_text(picture)
     summary.write(folder / "summary.json")

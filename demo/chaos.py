@@ -63,16 +63,16 @@ class Chaos:
         sources = corpus.find_sources(CORPUS_BYTES_MAX)
         corpus.upload(self.stack.files, "/corpus", sources, lambda _: None)
         self._start("reference")
-        began = time.monotonic()
+        started = time.monotonic()
         self._finish("reference")
-        self._reference_seconds = time.monotonic() - began
+        self._reference_seconds = time.monotonic() - started
         self._reference_digest = self._digest("reference")
 
     def trial(self, number: int, victim: str) -> Trial:
         """One run with one kill."""
         name = f"trial-{number}"
         after_seconds = self.random.uniform(0.0, MOMENT_SHARE_MAX * self._reference_seconds)
-        began = time.monotonic()
+        started = time.monotonic()
         self._start(name)
         killed_after_seconds = self.await_moment(name, after_seconds)
         self._kill(victim, name)
@@ -83,19 +83,19 @@ class Chaos:
             round(killed_after_seconds, 2),
             self._digest(name) == self._reference_digest,
             attempts,
-            round(time.monotonic() - began, 1),
+            round(time.monotonic() - started, 1),
         )
 
     def await_moment(self, name: str, after_seconds: float) -> float:
         """Returns the seconds waited: fewer if this run is much faster than the undisturbed one."""
-        began, last_step = time.monotonic(), int(MOMENT_SHARE_MAX * STEPS)
+        started, last_step = time.monotonic(), int(MOMENT_SHARE_MAX * STEPS)
         observer = self.stack.observer
         observer.wait(
             f"{after_seconds:.1f} s or step {last_step} of {name}",
             JOB_SECONDS,
-            lambda: time.monotonic() - began >= after_seconds or observer.step(name) >= last_step,
+            lambda: time.monotonic() - started >= after_seconds or observer.step(name) >= last_step,
         )
-        return time.monotonic() - began
+        return time.monotonic() - started
 
     def _start(self, name: str) -> None:
         """A driver of its own for each run: all nodes are there, so the split is the same."""

@@ -61,7 +61,7 @@ def steps_lost(by_attempt: dict[int, list[tuple[int, float]]]) -> dict[int, int]
 def draw(scenario: Scenario) -> str:
     """The timeline of the whole run."""
     observer, happened = scenario.stack.observer, scenario.happened
-    began = happened.began
+    started = happened.started_at
     nodes = sorted(observer.seen.nodes, key=lambda node: (node.zone, node.name))
     zones = {node.zone: [n.name for n in nodes if n.zone == node.zone] for node in nodes}
     services = sorted(
@@ -84,21 +84,21 @@ def draw(scenario: Scenario) -> str:
                         node.name,
                         job.name,
                         attempt.attempt,
-                        attempt.started_at - began,
-                        end - began,
+                        attempt.started_at - started,
+                        end - started,
                     )
                 )
     for when, name, step in observer.seen.checkpoints:
         timeline.marks.append(
-            Mark(name, "checkpoint", when - began, f"{name}: step {step} is durable")
+            Mark(name, "checkpoint", when - started, f"{name}: step {step} is durable")
         )
     for when, text in happened.suspends:
         placed = scenario.stack.client.job("gpt").attempts[0].nodes
-        timeline.marks += [Mark(node.name, "suspend", when - began, text) for node in placed]
+        timeline.marks += [Mark(node.name, "suspend", when - started, text) for node in placed]
     for when, name in happened.node_kills + happened.storage_kills:
-        timeline.marks.append(Mark(name, "kill", when - began, f"{name} killed"))
+        timeline.marks.append(Mark(name, "kill", when - started, f"{name} killed"))
     for when, name in happened.storage_returns:
-        timeline.marks.append(Mark(name, "resync", when - began, f"{name} resynced, all serving"))
+        timeline.marks.append(Mark(name, "resync", when - started, f"{name} resynced, all serving"))
     identical = scenario.result("gpt")["digest"] == scenario.result("gpt-reference")["digest"]
     verdict = "bit-identical to" if identical else "different from"
     return timeline.svg(

@@ -30,7 +30,7 @@ STEPS_AFTER_CHECKPOINT = 4
 class Happened:
     """What the scenario did itself, with the time (seconds since the epoch) of each."""
 
-    began: float = field(default_factory=time.time)
+    started_at: float = field(default_factory=time.time)
     uploaded: corpus.Uploaded = corpus.NOTHING
     storage_kills: list[tuple[float, str]] = field(default_factory=list)
     storage_returns: list[tuple[float, str]] = field(default_factory=list)

@@ -22,14 +22,14 @@ def test_a_ratio_is_taken_round_by_round():
 
 
 def test_the_table_fits_a_hundred_columns():
-    told = rows.table(
+    text = rows.table(
         [
             rows.row(LONG, "of limit", [0.123456, 1234567.0], 0.85, more=True),
             rows.absent(LONG, "a reason that goes on for longer than there is room for it", 0.85),
         ]
     )
-    assert all(len(line) <= 100 for line in told.splitlines()), told
-    assert "a reason that" in told
+    assert all(len(line) <= 100 for line in text.splitlines()), text
+    assert "a reason that" in text
 
 
 def rank(path, number, answer):
@@ -118,12 +118,12 @@ def measured(**seconds):
 
 
 def test_torch_is_compared_with_torch_and_native_with_native():
-    told = measured(
+    entries = measured(
         native=1.0, torch=10.0, gloo=50.0, openmpi_a=3.0, openmpi_b=2.0, mpich_default=4.0
     )
-    made = [*speed.latency(told, QUICK, 1.0, 1.0), *speed.large(told, SLOW)]
+    made = [*speed.latency(entries, QUICK, 1.0, 1.0), *speed.large(entries, SLOW)]
     for call in speed.CALLS:
-        made += speed.call_rows(told, Case("float32", speed.SMALL, call=call))
+        made += speed.call_rows(entries, Case("float32", speed.SMALL, call=call))
     ratios = {row.name: (row.median, row.note) for row in made if row.unit == "x"}
     assert len(ratios) == 3 + 2 + 2 * len(speed.CALLS)
     for name, (median, note) in ratios.items():

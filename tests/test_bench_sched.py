@@ -31,7 +31,7 @@ def test_a_bound_is_of_the_median_or_of_the_ratio_to_the_peer() -> None:
     figure = Figure("gang", "s", 1.0, of_peer=True, ours=[2.0, 9.0, 3.0], peer=[4.0])
     assert (figure.median, figure.ratio, figure.good) == (3.0, 0.75, True)
     assert Figure("rate", "jobs/s", 100, more=True, ours=[99]).good is False
-    assert Figure("told", "s", ours=[1]).good is None
+    assert Figure("unlimited", "s", ours=[1]).good is None
     assert Figure("writes", "writes", 0, ours=[0.0]).good is True
     assert Figure("not measured", "s", 1).good is None
 
@@ -60,7 +60,7 @@ def test_the_audit_log_is_read_as_it_grows(tmp_path) -> None:
     with path.open("a") as file:
         file.write(whole + whole[:20])
     (one,) = log.read()
-    assert (one.who, one.kind, one.stored) == ("flyer-operator", "pods/binding", True)
+    assert (one.client, one.kind, one.stored) == ("flyer-operator", "pods/binding", True)
     assert one.done_at - one.received_at == 0.25
     with path.open("a") as file:
         file.write(whole[20:] + line("create", "tokenreviews") + line("update", "pods", code=409))
@@ -81,10 +81,10 @@ apiserver_request_body_size_bytes_count{resource="pods",verb="create"} %s
 apiserver_watch_events_sizes_sum{resource="pods",version="v1"} 4000
 apiserver_watch_events_sizes_count{resource="pods",version="v1"} 2
 """
-    told = account(parse(page % (1.5, 100, 10, 1000, 10)), parse(page % (2.0, 150, 99, 6000, 20)))
-    assert told["calls"] == {"POST pods": {"count": 50, "milliseconds": 10.0}}
-    assert told["bytes of requests"] == {"create pods": 500}
-    assert told["events sent to watches"] == {}  # as many as before
+    costs = account(parse(page % (1.5, 100, 10, 1000, 10)), parse(page % (2.0, 150, 99, 6000, 20)))
+    assert costs["calls"] == {"POST pods": {"count": 50, "milliseconds": 10.0}}
+    assert costs["bytes of requests"] == {"create pods": 500}
+    assert costs["events sent to watches"] == {}  # as many as before
 
 
 def test_both_sides_get_the_same_gang() -> None:

@@ -41,11 +41,11 @@ def main() -> int:
     found: list[rows.Row] = []
     for name in names:
         speed.say(f"{name} …")
-        begun = time.monotonic()
+        started = time.monotonic()
         made, details = PARTS[name](2 if args.quick else args.rounds, quick=args.quick)
         found += made
         write(args.output, name, made, details, quick=args.quick)
-        speed.say(f"{name}: {time.monotonic() - begun:.0f} s")
+        speed.say(f"{name}: {time.monotonic() - started:.0f} s")
     print(rows.table(found))
     missed = [row.name for row in found if row.reached is False]
     if missed:

@@ -75,7 +75,7 @@ def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Hea
             victim = chance.randrange(RANKS)
             right, survivors = {victim}, set(range(RANKS)) - {victim}
             local = {rank for rank in survivors if machines.of(rank) == machines.of(victim)}
-            begun = time.monotonic()
+            fault_at = time.monotonic()
             if fault == "cut":
                 ends = chance.choice(sorted(story.pairs))
                 right, survivors, local = set(ends), set(range(RANKS)), set()
@@ -89,7 +89,7 @@ def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Hea
                 number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
                 os.kill(story.children[victim], number)
             story.collect(survivors, OPERATION_SECONDS / 2)
-            begun = story.cut_at or begun
+            fault_at = story.cut_at or fault_at
         finally:
             story.end()
             if unplugged is not None:
@@ -100,9 +100,9 @@ def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Hea
                 continue
             at, peer, kind, text = story.failed[rank]
             heard.kinds[kind] += 1
-            heard.seconds.append(at - begun)
+            heard.seconds.append(at - fault_at)
             if rank in local:
-                heard.local_seconds.append(at - begun)
+                heard.local_seconds.append(at - fault_at)
             if peer not in right:
                 heard.wrong.append(text)
 

@@ -231,14 +231,14 @@ class Round:
             for line in wait(list(lines), timeout=left):
                 assert isinstance(line, Connection)
                 try:
-                    word, *told = line.recv()
+                    word, *values = line.recv()
                 except (EOFError, OSError):
                     del lines[line]
                     continue
                 if word == "cut":
-                    self.cut_at = told[0]
+                    self.cut_at = values[0]
                 else:
-                    self.failed[lines[line]] = tuple(told)
+                    self.failed[lines[line]] = tuple(values)
 
     def end(self) -> None:
         """Ends all remaining processes."""

@@ -67,12 +67,12 @@ def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, An
             ("ms", "", failures.GOAL_MS),
             ("same_machine_ms", ", own", failures.LOCAL_KILL_GOAL_MS),
         ):
-            told = entry[key]
-            if told is None or (where and entry["fault"] != "killed"):
+            latency = entry[key]
+            if latency is None or (where and entry["fault"] != "killed"):
                 continue
             rows.append(
-                Row(f"{what}{where}: p99 (p50 …)", "ms", told["p99"], told["p50"],
-                    told["max"], entry["rounds"], goal, more=False)
+                Row(f"{what}{where}: p99 (p50 …)", "ms", latency["p99"], latency["p50"],
+                    latency["max"], entry["rounds"], goal, more=False)
             )  # fmt: skip
         wrong = entry["wrong"] + entry["silent"]
         rows.append(row(f"{what}: unnamed or silent", "", [wrong], 0.0))

@@ -163,9 +163,9 @@ def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) ->
                 if time.monotonic() > until:
                     raise SystemExit(f"rank {rank}: no {go.name} in {WORKER_SECONDS} s")
                 time.sleep(0.005)
-            begin = time.perf_counter()
+            started = time.perf_counter()
             dist.all_reduce(tensor, group=group)
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(time.perf_counter() - started)
             if tensor[0] != size or tensor[-1] != size:
                 raise SystemExit(f"{name}: rank {rank} has {tensor[0]} and {tensor[-1]}")
             (folder / f"done-{number}-{name}-{rank}").touch()

@@ -39,10 +39,10 @@ def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
         path = Path(folder, "kernels.json")
         program("cargo", "run", "--release", "--locked", "--quiet", "-p", "hfreduce-kernels",
                 "--example", "throughput", str(path))  # fmt: skip
-        told = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     rows = []
-    best = f"{told['isa']} streaming"
-    for entry in told["rows"]:
+    best = f"{report['isa']} streaming"
+    for entry in report["rows"]:
         if entry["way"] != best:
             continue
         what = f"8 inputs, one pass, {entry['type']}"
@@ -55,7 +55,7 @@ def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
             row(f"{what}: {words}", "x", entry[key], least, more=True)
             for key, (words, least) in KERNEL_GOALS.items()
         ]
-    return rows, told
+    return rows, report
 
 
 def recorder(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:  # noqa: ARG001

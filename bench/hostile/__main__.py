@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
 
 LATE_SECONDS: Final = 0.1
-STRANGER: Final = "stranger"
+OTHER_USER: Final = "other-user"
 START_SECONDS_MAX: Final = 30.0
 JOBS_SECONDS_MAX: Final = 600.0
 LARGE_BYTES: Final = (256 << 10) - 4096  # Kubernetes accepts 256 KiB in total
@@ -157,10 +157,10 @@ def user(testbed: Testbed, name: str, namespace: str, *rights: str) -> Path:
     return path
 
 
-def stranger(testbed: Testbed) -> Path:
+def other_user(testbed: Testbed) -> Path:
     """A user who may create FlyerJobs in another namespace."""
-    Cluster(testbed.state).kubectl("create", "namespace", STRANGER)
-    return user(testbed, STRANGER, STRANGER, "create flyerjobs.fireflyer.dev")
+    Cluster(testbed.state).kubectl("create", "namespace", OTHER_USER)
+    return user(testbed, OTHER_USER, OTHER_USER, "create flyerjobs.fireflyer.dev")
 
 
 @contextlib.asynccontextmanager
@@ -184,7 +184,7 @@ async def large_jobs(
         testbed,
         "bench.hostile.large_jobs",
         str(access),
-        STRANGER,
+        OTHER_USER,
         str(count),
         annotation,
         str(size),
@@ -309,7 +309,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 async def _with_jobs(
     arguments: argparse.Namespace, testbed: Testbed, phases: dict[str, Probes]
 ) -> dict[str, dict[str, Any]]:
-    access = await asyncio.to_thread(stranger, testbed)
+    access = await asyncio.to_thread(other_user, testbed)
     found = {}
     for name, annotation, size in (
         ("refused", "example.com/text", LARGE_BYTES), ("taken", KEPT, KEPT_BYTES_MAX),

@@ -35,7 +35,7 @@ _QUESTIONS: Final = ("tokenreviews", "subjectaccessreviews", "serviceaccounts/to
 class Write:
     """One write that the API server answered. Times in seconds since the epoch."""
 
-    who: str  # OPERATOR, PEER, or the program's own name
+    client: str  # OPERATOR, PEER, or the program's own name
     verb: str
     kind: str  # resource, or resource/subresource
     namespace: str
@@ -58,11 +58,11 @@ def parse(line: str) -> Write:
     if target.get("subresource"):
         kind += f"/{target['subresource']}"
     user = event["user"].get("username", "")
-    who = event.get("userAgent", "").partition("/")[0]
+    client = event.get("userAgent", "").partition("/")[0]
     if user.endswith(f":{OPERATOR}"):
-        who = OPERATOR  # any of its clients
+        client = OPERATOR  # any of its clients
     return Write(
-        who=who,
+        client=client,
         verb=event["verb"],
         kind=kind,
         namespace=target.get("namespace", ""),
@@ -77,7 +77,7 @@ def by_kind(writes: Iterable[Write]) -> dict[str, int]:
     """How many of each verb and kind, the most frequent first."""
     counts: dict[str, int] = {}
     for write in writes:
-        label = f"{write.who}: {write.verb} {write.kind}"
+        label = f"{write.client}: {write.verb} {write.kind}"
         counts[label] = counts.get(label, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 

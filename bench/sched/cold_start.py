@@ -128,7 +128,7 @@ class ColdStart:
         self.testbed.audit.skip()
         jobs = [flyer_job("first", self.history.gang_of, priority="high")]
         writes = await self._submit(jobs[0])
-        created_at = min(write.received_at for write in writes if write.who == "bench")
+        created_at = min(write.received_at for write in writes if write.client == "bench")
         bound = max(write.done_at for write in writes if is_binding(write)) - created_at
         memory = operator.peak_bytes() / MIB
         decided = []
@@ -139,7 +139,7 @@ class ColdStart:
         name = "cold start" if source is None else "cold start, reference"
         self.details[f"{name}: a job's nodes stored"] = [round(value, 3) for value in decided]
         self.details[f"{name}: writes"] = sum(
-            write.who == OPERATOR and write.stored and write.kind != "leases" for write in writes
+            write.client == OPERATOR and write.stored and write.kind != "leases" for write in writes
         )
         self.details[f"{name}: CPU seconds"] = operator.cpu_seconds()
         leader = await self.testbed.succeed(operator, source=source)
@@ -180,12 +180,12 @@ class ColdStart:
 
 def _decided_seconds(writes: list[Write]) -> float:
     """From the arrival of a job to the answer of the first write of its status."""
-    created_at = min(write.received_at for write in writes if write.who == "bench")
-    name = next(write.name for write in writes if write.who == "bench")
+    created_at = min(write.received_at for write in writes if write.client == "bench")
+    name = next(write.name for write in writes if write.client == "bench")
     return -created_at + min(
         write.done_at
         for write in writes
-        if write.who == OPERATOR and write.kind == "flyerjobs/status" and write.name == name
+        if write.client == OPERATOR and write.kind == "flyerjobs/status" and write.name == name
     )
 
 

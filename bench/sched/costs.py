@@ -165,9 +165,9 @@ class Costs:
         if self._profiles is not None:
             path = f"/debug/pprof/profile?seconds={PROFILE_SECONDS}"
             profile = asyncio.create_task(asyncio.to_thread(self._get, path))
-        spent, begun = self._spent(), time.monotonic()
+        spent, started = self._spent(), time.monotonic()
         yield
-        seconds, now = time.monotonic() - begun, self._spent()
+        seconds, now = time.monotonic() - started, self._spent()
         after = await asyncio.to_thread(self._get, "/metrics")
         if profile is not None and self._profiles is not None:
             self._profiles.mkdir(parents=True, exist_ok=True)

@@ -70,9 +70,9 @@ class Cluster:
     def step(self, *events: Event) -> float:
         """One step a second later; its processor time in milliseconds."""
         self.now += 1
-        begun = time.process_time()
+        started = time.process_time()
         self.state, _ = step(self.state, events or (Tick(),), self.now)
-        return (time.process_time() - begun) * 1000
+        return (time.process_time() - started) * 1000
 
     def event(self, kind: str) -> Sequence[Event]:
         """The next event of a kind."""

@@ -85,7 +85,7 @@ class Shares:
     async def _idle(self) -> None:
         self.testbed.audit.skip()
         await asyncio.sleep(IDLE_SECONDS)
-        own = [write for write in self.testbed.audit.read() if write.who == OPERATOR]
+        own = [write for write in self.testbed.audit.read() if write.client == OPERATOR]
         leases = [write for write in own if write.kind == "leases"]
         self.idle.ours.append((len(own) - len(leases)) * 60 / IDLE_SECONDS)
         self.lease.ours.append(len(leases) * 60 / IDLE_SECONDS)
@@ -102,7 +102,7 @@ class Shares:
         begun_at = min(
             write.received_at
             for write in writes
-            if (write.who, write.kind) == ("bench", "flyerjobs")
+            if (write.client, write.kind) == ("bench", "flyerjobs")
         )
         signals = [at - begun_at for at in self.simulator.suspended.values()]
         if not signals:
@@ -112,7 +112,7 @@ class Shares:
         self.restart.ours.append(bound - begun_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
-        own = [write for write in writes if write.who == OPERATOR and write.stored]
+        own = [write for write in writes if write.client == OPERATOR and write.stored]
         victims = [write for write in own if write.name.startswith("low-") and _of_job(write)]
         self.suspend_writes.ours.append(len(victims) / self.sizes.gangs)
         self.details["reclaim"] = by_kind(own)
@@ -143,11 +143,11 @@ class Shares:
         begun_at = min(
             write.received_at
             for write in writes
-            if (write.who, write.kind) == ("bench", "nodes/status")
+            if (write.client, write.kind) == ("bench", "nodes/status")
         )
         bound = max(write.done_at for write in writes if is_binding(write))
         self.node.ours.append(bound - begun_at)
-        self.details["node lost"] = by_kind(write for write in writes if write.who == OPERATOR)
+        self.details["node lost"] = by_kind(write for write in writes if write.client == OPERATOR)
         await self.simulator.say("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
         await self.testbed.api.merge(NODES, victim, back)

@@ -65,7 +65,7 @@ class SimulatedNodes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._running: set[str] = set()
-        self._told = -1
+        self._reported = -1
         self._lost: set[str] = set()
 
     async def obey(self, word: str) -> None:
@@ -87,16 +87,16 @@ class SimulatedNodes:
         else:
             self.cooperates = {"cooperate": True, "deaf": False}.get(name, self.cooperates)
 
-    def tell(self, **fact: Any) -> None:
+    def report(self, **fact: Any) -> None:
         """Report to the parent process."""
         print(json.dumps(fact), flush=True)
 
     async def count(self) -> None:
         """Report the number of running sidecars whenever it changes."""
         while True:
-            if len(self._running) != self._told:
-                self._told = len(self._running)
-                self.tell(running=self._told)
+            if len(self._running) != self._reported:
+                self._reported = len(self._running)
+                self.report(running=self._reported)
             await asyncio.sleep(0.1)
 
     def _changed(self, _key: Any, _before: Any, pod: dict[str, Any] | None) -> None:
@@ -147,7 +147,7 @@ class SimulatedNodes:
                         await asyncio.sleep(KILL_SECONDS)
                     asked = message.suspend is not None and not report.suspended
                     if asked:
-                        self.tell(suspend=name, time=time.time())
+                        self.report(suspend=name, time=time.time())
                     following = self._follow(report, message)
                     if following != report:
                         report = following
@@ -195,10 +195,10 @@ class SimulatedNodes:
             for container in pod["spec"]["containers"]
         ]  # fmt: skip
         phase = "Failed" if code else "Succeeded"
-        told = {"phase": phase, "containerStatuses": statuses}
+        status = {"phase": phase, "containerStatuses": statuses}
         with contextlib.suppress(ApiError):
             await self._api.merge(
-                PODS, metadata["name"], {"status": told}, metadata["namespace"], "status"
+                PODS, metadata["name"], {"status": status}, metadata["namespace"], "status"
             )
 
     async def _token(self, pod: dict[str, Any]) -> str:

@@ -113,12 +113,12 @@ class Starts:
         await self.simulator.until_running(n)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
-        own = [write for write in writes if write.who == OPERATOR and self._counts(write)]
+        own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
         self.start_writes.ours.append(len(own) - 2 * n)
         self.gang_writes.ours.append(len(own) + 1)  # and the user's
         self.details["gang, ours"] = by_kind(own)
         self.details["gang, ours: questions"] = by_kind(
-            write for write in writes if write.who == OPERATOR and not write.stored
+            write for write in writes if write.client == OPERATOR and not write.stored
         )
         await self.simulator.say("hold")
         await self.testbed.empty()
@@ -141,7 +141,7 @@ class Starts:
         await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
-        own = [write for write in writes if write.who == OPERATOR and self._counts(write)]
+        own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
         self.gangs_writes.ours.append(len(own) + count)
         self.details["gangs, ours"] = by_kind(own)
         zones, leaves = await self._spread()
@@ -179,7 +179,7 @@ class Starts:
         writes, begun_at = await self._ours("small jobs", jobs, count)
         self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
         self.small.ours.append(count / since(writes, begun_at))
-        own = [write for write in writes if write.who == OPERATOR and self._counts(write)]
+        own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
         self.details["small jobs, ours, until bound"] = by_kind(own)
         await self.testbed.empty()
         await self.testbed.start_peer_once()
@@ -218,7 +218,7 @@ class Starts:
         writes += self.testbed.audit.read()
         await self.testbed.end_peer()
         counted = [
-            write for write in writes if write.who in (PEER, "bench") and self._counts(write)
+            write for write in writes if write.client in (PEER, "bench") and self._counts(write)
         ]
         return seconds, counted
 
@@ -231,10 +231,10 @@ def _admitted_at(writes: list[Write]) -> float:
     """Time of the last job's assignment: a job's first status write assigns its nodes."""
     first: dict[str, float] = {}
     for write in writes:
-        if write.who == OPERATOR and write.kind == "flyerjobs/status" and write.stored:
+        if write.client == OPERATOR and write.kind == "flyerjobs/status" and write.stored:
             first[write.name] = min(write.done_at, first.get(write.name, write.done_at))
     return max(first.values())
 
 
 def _creates(write: Write, kind: str) -> bool:
-    return write.who == "bench" and write.verb == "create" and write.kind == kind
+    return write.client == "bench" and write.verb == "create" and write.kind == kind

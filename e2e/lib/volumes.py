@@ -38,8 +38,8 @@ stub = stubs.NodeStub(grpc.insecure_channel("unix:///csi/csi.sock"))
 path = f"/var/lib/kubelet/pods/{sys.argv[2]}/volumes/kubernetes.io~csi/{sys.argv[1]}/mount"
 handle = sys.argv[3]
 asked = csi.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=path)
-told = stub.NodeGetVolumeStats(asked, timeout=30).volume_condition
-print(json.dumps([told.abnormal, told.message]))
+condition = stub.NodeGetVolumeStats(asked, timeout=30).volume_condition
+print(json.dumps([condition.abnormal, condition.message]))
 """
 
 # Each line must be stored before the next; whatever fails leaves a gap.
@@ -112,7 +112,7 @@ def sh(cluster: Cluster, namespace: str, pod: str, command: str) -> str:
 
 
 def condition(release: chart.Release, namespace: str, pod: str, claim: str) -> tuple[bool, str]:
-    """The condition of a pod's volume, as the kubelet of its node is told: abnormal, and why."""
+    """The condition of a pod's volume, as its node reports it to the kubelet: abnormal, and why."""
     cluster = release.cluster
     where = cluster.get("pod", pod, namespace)
     volume, handle = _volume_of(cluster, namespace, claim)

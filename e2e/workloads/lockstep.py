@@ -5,8 +5,8 @@ rank's number, so it is the same on all ranks and in all runs: `state_after` com
 Checkpoints are files in FOLDER that are renamed into place. The file FOLDER/until, if it exists,
 names the step before which the run pauses; a paused run still obeys the scheduler.
 
-FOLDER also gets `begun-ATTEMPT-RANK`, which is created exactly once, and `final.json`. A rank that
-is not alone on its node fails.
+FOLDER also gets `started-ATTEMPT-RANK`, which is created exactly once, and `final.json`. A rank
+that shares its node with another rank fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     if job.restore_path is not None:
         saved = json.loads(Path(job.restore_path).read_text())
         start, state = int(saved["step"]), bytes.fromhex(saved["state"])
-    with (folder / f"begun-{job.attempt}-{job.rank}").open("x") as file:
+    with (folder / f"started-{job.attempt}-{job.rank}").open("x") as file:
         json.dump({"step": start}, file)
     peer, step = meet(job.rank), start
     while step < steps:
@@ -80,7 +80,7 @@ def after(state: bytes, *numbers: bytes) -> bytes:
 
 
 def state_after(steps: int) -> str:
-    """The state of a run that nobody interrupts."""
+    """The state of an uninterrupted run."""
     state = b""
     for step in range(steps):
         state = after(state, number(0, step), number(1, step))

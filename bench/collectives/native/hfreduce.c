@@ -92,7 +92,7 @@ int main(int argc, char **argv)
                                                            : HFR_FLOAT16;
         int registered = !strcmp(order.kind, "registered");
         void *input, *output;
-        double begun, seconds;
+        double started, seconds;
 
         if (!known(&order)) {
             fprintf(file, "no such call\n");
@@ -107,11 +107,11 @@ int main(int argc, char **argv)
         fill(input, &order, rank, ranks);
         if (hfr_barrier(comm, WAIT, NULL))
             fail();
-        begun = now();
+        started = now();
         for (long at = 0; at < order.count; at++)
             if (call(comm, &order, input, output, type, rank, ranks))
                 fail();
-        seconds = now() - begun;
+        seconds = now() - started;
         if (order.check && !right(output, &order, rank, ranks))
             fprintf(file, "no right result\n");
         else

@@ -95,7 +95,7 @@ int main(int argc, char **argv)
     file = orders(argv[1], argv[2], rank);
     while (next(file, &order)) {
         void *output;
-        double begun, seconds;
+        double started, seconds;
 
         if (!known(&order) || strcmp(order.kind, "private")
             || (strcmp(order.type, "float32") && strcmp(order.type, "bfloat16"))) {
@@ -110,10 +110,10 @@ int main(int argc, char **argv)
             memset(output, 0, order.bytes);
         fill(input, &order, (unsigned)rank, (unsigned)ranks);
         MPI_Barrier(MPI_COMM_WORLD);
-        begun = now();
+        started = now();
         for (long at = 0; at < order.count; at++)
             call(&order, input, output, add, rank, ranks);
-        seconds = now() - begun;
+        seconds = now() - started;
         if (order.check && !right(output, &order, (unsigned)rank, (unsigned)ranks))
             fprintf(file, "no right result\n");
         else

@@ -87,9 +87,9 @@ def test_concurrent_leaders_do_not_affect_jobs(cluster: Cluster, namespace: str)
     for _ in range(3):
         epoch = transitions()
         # The old leader remains convinced until it renews; the other replica leads at once.
-        nobody = '--patch={"spec": {"holderIdentity": ""}}'
+        released = '--patch={"spec": {"holderIdentity": ""}}'
         words = ("patch", "lease", "flyer-operator", f"--namespace={NAMESPACE}", "--type=merge")
-        cluster.kubectl(*words, nobody)
+        cluster.kubectl(*words, released)
         wait_for("a leader", partial(rises, epoch), END_SECONDS)
         seen = wait_step(cluster, "ruled", namespace, seen + 10)
     assert uids(cluster, "ruled", namespace) == before

@@ -160,12 +160,12 @@ async def test_killed_with_every_write(
     assert not topology["status"].get("holder")
     # Every rank of every attempt started once, on a node without another rank.
     for name, attempts in GANGS.items():
-        ranks = {f"begun-{n}-{rank}" for n in range(1, attempts + 1) for rank in (0, 1)}
-        assert {path.name for path in (runs / name).glob("begun-*")} == ranks
+        ranks = {f"started-{n}-{rank}" for n in range(1, attempts + 1) for rank in (0, 1)}
+        assert {path.name for path in (runs / name).glob("started-*")} == ranks
         final = json.loads((runs / name / "final.json").read_text())
         assert final == {"state": lockstep.state_after(STEPS), "attempt": attempts}
     for rank in (0, 1):
-        loaded = json.loads((runs / "low" / f"begun-2-{rank}").read_text())
+        loaded = json.loads((runs / "low" / f"started-2-{rank}").read_text())
         assert loaded["step"] == HELD_AT, "what it saved when it gave way, and nothing older"
 
 

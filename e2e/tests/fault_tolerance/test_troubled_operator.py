@@ -107,8 +107,8 @@ async def test_concurrent_leaders_change_nothing(stage: Stage) -> None:
             for lease in leases:
                 if lease["spec"].get("holderIdentity"):
                     epochs.add(lease["spec"]["leaseTransitions"])
-                    name, nobody = lease["metadata"]["name"], {"spec": {"holderIdentity": ""}}
-                    await stage.api.merge(LEASES, name, nobody, stage.namespace)
+                    name, released = lease["metadata"]["name"], {"spec": {"holderIdentity": ""}}
+                    await stage.api.merge(LEASES, name, released, stage.namespace)
 
     forcing = asyncio.create_task(force())
     lives = 0

@@ -25,16 +25,16 @@ class MemoryCluster:
         return Access(self.server.url)
 
     def apply(self, *objects: dict[str, Any], namespace: str = "") -> None:
-        for one in objects:
-            name = one["metadata"]["name"]
-            if one["kind"] == "ClusterRole":
-                self._rules[name] = one["rules"]
-            elif one["kind"] == "ClusterRoleBinding":
-                self._grant(one)
+        for manifest in objects:
+            name = manifest["metadata"]["name"]
+            if manifest["kind"] == "ClusterRole":
+                self._rules[name] = manifest["rules"]
+            elif manifest["kind"] == "ClusterRoleBinding":
+                self._grant(manifest)
             else:
-                plural = next(kind.plural for kind in KINDS if kind.kind == one["kind"])
+                plural = next(kind.plural for kind in KINDS if kind.kind == manifest["kind"])
                 with contextlib.suppress(ApiRefusal):  # it is there
-                    self.server.store.create(plural, one, namespace)
+                    self.server.store.create(plural, manifest, namespace)
 
     def _grant(self, binding: dict[str, Any]) -> None:
         self.server.admission.grants |= {
@@ -54,8 +54,8 @@ class MemoryCluster:
         elif kind == "mutatingwebhookconfiguration":
             self.server.store.delete("mutatingwebhookconfigurations", names[0])
         elif kind == "priorityclass":
-            for one in names:
-                self.server.store.delete("priorityclasses", one)
+            for priority_class in names:
+                self.server.store.delete("priorityclasses", priority_class)
         else:
             assert kind.startswith("clusterrole"), what
             self.server.admission.grants.clear()

@@ -350,9 +350,9 @@ async def _operators_own(
         bundle = base64.b64encode(b"").decode()
         hooks = HOOK["webhooks"]
         assert isinstance(hooks, list)
-        told = {**hooks[0], "clientConfig": {**hooks[0]["clientConfig"], "caBundle": bundle}}
+        trusted = {**hooks[0], "clientConfig": {**hooks[0]["clientConfig"], "caBundle": bundle}}
         hook = "flyer-injection"
-        await operator.merge(known.WEBHOOKS, hook, {"webhooks": [told]})
+        await operator.merge(known.WEBHOOKS, hook, {"webhooks": [trusted]})
         for change in (
             {"objectSelector": {}},
             {"failurePolicy": "Fail"},
@@ -360,7 +360,7 @@ async def _operators_own(
             {"name": "other.fireflyer.dev"},
             {"rules": [{**hooks[0]["rules"][0], "resources": ["pods", "secrets"]}]},
         ):
-            write = operator.merge(known.WEBHOOKS, hook, {"webhooks": [{**told, **change}]})
+            write = operator.merge(known.WEBHOOKS, hook, {"webhooks": [{**trusted, **change}]})
             await reader.refuses(write, "a webhook by the operator")
     finally:
         cluster.kubectl("delete", "mutatingwebhookconfiguration", "flyer-injection")

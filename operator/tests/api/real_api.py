@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CRDS = Path(__file__).parents[3] / "crds"
 RESOURCES = {
-    one.plural: one
-    for one in (
+    kind.plural: kind
+    for kind in (
         known.FLYERJOBS, known.FLYERQUOTAS, known.FLYERTOPOLOGIES, known.NODEHEALTHS,
     )
 }  # fmt: skip

@@ -378,12 +378,12 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
         patch = {"status": {"state": "Healthy"}}
         await own.merge(healths, "a1", patch, "", "status")
         lie = {"status": {"state": "Unknown", "reason": "DriverHangs"}}
-        for somebody, key in (
+        for writer, key in (
             (other, "a health by the agent next door"),
             (unbound, "a health by an agent of no node"),
             (anna, "a health by anna"),
         ):
-            await reader.refuses(somebody.merge(healths, "a1", lie, "", "status"), key)
+            await reader.refuses(writer.merge(healths, "a1", lie, "", "status"), key)
         elsewhere = named("nodehealths", "a2", {"spec": {}})
         await reader.refuses(other.create(healths, elsewhere), "an object of another node")
         drain = {"spec": {"drain": {"reason": "disk", "by": "anna"}}}

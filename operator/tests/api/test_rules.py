@@ -191,8 +191,8 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
 
 
 def test_explain_reads_well(kinds: Cluster) -> None:
-    told = kinds.kubectl("explain", "flyerjob.spec")
-    assert "Desired state of the job: its command, its number of nodes" in told
+    description = kinds.kubectl("explain", "flyerjob.spec")
+    assert "Desired state of the job: its command, its number of nodes" in description
     assert "<no description>" not in kinds.kubectl("explain", "flyerjob", "--recursive")
 
 

@@ -66,9 +66,9 @@ class EngineHarness:
         stops = self.state.jobs[f"default/{name}"].sent.stops
         return self.step(
             *(
-                NodeEmptied(one.name, f"default/{name}", one.attempt)
-                for one in self.status(name).occupied
-                if one.name in stops
+                NodeEmptied(node.name, f"default/{name}", node.attempt)
+                for node in self.status(name).occupied
+                if node.name in stops
             )
         )
 

@@ -260,10 +260,10 @@ def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> N
         for _ in range(2):
             jobs = [harness.state.jobs[key] for key in keys]
             events: list[Event] = [
-                NodeEmptied(one.name, job.key, one.attempt)
+                NodeEmptied(node.name, job.key, node.attempt)
                 for job in jobs
-                for one in job.status.occupied
-                if one.name in job.sent.stops
+                for node in job.status.occupied
+                if node.name in job.sent.stops
             ]
             if comes_up:
                 events += [
@@ -356,7 +356,9 @@ def test_a_job_that_is_back_is_no_ghost(
     assert (status.phase, status.history.attempt) == (Phase.STARTING, 2)
     assert status.eviction.reason == "ObjectVanished"
     assert status.history.restarts_without_progress == 0
-    (start,) = [one for step in harness.steps for one in pick(step[2], Start) if one.attempt == 2]
+    (start,) = [
+        action for step in harness.steps for action in pick(step[2], Start) if action.attempt == 2
+    ]
     assert start.restore_from.step == 7
 
 
@@ -373,7 +375,7 @@ def test_what_happened_while_the_object_was_gone_is_committed(
     harness.step(NodeEmptied("n0", A, 1))  # nothing is stored of it
     commits = pick(harness.step(JobSubmitted(stored)), Commit)
     assert [commit.status for commit in commits] == [harness.status("a")]
-    assert [one.name for one in harness.status("a").occupied] == ["n1"]
+    assert [node.name for node in harness.status("a").occupied] == ["n1"]
 
 
 def test_a_job_that_goes_and_comes_in_one_step_runs_on(

@@ -48,9 +48,9 @@ def leave(harness: Any) -> None:
             elif status.phase is Phase.STARTING:
                 events.append(GangStarted(key, status.history.attempt))
             events += [
-                NodeEmptied(one.name, key, one.attempt)
-                for one in status.occupied
-                if one.name in stops
+                NodeEmptied(node.name, key, node.attempt)
+                for node in status.occupied
+                if node.name in stops
             ]
         if not events:
             return
@@ -100,18 +100,18 @@ def test_a_large_job_starts_although_small_ones_keep_coming(new_harness: Callabl
         alive.append(name)
         leave(harness)
         # Some end early, and their successors would keep the nodes for ever.
-        running = [one for one in alive if harness.status(one).phase is Phase.RUNNING]
-        for one in running[::3]:
-            finish(harness, one)
-            alive.remove(one)
+        running = [name for name in alive if harness.status(name).phase is Phase.RUNNING]
+        for name in running[::3]:
+            finish(harness, name)
+            alive.remove(name)
         if (
             waited <= 1800
             and waited % 900 == 0
             and harness.status(f"old{waited // 900:g}").occupied
         ):
             finish(harness, f"old{waited // 900:g}")
-        busy = {node for job in harness.state.jobs.values() for node in (
-            one.name for one in job.status.occupied)}  # fmt: skip
+        jobs = harness.state.jobs.values()
+        busy = {node.name for job in jobs for node in job.status.occupied}
         idle += (10 - len(busy)) * 300
         assert waited < 6 * 3600, harness.status("big").pending
     assert waited <= 4 * 3600 + 900
@@ -221,7 +221,7 @@ def test_a_job_whose_pods_are_refused_is_in_nobodys_way(new_harness: Callable) -
     harness = new_harness(nodes(2))
     run_low(harness)
     harness.submit("refused", 1, priority="high")
-    leaving = [one for one in ("lowa", "lowb") if harness.status(one).phase is Phase.SUSPENDING]
+    leaving = [name for name in ("lowa", "lowb") if harness.status(name).phase is Phase.SUSPENDING]
     harness.step(Released(f"default/{leaving[0]}", 1))
     harness.empty(leaving[0])
     harness.step(StartRefused("default/refused", 1, "the quota is full"))

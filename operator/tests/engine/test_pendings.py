@@ -52,8 +52,8 @@ def test_a_burst_of_changed_reasons_is_spread(new_harness: Callable) -> None:
     assert harness.status("a59").pending.verdict == "Never"  # the first verdict is never put off
     more = two_zones(9)
     harness.now += 1000
-    written = [one for one in harness.step(*(NodeObserved(node) for node in more))
-               if isinstance(one, Commit) and one.status.phase is Phase.QUEUED]  # fmt: skip
+    written = [action for action in harness.step(*(NodeObserved(node) for node in more))
+               if isinstance(action, Commit) and action.status.phase is Phase.QUEUED]  # fmt: skip
     assert len(written) <= 10
     for _ in range(200):
         harness.wait(1.0)
@@ -69,11 +69,11 @@ def test_a_status_lists_some_reasons_and_counts_the_others(new_harness: Callable
     harness.step(*(NodeLost(f"b{index}", "PowerLost") for index in range(30, 40)))
     harness.wait(40)
     pending = harness.status("waits").pending
-    told = explain(harness.state, "default/waits", harness.now)
+    explanation = explain(harness.state, "default/waits", harness.now)
     assert [reason.message for reason in pending.reasons[:5]] == [
-        blocker.message for blocker in told.blockers[:5]
+        blocker.message for blocker in explanation.blockers[:5]
     ]
-    assert len(pending.reasons) + pending.more == len(told.blockers)
+    assert len(pending.reasons) + pending.more == len(explanation.blockers)
     assert (len(pending.reasons), len(pending.blocked_by)) == (8, 32)
     assert sum(bool(reason.node) for reason in pending.reasons) == 3
     assert len(pending.unblock) <= 4

@@ -38,7 +38,7 @@ def test_the_order_is_commit_signal_release_empty_start(
     harness.run("a", 4)
     harness.wait(10)
     actions = harness.submit("b", 3, priority="high")
-    assert [(one.job, one.status.phase) for one in pick(actions, Commit)] == [
+    assert [(commit.job, commit.status.phase) for commit in pick(actions, Commit)] == [
         ("default/a", Phase.SUSPENDING),  # given back in the store before it is given out
         ("default/b", Phase.DRAINING),
     ]
@@ -89,7 +89,7 @@ def test_the_victim_resumes_on_the_same_zone_layout(new_harness: Callable, pick:
     assert "2+2" in pending.message
     harness.step(StopRequested("default/b", kill=True))
     actions = harness.empty("b")
-    (start,) = [one for one in pick(actions, Start) if one.job == "default/a"]
+    (start,) = [action for action in pick(actions, Start) if action.job == "default/a"]
     assert start.assignment.names == ("a0", "a1", "b0", "b1")
     assert start.assignment.same_zone_layout is True
     assert start.restore_from.step == 5
@@ -297,11 +297,11 @@ def test_progress_extends_the_grace_up_to_its_limit(new_harness: Callable, pick:
     harness.wait(10)
     harness.submit("b", 1, priority="high")
     harness.step(SuspendReceived("default/a", 1))
-    begun, deadlines = harness.now, []
+    started, deadlines = harness.now, []
     for _ in range(8):
         harness.now += 9
         signals = pick(harness.step(ProgressReported("default/a", 1, 1)), Signal)
-        deadlines += [signal.deadline - begun for signal in signals]
+        deadlines += [signal.deadline - started for signal in signals]
     assert deadlines[0] == 19
     assert max(deadlines) == 60  # maxCheckpointGracePeriod
     assert harness.status("a").suspension is not None

@@ -160,7 +160,7 @@ class History:
         elif phase is Phase.SUSPENDED and chance < 0.2:
             yield ResumeRequested(job.key)
         if status.occupied and phase in (Phase.QUEUED, Phase.SUSPENDING, Phase.SUCCEEDED):
-            yield from (NodeEmptied(one.name, job.key, one.attempt) for one in status.occupied)
+            yield from (NodeEmptied(node.name, job.key, node.attempt) for node in status.occupied)
 
 
 def _forgetful(state: EngineState) -> EngineState:
@@ -187,7 +187,7 @@ def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, .
         )
         for key, job in state.jobs.items()
     }
-    told = [
+    events = [
         action for action in actions if type(action).__name__ not in ("Commit", "Stop", "WakeAt")
     ]
     stops = [
@@ -195,7 +195,7 @@ def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, .
         for action in actions
         if type(action).__name__ == "Stop"
     ]
-    return statuses, told, stops
+    return statuses, events, stops
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -424,9 +424,9 @@ def test_auto_jobs_that_want_the_same_share_a_class_at_each_level(
         JobSubmitted(sample_job(f"evil{index:03}", 1 + larger, user="evil", priority="auto"))
         for index in range(200)
     ]
-    for one in flood:
-        metadata = one.job.metadata.replace(creation_timestamp=now)
-        flood[flood.index(one)] = JobSubmitted(one.job.replace(metadata=metadata))
+    for event in flood:
+        metadata = event.job.metadata.replace(creation_timestamp=now)
+        flood[flood.index(event)] = JobSubmitted(event.job.replace(metadata=metadata))
     limits = [
         QuotaObserved(Quota("all", "evil", nodes=4)),
         QuotaObserved(Quota("high", "evil", "high", nodes=2)),

@@ -48,10 +48,10 @@ def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(new_harness: Calla
         "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/first (2)"
     )
     assert pending.blocked_by == ("default/first",)
-    told = explain(harness.state, "default/second", harness.now)
-    assert told.verdict == "cannot"
-    assert told.blockers[0].message == pending.message
-    assert [remedy.command for remedy in told.remedies] == ["flyer suspend default/first"]
+    explanation = explain(harness.state, "default/second", harness.now)
+    assert explanation.verdict == "cannot"
+    assert explanation.blockers[0].message == pending.message
+    assert [remedy.command for remedy in explanation.remedies] == ["flyer suspend default/first"]
     # Another user is not concerned.
     assert harness.run("third", 2, user="ben").phase is Phase.RUNNING
 
@@ -284,8 +284,8 @@ def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(new_harness: Cal
         assert pending.message == (
             "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/apart (2)"
         )
-        told = explain(harness.state, "default/second", harness.now)
-        assert (told.verdict, told.remedies) == ("cannot", ())
+        explanation = explain(harness.state, "default/second", harness.now)
+        assert (explanation.verdict, explanation.remedies) == ("cannot", ())
         assert quota_holdings(harness.state, harness.now)[0][1][0].nodes == 2
     harness.state = rebuild(
         harness.nodes, (), harness.now, 3, harness.settings, harness.state.quotas.values()

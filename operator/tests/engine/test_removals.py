@@ -62,8 +62,8 @@ def test_two_nodes_of_a_small_class_may_be_out(new_harness: Callable) -> None:
     harness.step(NodeObserved(harness.nodes[3]))
     assert _usable(harness) == {"n2", "n3"}
     harness.submit("job", 3)
-    told = explain(harness.state, "default/job", harness.now)
-    assert f"node n0 is out: {WHY}" in [blocker.message for blocker in told.blockers]
+    explanation = explain(harness.state, "default/job", harness.now)
+    assert f"node n0 is out: {WHY}" in [blocker.message for blocker in explanation.blockers]
 
 
 def test_evidence_and_people_spend_nothing(new_harness: Callable) -> None:
@@ -137,14 +137,14 @@ def test_suspicion_never_exceeds_the_budget(signs: list[tuple[int, str]], budget
             "drained": replace(node, ready=False, reason="drained"),
         }.get(sign, node)
         event = NodeLost(node.name, "PowerLost") if sign == "lost" else NodeObserved(seen)
-        out_before = {one for of in removal_budgets(state) for one in of.out}
+        out_before = {node for of in removal_budgets(state) for node in of.out}
         state, _ = step(state, [event], float(now))
         for found in removal_budgets(state):
             assert found.budget == max(budget, 0)
             assert len(found.out) <= found.budget
             # A node is held only where the budget is spent.
             assert not found.held or len(found.out) == found.budget
-        out = {one for of in removal_budgets(state) for one in of.out}
+        out = {node for of in removal_budgets(state) for node in of.out}
         # No node that is still suspected comes back because of another one.
         assert out_before - {node.name} <= out
     for index, sign in latest.items():

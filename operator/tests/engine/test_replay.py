@@ -120,15 +120,15 @@ def test_a_restart_tells_again_what_is_not_done(new_harness: Callable, pick: Cal
     harness.submit("b", 3, priority="high")
     harness.restart()
     actions = harness.step()
-    assert [one.job for one in pick(actions, Signal)] == ["default/a"]
+    assert [action.job for action in pick(actions, Signal)] == ["default/a"]
     harness.step(Released("default/a", 1))
     harness.restart()
     actions = harness.step()
-    assert [one.job for one in pick(actions, Stop)] == ["default/a"]
+    assert [action.job for action in pick(actions, Stop)] == ["default/a"]
     harness.empty("a")
     assert harness.status("b").phase is Phase.STARTING
     harness.restart()
-    assert [one.job for one in pick(harness.step(), Start)] == ["default/b"]
+    assert [action.job for action in pick(harness.step(), Start)] == ["default/b"]
 
 
 def test_a_running_job_goes_on_through_a_restart(new_harness: Callable) -> None:
@@ -163,7 +163,7 @@ def test_every_moment_of_a_story_survives_a_restart(new_harness: Callable) -> No
         (1.0, StopRequested("default/b")),
     ]
 
-    def tell(restarts: bool) -> dict:
+    def outcome(restarts: bool) -> dict:
         harness = new_harness()
         harness.run("a", 4)
         harness.submit("b", 2, priority="low")
@@ -175,7 +175,7 @@ def test_every_moment_of_a_story_survives_a_restart(new_harness: Callable) -> No
                 harness.step()
         return {key: _plain(job.status) for key, job in harness.state.jobs.items()}
 
-    assert tell(restarts=True) == tell(restarts=False)
+    assert outcome(restarts=True) == outcome(restarts=False)
 
 
 def _plain(status: object) -> object:

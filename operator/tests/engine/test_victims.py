@@ -15,10 +15,10 @@ CANDIDATES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), min_size
 
 def best_cost(candidates: list[Candidate], need: int) -> int | None:
     costs = [
-        sum(one.cost_node_ms for one in chosen)
+        sum(victim.cost_node_ms for victim in chosen)
         for size in range(len(candidates) + 1)
         for chosen in combinations(candidates, size)
-        if sum(one.gain for one in chosen) >= need
+        if sum(victim.gain for victim in chosen) >= need
     ]
     return min(costs, default=None)
 
@@ -30,17 +30,17 @@ def test_no_set_that_frees_enough_is_cheaper(candidates: list[Candidate], need: 
     wanted = best_cost(candidates, need)
     assert (chosen is None) == (wanted is None)
     if chosen is not None:
-        assert sum(one.gain for one in chosen) >= need
-        assert sum(one.cost_node_ms for one in chosen) == wanted
+        assert sum(victim.gain for victim in chosen) >= need
+        assert sum(victim.cost_node_ms for victim in chosen) == wanted
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(candidates=CANDIDATES, need=st.integers(0, 20))
 def test_the_greedy_set_has_no_superfluous_member(candidates: list[Candidate], need: int) -> None:
     def enough(chosen: object) -> bool:
-        return sum(one.gain for one in chosen) >= need  # type: ignore[attr-defined]
+        return sum(victim.gain for victim in chosen) >= need  # type: ignore[attr-defined]
 
     chosen = cheapest_set(candidates, enough)
     assert (chosen is None) == (best_cost(candidates, need) is None)
-    for one in chosen or ():
-        assert not enough([other for other in chosen or () if other is not one])
+    for victim in chosen or ():
+        assert not enough([other for other in chosen or () if other is not victim])

@@ -96,11 +96,11 @@ def test_a_resumed_chain_has_kept_its_place(new_harness: Callable) -> None:
     harness.step(Released("default/zero", 1))
     harness.empty("zero")
     harness.up("urgent")
-    told = [
+    positions = [
         explain(harness.state, f"default/{name}", harness.now).position
         for name in ("zero", "b", "a")
     ]
-    assert told == [1, 2, 3]
+    assert positions == [1, 2, 3]
     harness.step(StopRequested("default/urgent", kill=True))
     harness.empty("urgent")
     assert harness.status("zero").phase is Phase.STARTING
@@ -191,18 +191,18 @@ def test_explain_names_everybody_with_numbers(new_harness: Callable) -> None:
     harness.wait(100)
     harness.step(CheckpointReported("default/busy", 1, 5, "/ckpt/5"), NodeLost("b2", "Xid79"))
     harness.submit("a", 3)
-    told = explain(harness.state, "default/a", harness.now)
-    assert (told.verdict, told.position) == ("cannot", 1)
-    assert told.summary == "cannot start now: 3 of 3 nodes missing (0 free: 0 in A, 0 in B)"
-    by_job = {blocker.job: blocker for blocker in told.blockers if blocker.job}
+    explanation = explain(harness.state, "default/a", harness.now)
+    assert (explanation.verdict, explanation.position) == ("cannot", 1)
+    assert explanation.summary == "cannot start now: 3 of 3 nodes missing (0 free: 0 in A, 0 in B)"
+    by_job = {blocker.job: blocker for blocker in explanation.blockers if blocker.job}
     assert by_job["default/busy"].user == "anna"
     assert by_job["default/busy"].message == "default/busy of anna has 3 at priority normal"
     assert by_job["default/big"].since is not None
-    assert [blocker.node for blocker in told.blockers if blocker.node] == ["b2"]
+    assert [blocker.node for blocker in explanation.blockers if blocker.node] == ["b2"]
     # busy has just saved: its restart alone is lost. With b2 back, big would do, at its price.
-    assert told.remedies[0].command == "flyer suspend default/busy"
-    assert told.remedies[0].cost_node_seconds == 3 * 60
-    assert (told.remedies[-1].command, told.remedies[-1].node) == ("", "b2")
+    assert explanation.remedies[0].command == "flyer suspend default/busy"
+    assert explanation.remedies[0].cost_node_seconds == 3 * 60
+    assert (explanation.remedies[-1].command, explanation.remedies[-1].node) == ("", "b2")
 
 
 def test_explain_says_who_preempted_whom(new_harness: Callable) -> None:
@@ -210,13 +210,13 @@ def test_explain_says_who_preempted_whom(new_harness: Callable) -> None:
     harness.run("a", 6)
     harness.wait(10)
     harness.submit("b", 6, priority="high")
-    told = explain(harness.state, "default/b", harness.now)
-    assert (told.verdict, told.blockers[0].job) == ("can", "default/a")
-    assert told.blockers[0].until == harness.now + 10
+    explanation = explain(harness.state, "default/b", harness.now)
+    assert (explanation.verdict, explanation.blockers[0].job) == ("can", "default/a")
+    assert explanation.blockers[0].until == harness.now + 10
     harness.step(Released("default/a", 1))
     harness.empty("a")
-    told = explain(harness.state, "default/a", harness.now)
-    assert (told.verdict, told.preempted_by) == ("cannot", "default/b")
+    explanation = explain(harness.state, "default/a", harness.now)
+    assert (explanation.verdict, explanation.preempted_by) == ("cannot", "default/b")
 
 
 def test_explain_changes_nothing(new_harness: Callable) -> None:

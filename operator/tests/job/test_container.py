@@ -386,11 +386,11 @@ def test_a_lost_sidecar_does_not_block_the_launcher(container: Container, sideca
     container.run("print('ran')")
     sidecar.start()
     sidecar.close()
-    began = time.monotonic()
+    started = time.monotonic()
     status, out, _ = container.end()
     assert status == 0
     assert "rank 2 | ran" in out
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - started < 30
 
 
 def test_invalid_orders_of_the_sidecar_are_ignored(container: Container, sidecar: Sidecar) -> None:

@@ -51,17 +51,17 @@ def served(tmp_path):
 
 def raw(path, data):
     """The answer to some bytes, until the server closes the connection."""
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(5)
-        stranger.connect(path)
-        stranger.sendall(data)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(path)
+        client.sendall(data)
         answer = b""
         while b"\n" not in answer:
-            more = stranger.recv(65536)
+            more = client.recv(65536)
             if not more:
                 break
             answer += more
-        closed = stranger.recv(1) == b""
+        closed = client.recv(1) == b""
     return json.loads(answer), closed
 
 

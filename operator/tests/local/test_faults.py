@@ -32,8 +32,8 @@ def test_an_event_that_the_engine_fails_on_is_dropped_and_reported(driver, monke
     bad, good = (CheckpointReported("default/a", 1, step, "/c") for step in (7, 8))
     failing(monkeypatch, bad)
     driver.advance([bad, Tick(), good])
-    (told,) = [item for item in driver.events.since(0) if item.reason == "EventDropped"]
-    assert told.job == "default/a"
-    assert "by a bug" in told.message
+    (event,) = [item for item in driver.events.since(0) if item.reason == "EventDropped"]
+    assert event.job == "default/a"
+    assert "by a bug" in event.message
     line = driver.store.paths.decisions.read_text().splitlines()[-1]
     assert len(json.loads(line)["events"]) == 2  # a replay takes the same path

@@ -74,9 +74,9 @@ def test_without_a_terminal_no_control_sequence_is_printed(bench):
     assert run.returncode == 0, run.stderr
     verbs = ("ps", "nodes", "queues", "show job", "logs job", "why job", "show nobody", "help")
     printed = [run, *(bench.flyer(*verb.split()) for verb in verbs)]
-    told = "".join(item.stdout + item.stderr for item in printed)
-    assert "Succeeded" in told
-    controls = {letter for letter in told if unicodedata.category(letter) == "Cc"}
+    text = "".join(item.stdout + item.stderr for item in printed)
+    assert "Succeeded" in text
+    controls = {letter for letter in text if unicodedata.category(letter) == "Cc"}
     assert controls == {"\n"}
 
 

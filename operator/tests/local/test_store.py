@@ -162,15 +162,15 @@ def test_a_line_longer_than_a_read_is_not_lost(tmp_path):
 def test_events_keep_their_numbers_over_restarts(tmp_path):
     from flyer.local.event_log import EventLog
 
-    told = []
+    published = []
     store = Store.open(tmp_path)
-    log = EventLog(store, told.append)
+    log = EventLog(store, published.append)
     log.record(1.0, "Queued", "waits", job="default/a", fields={"nodes": 4})
     store.close()
     store = Store.open(tmp_path)
-    log = EventLog(store, told.append)
+    log = EventLog(store, published.append)
     log.record(2.0, "Started", "runs", job="default/b")
-    assert [event.sequence for event in told] == [1, 2]
+    assert [event.sequence for event in published] == [1, 2]
     assert [event.reason for event in log.since(0)] == ["Queued", "Started"]
     assert [event.reason for event in log.since(0, "default/b")] == ["Started"]
     assert [event.reason for event in log.since(2)] == ["Started"]

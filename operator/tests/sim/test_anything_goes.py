@@ -74,7 +74,7 @@ SCRIPTS = st.builds(
 
 class AnythingGoes(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16), per_zone=st.integers(2, 4))
-    def begin(self, seed: int, per_zone: int) -> None:
+    def create_cluster(self, seed: int, per_zone: int) -> None:
         nodes = [
             Node(f"{zone.lower()}{index}", zone, leaf=f"{zone}{index // 2}", slots=2)
             for zone in "AB"

@@ -124,17 +124,17 @@ class EventRecorder:
         text = message_of(change)
         key = (change.subject.kind, change.subject.id, reason)
         stamp = datetime.fromtimestamp(int(now), tz=UTC).isoformat().replace("+00:00", "Z")
-        told = self._posted.get(key)
-        if told is not None and now - told.at < AGAIN_SECONDS:
-            again = {"count": told.count + 1, "lastTimestamp": stamp, "message": text}
+        posted = self._posted.get(key)
+        if posted is not None and now - posted.at < AGAIN_SECONDS:
+            again = {"count": posted.count + 1, "lastTimestamp": stamp, "message": text}
             try:
-                self._client.update_event(told.name, again)
+                self._client.update_event(posted.name, again)
             except ApiError as error:
                 if error.status != 404:  # 404: the event has expired
                     raise
             else:
-                told.count += 1
-                told.at = now
+                posted.count += 1
+                posted.at = now
                 return
         name = f"{self._client.node}.{uuid4().hex[:16]}"
         self._client.post_event(name, reason, text, stamp, warning=_is_bad(change))

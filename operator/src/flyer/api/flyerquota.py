@@ -31,7 +31,7 @@ from flyer.api.timestamps import Timestamp
 ANY = "*"
 NODES_MAX = 5_000
 _SUBJECTS_MAX = 1_000
-_LEVELS: list[JsonValue] = [one.value for one in Priority if one is not Priority.AUTO]
+_LEVELS: list[JsonValue] = [level.value for level in Priority if level is not Priority.AUTO]
 _EACH = (
     '"*" applies the limit to each one that no other quota names for this priority and node class, '
     "or with scope Total to the sum over all of them. At most one of user, namespace, team and "

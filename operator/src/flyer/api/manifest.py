@@ -83,7 +83,7 @@ def load_manifest(source: Path | str, *, name: str | None = None) -> list[FlyerJ
             ) from None
     else:
         file, text = name or "<manifest>", source
-    documents = [one for one in _parse(file, text) if one is not None]
+    documents = [document for document in _parse(file, text) if document is not None]
     if not documents:
         raise _error(file, f"holds no object: write a {KIND_JOB} of {API_VERSION}")
     jobs: list[FlyerJob] = []

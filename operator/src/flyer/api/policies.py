@@ -190,9 +190,9 @@ def _annotation(thing: str, key: str) -> str:
 
 
 def _identity() -> dict[str, Any]:
-    old, new = (_annotation(one, names.USER_ANNOTATION) for one in ("oldObject", "object"))
+    old, new = (_annotation(version, names.USER_ANNOTATION) for version in ("oldObject", "object"))
     changed_old, changed_new = (
-        _annotation(one, names.CHANGED_BY_ANNOTATION) for one in ("oldObject", "object")
+        _annotation(version, names.CHANGED_BY_ANNOTATION) for version in ("oldObject", "object")
     )
     return _validating(
         "flyerjob-identity",
@@ -277,8 +277,8 @@ def _fixed() -> dict[str, Any]:
 
 
 def _priority() -> dict[str, Any]:
-    free = [one.value for one in Priority if one.level <= Priority.NORMAL.level]
-    listed = "[" + ", ".join(f"'{one}'" for one in free) + "]"
+    free = [priority.value for priority in Priority if priority.level <= Priority.NORMAL.level]
+    listed = "[" + ", ".join(f"'{priority}'" for priority in free) + "]"
     wanted = f"object.spec.?priority.orValue('{Priority.NORMAL.value}')"
     before = f"oldObject.spec.?priority.orValue('{Priority.NORMAL.value}')"
     return _validating(

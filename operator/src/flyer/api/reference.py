@@ -109,7 +109,7 @@ def _default(schema: dict[str, Any]) -> str:
 def _bounds(schema: dict[str, Any]) -> str:
     found = []
     if "enum" in schema:
-        found.append("one of " + ", ".join(f"`{one}`" for one in schema["enum"]))
+        found.append("one of " + ", ".join(f"`{value}`" for value in schema["enum"]))
     if "minimum" in schema and "maximum" in schema:
         found.append(f"{schema['minimum']} to {schema['maximum']}")
     elif "minimum" in schema and schema["minimum"] > 0:

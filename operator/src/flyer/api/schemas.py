@@ -35,7 +35,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
         )
     if "anyOf" in schema:
         # An optional value: absent is how an object says null.
-        options = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        options = [option for option in schema["anyOf"] if option.get("type") != "null"]
         assert len(options) == 1, f"not a structural schema: {schema}"
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
         if rest.get("default") is None:

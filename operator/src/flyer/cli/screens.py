@@ -135,10 +135,10 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
         rate = (job.progress.step - before.progress.step) / seconds if seconds > 0 else None
     saved, now = job.checkpoint, time.time()
     metrics = job.progress.metrics if job.progress else {}
-    began = next(
+    started = next(
         (attempt.started_at for attempt in job.attempts if attempt.attempt == job.attempt), None
     )
-    kept = [item for item in (began, saved.time if saved else None) if item is not None]
+    kept = [item for item in (started, saved.time if saved else None) if item is not None]
     return {
         "job": job.key,
         "state": job.state,

@@ -154,7 +154,7 @@ def _field(hint: Any, value: Any) -> Any:
     if isinstance(value, dict):
         return _decode(value, {kind.__name__: kind for kind in kinds})
     if isinstance(value, list):
-        return tuple(_decode(one, _TYPES) if isinstance(one, dict) else one for one in value)
+        return tuple(_decode(item, _TYPES) if isinstance(item, dict) else item for item in value)
     if isinstance(hint, type) and hint not in (bool, int, float, str):
         return hint(value)  # an enum
     return value

@@ -244,9 +244,9 @@ class Simulation:
         key = (action.job, action.attempt)
         nodes = action.assignment.names
         if key not in self.cluster.runs:
-            begin = action.restore_from.step if action.restore_from else 0
+            first_step = action.restore_from.step if action.restore_from else 0
             script = self.scripts[action.job]
-            self.cluster.runs[key] = Run(action.job, action.attempt, script, nodes, begin)
+            self.cluster.runs[key] = Run(action.job, action.attempt, script, nodes, first_step)
         run = self.cluster.runs[key]
         for node in action.assignment.nodes:
             if (node.name, *key) not in self.cluster.pods and run.alive:

@@ -57,11 +57,11 @@ async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
 
     await rank1.say(Beat())
     await harness.until(lambda: read("flyer_gateway_messages_total", kind="beat") == 1)
-    stranger = await harness.raw()
-    await stranger.say(
+    connection = await harness.raw()
+    await connection.say(
         {"kind": "hello", "version": 1, "token": token_of("gpt-1-0", secret="forged")}
     )
-    assert await stranger.refused() == "bad_token"
+    assert await connection.refused() == "bad_token"
     assert read("flyer_gateway_refusals_total", reason="bad_token") == 1
     for raw in (rank0, rank1):
         raw.close()

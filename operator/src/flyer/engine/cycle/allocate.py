@@ -140,7 +140,7 @@ def _fit_free(
         node for node in open_nodes if availability.occupied_by.get(node.name) in (None, job.key)
     ]
     for candidates, token_free in ((empty, not leaving), (open_nodes, True)):
-        usable = [one for one in kind if not one.crosses or (token_free and not keeping)]
+        usable = [option for option in kind if not option.crosses or (token_free and not keeping)]
         found = node_selection.best(
             usable, by_zone(candidates), availability.placement_history(job)
         )

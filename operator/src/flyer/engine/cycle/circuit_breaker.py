@@ -33,10 +33,10 @@ def outage(cycle: CycleState, kind: IncidentKind) -> str:
     """Message about a failure of many jobs at once; empty: there is none."""
     since = cycle.now - _window(cycle, kind)
     recent = [incident for incident in cycle.incidents if incident.time >= since]
-    hit = {one.job: one.user for one in recent if one.kind == kind}
+    hit = {incident.job: incident.user for incident in recent if incident.kind == kind}
     settings = cycle.settings
     if kind == "start":
-        well = {one.job for one in recent if one.kind == "up"} - hit.keys()
+        well = {incident.job for incident in recent if incident.kind == "up"} - hit.keys()
     else:
         active = cycle.active_jobs()
         well = {key for key, job in active.items() if job.status.phase in ACTIVE} - hit.keys()

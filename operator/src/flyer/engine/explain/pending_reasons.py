@@ -51,7 +51,7 @@ def infeasible(availability: NodeAvailability, job: JobState) -> Pending | None:
             "NoMatchingNodeClass", f"no node has node class {spec.node_class}; there are {have}"
         )
     of_class = [
-        one for one in availability.inventory.items() if spec.node_class in (None, one[0][0])
+        entry for entry in availability.inventory.items() if spec.node_class in (None, entry[0][0])
     ]
     zones = sorted({zone for (_, zone, _), _ in of_class})
     if spec.zone is not None and spec.zone not in zones:
@@ -263,7 +263,7 @@ def _topology(availability: NodeAvailability, job: JobState, sizes: str) -> Bloc
 
 def _holders(availability: NodeAvailability, job: JobState) -> list[tuple[str, int]]:
     """Other jobs that have nodes which this one could use, with the number of nodes."""
-    return [one for one in availability.supply(job).held if one[0] != job.key]
+    return [holder for holder in availability.supply(job).held if holder[0] != job.key]
 
 
 def _ahead(
@@ -276,7 +276,7 @@ def _ahead(
         for reservation in reservations
         if reservation.job != job.key
     ]
-    return [one for one in counted if one[1]]
+    return [entry for entry in counted if entry[1]]
 
 
 def _holder(availability: NodeAvailability, job: JobState, other: JobState, count: int) -> Blocker:

@@ -150,10 +150,10 @@ def _with(detail: Detail) -> Pending:
         position=detail.position,
         reasons=tuple(
             PendingReason(
-                reason=one.reason, message=one.message[:PENDING_CHARS_MAX], job=one.job,
-                user=one.user, node=one.node, since=one.since, until=one.until,
+                reason=blocker.reason, message=blocker.message[:PENDING_CHARS_MAX], job=blocker.job,
+                user=blocker.user, node=blocker.node, since=blocker.since, until=blocker.until,
             )
-            for one in listed
+            for blocker in listed
         ),
         more=len(detail.blockers) + detail.more - len(listed),
         unblock=tuple(
@@ -168,7 +168,7 @@ def _quota_remedies(cycle: CycleState, job: JobState) -> tuple[Remedy, ...]:
     """Suspending a job of the same user, which frees room in the quota."""
     found = cycle.quota_blockers.get(job.key, [])
     jobs = [cycle.jobs[match.job] for match in found[1:] if match.job in cycle.jobs]
-    running = [one.key for one in jobs if one.holding]
+    running = [other.key for other in jobs if other.holding]
     return tuple(
         Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")
         for key in dict.fromkeys(running)

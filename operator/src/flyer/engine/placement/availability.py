@@ -361,10 +361,10 @@ class NodeAvailability:
     def _given_back_at(self, job: JobState, other: JobState) -> float:
         now = self.cycle.now
         assignment, terms = other.status.assignment, self.cycle.terms(other)
-        begun = assignment.running_at if assignment and assignment.running_at else now
+        started = assignment.running_at if assignment and assignment.running_at else now
         ends = math.inf
         if other.spec.active_deadline:
-            ends = begun + other.spec.active_deadline.seconds + terms.max_checkpoint_grace_period
+            ends = started + other.spec.active_deadline.seconds + terms.max_checkpoint_grace_period
         return min(ends, max(now, self.preemptible_at(job, other)) + terms.checkpoint_grace_period)
 
     def _left_at(self, name: str) -> float:

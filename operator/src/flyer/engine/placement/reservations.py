@@ -138,9 +138,9 @@ def _first(
     # If the time is known, leave free nodes to other jobs as long as later ones suffice.
     if math.isfinite(needed_at):
         in_time = reversed(times[: bisect_right(times, needed_at, key=_at)])
-        first = list(islice((one for one in in_time if one[1] not in taken), count))
+        first = list(islice((time for time in in_time if time[1] not in taken), count))
     free = times[: bisect_right(times, now, key=_at)]
-    free_now = sum(one[1] not in taken for one in free)
+    free_now = sum(time[1] not in taken for time in free)
     return needed_at, -free_now, frozenset(name for _, name in first)
 
 

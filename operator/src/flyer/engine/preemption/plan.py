@@ -119,13 +119,13 @@ def _victims_for(
     if not option.crosses:
         here = sum(node.zone in option.zones for node in free)
         cover = cheapest_cover(candidates, option.nodes - here)
-        return None if cover is None else tuple(sorted(one.job for one in cover))
+        return None if cover is None else tuple(sorted(victim.job for victim in cover))
     history = availability.placement_history(job)
 
     def enough(chosen: Sequence[Candidate]) -> bool:
-        if not holders <= {one.job for one in chosen}:
+        if not holders <= {victim.job for victim in chosen}:
             return False
-        pool = list(free) + [node for one in chosen for node in freed[one.job]]
+        pool = list(free) + [node for victim in chosen for node in freed[victim.job]]
         return node_selection.choose(option, by_zone(pool), history) is not None
 
     found = cheapest_set(

@@ -24,12 +24,14 @@ class Candidate:
 def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidate, ...] | None:
     """Of all sets that free `need` nodes the cheapest one, then the smallest one."""
     useful = [candidate for candidate in candidates if candidate.gain > 0]
-    if sum(one.gain for one in useful) < need:
+    if sum(candidate.gain for candidate in useful) < need:
         return None
     if need <= 0:
         return ()
     if len(useful) * need > _CELLS_MAX:
-        return cheapest_set(useful, lambda chosen: sum(one.gain for one in chosen) >= need)
+        return cheapest_set(
+            useful, lambda chosen: sum(candidate.gain for candidate in chosen) >= need
+        )
     # cover[k]: the best set that frees at least k nodes, as (cost, size, positions).
     cover: list[tuple[int, int, tuple[int, ...]] | None] = [(0, 0, ())] + [None] * need
     for position, one in enumerate(useful):
@@ -57,8 +59,8 @@ def cheapest_set(
         chosen.append(candidate)
     if not enough(chosen):
         return None
-    for one in sorted(chosen, key=lambda one: -one.cost_node_ms):
-        without = [other for other in chosen if other is not one]
+    for candidate in sorted(chosen, key=lambda candidate: -candidate.cost_node_ms):
+        without = [other for other in chosen if other is not candidate]
         if enough(without):
             chosen = without
     return tuple(chosen)

@@ -61,7 +61,7 @@ class QuotaAdmission:
                 self.availability.cycle, job, self.snapshot.quotas
             )
             self._levels[job.key] = levels
-            at = (one for one in levels if level is None or one.level == level)
+            at = (priority for priority in levels if level is None or priority.level == level)
             self.availability.cycle.auto_priorities[job.key] = next(at, levels[0])
 
     def lower(self, job: JobState) -> bool:

@@ -55,9 +55,9 @@ def quota_exceeded(cycle: CycleState, job: JobState, classes: Sequence[str]) -> 
     return Pending(
         verdict="Never",
         reason="QuotaExceeded",
-        message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives {quota.whom(subjects)} "
-        f"{quota.nodes or 'none'} at {what} in {where}: {fewer}choose another priority or "
-        f"node class, or ask for a larger FlyerQuota {quota.name}",
+        message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives "
+        f"{quota.subject_name(subjects)} {quota.nodes or 'none'} at {what} in {where}: {fewer}"
+        f"choose another priority or node class, or ask for a larger FlyerQuota {quota.name}",
     )
 
 

@@ -139,7 +139,7 @@ class QuotaSnapshot:
         left = max(0, quota.nodes - used)
         message = (
             f"quota {quota.name} has {left} of {quota.nodes} nodes left for "
-            f"{quota.whom(subjects)}, wants {job.spec.nodes}"
+            f"{quota.subject_name(subjects)}, wants {job.spec.nodes}"
         )
         message += f": {used} used by {named}" if holders else ""
         blockers = [Blocker(WAITING_FOR_QUOTA, message, user=job.user, until=quota.expires_at)]
@@ -197,7 +197,7 @@ def active_quotas(cycle: CycleState) -> tuple[Quota, ...]:
 def holding_of(cycle: CycleState, job: JobState) -> Holding | None:
     """What the job holds until its nodes are empty."""
     status = job.status
-    nodes = sum(not cycle.has_left(job, one.name) for one in status.occupied)
+    nodes = sum(not cycle.has_left(job, node.name) for node in status.occupied)
     if status.phase in HOLDING and status.assignment is not None:
         nodes = max(nodes, len(status.assignment.nodes))
     if nodes == 0:
@@ -224,7 +224,7 @@ def _class_of(cycle: CycleState, job: JobState) -> str | None:
     if job.spec.node_class is not None:
         return job.spec.node_class
     names = status.assignment.names if status.assignment is not None else ()
-    for name in (*names, *(one.name for one in status.occupied)):
+    for name in (*names, *(node.name for node in status.occupied)):
         if name in cycle.nodes:
             return cycle.nodes[name].node.node_class
     return None

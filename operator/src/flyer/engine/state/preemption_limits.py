@@ -115,7 +115,7 @@ class Limits:
                 yield f"spec.preemption.{name}: {wanted} is capped to {cap}"
 
     def _own(self, priority: Priority) -> PriorityCaps:
-        found = (one for one in self.priorities if one.priority == priority.value)
+        found = (entry for entry in self.priorities if entry.priority == priority.value)
         return next(found, PriorityCaps(priority.value))
 
 

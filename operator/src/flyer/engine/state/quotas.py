@@ -86,7 +86,7 @@ class Quota:
         """The key under which nodes of these subjects count."""
         return self.name, "" if self.total else subjects.of(self.kind)
 
-    def whom(self, subjects: Subjects) -> str:
+    def subject_name(self, subjects: Subjects) -> str:
         """The subject in a message."""
         if self.total:
             return f"all {self.kind.value}s"

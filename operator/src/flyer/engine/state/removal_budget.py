@@ -77,9 +77,9 @@ def removal_budgets(state: EngineState) -> list[RemovalBudget]:
         RemovalBudget(
             name,
             state.zones.removal_budget(len(nodes)),
-            _names(one for one in nodes if one.out),
-            _names(one for one in nodes if _is_unproven(one) and not one.out),
-            _names(one for one in nodes if one.lost or one.node.fault),
+            _names(entry for entry in nodes if entry.out),
+            _names(entry for entry in nodes if _is_unproven(entry) and not entry.out),
+            _names(entry for entry in nodes if entry.lost or entry.node.fault),
         )
         for name, nodes in sorted(classes.items())
     ]

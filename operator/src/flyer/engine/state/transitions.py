@@ -210,11 +210,13 @@ def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> No
     if job.ended:
         return
     message = truncated(f"stopped by {by}" + (f": {reason}" if reason else ""))
-    told = job.status.suspension
-    if job.status.phase is Phase.SUSPENDING and told is not None:
-        if told.reason == "Stopped" and (told.expired or not kill):
+    suspension = job.status.suspension
+    if job.status.phase is Phase.SUSPENDING and suspension is not None:
+        if suspension.reason == "Stopped" and (suspension.expired or not kill):
             return
-        asked = told.replace(reason="Stopped", by=truncated(by, BY_CHARS_MAX), message=message)
+        asked = suspension.replace(
+            reason="Stopped", by=truncated(by, BY_CHARS_MAX), message=message
+        )
         if kill:
             asked = asked.replace(deadline=cycle.now, expired=True)
         cycle.update(key, suspension=asked)

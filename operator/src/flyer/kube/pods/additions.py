@@ -40,7 +40,7 @@ __all__ = [
 
 LIBRARY_FOLDER = f"{TOOLS_FOLDER}/lib"
 TOKEN_FOLDER = "/var/run/secrets/fireflyer.dev"  # noqa: S105  a folder
-NOBODY = 65532  # the images' user; any unprivileged one works
+UNPRIVILEGED = 65532  # the images' user; any unprivileged one works
 # A probe waits up to 10 s. Where many pods start at once, starting the probe's process may take
 # longer, and the kubelet restarts a sidecar whose startup probe fails. So it has ten minutes: the
 # gang's start deadline bounds slow starts.
@@ -222,8 +222,8 @@ def _restricted() -> dict[str, Any]:
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "readOnlyRootFilesystem": True,
-        "runAsGroup": NOBODY,
+        "runAsGroup": UNPRIVILEGED,
         "runAsNonRoot": True,
-        "runAsUser": NOBODY,
+        "runAsUser": UNPRIVILEGED,
         "seccompProfile": {"type": "RuntimeDefault"},
     }

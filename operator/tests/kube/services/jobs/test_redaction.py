@@ -69,9 +69,9 @@ def test_a_deleted_job_stays_unnamed():
         ),
     )
     left = Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1)
-    nobody = Redactor(lambda _key: False)
+    redactor = Redactor(lambda _key: False)
     for item in (status, status.replace(suspension=None, eviction=left)):
-        assert "prod" not in json.dumps(nobody.redact_status(item, "team-a/mine").to_object())
+        assert "prod" not in json.dumps(redactor.redact_status(item, "team-a/mine").to_object())
 
 
 def test_a_user_whose_name_has_a_slash_is_named():

@@ -162,8 +162,8 @@ def test_unanswered_probes_during_a_common_silence_are_ignored():
 
 def test_nodes_deferred_to_kubernetes_are_logged_once():
     watch = Watch()
-    everybody = set(names(12))
-    watch.talks, watch.answering, watch.alone = everybody, everybody - {"n1"}, {"n3"}
+    nodes = set(names(12))
+    watch.talks, watch.answering, watch.alone = nodes, nodes - {"n1"}, {"n3"}
     watch.look()
     watch.talks -= {"n1", "n2", "n3"}
     reported = []

@@ -4,12 +4,12 @@ import pytest
 from flyer.kube.services.nodes.not_ready_grace import NotReadyGrace
 
 
-def lost_at(grace, heard, *, begin=100.0, end=500.0):
+def lost_at(grace, heard, *, start=100.0, end=500.0):
     """Time at which each node is lost, with two checks per second; `heard(now)`: messages."""
-    lost, now = {}, begin
+    lost, now = {}, start
     while now < end:
         now += 0.5
-        lost |= dict.fromkeys(grace.expired(heard(now), now), now - begin)
+        lost |= dict.fromkeys(grace.expired(heard(now), now), now - start)
     return lost
 
 
