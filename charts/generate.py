@@ -151,7 +151,7 @@ def _metrics() -> str:
     lines += [
         "## Alerts",
         "",
-        "`monitoring.rules=true` makes them. Each has a page that tells what to do.",
+        "`monitoring.rules=true` makes them. Each has a runbook.",
         "",
         "| alert | severity | after | says |",
         "|---|---|---|---|",

@@ -100,7 +100,7 @@ class Assignment(Model):
 
 
 class Suspension(Model):
-    """A suspension in progress: who requested it, why, and the deadline for the checkpoint."""
+    """A suspension in progress: its requester, its reason, and the deadline for the checkpoint."""
 
     reason: str = Field(
         max_length=128,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
 
 _UNIT_MS = {"h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-# So many digits keep every sum inside 64 bits of nanoseconds, which is what CEL computes with.
+# These digit limits keep every sum inside 64 bits of nanoseconds, which is what CEL computes with.
 _PATTERN = r"^(0|([0-9]{1,5}h)?([0-9]{1,7}m)?([0-9]{1,9}s)?([0-9]{1,12}ms)?)$"
 _TERM = re.compile(r"([0-9]+)(ms|h|m|s)")
 # Longer is a mistake (an extra digit), and keeps every sum inside 64 bits of nanoseconds.
@@ -40,7 +40,7 @@ class Duration:
 
     @classmethod
     def of_seconds(cls, seconds: float) -> Duration:
-        """The duration of so many seconds, rounded to milliseconds."""
+        """The duration of `seconds`, rounded to milliseconds."""
         duration = cls.__new__(cls)
         object.__setattr__(duration, "milliseconds", round(seconds * 1000))
         return duration

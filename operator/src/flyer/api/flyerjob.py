@@ -347,7 +347,7 @@ class FlyerJob(StrictModel):
 
     @property
     def others(self) -> str:
-        """The controller that runs it in place of ours; empty: it is ours."""
+        """The controller that runs the job instead of the operator; empty: the operator runs it."""
         named = self.spec.managed_by or MANAGER
         return "" if named == MANAGER else named
 
@@ -355,8 +355,8 @@ class FlyerJob(StrictModel):
     def user(self) -> str:
         """Who submitted it, for quotas and reports.
 
-        A service account counts as its namespace: whoever may edit a namespace can make any number
-        of accounts in it, and each would have a quota of its own.
+        A service account counts as its namespace: a user who may edit a namespace can create any
+        number of accounts in it, and each would have a separate quota.
         """
         user = self.metadata.annotations.get(USER_ANNOTATION) or self.metadata.namespace
         if user.startswith(SERVICE_ACCOUNT_PREFIX):

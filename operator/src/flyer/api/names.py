@@ -30,7 +30,7 @@ REASON_ANNOTATION = "fireflyer.dev/reason"
 REQUEUE_ANNOTATION = "fireflyer.dev/requeue"
 # Kueue's: the queue of a job that names none itself.
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-# Whose jobs are the scheduler's in this project: those that name it, or nobody.
+# The controller name of this scheduler. It runs jobs that name it, and jobs that name none.
 MANAGER: Final = "fireflyer.dev/flyerjob-controller"
 
 __all__ = [

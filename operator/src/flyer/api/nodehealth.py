@@ -275,14 +275,14 @@ class NodeHealth(StrictModel):
 
     @property
     def unproven(self) -> bool:
-        """Whether the node may be well: its health cannot be observed, and nobody drains it."""
+        """Whether the node may be healthy: its health cannot be observed, and it is not drained."""
         status = self.status
         unknown = status is not None and status.state is HealthState.UNKNOWN
         return unknown and self.spec.drain is None
 
     @property
     def drained(self) -> str:
-        """Who wants the node empty and why, in one line; empty: nobody does."""
+        """Who drains the node and why, in one line; empty: the node is not drained."""
         drain = self.spec.drain
         return f"drained by {drain.by}: {drain.reason}" if drain is not None else ""
 

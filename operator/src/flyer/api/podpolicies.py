@@ -16,7 +16,7 @@
 - `pod-eviction`: the same for evictions, which name no owner and delete without the check of a
   deletion: none without a grace period.
 - `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
-  the system namespaces. In its own namespace it changes labels of its own pods: who leads.
+  the system namespaces. In its own namespace it changes labels of operator pods to mark the leader.
 - `operator-webhook`: of the webhook's registration the operator changes the authority alone.
 - `operator-namespaces`: made by the chart where `watchNamespaces` limits the operator.
 """

@@ -1,19 +1,20 @@
 """Admission policies: checks that need more than the object, which rules of CRDs cannot do.
 
 Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OPERATOR_ACCOUNT` and
-`NODE_ACCOUNT`. All of it is CEL inside the API server: nothing of ours has to be up for it.
+`NODE_ACCOUNT`. All of it is CEL inside the API server and needs no running component of the suite.
 
 - `flyerjob-status`: only the operator writes the status of FlyerJobs, FlyerQuotas and the topology.
-  A job that another controller manages has its status from whom RBAC lets write it.
+  RBAC alone restricts the status of a job that another controller manages.
 - `flyerjob-epoch`: a status is not written by a leader that was replaced. The leader writes its
   epoch to the FlyerTopology first, and lower ones are refused from then on, also in objects that
   the new leader has not touched. The API server reads the topology from a watch, so milliseconds
-  may pass; the compare-and-swap of every write covers those. Others' jobs have no epoch of ours.
+  may pass; the compare-and-swap of every write covers those. Jobs of other controllers have
+  no epoch.
 - `flyerjob-user` (mutating): stamps `fireflyer.dev/user` when a job is created, and
-  `fireflyer.dev/changed-by` when somebody changes what it is asked to do.
-- `flyerjob-identity`: nobody creates or changes a job in another one's name: whoever creates it
-  names himself or nobody, also where nothing is stamped (Kubernetes before 1.36), and what was
-  stamped is not changed afterwards. A stamp comes first, as every mutation does.
+  `fireflyer.dev/changed-by` when a user changes its desired state.
+- `flyerjob-identity`: a user cannot create or change a job in another user's name. The creator may
+  name only its own account or none, also where nothing is stamped (Kubernetes before 1.36), and a
+  stamp is not changed afterwards. Stamps are set first, as all mutations are.
 - `flyerjob-fixed`: what decides where a job runs, and what it runs, is fixed while it has nodes;
   and a stop is not taken back.
 - `flyerjob-priority`: a level above normal needs the verb `use` on the resource
@@ -71,7 +72,7 @@ def _binding(policy: dict[str, Any], actions: list[str] | None) -> dict[str, Any
     if actions is not None:
         spec["validationActions"] = actions
     if "paramKind" in policy["spec"]:
-        # Before there is a leader there is no topology, and nothing to compare with.
+        # Before the first leader writes it, the topology may be missing: nothing to compare with.
         one: dict[str, Any] = {"name": names.TOPOLOGY_NAME}
         if policy["spec"]["paramKind"]["kind"] != names.KIND_TOPOLOGY:
             one = {"selector": {}}  # every object of the kind

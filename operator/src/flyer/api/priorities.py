@@ -20,7 +20,7 @@ class Priority(StrEnum):
 
     @property
     def level(self) -> int:
-        """Higher goes first. `auto` has none of its own: see `flyer.engine.priority_level`."""
+        """Higher levels start first. `auto` has no fixed level: see `flyer.engine.priority_level`."""
         return _LEVELS[self]
 
 

@@ -1,4 +1,4 @@
-"""From a model to a structural schema: every value has a type, nothing is referenced.
+"""Structural schemas of models: every value has a type, and no schema references another.
 
 Null is absence, with one exception: an optional field whose default is a value is nullable, so that
 null can say "none" where absence says "the default".

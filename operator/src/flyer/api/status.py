@@ -1,4 +1,4 @@
-"""FlyerJob's status: the scheduler's complete per-job state; the process keeps none of its own.
+"""FlyerJob's status: the scheduler's complete per-job state; the process keeps no other.
 
 The scheduler writes the status as a whole, in one compare-and-swap, before it acts; a scheduler
 that starts reads it and continues. A node is *reserved* for the job whose `assignment` names it

@@ -21,7 +21,7 @@ WAITING_FOR_PREEMPTED: Final = "WaitingForPreemptedWorkloads"  # it has its node
 RESTART_BACKOFF: Final = "RestartBackoff"
 PODS_REFUSED: Final = "PodsRefused"  # by a full ResourceQuota or Pod Security, say; for a while
 TEMPLATE_REFUSED: Final = "TemplateRefused"  # no pods can be made of it
-PENDING_EVALUATION: Final = "PendingEvaluation"  # nobody has looked yet
+PENDING_EVALUATION: Final = "PendingEvaluation"  # not evaluated yet
 
 WAITING_REASONS: Final = (
     WAITING_FOR_NODES, WAITING_FOR_ZONE, WAITING_FOR_ZONE_LAYOUT, WAITING_FOR_CROSS_ZONE_TOKEN,

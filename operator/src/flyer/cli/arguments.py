@@ -19,7 +19,7 @@ __all__ = ["Argument", "Verb", "argument", "find", "flag", "help_of", "read", "t
 
 
 class Argument(NamedTuple):
-    """An option (its names begin with a dash) or a positional argument."""
+    """An option (its names start with a dash) or a positional argument."""
 
     names: tuple[str, ...]
     about: str

@@ -194,7 +194,7 @@ def _count(value: float | None) -> str:
 
 
 def _short(key: str) -> str:
-    """A job's name without its namespace, cut in the middle: both ends tell jobs apart."""
+    """A job's name without its namespace, cut in the middle: both ends distinguish jobs."""
     name = key.rpartition("/")[2]
     if len(name) <= _JOB_COLUMNS:
         return name
@@ -292,7 +292,7 @@ def _attempts(job: JobView) -> list[str]:
                 attempt.outcome or "runs", lost,
             )
         )  # fmt: skip
-    header = ("ATTEMPT", "BEGAN", "RAN", "FROM", "SPLIT", "NODES", "OUTCOME", "LOST")
+    header = ("ATTEMPT", "STARTED", "RAN", "FROM", "SPLIT", "NODES", "OUTCOME", "LOST")
     text = table(header, rows)
     return ["", *(f"  {line}" for line in text.splitlines())]
 

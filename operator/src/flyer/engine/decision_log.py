@@ -101,7 +101,7 @@ def replay(lines: Iterable[str]) -> Iterator[Difference]:
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise ReplayError(number, f"cannot be read: {error}") from error
         if state is None:
-            raise ReplayError(number, "comes before a rebuild: the log has no beginning")
+            raise ReplayError(number, "comes before a rebuild: a log must start with a rebuild")
         state, actions = step(state, events, now)
         decided = _line({"actions": [_encode(action) for action in actions]})
         if decided != _line({"actions": recorded}):

@@ -110,10 +110,10 @@ class JobRemoved:
 
 @dataclass(frozen=True, slots=True)
 class JobQuarantined:
-    """The driver cannot handle the job: the engine forgets it, and nothing of it is ended.
+    """The driver cannot handle the job: the engine forgets it, and its processes continue.
 
-    Quotas go on counting what it holds, until a rebuild. Its nodes are the driver's to withhold,
-    with a NodeObserved of each in the same step.
+    Quotas continue to count its nodes, until a rebuild. The driver withholds these nodes with a
+    NodeObserved of each in the same step.
     """
 
     job: str

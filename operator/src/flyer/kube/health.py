@@ -1,13 +1,13 @@
 """Health of the operator's process, and the pages that its status process serves.
 
 /healthz: the event loop runs, and no watch is silent while the API server answers. It does not
-depend on the API server: while that is away, a restart would help nobody and lose what is known.
+depend on the API server: while that is unreachable, a restart would only lose the cache.
 /readyz:  the cluster is known; the leader serves, the other replicas could.
 /leaderz: this process leads and serves.
 /metrics: Prometheus, from a page that is at most a second old.
 
-Nothing here listens: `flyer.kube.servers.status` is a process of its own, so that its clients never
-run on the scheduler's loop.
+This module does not listen: `flyer.kube.servers.status` is a separate process, so that its clients
+never run on the scheduler's loop.
 """
 
 from __future__ import annotations

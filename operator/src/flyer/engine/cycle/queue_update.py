@@ -152,7 +152,7 @@ class _Update:
         return eligibility.allowed_priorities(self._cycle, job, limits)
 
     def _lower_levels_of(self, job: JobState, levels: list[Priority]) -> tuple[object, ...]:
-        """Terms and accounts of the job at each level, which it uses if there is no room above."""
+        """Terms and accounts of the job at each level; a full level leads to the next lower one."""
         if not levels:
             return ()
         cycle, found = self._cycle, []

@@ -302,8 +302,8 @@ class PendingReasonCache:
     """Cache of messages: jobs with equal requirements have equal ones.
 
     How long a job may run, how it may be preempted and which nodes it remembers are not in these
-    words, unless it waits for the split of its checkpoint. Not comparable is a job that still
-    occupies nodes, or waits for some of its own.
+    messages, unless it waits for the split of its checkpoint. A job that still occupies nodes, or
+    waits for nodes that it has reserved, is not comparable.
     """
 
     def __init__(self, availability: NodeAvailability) -> None:

@@ -23,8 +23,8 @@ def preempt(
 ) -> None:
     """Reserve the nodes for the job, and evict the victims from them.
 
-    A victim that has only reserved nodes loses the reservation, and no work. Whoever leaves those
-    nodes goes on leaving them.
+    A victim that has only reserved nodes loses the reservation, and no work. A job that already
+    leaves these nodes continues to leave them.
     """
     cycle = availability.cycle
     for key in victims:

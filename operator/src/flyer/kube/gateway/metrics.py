@@ -56,7 +56,7 @@ class GatewayMetrics:
             self.messages.labels(kind)
         self.signal_seconds = Histogram(
             "flyer_gateway_signal_seconds",
-            "From the engine's signal until the first rank's sidecar has told its ranks",
+            "From the engine's signal until the first rank's sidecar has notified its ranks",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10, 30),
             registry=registry,
         )

@@ -47,7 +47,7 @@ def outcome_of_code(code: int, failure: Failure | None) -> Outcome:
 
 
 def explained(outcome: Outcome, failure: Failure) -> Outcome:
-    """The lost peer that a rank reported, if there is no other reason."""
+    """The lost peer that a rank reported, if no other reason is known."""
     if outcome != LOST_PEERS or not failure.traceback:
         return outcome
     return Killed(0, _cut(f"it lost its peers: {_last_line(failure)}"))

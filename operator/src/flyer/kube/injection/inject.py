@@ -1,7 +1,7 @@
 """Injection into a foreign training pod: the additions of a FlyerJob's pod, without the gateway.
 
-Pure and idempotent. There is no launcher, so no command is wrapped, and no topology, so HFReduce
-treats every host name as a node.
+Pure and idempotent. Without a launcher, no command is wrapped; without a topology, HFReduce treats
+every host name as a node.
 """
 
 from __future__ import annotations

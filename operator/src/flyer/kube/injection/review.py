@@ -19,7 +19,7 @@ INJECTED, UNCHANGED = "injected", "unchanged"
 
 
 class NoReviewError(ValueError):
-    """The request is not an AdmissionReview: there is no uid to respond to."""
+    """The request is not an AdmissionReview and has no uid to respond to."""
 
 
 def respond(

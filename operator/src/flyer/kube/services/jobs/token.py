@@ -1,8 +1,8 @@
 """Cross-zone token: the job that may cross zones, in `status.holder` of FlyerTopology `cluster`.
 
 The engine decides. This module writes each decision in one compare-and-swap, before the job's pods
-exist and after they are gone. If the kind is not installed there is no token, and the engine alone
-enforces the limit, from the jobs' statuses.
+exist and after they are gone. If the kind is not installed, the token does not exist, and the
+engine alone enforces the limit, from the jobs' statuses.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ class FailureDetector:
         self._now = 0.0
 
     def tick(self, heartbeats: Mapping[str, Heartbeat], now: float) -> list[str]:
-        """`said` tells what is heard of each node; which are to be probed now?
+        """Evaluate the last heartbeats of each node; return the nodes to probe now.
 
-        A probe of each of these has begun when this returns: `probed` tells its end.
+        Their probes count as started when this returns. `probed` records each result.
         """
         if self._ticked_at is not None:
             self._now += min(max(now - self._ticked_at, 0.0), TICK_SECONDS)
