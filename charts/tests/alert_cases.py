@@ -1,7 +1,7 @@
 """Series with which each alert fires, and with which it does not."""
 
 # For each alert: series that make it fire after some time, and the same once all is well.
-# Promtool's notation: "0+1x60" begins at 0 and grows by 1 at each of 60 steps of one minute.
+# Promtool's notation: "0+1x60" starts at 0 and grows by 1 at each of 60 steps of one minute.
 Series = dict[str, str]
 
 

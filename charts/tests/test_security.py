@@ -178,7 +178,7 @@ def test_without_cdi_the_agent_sees_none_of_its_folders(render: Render) -> None:
 
 @pytest.mark.parametrize("field", ["resources", "securityContext", "livenessProbe"])
 def test_every_container_has(field: str, everything: Rendered) -> None:
-    # The liveness probe's own container answers for the driver; it has no health of its own.
+    # The container liveness-probe answers for the driver and has no probe itself.
     for name, pod in pods(everything):
         for container in containers(pod):
             if field == "livenessProbe" and container["name"] == "liveness-probe":
@@ -337,7 +337,7 @@ def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -
 
 @pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])
 def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -> None:
-    """Otherwise whoever adds his own name has two quotas: his and the namespace's."""
+    """Otherwise a user who adds a name has two quotas: the user's and the namespace's."""
     done = template({}, "--kube-version", version)
     objects = [item for item in YAML(typ="safe").load_all(done.stdout) if item]
     name = "flyerjob-identity.fireflyer.dev"

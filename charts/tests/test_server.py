@@ -73,7 +73,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[Cluster]:
-    """One of our own: Helm owns what it installs, and others install the same definitions."""
+    """A separate one: Helm owns what it installs, and other tests install the same CRDs."""
     yield from started_cluster(Options(light=True, controllers=True))
 
 
@@ -122,7 +122,7 @@ def test_pod_security_restricted_admits_the_controllers(
             "kind": "Pod",
             "metadata": {"name": item["metadata"]["name"], "namespace": namespace},
             "spec": {
-                # The namespace has no account or class of ours: they are not what is tested.
+                # The namespace lacks the chart's accounts and classes, which are not under test.
                 **item["spec"]["template"]["spec"],
                 "serviceAccountName": "default",
                 "priorityClassName": "",

@@ -1,4 +1,4 @@
-"""What the chart renders, decoded strictly for each version of Kubernetes that it supports.
+"""Rendered charts decode strictly with each supported version of Kubernetes.
 
 The module k8s.io/api carries, for itself and for the three versions before it, an example of every
 kind with every field filled in: it is how Kubernetes tests that it reads what it wrote. A field

@@ -38,7 +38,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Those that the CSI driver uses: here, or elsewhere at addresses and ports of their own. */}}
+{{/* The 3FS services that the CSI driver uses: of this release, or at configured addresses. */}}
 {{- define "fire-flyer.egress-csi-cluster" -}}
 {{- if not .Values.csi.existingClusterSecret }}
 {{- include "fire-flyer.egress-threefs" . }}

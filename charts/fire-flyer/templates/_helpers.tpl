@@ -52,7 +52,7 @@ labels:
 {{- fail (printf "images.registry is empty: no registry serves %s; build the images (images/*.Containerfile), push them to a registry of yours and set images.registry to it" $image.repository) }}
 {{- end }}
 {{- if and (not $image.digest) (not .root.Values.images.allowTags) }}
-{{- fail (printf "images without a digest: %s. A tag can be moved by whoever may push to the registry, and these run on every node, some of them privileged: set images.NAME.digest of each to what the push reported (sha256:…), or images.allowTags to true for development" (include "fire-flyer.images-by-tag" .root)) }}
+{{- fail (printf "images without a digest: %s. A tag can be moved by any account that may push to the registry, and these run on every node, some of them privileged: set images.NAME.digest of each to what the push reported (sha256:…), or images.allowTags to true for development" (include "fire-flyer.images-by-tag" .root)) }}
 {{- end }}
 {{- $registry }}/{{ $image.repository }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}

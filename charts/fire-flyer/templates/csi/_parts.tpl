@@ -18,8 +18,8 @@ projected:
     {{- end }}
 {{- end }}
 
-{{/* Whether node plugins have the cluster's key: for inline volumes, which they make themselves, and
-     where there is no issuer. */}}
+{{/* Whether node plugins have the cluster's key: for inline volumes, which they create themselves, and
+     if no issuer is configured. */}}
 {{- define "fire-flyer.csi-node-key" -}}
 {{- if or .Values.csi.inline.enabled (not .Values.csi.issuer.enabled) }}yes{{ end }}
 {{- end }}

@@ -80,7 +80,7 @@ spec:
             {{- end }}
           ports:
             - {name: {{ .kind }}, containerPort: {{ .values.port }}}
-          # Alive is its own port; what the rest of the cluster does is no reason to restart it.
+          # Liveness depends only on this port: failures of other services must not restart this one.
           livenessProbe:
             tcpSocket: {port: {{ .kind }}}
             periodSeconds: 20
@@ -141,7 +141,7 @@ spec:
       volumes:
         - name: cluster
           projected:
-            # Readable by the group of the pod, nobody else.
+            # Readable by the group of the pod only.
             defaultMode: 0440
             sources:
               - configMap: {name: threefs-cluster}
