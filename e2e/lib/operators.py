@@ -209,7 +209,7 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
             await made.nodes.add(f"{made.node_class}-{name}", "A", made.node_class)
         tasks = [asyncio.create_task(item.run()) for item in (made.nodes, made.jobs)]
         yield made
-        proxy.faults.clear()  # nobody else dies
+        proxy.faults.clear()  # no other operator is killed
         await made.operators.end()
         for task in tasks:
             task.cancel()

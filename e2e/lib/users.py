@@ -18,7 +18,7 @@ __all__ = ["User", "tenant"]
 
 @dataclass(frozen=True)
 class User:
-    """A user with rights in one namespace; the API server decides each request as it does his."""
+    """A user with rights in one namespace; the API server authorizes each request as this user."""
 
     cluster: Cluster
     name: str

@@ -26,9 +26,7 @@ from typing import Any
 REPORT_SECONDS = 2.0
 ROUND_SECONDS = 1.0
 OPENED_PER_ROUND = 40  # of one target: a new set of 160 takes four pods one second
-REOPENED_PER_ROUND = (
-    4  # a pod of its own cannot do more than annoy; the ports must not depend on it
-)
+REOPENED_PER_ROUND = 4  # one pod can only disturb; the ports must not depend on it
 CONNECT_SECONDS = 10.0
 POST_BYTES = 8 << 20
 POST_THREADS = 4
@@ -120,7 +118,7 @@ def guesses(host: str, port: str, uid: str) -> None:
 
 
 def forged(uid: str) -> None:
-    """Print a token for a pod with this uid that nobody signed."""
+    """Print a token for a pod with this uid without a valid signature."""
     print(json.dumps(_forged(uid, "0")), flush=True)
 
 
@@ -150,7 +148,7 @@ def _greet(host: str, port: str, token: str) -> str:
 
 
 def _tls(host: str, port: str) -> ssl.SSLSocket:
-    """A stranger has no reason to verify who it attacks."""
+    """A TLS connection without verification, as an attacker opens it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -206,8 +204,8 @@ COMMANDS = {
     for program in (silent, posts, guess, guesses, forged, own_place, forge_record, fill_inodes)
 }
 
-# On a cluster attackers have processors of their own; here all nodes, the control plane and the
-# attackers share a machine, and would lose it to whoever computes most.
+# In a real cluster attackers have separate processors. Here all nodes, the control plane and the
+# attackers share the processors of one machine, so the floods are limited.
 FLOODS = (silent, posts, guesses)
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def until(folder: Path) -> int:
 
 
 def tensors_of(model: Any, optimizer: Any) -> list[Any]:
-    """All that a run goes on with: parameters, and what the optimizer keeps of each."""
+    """All state that a run needs to continue: parameters and their optimizer states."""
     found = list(model.parameters())
     for parameter in model.parameters():
         kept = optimizer.state[parameter]

@@ -158,7 +158,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
         pod["metadata"]["uid"] for pod in pods(cluster, "app.kubernetes.io/component=operator")
     }
 
-    # Every pod of ours is replaced: the label is in every template.
+    # All pods of the release are replaced: the label is in every template.
     release.values = {"commonLabels": {"upgraded": namespace}}
     record("chart", "upgrade_seconds", release.install())
 
@@ -186,7 +186,9 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
 def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.Release) -> None:
     cluster = release.cluster
     release.uninstall()
-    wait_for("no pod of ours", lambda: not pods(cluster, "app.kubernetes.io/name=fire-flyer"))
+    wait_for(
+        "no pods of the release", lambda: not pods(cluster, "app.kubernetes.io/name=fire-flyer")
+    )
     names = cluster.kubectl(
         "get", "--output=name", "--ignore-not-found", f"--namespace={chart.NAMESPACE}",
         "--selector=app.kubernetes.io/name=fire-flyer",

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 SCRIPT = Path(counting.__file__).read_text()
 ENDLESS = "1000000"
-BAD, NO_SUCH_JOB, STOPPED, SUSPENDED, NEVER, LATE, NOBODY = 2, 102, 103, 104, 105, 106, 107
+BAD, NO_SUCH_JOB, STOPPED, SUSPENDED, NEVER, LATE, UNREACHABLE = 2, 102, 103, 104, 105, 106, 107
 INTERRUPTED = 130
 
 # It ignores all requests.
@@ -119,5 +119,5 @@ def test_an_unreachable_api_server_has_its_own_status(
     text = Path(cluster.kubeconfig).read_text()
     nowhere = tmp_path / "nowhere"
     nowhere.write_text(re.sub(r"(https://[^:\s]+):\d+", r"\1:9", text))
-    said = flyer.run("ps", f"--kubeconfig={nowhere}", status=NOBODY).stderr
+    said = flyer.run("ps", f"--kubeconfig={nowhere}", status=UNREACHABLE).stderr
     assert said.startswith("error:"), said

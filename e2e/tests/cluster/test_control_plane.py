@@ -53,7 +53,7 @@ def test_tokens_carry_their_audience(control_plane: Cluster, namespace: str) -> 
         "spec": {"token": token, "audiences": ["fireflyer-gateway"]},
     }
     assert "system:serviceaccount" in _review(control_plane, review)
-    review["spec"] = {"token": token, "audiences": ["somebody-else"]}
+    review["spec"] = {"token": token, "audiences": ["another-audience"]}
     assert "authenticated: true" not in _review(control_plane, review)
 
 
@@ -65,7 +65,7 @@ def _review(cluster: Cluster, review: Mapping[str, object]) -> str:
 
 def test_kubectl_errors_keep_the_servers_words(control_plane: Cluster) -> None:
     with pytest.raises(KubectlError, match="NotFound"):
-        control_plane.get("pod", "nobody")
+        control_plane.get("pod", "missing")
 
 
 def test_two_clusters_at_once_and_one_restarted_api_server(tmp_path: Path) -> None:

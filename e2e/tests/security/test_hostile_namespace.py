@@ -244,8 +244,8 @@ def test_a_daemonset_keeps_no_node_from_jobs(scene: Scene) -> None:
     pods = json.loads(user.kubectl("get", "pods", "--selector=daemonset", "--output=json"))
     nodes = {pod["spec"].get("nodeName", SHARED) for pod in pods["items"]}
     assert nodes <= {SHARED}, "what needs no toleration"
-    scene.victim.runs_another_job("beside-daemonsets")
-    scene.victim.runs_another_job("beside-daemonsets-shared", nodeClass="shared")
+    scene.victim.runs_another_job("during-daemonsets")
+    scene.victim.runs_another_job("during-daemonsets-shared", nodeClass="shared")
     scene.delete("daemonset")
 
 
@@ -265,7 +265,7 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
     assert "deleted by force" in user.refusal(*forced)
     for name, job_name, uid in (
         (f"{NAME}-1-0", NAME, theirs),
-        ("stranger-1-0", "nobody", "00000000-0000-0000-0000-000000000000"),
+        ("orphan-1-0", "missing", "00000000-0000-0000-0000-000000000000"),
         ("own-1-7", "own", own),
         ("own-2-0", "own", own),
     ):
@@ -280,8 +280,8 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
             }
         ]
         user.create(pod)
-    scene.victim.runs_another_job("beside-owners")
-    scene.victim.runs_another_job("beside-owners-shared", nodeClass="shared")
+    scene.victim.runs_another_job("during-owners")
+    scene.victim.runs_another_job("during-owners-shared", nodeClass="shared")
     scene.delete("flyerjob", "own")
     user.kubectl("delete", "pod", "--selector=app!=reader", "--wait=false")
 
@@ -331,7 +331,7 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
             queued.append(name)
             continue
         assert "spec.template" in said, said
-    scene.victim.runs_another_job("beside-malformed")
+    scene.victim.runs_another_job("during-malformed")
 
     def judged(name: str) -> bool:
         found = user.get("flyerjob", name).get("status") or {}
@@ -350,13 +350,13 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
 
 
 def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
-    """The quota bounds the user's jobs that run; those that wait stand in nobody's way."""
+    """The quota bounds the user's jobs that run; waiting jobs do not delay other users."""
     annotations = {"example.com/text": "x" * (15 << 10)}
     many = [job(f"many-{number}", 1, SLEEPS) for number in range(300)]
     for item in many:
         item["metadata"]["annotations"] = annotations
     scene.user.create(*many)
-    scene.victim.runs_another_job("beside-many")
+    scene.victim.runs_another_job("during-many")
     found = json.loads(scene.user.kubectl("get", "flyerjobs", "--output=json", deadline_s=120))
     holding = [item for item in found["items"] if (item.get("status") or {}).get("assignment")]
     assert len(holding) <= 1, "the quota"
@@ -430,8 +430,8 @@ def test_floods_of_every_port_exclude_no_client(scene: Scene) -> None:
 
         scene.victim.suspend()
         scene.victim.resume()
-        scene.victim.runs_another_job("beside-strangers")
-        scene.victim.mounts_another_volume("beside-strangers")
+        scene.victim.runs_another_job("during-attacks")
+        scene.victim.mounts_another_volume("during-attacks")
 
         for name in pods:
             last = json.loads(user.kubectl("logs", name, "--tail=1"))

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # Images are built and loaded first, which takes minutes on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 
-# Beside its work the last rank says to the gateway, with its own pod's token and in its sidecar's
-# place, what is not its to say; until it was heard, because its sidecar comes back.
+# While it trains, the last rank sends false messages to the gateway, with its pod's token and in
+# place of its sidecar. It repeats them until they are received, because its sidecar reconnects.
 LIES = """
 import json, os, socket, ssl, sys, threading
 
@@ -59,7 +59,7 @@ def lie():
             except OSError:
                 if expected == "flood":
                     break  # it hung up before it was heard out
-    print("all lies are told", flush=True)
+    print("all false messages are sent", flush=True)
 
 if os.environ["RANK"] == "5":
     threading.Thread(target=lie, daemon=True).start()
@@ -73,7 +73,7 @@ async def test_false_messages_of_a_rank_affect_only_its_own_pod(control: Control
     mine = await control.start("mine", LIES + STEPS, *address, token=True)
     await control.watch(mine, GangStarted, "mine")
     async with asyncio.timeout(SECONDS):
-        while "all lies are told" not in control.logs(mine[2]):
+        while "all false messages are sent" not in control.logs(mine[2]):
             await asyncio.sleep(0.5)
     refused = {code: control.count(code) for code in ("unasked", "bad_rank", "flood", "replaced")}
     assert (refused["bad_rank"] or 0) >= 2, refused

@@ -56,7 +56,7 @@ def test_the_kubelet_reports_use_and_condition_of_a_claim(
         reported = summary(cluster, namespace, "pod")
         return reported if reported and reported["usedBytes"] == 8 * MEBIBYTE else None
 
-    reported = wait_for("the kubelet to tell what is used", used, SECONDS)
+    reported = wait_for("the kubelet to report the usage", used, SECONDS)
     assert reported["pvcRef"] == {"name": "data", "namespace": namespace}
     assert (reported["capacityBytes"], reported["availableBytes"]) == (64 * MEBIBYTE, 56 * MEBIBYTE)
     assert reported["inodesUsed"] >= 1

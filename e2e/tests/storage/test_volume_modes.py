@@ -49,25 +49,30 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
 
     # Kubernetes' scheduler keeps a second one waiting, and so does each kubelet; where no kubelet
     # knows the first pod, the driver is asked and refuses.
-    late, beside, elsewhere = "late", "beside", "elsewhere"
+    late, same_node, elsewhere = "late", "same-node", "elsewhere"
     cluster.apply(
         pod_with(late, THERE, "single"),
-        bound(beside, HERE, "single"),
+        bound(same_node, HERE, "single"),
         bound(elsewhere, THERE, "single"),
         namespace=namespace,
     )
     refusals = {
         late: "ReadWriteOncePod",
-        beside: "ReadWriteOncePod access mode and is already in use by another pod",
+        same_node: "ReadWriteOncePod access mode and is already in use by another pod",
         elsewhere: f"is restricted to one node at a time and node `{HERE}` uses it",
     }
     for pod, words in refusals.items():
         wait_event(cluster, namespace, f"pod/{pod}", words)
     pods = cluster.get("pods", namespace=namespace)
     phases = {item["metadata"]["name"]: item["status"]["phase"] for item in pods}
-    assert phases == {"first": "Running", late: "Pending", beside: "Pending", elsewhere: "Pending"}
+    assert phases == {
+        "first": "Running",
+        late: "Pending",
+        same_node: "Pending",
+        elsewhere: "Pending",
+    }
 
-    delete(cluster, namespace, beside, elsewhere)
+    delete(cluster, namespace, same_node, elsewhere)
     delete(cluster, namespace, "first")
     cluster.wait_ready(late, namespace=namespace, deadline_s=SECONDS)
     assert volumes.sh(cluster, namespace, late, "cat /volume/file") == "kept\n"
@@ -90,7 +95,7 @@ def test_an_ephemeral_volume_lives_as_long_as_its_pod(
     assert int(sh("scratch", "df -B1 --output=size /volume | tail -1")) == 32 * MEBIBYTE
     fill = "dd if=/dev/zero of=/volume/large bs=1M count=48 conv=fsync 2>&1 || true"
     assert "quota" in sh("scratch", fill).lower()
-    assert sh("reader", "ls -A /volume") == "", "nobody else's files"
+    assert sh("reader", "ls -A /volume") == "", "the volume is empty"
     assert EROFS in sh("reader", TOUCH)
     wait_event(cluster, namespace, "pod/wrong", "attribute `path` is not known")
 
@@ -124,15 +129,15 @@ def test_a_volume_is_for_readers_where_it_is_said(release: chart.Release, namesp
         claim("empty", "64Mi", "ReadOnlyMany"),
         pod_with("writer", HERE, "data"),
         pod_with("reader", THERE, "data", read_only=True),
-        pod_with("nobody", THERE, "empty"),
+        pod_with("idle", THERE, "empty"),
         namespace=namespace,
     )
-    cluster.wait_ready("writer", "reader", "nobody", namespace=namespace, deadline_s=SECONDS)
+    cluster.wait_ready("writer", "reader", "idle", namespace=namespace, deadline_s=SECONDS)
     sh("writer", "echo text > /volume/file && mkdir /volume/folder && sync /volume/file")
     assert sh("reader", "cat /volume/file") == "text\n"
     for command in ("echo more >> /volume/file", "rm -f /volume/file", "mkdir /volume/folder/x"):
         assert EROFS in sh("reader", f"sh -c '{command}' 2>&1 || true"), command
-    assert EROFS in sh("nobody", TOUCH)
+    assert EROFS in sh("idle", TOUCH)
 
     # Existing data, for readers on every node: a PersistentVolume written by an administrator.
     volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
@@ -161,4 +166,4 @@ def test_a_volume_is_for_readers_where_it_is_said(release: chart.Release, namesp
         delete(cluster, namespace, "guest")
     finally:
         cluster.kubectl("delete", "pv", shown, "--ignore-not-found", "--wait=false")
-    assert sh("writer", "ls /volume") == "file\nfolder\n", "nobody wrote"
+    assert sh("writer", "ls /volume") == "file\nfolder\n", "readers did not write"
