@@ -121,7 +121,7 @@ def _rights(cluster: Cluster) -> None:
     right[1]["subjects"] += [controller, {**controller, "name": POD_COLLECTOR}]
     cluster.apply(*right)
     # As the chart gives it to the operator.
-    own = role("test-operator", "nobody", {**classes, "resourceNames": [JOBS], "verbs": ["use"]})
+    own = role("test-operator", "unused", {**classes, "resourceNames": [JOBS], "verbs": ["use"]})
     own[1]["subjects"] = [{**controller, "name": OPERATOR}]
     cluster.apply(*own)
     for namespace in ("default", "kube-system", "fireflyer-system"):
@@ -153,7 +153,7 @@ async def _dry(api: Api, body: dict[str, Any], namespace: str = "default") -> No
 async def _labels(
     reader: Reader, anna: Api, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
-    marked = pod("marked", {"fireflyer.dev/job": "nobody", "app": "z"})
+    marked = pod("marked", {"fireflyer.dev/job": "missing", "app": "z"})
     await reader.refuses(_dry(anna, marked), "a pod of a job by anna")
     await anna.create(known.PODS, pod("plain", {"app": "z"}), "default")
     leads = {"metadata": {"labels": {"fireflyer.dev/leader": "true"}}}
@@ -223,7 +223,7 @@ async def _job_pods(
 async def _evictions(
     reader: Reader, anna: Api, pod_collector: Api, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
-    """An eviction is no way around; what is left of a lost node goes."""
+    """An eviction cannot bypass the rule; remaining pods of a lost node are deleted."""
     body = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
     body["metadata"]["ownerReferences"] = [owner]
 
@@ -258,7 +258,7 @@ async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
         tolerating(DEDICATED, "NoExecute"),
     ):
         await _dry(anna, pod("t", tolerations=tolerations))
-    # A tenant's DaemonSet is no way around it; one of a system namespace has the right.
+    # A tenant's DaemonSet cannot bypass the rule; one in a system namespace has the right.
     wild = pod("t", tolerations=tolerating(None))
     try:
         await _dry(controller, wild)
@@ -303,7 +303,7 @@ async def _priority_classes(
         await reader.refuses(
             _dry(anna, classed("test-urgent")), "a priority class above the services"
         )
-        # A tenant's DaemonSet is no way around it; one of a system namespace has the right.
+        # A tenant's DaemonSet cannot bypass the rule; one in a system namespace has the right.
         try:
             await _dry(controller, classed(system))
         except ForbiddenError as error:
@@ -329,7 +329,7 @@ async def _priority_classes(
 async def _operators_own(
     cluster: Cluster, reader: Reader, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
-    await reader.refuses(_dry(operator, pod("op")), "a pod of nobody by the operator")
+    await reader.refuses(_dry(operator, pod("op")), "a pod without a job by the operator")
     owned = pod("op")
     owned["metadata"]["ownerReferences"] = [owner]
     key = "a pod of the system by the operator"
@@ -337,7 +337,7 @@ async def _operators_own(
     await _dry(operator, owned)
     await api.create(known.PODS, pod("op"), "default")
     foreign = operator.delete(known.PODS, "op", "default")
-    await reader.refuses(foreign, "a pod of nobody by the operator")
+    await reader.refuses(foreign, "a pod without a job by the operator")
     await api.delete(known.PODS, "op", "default", grace_seconds=0)
     # It marks who leads, in its own namespace.
     await api.create(known.PODS, pod("me"), "fireflyer-system")

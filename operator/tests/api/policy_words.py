@@ -142,7 +142,7 @@ WORDS = {
     "a priority class above the services": _class("test-urgent", "anna"),
     "a priority class of the chart in a template": _class("flyer-control", OPERATOR),
     "a priority class of the system in a template": _class("system-node-critical", OPERATOR),
-    "a pod of nobody by the operator": _operators("default/op"),
+    "a pod without a job by the operator": _operators("default/op"),
     "a pod of the system by the operator": _operators("kube-system/op"),
     "a webhook by the operator": Words(
         "operator-webhook",

@@ -34,7 +34,7 @@ AGENT = "system:serviceaccount:fireflyer-system:flyer-node"
 
 
 async def acting(kinds: Cluster | MemoryCluster, user: str, *groups: str, node: str = "") -> Api:
-    """The same server, seen by somebody else."""
+    """A client of the same server that impersonates `user`."""
     if isinstance(kinds, MemoryCluster):
         access = kinds.access()
     else:
@@ -74,7 +74,7 @@ async def gone(api: Api, plural: str, name: str) -> None:
 
 
 async def broken(api: Api, operator: Api, case: Case, name: str) -> None:
-    """Store what the case begins with, then send the edit that should be refused."""
+    """Store the initial object of the case, then send the edit that should be refused."""
     await stored(api, case.plural, name, case.before, operator)
     resource, namespace = RESOURCES[case.plural], namespace_of(case.plural)
     await api.merge(resource, name, case.edit, namespace, case.subresource)

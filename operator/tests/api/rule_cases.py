@@ -295,7 +295,7 @@ CASES = [
         job(status={**status("Running"), "history": {"id": "c", "attempt": 1, "restarts": 2}}),
     ),
     Case(
-        "a quota about somebody else",
+        "a quota of another user",
         "flyerquotas",
         {"spec": {"user": "ben"}},
         "spec: ben/*/* cannot replace anna/*/*: subject, scope, priority and nodeClass are "
@@ -326,7 +326,7 @@ CASES = [
         "status",
     ),
     Case(
-        "a quota's status from nobody",
+        "a quota's status without an epoch",
         "flyerquotas",
         {"status": {"epoch": None}},
         "status.epoch: 0 is lower than 3: a newer leader exists, stop writing and elect again",
@@ -349,7 +349,7 @@ CASES = [
         {"epoch": 4},
     ),
     on_topology(
-        "a topology's status from nobody",
+        "a topology's status without an epoch",
         "status.epoch: 0 is lower than 4: a newer leader exists, stop writing and elect again",
         {"epoch": None},
         {"epoch": 4},
@@ -379,7 +379,7 @@ CASES = [
         {"epoch": 3, "holder": None},
     ),
     on_topology(
-        "nobody takes the token back",
+        "a write without an epoch takes the token back",
         "status.holder: ml/gpt got the token in epoch 4 and epoch 0 is earlier: elect again "
         "and write with an epoch that is not lower",
         {"epoch": None, "holder": None},

@@ -126,13 +126,13 @@ async def every_policy(policies: Cluster, api: Api) -> None:
 
 
 async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> None:
-    """Who created a job and who asked for what is stamped, and nobody says otherwise."""
+    """The creator of a job and the user of each change are stamped, and users cannot forge them."""
     jobs = RESOURCES["flyerjobs"]
     claimed = named("flyerjobs", name, job())
     claimed["metadata"]["annotations"] = {names.USER_ANNOTATION: "root"}
     made = await anna.create(jobs, claimed, "default")
     assert made["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
-    # Nobody asked for anything yet, so nobody else did.
+    # No change was requested yet, so a claim that another user did is refused.
     claimed["metadata"]["annotations"] = {names.CHANGED_BY_ANNOTATION: "ben"}
     await reader.refuses(anna.create(jobs, claimed, "default"), "asked by another")
     patch = {"metadata": {"annotations": {names.USER_ANNOTATION: "ben"}}}
@@ -179,7 +179,7 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
 
 
 async def _others(anna: Api) -> None:
-    """The status of another controller's job is written by whom RBAC lets do so."""
+    """RBAC alone decides who writes the status of another controller's job."""
     name = f"others-{secrets.token_hex(4)}"
     await stored(anna, "flyerjobs", name, job(managedBy="kueue.x-k8s.io/multikueue"))
     patch = {"status": {"phase": "Queued", "message": "elsewhere"}}
@@ -207,7 +207,7 @@ async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
 
 
 async def _unstamped(policies: Cluster, reader: Reader) -> None:
-    """As before Kubernetes 1.36: who creates a job is not stamped, and claims no other's name."""
+    """As before Kubernetes 1.36: no creator is stamped, and a claimed name is refused."""
     stamps = "mutatingadmissionpolicybinding/flyerjob-user.fireflyer.dev"
     await asyncio.to_thread(policies.kubectl, "delete", stamps)
     jobs = RESOURCES["flyerjobs"]
@@ -245,11 +245,11 @@ async def _taken(operator: Api, name: str, patch: dict[str, Any]) -> None:
 
 
 async def _epochs(reader: Reader, api: Api, operator: Api, name: str) -> None:
-    """Who leads says so in the topology; whoever led before writes no status any more."""
+    """The leader writes its epoch to the topology; previous leaders cannot write a status."""
     jobs, topologies = RESOURCES["flyerjobs"], RESOURCES["flyertopologies"]
     patch = {"status": {"message": "by epoch 3"}}
     await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
-    await operator.merge(jobs, name, patch, "default", "status")  # nobody's epoch yet
+    await operator.merge(jobs, name, patch, "default", "status")  # no leader has an epoch yet
     await operator.merge(topologies, "cluster", {"status": {"epoch": 4}}, "", "status")
     for count in range(600):  # the topology is read from a watch
         patch = {"status": {"message": f"by epoch 3, {count}"}}
@@ -366,7 +366,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
 
 
 async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
-    """An agent writes of its own node."""
+    """An agent writes only the NodeHealth of the node on which it runs."""
     healths = RESOURCES["nodehealths"]
     own, other = await acting(policies, AGENT, node="a1"), await acting(policies, AGENT, node="b7")
     unbound, anna = await acting(policies, AGENT), await acting(policies, "anna")

@@ -78,7 +78,7 @@ async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
     try:
         with pytest.raises(InvalidError) as refusal:
             await broken(api, api, case, name)
-        # The value itself is shown where it is no object.
+        # The message shows the value unless it is an object.
         where = rf"[ []{re.escape(case.path or '<nil>')}: Invalid value: (\S+: )?"
         assert re.search(where + re.escape(case.says), str(refusal.value))
     finally:

@@ -206,7 +206,7 @@ def test_a_node_that_failed_two_jobs_is_avoided_by_a_third(new_harness: Callable
 
 
 def test_one_users_failing_starts_make_no_other_avoid_the_node(new_harness: Callable) -> None:
-    """Else a user whose registry does not answer has others interrupt jobs beside idle nodes."""
+    """Otherwise one user's failing registry causes preemptions while nodes are idle."""
     harness = new_harness(one_zone(2))
     harness.run("low", 1, user="anna", priority="low", progressDeadline=None)
     taken, free = harness.names("low")[0], {"n0": "n1", "n1": "n0"}[harness.names("low")[0]]
@@ -253,7 +253,7 @@ def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
 
 
 def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
-    """Nodes empty at once and pods start, or not, for so long."""
+    """For `seconds`, nodes empty at once and pods start, or do not."""
     until = harness.now + seconds
     while harness.now < until:
         harness.wait(60)
@@ -303,7 +303,7 @@ def test_one_job_without_a_stream_does_not_keep_its_nodes_for_ever(new_harness: 
 
 
 def test_an_outage_of_the_report_path_fails_no_job(new_harness: Callable) -> None:
-    """Nothing is heard: neither progress nor that pods have started, and nobody reports that."""
+    """The operator receives neither progress nor starts of pods, and no error."""
     harness = new_harness(one_zone(10))
     keys = [f"default/j{index}" for index in range(10)]
     for index, key in enumerate(keys):

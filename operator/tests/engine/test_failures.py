@@ -262,7 +262,7 @@ def test_pods_that_may_not_be_made_are_waited_for(new_harness: Callable, pick: C
     assert harness.status("a").phase is Phase.RUNNING
 
 
-@pytest.mark.parametrize("asked", ["another spec", "suspended and resumed", "a word in passing"])
+@pytest.mark.parametrize("asked", ["another spec", "suspended and resumed", "unchanged"])
 def test_what_is_asked_anew_is_tried_at_once(
     new_harness: Callable, pick: Callable, asked: str
 ) -> None:
@@ -290,7 +290,7 @@ def test_what_is_asked_anew_is_tried_at_once(
         actions = submit(3)
     else:
         actions = submit(1)
-    if asked == "a word in passing":
+    if asked == "unchanged":
         assert not pick(actions, Start)
         assert harness.status("a").history.refusals == 2
         return

@@ -38,7 +38,7 @@ def nodes(count: int, node_class: str = "default") -> list[Node]:
 
 
 def leave(harness: Any) -> None:
-    """Whoever is asked to leave does, and whoever starts comes up."""
+    """Jobs that are asked to leave do so, and jobs that start become running."""
     for _ in range(8):
         events: list[Event] = []
         for key, job in harness.state.jobs.items():
@@ -227,7 +227,7 @@ def test_a_job_whose_pods_are_refused_is_in_nobodys_way(new_harness: Callable) -
     harness.step(StartRefused("default/refused", 1, "the quota is full"))
     harness.empty("refused")
     harness.up(leaving[0])
-    harness.wait(70)  # it is tried again, and interrupts nobody for now
+    harness.wait(70)  # it is tried again, and interrupts no job for now
     assert harness.status("refused").phase is Phase.QUEUED
     harness.submit("urgent", 1, priority="high", user="other")
     assert harness.status("urgent").phase is Phase.DRAINING
@@ -321,7 +321,7 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(new_harness:
     save(harness)  # it would lose the least a fourth time, too
     harness.submit("urgent", 1, priority="high")
     assert phases(harness, "often", "dear") == [Phase.RUNNING, Phase.SUSPENDING]
-    # Where nobody else has nodes, its budget protects nobody.
+    # The budget does not protect the job if no other job can be preempted.
     harness.submit("also", 1, priority="high")
     assert phases(harness, "often") == [Phase.SUSPENDING]
 

@@ -384,7 +384,7 @@ def test_a_victim_that_is_leaving_keeps_its_place(new_harness: Callable, pick: C
     harness.step(Released("default/a", 1))
     harness.empty("a")
     assert harness.status("a").phase is Phase.QUEUED
-    # Nobody knows when b ends: c uses them meanwhile, and gives them back when it does.
+    # The end of b is unknown: c uses the nodes meanwhile, and returns them when b ends.
     harness.up("b")
     harness.up("c")
     assert harness.status("c").assignment.backfill

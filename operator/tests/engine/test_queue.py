@@ -327,7 +327,7 @@ def _with_flood_of_one_user(
 def test_every_job_of_a_long_queue_is_told_why_it_waits_and_where() -> None:
     state, now = _full_cluster()
     state, _ = step(state, _queue_of(400), now + 1)
-    state, _ = step(state, [Tick()], now + 2)  # those that arrived together are not told at once
+    state, _ = step(state, [Tick()], now + 2)  # simultaneous submissions are not evaluated at once
     pendings = [state.jobs[f"default/w{index}"].status.pending for index in range(400)]
     assert all(
         pending is not None and pending.reason != "PendingEvaluation" for pending in pendings
@@ -347,12 +347,12 @@ def test_one_users_many_different_jobs_leave_time_for_those_of_others(
     state, now = _full_cluster()
     flood = _queue_of(600, users=1, activeDeadline=lambda index: f"{index + 1}m")
     state, _ = step(state, flood, now + 1)
-    late = sample_job("late", 1, user="somebody", ranksPerNode=8)
+    late = sample_job("late", 1, user="late", ranksPerNode=8)
     late = late.replace(metadata=late.metadata.replace(uid="l", creation_timestamp=now + 2))
     looks.clear()
     state, _ = step(state, [JobSubmitted(late)], now + 2)
     assert looks.count("u0") == 256
-    assert looks.count("somebody") == 1
+    assert looks.count("late") == 1
     waits = state.jobs["default/w99"].status.pending
     assert waits is not None
     assert "256 jobs of u0" in waits.message

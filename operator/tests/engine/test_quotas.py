@@ -79,8 +79,8 @@ def test_a_limit_of_ones_own_stands_in_for_everybodys(new_harness: Callable) -> 
         QuotaObserved(Quota("anna", subject="anna", nodes=4)),
     )
     assert harness.run("hers", 4, user="anna").phase is Phase.RUNNING
-    harness.submit("his", 2, user="ben")
-    assert harness.status("his").pending.reason == "QuotaExceeded"
+    harness.submit("other", 2, user="ben")
+    assert harness.status("other").pending.reason == "QuotaExceeded"
 
 
 def test_nodes_count_until_they_are_empty(new_harness: Callable) -> None:
@@ -319,7 +319,7 @@ def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(
 
 
 def test_service_accounts_of_a_namespace_share_its_quota() -> None:
-    """Whoever may edit a namespace can make any number of accounts in it."""
+    """A user who may edit a namespace can create any number of accounts in it."""
     from flyer.api import load_manifest
     from flyer.api.names import USER_ANNOTATION
 
@@ -363,7 +363,7 @@ def test_many_identities_of_one_namespace_share_its_limit(new_harness: Callable)
     assert _held(harness) == 2
     pending = harness.state.jobs["lab/job-5"].status.pending
     assert "quota each has 0 of 2 nodes left for namespace lab, wants 1" in pending.message
-    # Another namespace has a limit of its own.
+    # Another namespace has a separate limit.
     _submit(harness, "other/job", 2)
     assert harness.state.jobs["other/job"].status.phase is Phase.STARTING
 

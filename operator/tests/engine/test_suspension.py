@@ -67,7 +67,7 @@ def test_a_drained_node_is_left_with_a_checkpoint(new_harness: Callable, pick: C
     drained = replace(gone, ready=False, reason=why, drain=why)
     (signal,) = pick(harness.step(NodeObserved(drained)), Signal)
     assert signal.reason == "NodeDrained"
-    harness.restart()  # a new leader goes on with it
+    harness.restart()  # a new leader continues it
     harness.step(NodeObserved(drained))
     harness.step(CheckpointReported(A, 1, 42, "/ckpt/42"), Released(A, 1))
     harness.empty("a")
@@ -102,7 +102,7 @@ def test_a_gang_that_fits_nowhere_else_waits_until_the_drain_is_over(new_harness
 def test_suspend_codes_only_grow(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
-    harness.step(SuspendReceived(A, 1))  # nobody asked yet
+    harness.step(SuspendReceived(A, 1))  # no suspension was requested
     assert harness.status("a").suspend_code is SuspendCode.NONE
     harness.step(SuspendRequested(A))
     harness.step(Released(A, 1))
@@ -271,6 +271,6 @@ def test_a_step_that_came_too_soon_is_shown_in_its_time(new_harness: Callable) -
     harness.wait(10)  # and the job says nothing meanwhile
     assert harness.status("a").progress.step == 7
     harness.restart()
-    harness.step(ProgressReported(A, 1, 9))  # what its sidecar tells a new leader, once
+    harness.step(ProgressReported(A, 1, 9))  # the sidecar reports once to a new leader
     harness.wait(10)
     assert harness.status("a").progress.step == 9

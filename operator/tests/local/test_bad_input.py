@@ -107,8 +107,8 @@ def test_unknown_jobs_and_arguments(bench):
     driver = bench.drive(bench.manifest(steps=20, hold_at=3))
     bench.step("job", 2)
     for verb in ("show", "why", "logs", "suspend", "resume", "stop", "requeue"):
-        run = bench.flyer(verb, "nobody")
-        assert (run.returncode, "default/nobody" in run.stderr) == (102, True), verb
+        run = bench.flyer(verb, "missing")
+        assert (run.returncode, "default/missing" in run.stderr) == (102, True), verb
     assert bench.flyer("resume", "job").returncode == 2
     assert bench.flyer("ps", "-o", "xml").returncode == 2
     assert bench.flyer("fly").returncode == 2

@@ -21,7 +21,7 @@ class Echo:
 
     async def call(self, op, arguments):
         if op == "missing":
-            raise FlyerError.not_found("there is no such thing", "look elsewhere")
+            raise FlyerError.not_found("not found", "look elsewhere")
         if op == "broken":
             raise KeyError("job")
         return {"op": op, **arguments}

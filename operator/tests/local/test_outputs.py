@@ -72,7 +72,7 @@ def test_screens_fit_their_columns(running):
 def test_without_a_terminal_no_control_sequence_is_printed(bench):
     run = bench.flyer("run", bench.manifest(steps=3), "--cluster", bench.cluster())
     assert run.returncode == 0, run.stderr
-    verbs = ("ps", "nodes", "queues", "show job", "logs job", "why job", "show nobody", "help")
+    verbs = ("ps", "nodes", "queues", "show job", "logs job", "why job", "show missing", "help")
     printed = [run, *(bench.flyer(*verb.split()) for verb in verbs)]
     text = "".join(item.stdout + item.stderr for item in printed)
     assert "Succeeded" in text

@@ -56,7 +56,7 @@ async def test_each_different_write_has_one_death_and_is_performed(stand):
         await second.delete(PODS, "a", "default")
     third = api("operator-3")
     assert await third.list(PODS) == []
-    # The same again is nobody's last.
+    # The same request again kills no other client.
     await third.create(PODS, pod("a"), "default")
     assert killed == ["operator-1", "operator-2"]
     assert list(proxy.reaper.deaths.values()) == killed

@@ -82,7 +82,7 @@ async def test_a_sidecar_of_an_adopted_gang_that_never_connects_is_silent(
     harness: Any,
 ) -> None:
     for name, phase, missed in (
-        ("begins", Phase.STARTING, False), ("ran", Phase.RUNNING, True),
+        ("starts", Phase.STARTING, False), ("ran", Phase.RUNNING, True),
         ("saves", Phase.SUSPENDING, True),
     ):  # fmt: skip
         gang = harness.gang(name)

@@ -247,7 +247,7 @@ def test_the_daemon_is_a_sidecar_reachable_only_from_its_pod() -> None:
         (mount,) = daemon["volumeMounts"]
         assert mount in trainer["volumeMounts"], "the folder that both have"
         (volume,) = [item for item in spec["volumes"] if item["name"] == mount["name"]]
-        assert "emptyDir" in volume, "and nobody else"
+        assert "emptyDir" in volume, "no other pod shares it"
 
 
 def test_a_daemon_of_the_users_own_stays() -> None:

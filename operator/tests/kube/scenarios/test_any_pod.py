@@ -37,7 +37,7 @@ def any_owner(random, jobs):
             ["fireflyer.dev/v1alpha1", "fireflyer.dev/v9", "apps/v1", "v1"]
         ),
         "kind": random.choice(["FlyerJob", "FlyerJob", "ReplicaSet"]),
-        "name": random.choice([job["metadata"]["name"], "nobody"]),
+        "name": random.choice([job["metadata"]["name"], "missing"]),
         "uid": random.choice([job["metadata"]["uid"], "no-uid"]),
         "controller": random.choice([True, True, False]),
     }
@@ -48,7 +48,7 @@ def any_pod(random, number, jobs, nodes):
     labels = {name: random.choice([job, "1", "2", "x", ""]) for name in LABELS}
     metadata = {
         "name": random.choice([f"foreign-{number}", f"{job}-{random.randrange(4)}-{number}"]),
-        "labels": {**labels, "fireflyer.dev/job": random.choice([job, "nobody"])},
+        "labels": {**labels, "fireflyer.dev/job": random.choice([job, "missing"])},
         "annotations": {"foreign": ""},
     }
     if random.random() < 0.8:

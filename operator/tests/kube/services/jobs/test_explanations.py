@@ -182,7 +182,7 @@ async def test_results_of_writes_are_reported(explains, until):
     made, commits, gone, confused = explains
     made.defer([Commit("default/a", WAITS), Commit("default/b", WAITS)])
     commits.answers.put_nowait(False)
-    commits.answers.put_nowait(StaleStateError("somebody else"))
+    commits.answers.put_nowait(StaleStateError("another writer"))
     await until(lambda: confused)
     assert gone == ["default/a"]
     made.defer([Commit("default/c", WAITS)])

@@ -415,7 +415,7 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
 
 
 def test_a_name_taken_by_another_controllers_job_is_released():
-    """One event reports both, as after a broken watch: there is no event for the old object."""
+    """One event reports both, as after a broken watch: the old object has no event."""
     heard = []
     submissions = Submissions(
         None,

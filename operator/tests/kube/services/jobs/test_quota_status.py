@@ -38,7 +38,7 @@ async def test_quota_statuses_list_holders_and_waiting_jobs(cluster, until, monk
     monkeypatch.setattr(quota_status, "INTERVAL_SECONDS", 0.05)
     cluster.nodes("AAAA")
     limit(cluster, "each", 3)
-    limit(cluster, "none", 5, user="nobody")
+    limit(cluster, "none", 5, user="absent")
     operator = cluster.operator()
     # An empty list of holders is written once.
     await until(lambda: quota(cluster, "none").epoch and quota(cluster, "each").epoch)

@@ -126,7 +126,7 @@ async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
     await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
 
     def fails(_self, _job, start, _found=None):
-        raise ZeroDivisionError(f"{start.job} beside prod/secret of ann")
+        raise ZeroDivisionError(f"{start.job} next to prod/secret of ann")
 
     monkeypatch.setattr(gangs.Gangs, "start", fails)
     cluster.submit("mine", namespace="team-a")
@@ -137,5 +137,5 @@ async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
     await until(quarantined, 20)
     await until(lambda: cluster.store.all("events", "team-a"), 20)
     reported = [quarantined().message, *cluster.store.all("events", "team-a")]
-    assert "beside another job" in json.dumps(reported)
+    assert "next to another job" in json.dumps(reported)
     assert "secret" not in json.dumps(reported)

@@ -152,7 +152,7 @@ def test_unanswered_probes_during_a_common_silence_are_ignored():
     watch.pass_time(1)
     cut(watch, *names(8))
     watch.pass_time(60)
-    assert watch.asked[8:10] == ["n1", "n1"], "in vain, before it is seen that we hear nobody"
+    assert watch.asked[8:10] == ["n1", "n1"], "probes before the common silence is detected"
     watch.talks |= set(names(8)) - {"n1"}
     watch.answering |= set(names(8))
     watch.slow = True
