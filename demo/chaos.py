@@ -98,7 +98,7 @@ class Chaos:
         return time.monotonic() - started
 
     def _start(self, name: str) -> None:
-        """A driver of its own for each run: all nodes are there, so the split is the same."""
+        """A separate driver for each run: all nodes are available, so the split is the same."""
         path = self.stack.folder / f"{name}.yaml"
         path.write_text(variant(EXAMPLE, name, **{'"120"': f'"{STEPS}"'}))
         self.stack.start_driver(str(path), state=name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CORPUS_BYTES_MAX = 32 << 20
 BATCH_BYTES = 4 << 20
-"""How much goes into one batch call: keeps every chain busy, small enough to show progress."""
+"""Bytes of one batch call: enough to keep every chain busy, small enough to show progress."""
 
 
 @dataclass(frozen=True)

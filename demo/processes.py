@@ -44,7 +44,7 @@ def only_one(lock: Path) -> Iterator[None]:
             file.seek(0)
             raise DemoError(
                 f"another demo (process {file.read().strip() or 'unknown'}) runs in {lock.parent}; "
-                "wait for it, end it, or give this one a folder of its own with --folder"
+                "wait for it, end it, or give this one a separate folder with --folder"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -53,7 +53,7 @@ def only_one(lock: Path) -> Iterator[None]:
 
 
 class Process:
-    """A child in a process group of its own, its output in a file, ended with the demo."""
+    """A child in a separate process group, with its output in a file; it ends with the demo."""
 
     def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str]) -> None:
         self.name, self.log = name, log

@@ -209,7 +209,7 @@ class Scenario:
 
 
 def variant(manifest: Path, name: str, **replaced: str) -> str:
-    """The example's manifest under another name, with checkpoints of its own.
+    """The example's manifest under another name, with separate checkpoints.
 
     `replaced` maps words of the manifest to others. The copy lies elsewhere than its script, so
     it says where that is.

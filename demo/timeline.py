@@ -35,7 +35,7 @@ PLOT_WIDTH = 1000
 
 @dataclass(frozen=True)
 class Bar:
-    """A job's attempt on a row from `start` to `end`, in seconds since the beginning."""
+    """A job's attempt on a row from `start` to `end`, in seconds since the start."""
 
     row: str
     job: str

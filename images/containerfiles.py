@@ -32,7 +32,7 @@ __all__ = [
 
 BUILD_SECONDS = 3600.0  # both Rust builds, on two slow cores
 START_SECONDS = 60.0
-PULL_SECONDS = 1200.0  # a gigabyte of toolchain, beside other builds
+PULL_SECONDS = 1200.0  # a gigabyte of toolchain, during other builds
 
 # Host variables that configure the indexes of package managers.
 PASSED_ON = re.compile(r"(PIP|UV|CARGO|RUSTUP)_[A-Z_]*|SSL_CERT_(FILE|DIR)", re.ASCII)

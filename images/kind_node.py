@@ -34,7 +34,7 @@ NODE_PACKAGES = (
     "procps", "runc", "systemd", "systemd-sysv", "util-linux",
 )  # fmt: skip
 POD_PACKAGES = ("base-files", "conntrack", "coreutils", "dash", "iptables", "kmod")
-"""What kube-proxy calls."""
+"""Packages of the programs that kube-proxy calls."""
 IPTABLES = ("tables", "tables-save", "tables-restore")
 
 EXCLUDED = tuple(f"/usr/share/{name}/*" for name in ("doc", "man", "info", "locale", "lintian"))

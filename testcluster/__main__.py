@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--days",
         type=float,
         default=14,
-        help="keep what was used within so many days (%(default)g)",
+        help="keep builds used within this number of days (%(default)g)",
     )
     command.add_argument("--dry-run", action="store_true", help="only show what would go")
     command.add_argument("--quiet", action="store_true", help="say nothing when nothing is old")

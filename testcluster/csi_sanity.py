@@ -18,8 +18,8 @@ PACKAGE = f"github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@{VERSION}"
 BUILD_SECONDS = 600
 RUN_SECONDS = 600
 DRIVER_NAME = "threefs.csi.fireflyer.dev"
-"""csi-sanity wants a letter first (RFC 1035); Kubernetes takes a digit too, and the driver's own
-name begins with one. So these tests run it under this name (`--driver-name`)."""
+"""csi-sanity requires a letter first (RFC 1035); Kubernetes accepts a digit, too, and the driver's
+name starts with one. Therefore these tests run it under this name (`--driver-name`)."""
 
 
 @dataclass(frozen=True)

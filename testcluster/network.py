@@ -1,8 +1,8 @@
 """The bridge that joins the nodes of one cluster, and the routes to their pods.
 
 Each node is a network namespace with one interface on the bridge; this host has the bridge's first
-address, on which the API server and the DNS server listen. There is no masquerading, and no
-iptables rule of this host is changed: nodes route to each other's pods directly.
+address, on which the API server and the DNS server listen. Masquerading is not used, and
+iptables rules of this host are not changed: nodes route to each other's pods directly.
 """
 
 from __future__ import annotations

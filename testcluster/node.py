@@ -196,7 +196,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 [grpc]
 address = "{CONTAINERD_SOCKET}"
 {cri}]
-# Where CAP_SYS_RESOURCE is missing, nobody may lower the score, and sandboxes would not start.
+# Without CAP_SYS_RESOURCE, no process may lower the score, and sandboxes would not start.
 restrict_oom_score_adj = true
 sandbox_image = "{self.pause_image}"
 {cri}.containerd.runtimes.runc]

@@ -52,7 +52,7 @@ def prune(days_unused: float, now: float, *, dry_run: bool = False) -> list[Prun
 
 
 def _used_at(path: Path) -> float:
-    """The last use: the newest of its own times."""
+    """The last use: the newest time of the path and its entries."""
     times = [path, *path.glob("*")] if path.is_dir() else [path]
     return max(item.lstat().st_mtime for item in times)
 

@@ -25,7 +25,9 @@ def test_the_table_fits_a_hundred_columns():
     text = rows.table(
         [
             rows.row(LONG, "of limit", [0.123456, 1234567.0], 0.85, more=True),
-            rows.absent(LONG, "a reason that goes on for longer than there is room for it", 0.85),
+            rows.absent(
+                LONG, "a reason that is much longer than the room that the table has for it", 0.85
+            ),
         ]
     )
     assert all(len(line) <= 100 for line in text.splitlines()), text

@@ -16,7 +16,7 @@ CHAOS_SECONDS = 900
 LOCK_SECONDS = 60
 END_SECONDS = 60
 VICTIMS = ("meta", "flyer")
-"""Whom the demo itself does not kill; `python -m demo.chaos` kills twenty times, anybody."""
+"""Processes that the demo does not kill; `python -m demo.chaos` kills any process, twenty times."""
 
 
 def run_module(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:

@@ -90,7 +90,7 @@ def paths(template: str) -> list[str]:
     for part in re.findall(r"\{([^{}]*)\}", template):
         if part.startswith('"'):
             continue
-        assert part.startswith("."), f"{part}: a path begins with a dot"
+        assert part.startswith("."), f"{part}: a path starts with a dot"
         found.append(re.sub(r"\[[^\]]*\]", "", part).lstrip("."))
     rest = re.sub(r"\{[^{}]*\}", "", template)
     assert not set("{}") & set(rest), f"{template}: braces that do not match"

@@ -1,4 +1,4 @@
-"""What the pages show is checked: manifests are taken, values render, names exist."""
+"""Examples in the pages are valid: manifests are accepted, values render, names exist."""
 
 import ast
 import json

@@ -98,7 +98,7 @@ class Meeting:
         """The values of all ranks, in rank order."""
         self._line.send(value.encode())
         if not self._line.poll(max(deadline - time.monotonic(), 0.0)):
-            raise TimeoutError(f"not everybody came to {phase}")
+            raise TimeoutError(f"not all ranks reached {phase}")
         values: list[bytes] = self._line.recv()
         return values
 

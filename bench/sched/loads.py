@@ -26,7 +26,7 @@ _TOLERATION: Final = {
 
 
 def flyer_job(name: str, nodes: int, **spec: Any) -> Object:
-    """A job of ours. It may be preempted as soon as it runs."""
+    """A FlyerJob. It may be preempted as soon as it runs."""
     return {
         "apiVersion": "fireflyer.dev/v1alpha1",
         "kind": "FlyerJob",

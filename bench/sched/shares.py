@@ -31,7 +31,7 @@ class Shares:
     def __init__(self, testbed: Testbed, simulator: NodeSimulator, sizes: Sizes) -> None:
         self.testbed, self.simulator, self.sizes = testbed, simulator, sizes
         nodes = sizes.gangs * sizes.gang_of
-        self.idle = Figure("idle writes", "a minute", 0, note="the Lease is told apart")
+        self.idle = Figure("idle writes", "a minute", 0, note="the Lease is counted separately")
         self.lease = Figure("renewals of the Lease", "a minute")
         self.signals = Figure(f"{nodes} nodes reclaimed: all signals", "s", 2.0)
         self.excess = Figure(f"{nodes} nodes reclaimed: too many", "nodes", 0)

@@ -80,7 +80,7 @@ class FakeKubelet:
         self.allocated: dict[str, dict[str, set[str]]] = {}
         """By resource and container."""
         self.refuse_next = 0
-        """So many registrations are refused, as by a kubelet that is busy starting."""
+        """The number of registrations to refuse, as by a kubelet that is still starting."""
         self.delay_seconds = 0.0
         """Before it dials back."""
         self._server: grpc.aio.Server | None = None

@@ -76,7 +76,7 @@ def test_the_commands_of_the_guide_run(machine: Node) -> None:
     assert len(shown) >= 4
     for words in shown:
         done = flyer_node(machine, *words.split())
-        # The doctor finds that there is no kubelet.
+        # The doctor reports the missing kubelet.
         assert done.returncode == (1 if "doctor" in words else 0), (words, done.stderr)
         assert done.stdout
 

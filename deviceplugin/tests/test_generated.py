@@ -1,4 +1,4 @@
-"""What is generated, and what is shared with other parts by value, is compared."""
+"""Generated files, and values that are copied from other parts, equal their sources."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ async def test_slots_of_a_list_that_shrank_are_unknown(harness: PluginHarness) -
 async def test_calls_while_the_list_changes_see_the_one_or_the_other(
     harness: PluginHarness,
 ) -> None:
-    """Each answer is of one list: never half of two, never a bug of ours."""
+    """Each response is based on one device list, never on parts of two; no internal errors."""
     await harness.ready()
     channel = harness.kubelet.plugins[GPU].channel
     fewer = without(harness.view, set(UUIDS[-2:]))

@@ -136,7 +136,7 @@ def any_owner(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
     value = {
         "apiVersion": random.choice((names.API_VERSION, "fireflyer.dev/v9", "apps/v1", "v1", "")),
         "kind": random.choice((names.KIND_JOB, names.KIND_JOB, "ReplicaSet", "")),
-        "name": random.choice(("any-1", "job", "nobody", "")),
+        "name": random.choice(("any-1", "job", "missing", "")),
         "uid": random.choice((*uids, "no-uid", "")),
         "controller": random.choice((True, True, False, None)),
     }

@@ -1,8 +1,8 @@
 """CEL expressions with the functions that Kubernetes adds, by Google's own runtime.
 
-There is no static type check: an expression that reads a field of the wrong type fails when it is
-evaluated, while the API server would refuse the definition. Costs are not computed. The bindings of
-the runtime end strings at a NUL.
+Types are not checked statically: an expression that reads a field of the wrong type fails when it
+is evaluated, while the API server would refuse the definition. Costs are not computed. The bindings
+of the runtime end strings at a NUL.
 """
 
 from __future__ import annotations

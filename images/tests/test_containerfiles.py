@@ -69,7 +69,7 @@ def test_settings_of_the_host_are_passed_on_but_never_its_folders(
     (tmp_path / ".cargo" / "registry").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
-    monkeypatch.setenv("CARGO_HOME", "/home/somebody/.cargo")
+    monkeypatch.setenv("CARGO_HOME", "/home/other/.cargo")
     monkeypatch.setenv("PATH_TO_PIP_X", "1")
     flags = host_settings()
     assert "PIP_INDEX_URL" in host_variables()

@@ -67,7 +67,7 @@ static double now(void)
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
 }
 
-/* A small whole number of this type, as bits; 0 for a type that nobody here knows. */
+/* A small whole number of this type, as bits; 0 for an unknown type. */
 static uint32_t pattern(const char *type, unsigned value, size_t *item_bytes)
 {
     float number = (float)value;

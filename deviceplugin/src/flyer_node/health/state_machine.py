@@ -9,7 +9,7 @@ Invariants:
 - A device does not recover while the driver requests a recovery action or during its hold-down.
 - A fault that needs a reset recovers only after one was observed: an unresponsive device answers
   again, a requested recovery action is withdrawn, or volatile counters were reset. The absence of a
-  requested action is no proof: the driver may not have noticed the fault yet.
+  requested action proves nothing: the driver may not have noticed the fault yet.
 - A fault during probation makes the device Unhealthy again; each return in 24 h doubles the
   hold-down.
 - Probation ends when a probe passes; a failed probe is a fault.

@@ -142,7 +142,7 @@ class GpuResource:
         return choose(self._gpu_topology, available, must_include, size)
 
     def allocate(self, ids: Sequence[str]) -> Allocation:
-        """GPUs in NVML's order, with their pairs and NUMA nodes told to the job."""
+        """GPUs in NVML's order, with their pairs and NUMA nodes in the job's environment."""
         _check_ids(self.name, ids, self._devices)
         view = self._view
         chosen = [uuid for uuid in self._devices if uuid in set(ids)]

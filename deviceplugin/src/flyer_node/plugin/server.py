@@ -41,7 +41,7 @@ METHODS = (
 REQUEST_BYTES_MAX = 1 << 20
 """Of one request; a kubelet's largest is some 100 KB (all slots of a node)."""
 WIRE_BYTES_MAX = 8 << 20
-"""What gRPC itself takes before it refuses with the same code, uncounted."""
+"""Limit of gRPC itself, which refuses larger requests with the same code and without a count."""
 CONTAINERS_MAX = 64
 IDS_MAX = 8192
 STREAMS_MAX = 8

@@ -35,7 +35,7 @@ REASONS = {
 """The reason of an event by the state that a device came into."""
 
 BURST, SECONDS_EACH = 25, 10.0
-"""As many at once as a node has devices, and then one in so long."""
+"""A burst of one event per device of a node, then one event every `SECONDS_EACH`."""
 WAITING_MAX = 100
 AGAIN_SECONDS = 600.0
 REMEMBERED_MAX = 256
