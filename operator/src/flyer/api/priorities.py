@@ -20,7 +20,7 @@ class Priority(StrEnum):
 
     @property
     def level(self) -> int:
-        """Higher levels start first. `auto` has no fixed level: see `flyer.engine.priority_level`."""
+        """Higher levels start first. `auto` has no fixed one: see `flyer.engine.priority_level`."""
         return _LEVELS[self]
 
 

@@ -149,8 +149,8 @@ class _Container(LauncherContext):
         self._link = link
         self._console = Console()
         self._output_seconds = output_seconds
-        self._output_told_at = time.monotonic()
-        self._output_told = 0
+        self._output_reported_at = time.monotonic()
+        self._output_reported = 0
         self._terminated = self._killed = False
         self._kill_at: float | None = None
 
@@ -171,7 +171,10 @@ class _Container(LauncherContext):
         self._link.connect()
         due = self._output_due()
         if due is not None and time.monotonic() >= due:
-            self._output_told, self._output_told_at = self._console.bytes_read, time.monotonic()
+            self._output_reported, self._output_reported_at = (
+                self._console.bytes_read,
+                time.monotonic(),
+            )
             self._link.say({"op": "output"})
         return self._signals({message.get("kind") for message in self._link.read()})
 
@@ -218,9 +221,9 @@ class _Container(LauncherContext):
                 self._link.say(report)
 
     def _output_due(self) -> float | None:
-        if self._console.bytes_read == self._output_told:
+        if self._console.bytes_read == self._output_reported:
             return None
-        return self._output_told_at + self._output_seconds
+        return self._output_reported_at + self._output_seconds
 
 
 def _ends(text: str) -> bytes:

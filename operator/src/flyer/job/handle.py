@@ -164,7 +164,7 @@ class Job:
             self._greeted.set()
             return
         atexit.register(self._flush_progress)
-        for target, name in ((self._watch, "flyer-watch"), (self._tell_progress, "flyer-progress")):
+        for target, name in ((self._watch, "flyer-watch"), (self._send_progress, "flyer-progress")):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def _catch_sigterm(self) -> None:
@@ -224,7 +224,7 @@ class Job:
         with self._lock:
             return self._welcome
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         client: JobClient | None = None
         while not self._closed.is_set():
             self._progress_due.wait()

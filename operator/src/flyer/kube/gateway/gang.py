@@ -106,7 +106,7 @@ class Gang:
         self._terminate_at: float | None = None
         self._received = self._released = self._terminate = self._kill = False
         self._unstored = Unstored()
-        self._step_told: int | None = None
+        self._step_reported: int | None = None
         self._step_due: float | None = None
 
     def _in_order(self, pods: Sequence[PodIdentity]) -> list[PodIdentity]:
@@ -324,9 +324,9 @@ class Gang:
     def _flush(self) -> list[Event]:
         """The latest progress, reported before later events."""
         self._step_due = None
-        if self.step is None or self.step == self._step_told:
+        if self.step is None or self.step == self._step_reported:
             return []
-        self._step_told = self.step
+        self._step_reported = self.step
         return [ProgressReported(self.start.job, self.start.attempt, self.step)]
 
     def _checkpoints(self, old: Report | None, report: Report) -> list[Event]:

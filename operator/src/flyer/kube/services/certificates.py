@@ -55,7 +55,7 @@ class CertificateManager:
         self._namespace = namespace
         self._names = tuple(names)
         self._webhook = tuple(webhook)
-        self._told = False
+        self._webhook_updated = False
         self._held: dict[str, bytes] | None = None  # last read or stored
         self._users: list[Callable[[Certificates], None]] = []
 
@@ -78,7 +78,7 @@ class CertificateManager:
                 log.warning("cannot renew certificates, retrying: %s", error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                reported = self._told or not self._webhook
+                reported = self._webhook_updated or not self._webhook
                 await asyncio.sleep(LOOK_SECONDS if reported else RETRY_SECONDS)
 
     async def refresh(self) -> Certificates:
@@ -99,7 +99,7 @@ class CertificateManager:
                 WEBHOOK_SECRET_NAME,
                 lambda held, now: renewed_webhook(data, held, self._webhook, now),
             )
-            self._told = await self._tell_webhook(found.bundle)
+            self._webhook_updated = await self._update_webhook(found.bundle)
         return found
 
     async def _stored(
@@ -130,7 +130,7 @@ class CertificateManager:
         fresh = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata}
         await self._api.create(SECRETS, {**fresh, "data": encoded}, self._namespace)
 
-    async def _tell_webhook(self, bundle: str) -> bool:
+    async def _update_webhook(self, bundle: str) -> bool:
         """Write the authorities into the webhook configuration, so that the API server trusts it.
 
         Returns whether they are in place.
