@@ -106,7 +106,7 @@ def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> Non
     assert len(used) == len(set(used)) == 10
 
 
-async def test_a_run_goes_on_where_another_one_ended(tmp_path) -> None:
+async def test_a_run_continues_an_earlier_one(tmp_path) -> None:
     path, figure = tmp_path / "sched.json", Figure("gang", "s", 1.0)
 
     async def part() -> None:

@@ -92,7 +92,7 @@ def test_a_kill_at_a_random_moment_changes_no_bit(tmp_path: Path) -> None:
     assert left_behind(folder) == []
 
 
-def test_a_second_demo_beside_the_first_is_refused(tmp_path: Path) -> None:
+def test_a_second_concurrent_demo_is_refused(tmp_path: Path) -> None:
     folder, lock = tmp_path / "demo", tmp_path / "demo.lock"
     with (tmp_path / "first.log").open("w") as log:
         first = subprocess.Popen(

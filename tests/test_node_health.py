@@ -166,7 +166,7 @@ def change(name: str, before: State, after: DeviceHealth) -> Change:
     return Change(Subject("gpu", name), before, after)
 
 
-async def test_events_tell_of_the_node_count_up_and_are_bounded() -> None:
+async def test_events_name_the_node_count_up_and_are_bounded() -> None:
     metrics = Metrics()
     async with ApiServer(user=ON_NODE_1) as api:
         client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")

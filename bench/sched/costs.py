@@ -112,11 +112,11 @@ def account(before: Samples, after: Samples) -> dict[str, Any]:
         for (verb, resource), one in bodies.items()
     }
     admission = {
-        f"policy {name}": _told(one)
+        f"policy {name}": _entry(one)
         for metric in _POLICIES
         for (name,), one in _most(_grown(before, after, metric, "policy"))
     } | {
-        f"plugin {name}, {phase}, of {operation}": _told(one)
+        f"plugin {name}, {phase}, of {operation}": _entry(one)
         for (name, phase, operation), one in _most(
             _grown(before, after, _PLUGINS, "name", "type", "operation")
         )
@@ -128,7 +128,7 @@ def account(before: Samples, after: Samples) -> dict[str, Any]:
         if one.count > 1
     }
     store = {
-        f"{operation} {kind}": _told(one)
+        f"{operation} {kind}": _entry(one)
         for (operation, kind), one in _most(_grown(before, after, _STORE, "operation", "type"))
         if one.total > _SHOWN_SECONDS
     }
@@ -141,7 +141,7 @@ def account(before: Samples, after: Samples) -> dict[str, Any]:
     }
 
 
-def _told(one: _Sum) -> dict[str, float]:
+def _entry(one: _Sum) -> dict[str, float]:
     return {"count": int(one.count), "milliseconds": round(1e3 * one.total / one.count, 3)}
 
 

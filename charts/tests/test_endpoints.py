@@ -69,7 +69,7 @@ def test_every_port_of_the_chart_is_a_row_and_every_row_a_port(everything: Rende
     assert set(table()) == set(opened(everything))
 
 
-def test_who_may_connect_is_what_the_policies_say(everything: Rendered) -> None:
+def test_connections_match_the_network_policies(everything: Rendered) -> None:
     peers = opened(everything)
     for server, words in table().items():
         found = peers[server]

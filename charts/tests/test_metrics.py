@@ -85,7 +85,7 @@ def test_metrics_keep_prometheus_manners() -> None:
             assert name.endswith(("_seconds", "_bytes")), name
 
 
-def test_every_metric_is_shown_or_told_about() -> None:
+def test_every_metric_is_on_a_dashboard_or_explained() -> None:
     shown = " ".join(expression for _, expression in expressions())
     # Metrics for troubleshooting, which are not on a dashboard.
     rest = {
@@ -102,7 +102,7 @@ def test_every_metric_is_shown_or_told_about() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_every_alert_has_a_page_that_tells_what_to_do(alert: alerts.Alert) -> None:
+def test_every_alert_has_a_runbook(alert: alerts.Alert) -> None:
     text = (PAGES / f"{alert.name}.md").read_text()
     assert text.startswith(f"# {alert.name}\n")
     parts = re.findall(r"^\*\*([A-Z][a-z ]+)\.\*\*", text, re.MULTILINE)

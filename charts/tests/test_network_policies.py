@@ -24,7 +24,7 @@ def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
         assert [policy for policy in policies if policy.items() <= labels.items()], name
 
 
-def test_no_port_is_open_to_everybody_but_the_webhooks(everything: Rendered) -> None:
+def test_no_port_but_the_webhooks_is_open_to_all_peers(everything: Rendered) -> None:
     """And that one by default alone: the API servers' addresses are the administrator's to say."""
     open_ports = {
         (policy["metadata"]["name"], port["port"])

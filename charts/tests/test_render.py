@@ -90,7 +90,7 @@ def test_what_is_switched_off_is_not_there(
     assert not render(**values).of(gone)
 
 
-def test_definitions_outlive_the_release_unless_told_otherwise(render: Render) -> None:
+def test_definitions_outlive_the_release_by_default(render: Render) -> None:
     def policies(objects: Rendered) -> set[str | None]:
         definitions = objects.of("CustomResourceDefinition")
         assert definitions
@@ -183,7 +183,7 @@ def test_an_old_kubernetes_is_refused() -> None:
     assert "requires kubeVersion" in done.stderr
 
 
-def test_notes_tell_three_commands_that_fit_the_values(tmp_path: Path) -> None:
+def test_notes_print_three_commands_that_fit_the_values(tmp_path: Path) -> None:
     notes = _notes(tmp_path, "csi.enabled=false")
     assert [f"{number}. " in notes for number in (1, 2, 3, 4)] == [True, True, True, False]
     assert "-n elsewhere" in notes

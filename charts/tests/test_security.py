@@ -39,7 +39,7 @@ def test_no_rule_has_a_wildcard(everything: Rendered) -> None:
                 assert not [word for word in rule.get(part, []) if "*" in word], role["metadata"]
 
 
-def test_nobody_may_read_secrets_of_others(everything: Rendered) -> None:
+def test_no_account_may_read_secrets_of_others(everything: Rendered) -> None:
     for role in everything.of("ClusterRole", "Role"):
         for rule in role["rules"]:
             if "secrets" in rule["resources"]:
@@ -60,7 +60,7 @@ def test_no_pod_mounts_a_secret_with_a_key_that_it_does_not_need(everything: Ren
     ]
 
 
-def test_nobody_may_raise_their_own_rights(everything: Rendered) -> None:
+def test_no_account_may_raise_its_own_rights(everything: Rendered) -> None:
     dangerous = {"escalate", "bind", "impersonate"}
     for role in everything.of("ClusterRole", "Role"):
         for rule in role["rules"]:
@@ -97,7 +97,7 @@ def test_controllers_run_under_pod_security_restricted(everything: Rendered) -> 
             }
 
 
-def test_who_is_root_on_a_node_says_so_itself(everything: Rendered) -> None:
+def test_only_node_components_run_as_root(everything: Rendered) -> None:
     """The images are not root, others' images are what their projects made them."""
     for name, pod in pods(everything):
         for container in containers(pod):
@@ -247,7 +247,7 @@ def test_accounts_of_nodes_and_volumes_read_no_pods_and_write_few_events(
     assert {grant[2] for grant in agents if grant[0] == "events"} == {"default"}
 
 
-def test_the_operator_makes_pods_where_it_is_told_and_never_in_system_namespaces(
+def test_the_operator_creates_pods_in_watched_and_never_in_system_namespaces(
     render: Render,
 ) -> None:
     policies = {item["metadata"]["name"]: item for item in render().of("ValidatingAdmissionPolicy")}
@@ -336,7 +336,7 @@ def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -
 
 
 @pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])
-def test_where_users_are_not_stamped_nobody_names_one(version: str, own: bool) -> None:
+def test_jobs_name_no_user_where_users_are_not_stamped(version: str, own: bool) -> None:
     """Otherwise a user who adds a name has two quotas: the user's and the namespace's."""
     done = template({}, "--kube-version", version)
     objects = [item for item in YAML(typ="safe").load_all(done.stdout) if item]

@@ -27,9 +27,7 @@ def variables(one: Object) -> dict[str, str]:
     return {each["name"]: each.get("value", "x") for each in one["env"]}
 
 
-def test_the_operator_reads_what_it_is_told(
-    render: Render, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operator_reads_its_settings(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
     given = variables(container(render, "Deployment/flyer-operator", "operator"))
     known = {f"FLYER_{field.name.upper()}" for field in fields(Settings)}
     assert given.keys() <= known
@@ -51,7 +49,7 @@ def test_the_operator_reads_what_it_is_told(
     assert settings.endpoint == "flyer-gateway.fireflyer-system.svc:7443"
 
 
-def test_the_webhook_reads_what_it_is_told(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_webhook_reads_its_settings(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
     given = variables(container(render, "Deployment/flyer-webhook", "webhook"))
     known = {f"FLYER_{field.name.upper()}" for field in fields(WebhookSettings)}
     assert given.keys() <= known
@@ -68,7 +66,7 @@ def test_a_lease_that_cannot_be_renewed_in_time_is_refused() -> None:
     assert "expected retry < renew < duration" in done.stderr
 
 
-def test_the_node_agent_reads_what_it_is_told(render: Render) -> None:
+def test_the_node_agent_reads_its_settings(render: Render) -> None:
     import argparse
 
     one = container(render, "DaemonSet/flyer-node", "node-agent")
@@ -94,7 +92,7 @@ def test_the_node_agent_reads_what_it_is_told(render: Render) -> None:
         ("DaemonSet/threefs-csi-mount-manager", "mount-manager", "csi"),
     ],
 )
-def test_3fs_and_its_driver_read_what_they_are_told(
+def test_3fs_and_its_driver_read_their_settings(
     owner: str, name: str, sources: str, render: Render
 ) -> None:
     folder = ROOT / "csi-3fs" / "python" / "threefs" / sources

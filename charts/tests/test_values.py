@@ -57,7 +57,7 @@ def test_every_value_is_used_by_a_template() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path, _, _ in ROWS] + list(SOURCE["properties"]))
-def test_an_unknown_key_beside_any_key_is_in_the_schema(path: str) -> None:
+def test_the_schema_refuses_unknown_keys_at_every_level(path: str) -> None:
     """Sections are closed: the schema refuses what it does not know, at every level."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["additionalProperties"] is False

@@ -264,7 +264,7 @@ async def test_a_fault_survives_the_agent_and_ends_with_a_reboot(
         await machine.kubelet.stop()
 
 
-async def test_the_kernels_log_tells_processes_and_is_not_counted_twice(machine: Node) -> None:
+async def test_the_kernels_log_names_processes_and_is_not_counted_twice(machine: Node) -> None:
     fifo = machine.folder / "kmsg"
     os.mkfifo(fifo)
     await machine.kubelet.start()

@@ -158,7 +158,7 @@ async def test_no_worker_outlives_its_parent(machine: Node) -> None:
         await settled(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
 
 
-async def test_a_hang_is_told_from_a_busy_machine_by_the_workers_own_pulse(machine: Node) -> None:
+async def test_a_hang_differs_from_a_busy_node_by_the_workers_heartbeat(machine: Node) -> None:
     """A worker that runs while the driver is silent; one that is stopped is not the driver's."""
     quick = replace(PATIENT, alive=3, status=60)
     async with hardware(machine, quick) as (one, _, kills):

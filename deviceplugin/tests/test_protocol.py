@@ -55,7 +55,7 @@ async def test_unknown_numa_nodes_give_no_hint() -> None:
         assert all(not device.HasField("topology") for device in devices)
 
 
-async def test_no_devices_are_no_capacity() -> None:
+async def test_a_node_without_devices_reports_no_capacity() -> None:
     async with plugin_harness(NodeView(Inventory("empty"))) as harness:
         await harness.ready()
         assert all(not plugin.devices for plugin in harness.kubelet.plugins.values())
@@ -291,7 +291,7 @@ async def test_an_unhealthy_gpu_is_not_given_out(harness: PluginHarness) -> None
     assert "out of service" in (caught.value.details() or "")
 
 
-async def test_a_missing_device_node_is_told_before_the_runtime_stumbles(tmp_path: Path) -> None:
+async def test_a_missing_device_node_is_reported_before_the_runtime_fails(tmp_path: Path) -> None:
     view = NodeView(inventory_of(paper_node(), tmp_path / "sys"), exists=lambda _: False)
     async with plugin_harness(view) as harness:
         await harness.ready()
@@ -344,7 +344,7 @@ async def test_an_unknown_method_is_unimplemented(harness: PluginHarness) -> Non
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_folder_with_a_path_that_is_too_long_is_told() -> None:
+async def test_a_folder_with_a_path_that_is_too_long_is_reported() -> None:
     from flyer_node.errors import SettingError
 
     with tempfile.TemporaryDirectory() as short:

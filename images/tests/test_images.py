@@ -60,7 +60,7 @@ def test_rust_is_the_version_that_the_workspace_needs() -> None:
             assert "rustup default ${RUST_VERSION}" in text, path.name
 
 
-def test_everybody_installs_with_the_same_uv() -> None:
+def test_images_and_bootstrap_install_the_same_uv() -> None:
     pinned = re.search(r"^uv==(\S+)", (FOLDER / "uv.txt").read_text(), re.MULTILINE)
     bootstrap = (FOLDER.parent / "scripts/bootstrap").read_text()
     assert pinned

@@ -208,7 +208,7 @@ def test_a_retired_name_is_refused_with_the_present_one(line: str, message: str)
     assert problem.startswith(f"job.yaml:8: spec.{message}")
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     text = GOOD.replace("nodes: 4", "nodes: 0").replace("24h", "soon").replace("high", "top")
     assert len(problems(text)) == 3
 
@@ -236,7 +236,7 @@ def test_two_jobs_of_one_name_are_refused() -> None:
         ("[" * 3000, "is not YAML"),
     ],
 )
-def test_what_is_no_manifest_at_all(text: str, why: str) -> None:
+def test_texts_that_are_not_manifests_are_refused(text: str, why: str) -> None:
     assert why in problems(text)[0]
 
 

@@ -42,7 +42,7 @@ def test_durations(text: str, seconds: float, canonical: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "30", "m", "1.5h", "-1h", "1d", "30m1h", "1h ", "9999999h"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration|is too long"):
         Duration(text)
 
@@ -72,7 +72,7 @@ def test_times_are_the_same_after_an_object(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", ["yesterday", "2026-11-20T14:05:00", True, None, "", []])
-def test_what_is_no_time(value: object) -> None:
+def test_invalid_times_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a time with a zone"):
         parse_timestamp(value)
 

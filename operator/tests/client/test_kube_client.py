@@ -270,7 +270,7 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
     cluster.set_status("one", running())
     cluster.add_pod("one", 1, 0, log_of("rank 0 | first"), phase="Running")
 
-    def go_on() -> None:
+    def resume() -> None:
         time.sleep(0.3)
         cluster.server.logs[("default", "one-1-0")] = log_of("rank 0 | first", "rank 0 | second")
         time.sleep(0.3)
@@ -283,7 +283,7 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
         )
         cluster.set_status("one", {"phase": "Succeeded"})
 
-    thread = threading.Thread(target=go_on)
+    thread = threading.Thread(target=resume)
     thread.start()
     found = [item.text for item in client.logs("one", follow=True, timeout_seconds=60)]
     thread.join()

@@ -134,7 +134,9 @@ def test_a_crash_that_repeats_is_the_jobs_own(
     assert "3 attempts in a row" in status.message
 
 
-def test_crashes_with_newer_checkpoints_between_them_are_no_row(new_harness: Callable) -> None:
+def test_crashes_with_newer_checkpoints_between_them_are_not_consecutive(
+    new_harness: Callable,
+) -> None:
     harness = new_harness(one_zone(8))
     harness.run("a", 1)
     for attempt in range(1, 7):
@@ -275,7 +277,7 @@ def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> N
                 harness.step(*events)
 
 
-def test_jobs_that_nobody_hears_are_left_alone(new_harness: Callable) -> None:
+def test_jobs_without_reports_are_not_failed(new_harness: Callable) -> None:
     harness = new_harness(one_zone(10))
     keys = [f"default/j{index}" for index in range(10)]
     for key in keys:
@@ -338,7 +340,7 @@ def known(harness: Any, name: str, **changes: Any) -> FlyerJob:
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_a_job_that_is_back_is_no_ghost(
+def test_a_job_whose_object_returns_starts_again(
     new_harness: Callable, pick: Callable, *, forgotten: bool
 ) -> None:
     harness = new_harness(one_zone(2))

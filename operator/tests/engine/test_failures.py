@@ -301,7 +301,7 @@ def test_what_is_asked_anew_is_tried_at_once(
     assert harness.status("a").pending.eta == harness.now + 60
 
 
-def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(new_harness: Callable) -> None:
+def test_a_job_with_refused_pods_preempts_no_job_for_a_while(new_harness: Callable) -> None:
     harness = new_harness(refused_backoff_seconds=30.0, refusal_cooldown_seconds=200.0)
     harness.run("a", 6)
     harness.wait(100)
@@ -319,7 +319,7 @@ def test_who_was_refused_its_pods_interrupts_nobody_for_a_while(new_harness: Cal
     assert harness.status("a").phase is Phase.SUSPENDING
 
 
-def test_who_is_refused_again_and_again_interrupts_ever_more_rarely(
+def test_a_job_with_repeatedly_refused_pods_preempts_less_often(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness()

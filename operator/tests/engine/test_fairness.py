@@ -132,7 +132,7 @@ def test_a_lower_job_that_would_be_in_the_way_in_time_is_not_started(new_harness
 # -- rotation among equals -------------------------------------------------------------------------
 
 
-def test_equals_take_turns_and_nobody_is_left_out(new_harness: Callable) -> None:
+def test_equal_jobs_take_turns_and_none_starves(new_harness: Callable) -> None:
     harness = new_harness(nodes(1), time_slice_seconds=3600.0)
     names = ("x", "y", "z")
     ran = dict.fromkeys(names, 0)
@@ -217,7 +217,7 @@ def run_low(harness: Any) -> None:
     harness.wait(100)
 
 
-def test_a_job_whose_pods_are_refused_is_in_nobodys_way(new_harness: Callable) -> None:
+def test_a_job_whose_pods_are_refused_blocks_no_other_job(new_harness: Callable) -> None:
     harness = new_harness(nodes(2))
     run_low(harness)
     harness.submit("refused", 1, priority="high")
@@ -355,7 +355,7 @@ def test_the_times_of_preemptions_that_a_status_keeps_are_bounded(new_harness: C
     assert len(harness.status("often").history.preempted_at) == 1
 
 
-def test_the_end_of_a_turn_is_no_preemption(new_harness: Callable) -> None:
+def test_the_end_of_a_time_slice_is_not_a_preemption(new_harness: Callable) -> None:
     harness = new_harness(nodes(1), time_slice_seconds=3600.0)
     for name in ("often", "other"):
         harness.submit(name, 1, priority="low", **UNLIMITED)
@@ -450,7 +450,7 @@ def test_nodes_that_are_not_needed_count_although_little_work_is_lost(
 
 
 @pytest.mark.parametrize("hours", [1, 12, 500])
-def test_who_never_saves_is_not_preempted_last(new_harness: Callable, hours: int) -> None:
+def test_a_job_without_checkpoints_is_not_preempted_last(new_harness: Callable, hours: int) -> None:
     harness = new_harness(nodes(2))
     harness.run("honest", 1, priority="low", **UNLIMITED)
     harness.run(
@@ -473,7 +473,7 @@ SELFISH = {
 }
 
 
-def test_nobody_is_immune_for_ever(new_harness: Callable) -> None:
+def test_no_job_is_immune_for_ever(new_harness: Callable) -> None:
     harness = new_harness(nodes(1))
     harness.run("selfish", 1, priority="low", preemption=SELFISH, **UNLIMITED)
     harness.submit("vip", 1, priority="extreme-high")

@@ -132,7 +132,7 @@ def test_only_a_strictly_lower_priority_gives_way(
     assert (harness.status("a").phase is Phase.SUSPENDING) == preempts
 
 
-def test_nobody_is_preempted_within_the_minimum_runtime(new_harness: Callable) -> None:
+def test_no_job_is_preempted_within_the_minimum_runtime(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 6)
     actions = harness.submit("b", 1, priority="high")
@@ -217,7 +217,7 @@ def test_a_job_without_a_stored_status_keeps_its_place_and_its_time_at_each_rebu
     assert harness.status("zz-first").history.queued_at == created_at
 
 
-def test_nobody_is_preempted_for_the_split_while_other_nodes_are_free(
+def test_no_job_is_preempted_for_the_split_while_other_nodes_are_free(
     new_harness: Callable,
 ) -> None:
     harness = new_harness(same_zone_layout_seconds=60.0)
@@ -238,7 +238,7 @@ def test_nobody_is_preempted_for_the_split_while_other_nodes_are_free(
     )
 
 
-def test_the_victim_is_who_loses_least_work(new_harness: Callable) -> None:
+def test_the_victim_is_the_job_that_loses_least_work(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 3, nodeClass="default", zone="A")
     harness.run("b", 3, nodeClass="default", zone="B")

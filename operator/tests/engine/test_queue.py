@@ -324,7 +324,7 @@ def _with_flood_of_one_user(
     return state, now
 
 
-def test_every_job_of_a_long_queue_is_told_why_it_waits_and_where() -> None:
+def test_every_job_of_a_long_queue_has_a_reason_and_a_position() -> None:
     state, now = _full_cluster()
     state, _ = step(state, _queue_of(400), now + 1)
     state, _ = step(state, [Tick()], now + 2)  # simultaneous submissions are not evaluated at once
@@ -441,7 +441,7 @@ def test_auto_jobs_that_want_the_same_share_a_class_at_each_level(
     assert "quota all has" in waits.message
 
 
-def test_a_job_behind_too_many_of_its_user_is_told_that_and_no_way_out(
+def test_a_job_behind_too_many_of_its_user_reports_that_without_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, now = _with_flood_of_one_user(monkeypatch)

@@ -37,7 +37,7 @@ def _two_classes(**counts: int) -> list[Node]:
     ]
 
 
-def test_out_of_quota_names_the_limit_its_use_and_who_uses_it(new_harness: Callable) -> None:
+def test_out_of_quota_names_the_limit_its_use_and_its_users(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(QuotaObserved(Quota("anna", "anna", nodes=3)))
     harness.run("first", 2, user="anna")
@@ -72,7 +72,7 @@ def test_more_than_the_limit_can_never_run(new_harness: Callable) -> None:
     assert harness.status("big").phase is Phase.STARTING
 
 
-def test_a_limit_of_ones_own_stands_in_for_everybodys(new_harness: Callable) -> None:
+def test_a_users_limit_replaces_the_limit_of_all_users(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(
         QuotaObserved(Quota("all", nodes=1)),
@@ -187,7 +187,7 @@ def test_a_priority_is_taken_over_when_its_limit_has_room(new_harness: Callable)
     assert harness.status("two").priority is Priority.HIGH
 
 
-def test_a_limit_that_shrinks_takes_nodes_from_nobody(new_harness: Callable) -> None:
+def test_a_lowered_limit_takes_no_nodes_away(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("one", 3)
     harness.step(QuotaObserved(Quota("all", nodes=2)))
@@ -416,7 +416,7 @@ def test_a_team_is_what_its_namespaces_have_in_common(new_harness: Callable) -> 
     assert harness.state.jobs["vision-b/two"].status.phase is Phase.STARTING
 
 
-def test_a_queue_has_a_limit_whoever_uses_it(new_harness: Callable) -> None:
+def test_a_queue_has_one_limit_for_all_users(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(QuotaObserved(Quota("nightly", "nightly", nodes=2, kind=QuotaSubject.QUEUE)))
     _submit(harness, "a/one", 2, user="anna", queue="nightly")

@@ -113,7 +113,7 @@ def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> Non
         list(replay(lines))
 
 
-def test_a_restart_tells_again_what_is_not_done(new_harness: Callable, pick: Callable) -> None:
+def test_a_restart_repeats_unfinished_actions(new_harness: Callable, pick: Callable) -> None:
     harness = new_harness()
     harness.run("a", 4)
     harness.wait(10)
@@ -131,7 +131,7 @@ def test_a_restart_tells_again_what_is_not_done(new_harness: Callable, pick: Cal
     assert [action.job for action in pick(harness.step(), Start)] == ["default/b"]
 
 
-def test_a_running_job_goes_on_through_a_restart(new_harness: Callable) -> None:
+def test_a_running_job_continues_through_a_restart(new_harness: Callable) -> None:
     harness = new_harness()
     before = harness.run("a", 4)
     harness.restart()

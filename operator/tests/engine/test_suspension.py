@@ -142,7 +142,9 @@ def test_a_job_that_is_starting_has_nothing_to_save(new_harness: Callable, pick:
     assert harness.status("a").phase is Phase.SUSPENDED
 
 
-def test_a_job_submitted_suspended_waits_for_nobody(new_harness: Callable, pick: Callable) -> None:
+def test_a_job_submitted_suspended_starts_when_resumed(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     assert not pick(harness.submit("a", 2, suspend=True), Start)
     assert harness.status("a").phase is Phase.SUSPENDED
@@ -205,7 +207,7 @@ def test_a_removed_job_is_forgotten_when_its_nodes_are_empty(new_harness: Callab
 
 
 @pytest.mark.parametrize("ask", [SuspendRequested, StopRequested])
-def test_who_asked_may_have_any_name(new_harness: Callable, ask: Any) -> None:
+def test_the_requester_may_have_any_name(new_harness: Callable, ask: Any) -> None:
     """Kubernetes bounds no user's name, and a service account's has up to 339 characters."""
     harness = new_harness()
     harness.run("a", 1)

@@ -184,7 +184,7 @@ def test_nodes_that_the_large_one_does_not_wait_for_are_used(new_harness: Callab
     assert harness.status("small").phase is Phase.STARTING
 
 
-def test_explain_names_everybody_with_numbers(new_harness: Callable) -> None:
+def test_explain_names_all_holders_with_numbers(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("busy", 3, nodeClass="default", zone="A", user="anna")
     harness.run("big", 2, nodeClass="default", zone="B", user="ben", priority="high")
@@ -205,7 +205,7 @@ def test_explain_names_everybody_with_numbers(new_harness: Callable) -> None:
     assert (explanation.remedies[-1].command, explanation.remedies[-1].node) == ("", "b2")
 
 
-def test_explain_says_who_preempted_whom(new_harness: Callable) -> None:
+def test_explain_names_victims_and_preemptors(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 6)
     harness.wait(10)

@@ -120,7 +120,9 @@ async def test_a_script_that_never_talks_is_known_for_it_and_ends_by_sigterm(
     assert pod.failure() is None
 
 
-async def test_the_last_step_is_told_although_the_script_ends_at_once(fork_server, make_pod, job):
+async def test_the_last_step_is_reported_although_the_script_ends_at_once(
+    fork_server, make_pod, job
+):
     script = """
         import flyer.job
         for step in range(1, 1001):

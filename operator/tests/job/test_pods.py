@@ -263,7 +263,7 @@ async def test_what_is_preloaded_is_not_imported_again(make_pod, tmp_path, watch
         await fork_server.close()
 
 
-async def test_a_thread_that_goes_on_does_not_hide_a_failure(fork_server, make_pod):
+async def test_a_thread_that_continues_does_not_hide_a_failure(fork_server, make_pod):
     spec = make_pod(
         """
         import threading, time

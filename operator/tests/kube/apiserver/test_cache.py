@@ -112,7 +112,7 @@ async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
     assert len(cache) == 0
 
 
-async def test_broken_streams_go_on_where_they_were(api_server, watched, until):
+async def test_broken_streams_continue_at_their_position(api_server, watched, until):
     cache, reported = await watched()
     for n in range(5):
         put(api_server, "a", n)

@@ -122,7 +122,7 @@ def test_a_series_ends_when_nothing_repeats_for_a_while() -> None:
     assert not new.repeats
 
 
-def test_only_so_many_series_are_remembered_and_the_oldest_is_forgotten() -> None:
+def test_the_number_of_series_is_bounded_and_the_oldest_is_dropped() -> None:
     objects = EventSeries("a")
     for number in range(SERIES_MAX):
         objects.record("lab/gpt", f"uid-{number}", DROPPED, NOW)
