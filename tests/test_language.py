@@ -12,21 +12,21 @@ from tests.test_tidy import ROOT, tracked
 
 OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
-    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 216,
-    r"\b(?:tell|tells|told|telling)\b": 235,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 209,
-    rf"\b(?:of {OWN} own|of ours)\b": 67,
-    r"\b(?:go|goes|going|went|gone) on\b": 23,
-    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 18,
-    r"(?:^|[.(:;] ?)Who (?!am)": 28,
-    r"\b(?:is|are|was) no\b": 114,
-    r"\bbeside\b": 42,
-    r"\b(?:a|last|its|no) words?\b": 15,
-    r"\bstrangers?\b": 28,
-    r"\b(?:farewell|takes? leave|last words)\b": 4,
-    r"\b(?:he|him|his)\b": 5,
-    r"\bfor one in\b": 72,
-    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 52,
+    r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 4,
+    r"\b(?:tell|tells|told|telling)\b": 26,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 97,
+    rf"\b(?:of {OWN} own|of ours)\b": 11,
+    r"\b(?:go|goes|going|went|gone) on\b": 0,
+    r"(?<!as )\bso (?:many|long|much)\b(?! as)": 0,
+    r"(?:^|[.(:;] ?)Who (?!am)": 5,
+    r"\b(?:is|are|was) no\b": 31,
+    r"\bbeside\b": 4,
+    r"\b(?:a|last|its|no) words?\b": 2,
+    r"\bstrangers?\b": 5,
+    r"\b(?:farewell|takes? leave|last words)\b": 0,
+    r"\b(?:he|him|his)\b": 0,
+    r"\bfor one in\b": 0,
+    r'^(?://!|""") ?(?:What|Who|Which|Where|How|From)\b': 0,
 }
 """Pattern (case is ignored) -> hits that remain."""
 
