@@ -156,10 +156,10 @@ class JobServer:
             self._changed.notify_all()
 
     def _change(self) -> Change:
-        left = None
+        remaining = None
         if self._deadline is not None:
-            left = max(self._deadline - asyncio.get_running_loop().time(), 0.0)
-        return Change(self._revision, self._suspend_code, left, self._reason)
+            remaining = max(self._deadline - asyncio.get_running_loop().time(), 0.0)
+        return Change(self._revision, self._suspend_code, remaining, self._reason)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -65,18 +65,18 @@ class Relay:
 
     async def run(self) -> None:
         """Until cancelled."""
-        pause, said = self._settings.retry_seconds, ""
+        pause, last_refusal = self._settings.retry_seconds, ""
         while True:
             try:
                 await self._stream()
             except (OSError, ProtocolError, StreamEndedError, EOFError) as error:
                 code = getattr(error, "code", "") or type(error).__name__
-                if code != said:
+                if code != last_refusal:
                     log.warning("gateway: %s: %s", code, error)
-                said = str(code)
+                last_refusal = str(code)
             if self.connected.is_set():
                 self.connected.clear()
-                pause, said = self._settings.retry_seconds, ""
+                pause, last_refusal = self._settings.retry_seconds, ""
             # Jitter, so that the pods of a cluster do not all reconnect at the same time.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  no secret
             pause = min(pause * 2, self._settings.retry_seconds_max)

@@ -78,9 +78,9 @@ class SidecarState:
         """Load the state that an earlier sidecar stored, if any. Invalid files are ignored."""
         report = self._read(REPORT_FILE)
         with contextlib.suppress(ProtocolError):
-            said = parse_from_sidecar(report) if report else None
-            if isinstance(said, Report):
-                self.report = replace(said, revision=said.revision + 1)
+            stored = parse_from_sidecar(report) if report else None
+            if isinstance(stored, Report):
+                self.report = replace(stored, revision=stored.revision + 1)
         order = self._read(ORDER_FILE)
         with contextlib.suppress(ProtocolError):
             asked = parse_from_gateway(order) if order else None

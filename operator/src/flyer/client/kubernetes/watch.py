@@ -51,11 +51,12 @@ class JobWatch:
         task = asyncio.create_task(self._feed(queue))
         try:
             while True:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                remaining = None if deadline is None else deadline - time.monotonic()
+                if remaining is not None and remaining <= 0:
                     return
                 pause = min(
-                    (entry for entry in (left, beat_seconds) if entry is not None), default=None
+                    (entry for entry in (remaining, beat_seconds) if entry is not None),
+                    default=None,
                 )
                 try:
                     item = await asyncio.wait_for(queue.get(), pause)

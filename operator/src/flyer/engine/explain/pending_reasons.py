@@ -148,11 +148,11 @@ def _leaves(other: JobState) -> PendingReason:
 
 def in_backoff(job: JobState, until: float) -> Pending:
     """The job is in a pause after failures or refused pods, until this time."""
-    left = job.status.eviction
-    if left is not None and left.reason == PODS_REFUSED:
+    eviction = job.status.eviction
+    if eviction is not None and eviction.reason == PODS_REFUSED:
         times = job.status.history.refusals
         often = "" if times < 2 else f" {times} times in a row"
-        why = f"its pods were refused{often}, and are tried again: {left.message}"
+        why = f"its pods were refused{often}, and are tried again: {eviction.message}"
         return Pending(reason=PODS_REFUSED, message=why, eta=until)
     why = (
         f"failed {job.status.history.restarts_without_progress} times in a row without a newer "

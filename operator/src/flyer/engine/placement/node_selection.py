@@ -95,11 +95,11 @@ def best(
         chosen = choose(option, available, history)
         if chosen is None:
             continue
-        left = sum(len(available.get(zone, ())) for zone in option.zones) - option.nodes
+        remaining = sum(len(available.get(zone, ())) for zone in option.zones) - option.nodes
         leaves = len({(node.zone, node.leaf) for node in chosen})
         known = option.zones == history.zones
         avoided = sum(node.name in history.avoid for node in chosen)
-        found.append(((avoided, -1 if known else left, leaves, index), option, chosen))
+        found.append(((avoided, -1 if known else remaining, leaves, index), option, chosen))
     if not found:
         return None
     _, option, chosen = min(found, key=lambda one: one[0])
@@ -133,12 +133,12 @@ def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
     """Take from the fuller zone, so that both zones keep spare nodes as evenly as possible."""
     if sum(free) < nodes or min(free) == 0:
         return None
-    left = list(free)
+    remaining = list(free)
     # Take from the zone with more nodes each time, and at least one node from each zone.
     for _ in range(nodes):
-        fullest = max(range(len(left)), key=lambda index: (left[index], -index))
-        left[fullest] -= 1
-    taken = [have - rest for have, rest in zip(free, left, strict=True)]
+        fullest = max(range(len(remaining)), key=lambda index: (remaining[index], -index))
+        remaining[fullest] -= 1
+    taken = [have - rest for have, rest in zip(free, remaining, strict=True)]
     if min(taken) == 0:
         empty, other = taken.index(0), taken.index(max(taken))
         taken[empty], taken[other] = 1, taken[other] - 1

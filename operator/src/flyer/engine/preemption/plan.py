@@ -58,8 +58,8 @@ def preemption_plan(
         if laid is None:
             continue
         cost = sum(availability.cost_node_ms(victims[key]) for key in chosen)
-        left = len([node for node in pool if node.zone in option.zones]) - option.nodes
-        plans.append(((cost, len(chosen), left, index), laid, chosen))
+        remaining = len([node for node in pool if node.zone in option.zones]) - option.nodes
+        plans.append(((cost, len(chosen), remaining, index), laid, chosen))
     if not plans:
         return None
     _, laid, chosen = min(plans, key=lambda plan: plan[0])

@@ -136,9 +136,9 @@ class QuotaSnapshot:
         named = ", ".join(f"{holder.job} ({holder.nodes})" for holder in holders[:_HOLDERS_MAX])
         if len(holders) > _HOLDERS_MAX:
             named += f" and {len(holders) - _HOLDERS_MAX} more jobs"
-        left = max(0, quota.nodes - used)
+        remaining = max(0, quota.nodes - used)
         message = (
-            f"quota {quota.name} has {left} of {quota.nodes} nodes left for "
+            f"quota {quota.name} has {remaining} of {quota.nodes} nodes left for "
             f"{quota.subject_name(subjects)}, wants {job.spec.nodes}"
         )
         message += f": {used} used by {named}" if holders else ""

@@ -96,11 +96,11 @@ def renewed(
         kept = {}
         authority = _new_authority(kept, AUTHORITY, AUTHORITY_KEY, now)
     successor = _pair(kept, SUCCESSOR, SUCCESSOR_KEY, now)
-    left = authority[0].not_valid_after_utc - now
-    if successor is None and left < SUCCESSOR_BEFORE:
+    remaining = authority[0].not_valid_after_utc - now
+    if successor is None and remaining < SUCCESSOR_BEFORE:
         successor = _new_authority(kept, SUCCESSOR, SUCCESSOR_KEY, now)
         kept[BUNDLE] = kept[AUTHORITY] + kept[SUCCESSOR]
-    elif successor is not None and left < HANDOVER_BEFORE:
+    elif successor is not None and remaining < HANDOVER_BEFORE:
         old = kept[AUTHORITY]
         kept[AUTHORITY], kept[AUTHORITY_KEY] = kept.pop(SUCCESSOR), kept.pop(SUCCESSOR_KEY)
         kept[BUNDLE] = kept[AUTHORITY] + old

@@ -54,8 +54,8 @@ class Unstored:
         return any((node_rank, kind) in self._newest for kind in (CheckpointReported, UserStateSet))
 
     def _forget(self, event: Event, keys: set[_Key]) -> None:
-        left = self._keys.get(event, set()) - keys
-        if left:
-            self._keys[event] = left
+        remaining = self._keys.get(event, set()) - keys
+        if remaining:
+            self._keys[event] = remaining
         else:
             self._keys.pop(event, None)
