@@ -154,8 +154,8 @@ def _cards(size: int) -> dict[str, list[str]]:
         info |= {"host": f"{boot} net:[{4026531840 + at}]", "addresses": [f"10.3.0.{at}"]}
         endpoints.append(json.dumps(info, separators=(",", ":")))
         place = {"node": node, "zone": zone, "address": None}
-        said = {"place": place, "job": "bench", "ranks": "0123456789abcdef", "size": size}
-        places.append(json.dumps(said | {"bridges": []}))
+        description = {"place": place, "job": "bench", "ranks": "0123456789abcdef", "size": size}
+        places.append(json.dumps(description | {"bridges": []}))
     return {"place": places, "endpoint": endpoints}
 
 

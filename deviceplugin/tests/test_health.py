@@ -241,7 +241,7 @@ GOOD = GpuProbe("G0", uncorrectable_errors=2, link_width=16, link_width_max=16)
 
 
 @pytest.mark.parametrize(
-    ("after", "said"),
+    ("after", "expected"),
     [
         (
             replace(GOOD, refused="its utilisation (Unknown Error)"),
@@ -255,7 +255,7 @@ GOOD = GpuProbe("G0", uncorrectable_errors=2, link_width=16, link_width_max=16)
     ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
-    after: GpuProbe, said: str
+    after: GpuProbe, expected: str
 ) -> None:
     record = Subject("gpu", "G0")
     for last, state in ((GOOD, State.HEALTHY), (after, State.UNHEALTHY)):
@@ -269,7 +269,7 @@ def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
         assert book.gpus_to_probe(NODE, end) == ("G0",)
         book.gpus_probed(NODE, [last], end)
         assert book.health[record].state is state
-    assert said in book.health[record].message
+    assert expected in book.health[record].message
     assert [fault.code for fault in book.fault_events][-1] == "ProbeFailed"
 
 

@@ -80,5 +80,5 @@ class Flyer:
 
 def status_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Waits for a verb started by `running`; returns its exit status and output."""
-    said, _ = process.communicate(timeout=SECONDS)
-    return process.returncode, said
+    output, _ = process.communicate(timeout=SECONDS)
+    return process.returncode, output

@@ -60,7 +60,7 @@ class Operators:
         self._lease = LeaseSettings(
             namespace=namespace, duration_seconds=2, renew_seconds=1.4, retry_seconds=0.1
         )
-        self._said: dict[tuple[str, int], list[Any]] = {}  # what sidecars remember
+        self._reports: dict[tuple[str, int], list[Any]] = {}  # what sidecars remember
         self._running: dict[str, tuple[asyncio.Task[None], Api]] = {}
 
     def start(self) -> str:
@@ -75,7 +75,7 @@ class Operators:
                 pod_settings=lambda: SETTINGS,
                 outcome_of=outcome_of,
                 # The pods of `ApiNodes` have no processes, so no sidecar connects.
-                make_gateway=lambda enqueue: FakeGateway(enqueue, self._nodes, self._said),
+                make_gateway=lambda enqueue: FakeGateway(enqueue, self._nodes, self._reports),
                 probe=probe_node,
             )
             return LeaderTerm(

@@ -98,11 +98,11 @@ def directories(cluster: Cluster, path: str = "/volumes") -> str:
 def wait_event(cluster: Cluster, namespace: str, what: str, words: str) -> None:
     """Waits until an event of this object (`pod/NAME`) contains this text."""
 
-    def said() -> bool:
+    def reported() -> bool:
         found = cluster.kubectl("events", f"--namespace={namespace}", f"--for={what}")
         return words in found
 
-    wait_for(f"{what}: {words!r}", said, EVENT_SECONDS)
+    wait_for(f"{what}: {words!r}", reported, EVENT_SECONDS)
 
 
 def sh(cluster: Cluster, namespace: str, pod: str, command: str) -> str:

@@ -65,16 +65,16 @@ class FakeGateway:
 
     A gang is up when all its pods have addresses. A signalled gang acknowledges, saves one more
     step and exits, unless `deaf`. Its sidecars repeat their reports to the next leader's gateway:
-    `said`, which all gateways of a cluster share, holds them.
+    `reports`, which all gateways of a cluster share, holds them.
     """
 
     def __init__(
         self,
         enqueue: Callable[[Event], None],
         kubelets: PodRunner,
-        said: dict[tuple[str, int], list[Event]] | None = None,
+        reports: dict[tuple[str, int], list[Event]] | None = None,
     ) -> None:
-        self._said = {} if said is None else said
+        self._reports = {} if reports is None else reports
         self.gangs: dict[str, Gang] = {}
         self.signals: list[Signal] = []
         self.deaf = False
@@ -92,7 +92,7 @@ class FakeGateway:
         if known is not None and known.start.attempt == start.attempt:
             return
         gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
-        for event in self._said.get((start.job, start.attempt), ()):
+        for event in self._reports.get((start.job, start.attempt), ()):
             self._enqueue(event)
         for pod in pods:
             found = self._kubelets.store.find("pods", pod.name, pod.namespace)
@@ -126,7 +126,7 @@ class FakeGateway:
             Released(job, attempt),
         ]
         # A gang that has saved and released saves no further step if the next leader asks again.
-        for event in self._said.setdefault((job, attempt), left):
+        for event in self._reports.setdefault((job, attempt), left):
             self._enqueue(event)
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())

@@ -131,11 +131,11 @@ def test_a_traceback_outlives_its_pod(
     torn = tmp_path / "torn.yaml"
     torn.write_text(json.dumps(job("torn", 2, TORN)))
     flyer.run("run", str(torn), status=1)
-    said = flyer.run("logs", "torn", "--failed").stdout
-    assert said.startswith("rank 1 on node ")
-    assert "in step" in said
-    assert "ValueError: the loss is gone" in said
+    output = flyer.run("logs", "torn", "--failed").stdout
+    assert output.startswith("rank 1 on node ")
+    assert "in step" in output
+    assert "ValueError: the loss is gone" in output
     name = f"--namespace={namespace}"
     release.cluster.kubectl("delete", "pods", name, "--selector=fireflyer.dev/job=torn")
-    assert flyer.run("logs", "torn", "--failed").stdout == said
+    assert flyer.run("logs", "torn", "--failed").stdout == output
     assert "ValueError: the loss is gone" in flyer.run("show", "torn").stdout

@@ -110,11 +110,11 @@ def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
         flyer.running("logs", "-f", "chatter", "-o", "json") as all_of_them,
         person.running("logs", "-f", "chatter", "--rank=3") as one_rank,
     ):
-        status, said = status_of(all_of_them)
-        assert status == 0, said
-        found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        status, said = status_of(one_rank)
-        assert status == 0, said
+        status, output = status_of(all_of_them)
+        assert status == 0, output
+        found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        status, output = status_of(one_rank)
+        assert status == 0, output
     assert flyer("show", "chatter")["job"]["state"] == "Succeeded"
     for attempt in range(1, ATTEMPTS + 1):
         own = [f"attempt {attempt} line {line}" for line in range(LINES)]
@@ -123,7 +123,9 @@ def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
                 line["text"] for line in found if (line["attempt"], line["rank"]) == (attempt, rank)
             ]
             assert [text for text in texts if text.startswith("attempt")] == own, (attempt, rank)
-        assert [line for line in said.splitlines() if line.startswith(f"attempt {attempt} ")] == own
+        assert [
+            line for line in output.splitlines() if line.startswith(f"attempt {attempt} ")
+        ] == own
 
 
 def test_kubectl_finds_its_plugin(

@@ -44,10 +44,10 @@ def manifest(folder: Path, *jobs: dict[str, Any]) -> str:
 def test_an_unknown_job_has_its_own_status(release: chart.Release, namespace: str) -> None:
     flyer = Flyer(release.cluster, namespace)
     for verb in ("show", "why", "logs", "suspend", "resume", "stop", "requeue"):
-        said = flyer.run(verb, "none", status=NO_SUCH_JOB).stderr
-        assert said.startswith(f"error: job `{namespace}/none`"), (verb, said)
-    said = flyer.run("priority", "none", "high", "-o", "json", status=NO_SUCH_JOB).stderr
-    error = json.loads(said)["error"]
+        stderr = flyer.run(verb, "none", status=NO_SUCH_JOB).stderr
+        assert stderr.startswith(f"error: job `{namespace}/none`"), (verb, stderr)
+    stderr = flyer.run("priority", "none", "high", "-o", "json", status=NO_SUCH_JOB).stderr
+    error = json.loads(stderr)["error"]
     assert (error["code"], error["exitStatus"]) == ("NotFound", NO_SUCH_JOB)
 
 
@@ -60,8 +60,8 @@ def test_a_refused_manifest_has_its_own_status(
     none = job("none-at-all", 0, SCRIPT, "1")
     urgent = job("urgent", 1, SCRIPT, "1", priority="urgent")
     for bad, field in ((none, "spec.nodes"), (urgent, "spec.priority")):
-        said = flyer.run("run", manifest(tmp_path, good, bad), status=BAD).stderr
-        assert field in said, said
+        stderr = flyer.run("run", manifest(tmp_path, good, bad), status=BAD).stderr
+        assert field in stderr, stderr
         assert cluster.get("flyerjobs", namespace=namespace) == []
     unknown = flyer.run("run", str(tmp_path / "nowhere.yaml"), status=BAD).stderr
     assert "nowhere.yaml" in unknown
@@ -83,8 +83,8 @@ def test_a_followed_job_determines_the_status(
         flyer.running("run", paths["ended"]) as ended,
     ):
         huge = manifest(tmp_path, job("huge", 99, SCRIPT, "1"))
-        said = flyer.run("run", huge, status=NEVER).stderr
-        assert "can never run on this cluster" in said, said
+        stderr = flyer.run("run", huge, status=NEVER).stderr
+        assert "can never run on this cluster" in stderr, stderr
         assert flyer("why", "huge", status=NEVER)["verdict"] == "never"
 
         def are_made() -> bool:
@@ -98,8 +98,8 @@ def test_a_followed_job_determines_the_status(
         flyer.run("suspend", "paused")
         flyer.run("stop", "ended", "--reason=enough")
         for process, expected in ((left, INTERRUPTED), (paused, SUSPENDED), (ended, STOPPED)):
-            found, said = status_of(process)
-            assert found == expected, (expected, said)
+            found, stderr = status_of(process)
+            assert found == expected, (expected, stderr)
     assert status(cluster, "left", namespace)["phase"] == "Running", "it was only left"
 
 
@@ -110,8 +110,8 @@ def test_an_unreachable_api_server_has_its_own_status(
     cluster.apply(job("deaf", 1, DEAF, nodeClass="a100"), namespace=namespace)
     wait_phase(cluster, "deaf", namespace, "Running")
     wait_for("its deafness", lambda: "deaf" in flyer.run("logs", "deaf").stdout, END_SECONDS)
-    said = flyer.run("suspend", "deaf", "--timeout=1", status=LATE).stderr
-    assert "is still Suspending" in said, said
+    stderr = flyer.run("suspend", "deaf", "--timeout=1", status=LATE).stderr
+    assert "is still Suspending" in stderr, stderr
     flyer.run("stop", "deaf", "--now")
     wait_phase(cluster, "deaf", namespace, "Failed")
 
@@ -119,5 +119,5 @@ def test_an_unreachable_api_server_has_its_own_status(
     text = Path(cluster.kubeconfig).read_text()
     nowhere = tmp_path / "nowhere"
     nowhere.write_text(re.sub(r"(https://[^:\s]+):\d+", r"\1:9", text))
-    said = flyer.run("ps", f"--kubeconfig={nowhere}", status=UNREACHABLE).stderr
-    assert said.startswith("error:"), said
+    stderr = flyer.run("ps", f"--kubeconfig={nowhere}", status=UNREACHABLE).stderr
+    assert stderr.startswith("error:"), stderr

@@ -38,6 +38,6 @@ def test_one_word_changes_the_backend(
     done = wait_phase(cluster, "sum", namespace, "Succeeded", "Failed")
     assert done["phase"] == "Succeeded", (done, release.diagnosis())
     assert done["zones"] == "A+B"
-    said = logs(cluster, "sum", namespace)
+    output = logs(cluster, "sum", namespace)
     # Each of the two trees crosses once.
-    assert said.count("sum 36.0 crossings [1, 1]") == 8, said
+    assert output.count("sum 36.0 crossings [1, 1]") == 8, output

@@ -193,11 +193,11 @@ def test_an_injected_pod_finds_hfreduce(release: chart.Release, namespace: str) 
         return str(cluster.get("pod", name, namespace)["status"]["phase"])
 
     wait_for("its end", lambda: phase("trains") in ("Succeeded", "Failed"), SECONDS)
-    said = cluster.kubectl("logs", "trains", f"--namespace={namespace}")
-    assert "hfreduce is /flyer/" in said
+    output = cluster.kubectl("logs", "trains", f"--namespace={namespace}")
+    assert "hfreduce is /flyer/" in output
     wait_for("its end", lambda: phase("sums") in ("Succeeded", "Failed"), SECONDS)
-    said = cluster.kubectl("logs", "sums", f"--namespace={namespace}")
-    assert "sum 3.0 by /run/flyer/hfreduced.sock" in said
+    output = cluster.kubectl("logs", "sums", f"--namespace={namespace}")
+    assert "sum 3.0 by /run/flyer/hfreduced.sock" in output
     # Without the label there is none.
     wait_for("its end", lambda: phase("plain") in ("Succeeded", "Failed"), SECONDS)
     assert phase("plain") == "Failed"

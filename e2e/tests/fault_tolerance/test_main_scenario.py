@@ -117,17 +117,17 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
 
     # The last attempts' logs can still be read; all ranks have the same bits.
     for attempt in range(max(1, last - 2), last + 1):
-        said = logs(cluster, "patient", namespace, attempt=attempt)
-        ranks = said.count(f"of {NODES} attempt {attempt} from step")
+        output = logs(cluster, "patient", namespace, attempt=attempt)
+        ranks = output.count(f"of {NODES} attempt {attempt} from step")
         # What starved while it started wrote nothing.
         least = NODES if attempt == last or restarts == 1 else 0
-        assert least <= ranks <= NODES, (attempt, said)
-        pairs = re.findall(r"FLYER_GPUS=(\S+) FLYER_GPU_PAIRS=(\S+) \S+LEVEL=(\S+)", said)
-        assert len(pairs) == ranks, said
+        assert least <= ranks <= NODES, (attempt, output)
+        pairs = re.findall(r"FLYER_GPUS=(\S+) FLYER_GPU_PAIRS=(\S+) \S+LEVEL=(\S+)", output)
+        assert len(pairs) == ranks, output
         for gpus, pair, level in pairs:
             assert sorted(gpus.split(",")) == sorted(pair.split("+")), "one whole pair"
             assert level == "2", "the class of HFReduce"
-    assert said.count(f"final {urgent['digest']}") == NODES
+    assert output.count(f"final {urgent['digest']}") == NODES
 
 
 def evicted_in(cluster: Cluster, namespace: str, attempt: int) -> bool:

@@ -27,11 +27,11 @@ def test_a_gang_runs_to_its_end(
     assert done["phase"] == "Succeeded", (done, release.diagnosis())
     pods = pods_of(cluster, "hello", namespace)
     assert len({pod["spec"]["nodeName"] for pod in pods}) == nodes
-    said = {
+    outputs = {
         cluster.kubectl("logs", pod["metadata"]["name"], f"--namespace={namespace}") for pod in pods
     }
     for rank in range(nodes):
-        assert any(f"rank {rank} of {nodes}" in text for text in said), said
+        assert any(f"rank {rank} of {nodes}" in text for text in outputs), outputs
 
 
 def test_on_a_shared_node_kubernetes_own_scheduler_places_the_pod(

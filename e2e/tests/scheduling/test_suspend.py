@@ -81,9 +81,9 @@ async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, name
                 assert found["history"]["attempt"] == attempt
                 assert found["eviction"]["lostSteps"] == 0
             for name in JOBS:
-                said = await asyncio.to_thread(logs, cluster, name, namespace, attempt=attempt)
-                knew = re.search(r"knew ([0-9.]+)", said)
-                assert knew, said
+                output = await asyncio.to_thread(logs, cluster, name, namespace, attempt=attempt)
+                knew = re.search(r"knew ([0-9.]+)", output)
+                assert knew, output
                 seconds.append(float(knew[1]) - asked[name])
                 await suspend(name, False)
     record("suspend", "samples", len(seconds))

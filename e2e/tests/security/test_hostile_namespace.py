@@ -119,8 +119,8 @@ def test_objects_of_others_are_closed(scene: Scene) -> None:
         ("delete", "flyerquota", scene.user.name),
         ("patch", "flyerjob", "own", "--subresource=status", "--type=merge", status),
     ):
-        said = scene.user.refusal(*words).lower()
-        assert "forbidden" in said, (words, said)
+        refusal = scene.user.refusal(*words).lower()
+        assert "forbidden" in refusal, (words, refusal)
     scene.delete("flyerjob", "own")
 
 
@@ -326,11 +326,11 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
         try:
             user.create(made)
         except KubectlError as refused:
-            said = refused.stderr
+            stderr = refused.stderr
         else:
             queued.append(name)
             continue
-        assert "spec.template" in said, said
+        assert "spec.template" in stderr, stderr
     scene.victim.runs_another_job("during-malformed")
 
     def judged(name: str) -> bool:
@@ -460,12 +460,12 @@ def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
     )
     name = first["metadata"]["name"]
 
-    def said() -> Any:
+    def stored_record() -> Any:
         lines = cluster.kubectl("logs", name, f"--namespace={theirs}").splitlines()
         found = [line.partition("store ")[2] for line in lines if "store {" in line]
         return json.loads(found[0]) if found else None
 
-    store = wait_for("the group of the job", said, END_SECONDS)
+    store = wait_for("the group of the job", stored_record, END_SECONDS)
     key = bytes.fromhex(store["key"])
     assert len(key) >= 16
     words = ("exec", "reader", "--", "python3", "-c", READ, store["address"], store["port"])

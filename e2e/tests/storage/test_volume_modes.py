@@ -121,7 +121,7 @@ def made_for(cluster: Cluster, namespace: str, pod: str) -> tuple[str, str]:
     return directory_name(handle), uid
 
 
-def test_a_volume_is_for_readers_where_it_is_said(release: chart.Release, namespace: str) -> None:
+def test_volumes_are_read_only_if_declared(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
     sh = partial(volumes.sh, cluster, namespace)
     cluster.apply(

@@ -99,8 +99,8 @@ def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, name
             done.result()
     reader = partial(volumes.sh, cluster, namespace, "three")
     for pod in ("one", "two"):
-        said = reader(f"cd /volume && cat $(ls -v {pod}-*)").splitlines()
-        assert said == [f"{pod} {i + 1}" for i in range(FILES)]
+        lines = reader(f"cd /volume && cat $(ls -v {pod}-*)").splitlines()
+        assert lines == [f"{pod} {i + 1}" for i in range(FILES)]
     blocks = reader("tr -d '\\0' < /volume/both").splitlines()
     assert blocks == [f"{('one', 'two')[i % 2]} {i}" for i in range(2 * BLOCKS)], "nothing lost"
     assert "Read-only" in reader("touch /volume/x 2>&1 || true")

@@ -228,10 +228,10 @@ class Reader:
     async def refuses(self, call: Awaitable[object], key: str) -> None:
         words = WORDS[key]
         policy = f"{words.policy}.fireflyer.dev"
-        said = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
+        prefix = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
         with pytest.raises(words.error) as refusal:
             await call
-        assert str(refusal.value).endswith(said + words.text), str(refusal.value)
+        assert str(refusal.value).endswith(prefix + words.text), str(refusal.value)
         self.read.add(key)
 
 

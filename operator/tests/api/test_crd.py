@@ -104,8 +104,8 @@ def test_names() -> None:
 
 def test_check_says_what_is_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--folder", str(tmp_path), "--check"]) == 1
-    said = capsys.readouterr().err
-    assert "flyerjobs.fireflyer.dev.yaml" in said
-    assert "run python -m flyer.api.crd" in said
+    errors = capsys.readouterr().err
+    assert "flyerjobs.fireflyer.dev.yaml" in errors
+    assert "run python -m flyer.api.crd" in errors
     assert crd.main(["--folder", str(tmp_path)]) == 0
     assert crd.main(["--folder", str(tmp_path), "--check"]) == 0

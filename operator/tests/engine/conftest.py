@@ -81,12 +81,12 @@ class EngineHarness:
 
     def restart(self) -> None:
         """Rebuild the engine from the committed statuses."""
-        said: dict[str, FlyerJobStatus] = {}
+        statuses: dict[str, FlyerJobStatus] = {}
         for _, _, actions in self.steps:
             for action in actions:
                 if isinstance(action, Commit):
-                    said[action.job] = FlyerJobStatus.model_validate(action.status.to_object())
-        stored = [job.replace(status=said.get(key)) for key, job in self.jobs.items()]
+                    statuses[action.job] = FlyerJobStatus.model_validate(action.status.to_object())
+        stored = [job.replace(status=statuses.get(key)) for key, job in self.jobs.items()]
         self.state = rebuild(self.nodes, stored, self.now, self.state.epoch + 1, self.settings)
 
 

@@ -391,11 +391,11 @@ def test_a_new_leader_starts_no_pod_again_that_has_ended(
     harness.submit("a", 2)
     first, _ = harness.names("a")
     harness.restart()
-    said = harness.step(
+    actions = harness.step(
         PodExited("default/a", 1, first, Failed(1, "boom")), NodeEmptied(first, "default/a", 1)
     )
-    assert pick(said, Start) == []
-    said = harness.wait(harness.settings.failure_window_seconds)
-    assert [(stop.job, stop.attempt) for stop in pick(said, Stop)] == [("default/a", 1)]
+    assert pick(actions, Start) == []
+    actions = harness.wait(harness.settings.failure_window_seconds)
+    assert [(stop.job, stop.attempt) for stop in pick(actions, Stop)] == [("default/a", 1)]
     harness.empty("a")
     assert harness.status("a").phase is Phase.FAILED

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         ({"nodes": 1, "ranksPerNode": 9}, "InsufficientSlots", "more than any node has slots"),
     ],
 )
-def test_what_can_never_run_is_said_at_once(
+def test_jobs_that_can_never_run_are_reported_at_once(
     new_harness: Callable, spec: dict, reason: str, text: str
 ) -> None:
     harness = new_harness()

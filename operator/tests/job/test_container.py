@@ -232,14 +232,14 @@ def test_the_traceback_of_another_program_is_taken_from_its_output(
 def test_a_lost_peer_in_the_output_of_a_program_sets_the_exit_status(
     container: Container, sidecar: Sidecar, error: str, code: int
 ) -> None:
-    said = f"Traceback (most recent call last):\n  File x, line 1\n{error}\nof job j\n"
-    marked = "".join(f"[rank0]: {line}\n" for line in said.splitlines())  # as torch prints it
+    traceback = f"Traceback (most recent call last):\n  File x, line 1\n{error}\nof job j\n"
+    marked = "".join(f"[rank0]: {line}\n" for line in traceback.splitlines())  # as torch prints it
     container.launch(["sh", "-c", 'printf %s "$1"; exit 1', "sh", marked])
     sidecar.start(ranks_per_node=1, node_rank=0, nodes=1)
     ended = sidecar.hear(op="ended")
     assert ended["code"] == code
     failure = ended["failure"]
-    assert (failure["traceback"], failure["exit_status"]) == (said, 1)
+    assert (failure["traceback"], failure["exit_status"]) == (traceback, 1)
     assert failure["peer_lost"] == (code == 75)
     sidecar.say(kind="done")
     assert container.end()[0] == code

@@ -234,7 +234,7 @@ async def test_the_fork_server_survives_garbage_and_reports_it(fork_server, make
         assert named in caplog.text
 
 
-async def test_what_cannot_be_preloaded_is_said_and_pods_run_without(make_pod, tmp_path):
+async def test_modules_that_cannot_be_preloaded_are_reported_and_pods_run(make_pod, tmp_path):
     (tmp_path / "threaded.py").write_text(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"

@@ -158,7 +158,7 @@ async def test_a_torn_line_is_garbage(server, notebook):
     assert notebook.calls == []
 
 
-async def test_a_handler_that_fails_is_said_and_the_connection_stays(server, notebook):
+async def test_a_failing_handler_is_reported_and_the_connection_stays(server, notebook):
     client = await connect(server)
     notebook.broken = True
     with pytest.raises(JobSocketError, match="internal") as caught:
@@ -182,7 +182,7 @@ async def test_a_socket_file_of_a_dead_server_is_replaced(tmp_path, notebook):
     assert not path.exists()
 
 
-async def test_a_path_too_long_for_a_socket_is_said_before_anything_is_bound(tmp_path, notebook):
+async def test_a_path_too_long_for_a_socket_is_reported_before_binding(tmp_path, notebook):
     server = JobServer(tmp_path / ("x" * 120), Welcome("j", "c", 1), notebook)
     with pytest.raises(ValueError, match="107 bytes"):
         await server.start()

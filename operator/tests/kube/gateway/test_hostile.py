@@ -110,7 +110,7 @@ async def test_a_report_about_another_pods_rank_is_refused(harness: Any, field: 
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("message", "code"),
     [
         (b"\x00\xff\xfe garbage\n", "bad_line"),
         (b"[1, 2]\n", "bad_line"),
@@ -126,17 +126,17 @@ async def test_a_report_about_another_pods_rank_is_refused(harness: Any, field: 
         (hello(token_of("gpt-1-0")), "bad_handshake"),
     ],
 )
-async def test_garbage_after_the_hello(harness: Any, said: object, code: str) -> None:
+async def test_garbage_after_the_hello(harness: Any, message: object, code: str) -> None:
     harness.expect(harness.gang())
     raw = await harness.greeted("gpt-1-0")
-    await raw.say(said)
+    await raw.say(message)
     assert await raw.refused() == code
     assert harness.count(code) == 1
     await harness.greeted("gpt-1-1")  # others are served
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("message", "code"),
     [
         (b"GET / HTTP/1.1\r\n", "bad_handshake"),
         (RUNNING, "bad_handshake"),
@@ -145,10 +145,10 @@ async def test_garbage_after_the_hello(harness: Any, said: object, code: str) ->
         (hello(token_of("gpt-1-0"), version=0), "bad_version"),
     ],
 )
-async def test_garbage_instead_of_the_hello(harness: Any, said: object, code: str) -> None:
+async def test_garbage_instead_of_the_hello(harness: Any, message: object, code: str) -> None:
     harness.expect(harness.gang())
     raw = await harness.raw()
-    await raw.say(said)
+    await raw.say(message)
     assert await raw.refused() == code
     assert harness.identities.reviews == 0
 

@@ -33,7 +33,7 @@ def pod(code: int, reason: str = "Error", message: str = "", **more: Any) -> dic
 
 
 @pytest.mark.parametrize(
-    ("said", "outcome"),
+    ("pod_status", "outcome"),
     [
         (pod(0, "Completed"), Succeeded()),
         (pod(104), Killed(0, "it released its node")),
@@ -79,8 +79,8 @@ def pod(code: int, reason: str = "Error", message: str = "", **more: Any) -> dic
         ),
     ],
 )
-def test_the_status_of_a_pod(said: dict[str, Any] | None, outcome: Outcome) -> None:
-    assert outcome_of(said) == outcome
+def test_the_status_of_a_pod(pod_status: dict[str, Any] | None, outcome: Outcome) -> None:
+    assert outcome_of(pod_status) == outcome
 
 
 def failure(rank: int, time: float, **fields: Any) -> Failure:

@@ -110,7 +110,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> FlyerJob:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (
             lambda spec: spec["containers"][0].pop("command"),
@@ -146,11 +146,11 @@ def changed(change: Callable[[dict[str, Any]], object]) -> FlyerJob:
     ],
 )
 def test_templates_that_cannot_run_are_refused_with_field_value_and_remedy(
-    change: Callable[[dict[str, Any]], object], said: str
+    change: Callable[[dict[str, Any]], object], expected: str
 ) -> None:
     job = changed(change)
     (reason,) = refusals(job)
-    assert reason.startswith(said)
+    assert reason.startswith(expected)
     with pytest.raises(PodsRefusedError) as caught:
         build(job)
     assert caught.value.reasons == [reason]

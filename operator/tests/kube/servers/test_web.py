@@ -84,12 +84,12 @@ async def test_a_request_is_answered(make_server: Callable[..., Door]) -> None:
     assert answer.endswith(b"5 bytes from 127.0.0.1")
 
 
-@pytest.mark.parametrize("said", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+@pytest.mark.parametrize("data", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: x\r\n"])
 async def test_a_missing_request_head_ends_the_connection(
-    said: bytes, make_server: Callable[..., Door]
+    data: bytes, make_server: Callable[..., Door]
 ) -> None:
     connection = await make_server(head_seconds=0.2).connect()
-    connection[1].write(said)
+    connection[1].write(data)
     assert b"200" not in await ended(connection)
 
 
@@ -116,17 +116,17 @@ async def test_a_missing_body_is_408(make_server: Callable[..., Door]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
     ],
 )
 async def test_a_large_body_is_413_before_it_is_read(
-    said: bytes, make_server: Callable[..., Door]
+    data: bytes, make_server: Callable[..., Door]
 ) -> None:
     connection = await make_server().connect()
-    connection[1].write(said)
+    connection[1].write(data)
     assert (await ended(connection)).startswith(b"HTTP/1.1 413")
 
 

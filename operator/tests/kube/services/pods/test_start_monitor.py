@@ -62,7 +62,9 @@ def messages_of(cluster, name):
         ("ErrImagePull", "dial tcp: lookup registry.exmaple.com: no such host"),
     ],
 )
-async def test_a_cause_of_the_job_is_said_and_gives_the_nodes_back(cluster, until, reason, message):
+async def test_a_failure_caused_by_the_job_is_reported_and_releases_its_nodes(
+    cluster, until, reason, message
+):
     cluster.nodes("AA")
     cluster.kubelets.refuses_start |= {"a0", "a1"}
     cluster.operator(LEASE, backoff_seconds=5.0, backoff_seconds_max=5.0)
