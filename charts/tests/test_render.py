@@ -129,7 +129,7 @@ def test_no_key_is_made_without_a_cluster_that_may_have_one(render: Render) -> N
         ),
         (
             {"threefs.enabled": False},
-            ["there is no 3FS", "threefs.enabled", "csi.existingClusterSecret"],
+            ["3FS is not configured", "threefs.enabled", "csi.existingClusterSecret"],
         ),
         (
             {"images.registry": ""},
