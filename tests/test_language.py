@@ -19,7 +19,7 @@ LIMITS = {
     r"\b(?:go|goes|going|went|gone) on\b": 0,
     r"(?<!as )\bso (?:many|long|much)\b(?! as)": 0,
     r"(?:^|[.(:;] ?)Who (?!am)": 5,
-    r"\b(?:is|are|was) no\b": 31,
+    r"\b(?:is|are|was) no\b": 29,
     r"\bbeside\b": 4,
     r"\b(?:a|last|its|no) words?\b": 2,
     r"\bstrangers?\b": 5,
