@@ -50,7 +50,7 @@ pub struct Connection<N> {
     slot_bytes: usize,
     queue: VecDeque<Outgoing<N>>,
     /// Bytes of the first queued frame that have been sent.
-    sent_bytes: usize,
+    head_sent_bytes: usize,
     /// Frames whose payload the peer has yet to copy, and those that it has acknowledged.
     mapped: VecDeque<N>,
     acked: Vec<N>,
@@ -84,7 +84,7 @@ impl<N> Connection<N> {
             stream,
             slot_bytes,
             queue: VecDeque::new(),
-            sent_bytes: 0,
+            head_sent_bytes: 0,
             mapped: VecDeque::new(),
             acked: Vec::new(),
             owed: 0,
@@ -118,7 +118,7 @@ impl<N> Connection<N> {
     pub fn detach(&mut self) {
         self.mapped.clear();
         self.acked.clear();
-        self.queue.truncate(usize::from(self.sent_bytes > 0));
+        self.queue.truncate(usize::from(self.head_sent_bytes > 0));
         if let Some(first) = self.queue.front_mut() {
             first.payload = Payload::Owned(first.payload.bytes().to_vec());
         }
@@ -136,7 +136,7 @@ impl<N> Connection<N> {
         while !self.queue.is_empty() {
             let mut slices: [IoSlice<'_>; BATCH * 2] = std::array::from_fn(|_| IoSlice::new(&[]));
             let mut count = 0;
-            let mut skip = self.sent_bytes;
+            let mut skip = self.head_sent_bytes;
             for frame in self.queue.iter().take(BATCH) {
                 for part in [&frame.head[..], frame.payload.bytes()] {
                     let from = skip.min(part.len());
@@ -165,13 +165,13 @@ impl<N> Connection<N> {
 
     fn advance(&mut self, bytes: usize, sent_notes: &mut Vec<N>) {
         self.sent_bytes += bytes as u64;
-        self.sent_bytes += bytes;
+        self.head_sent_bytes += bytes;
         while let Some(first) = self.queue.front() {
             let length = HEAD_BYTES + first.payload.bytes().len();
-            if self.sent_bytes < length {
+            if self.head_sent_bytes < length {
                 return;
             }
-            self.sent_bytes -= length;
+            self.head_sent_bytes -= length;
             let Some(frame) = self.queue.pop_front() else { return };
             match frame.payload {
                 Payload::Mapped(bytes) => {
@@ -216,7 +216,7 @@ impl<N> Connection<N> {
         let fd = std::os::fd::AsRawFd::as_raw_fd(&self.stream);
         // SAFETY: TIOCOUTQ on a socket writes one int.
         let status = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut in_kernel) };
-        queued.saturating_sub(self.sent_bytes)
+        queued.saturating_sub(self.head_sent_bytes)
             + if status == 0 { in_kernel.max(0) as usize } else { 0 }
     }
 
