@@ -82,7 +82,7 @@ async def test_the_token_of_a_service_account_is_read_again(account, later, monk
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
         async with Api(await find_access(), agent="test", limits=LIMITS) as api:
             assert await api.get(NODES, "n") == NODE
-            (account / "token").write_text("second")
+            (account / "token").write_text("second\n")
             await api.get(NODES, "n")
             later(61)
             await api.get(NODES, "n")
@@ -154,3 +154,22 @@ async def test_a_redirect_takes_no_token_to_another_server():
             async with Api(Access(f"http://127.0.0.1:{port}", token), agent="test") as api:
                 await api.get(NODES, "n")
     assert seen == [None]
+
+
+async def test_the_password_of_a_proxy_is_in_no_error():
+    async def refuse(request):
+        return web.Response(status=407)
+
+    async with serving(refuse) as port:
+        settings = Access(host="https://127.0.0.1:1")
+        settings.proxy = f"http://bob:s3cret@127.0.0.1:{port}"
+        async with Api(settings, agent="test", limits=LIMITS) as api:
+            with pytest.raises(UnreachableError, match="ClientHttpProxyError") as caught:
+                await api.get(NODES, "n")
+    assert "s3cret" not in str(caught.value)
+
+
+async def test_a_ca_that_is_missing_is_an_error_of_access(account):
+    (account / "ca.crt").unlink(missing_ok=True)
+    with pytest.raises(AccessError):
+        await find_access()

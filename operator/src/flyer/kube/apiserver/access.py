@@ -31,7 +31,8 @@ class Access(Configuration):
             settings: Any = await self.auth_settings()
         except (config.ConfigException, OSError) as error:
             raise AccessError(str(error)) from error
-        return {setting["key"]: setting["value"] for setting in settings.values()}
+        # Files of tokens may end with a line feed, which a header cannot have.
+        return {setting["key"]: setting["value"].strip() for setting in settings.values()}
 
 
 class Connections(RESTClientObject):
@@ -61,7 +62,9 @@ async def find_access(kubeconfig: str = "", context: str = "") -> Access:
                 context=context or None,
                 client_configuration=access,
             )
-    except (config.ConfigException, OSError) as error:
+        # A CA or key that cannot be loaded is an error now, not an unreachable server later.
+        await Connections(access).close()
+    except (config.ConfigException, OSError, ValueError) as error:
         raise AccessError(
             f"no API server configured: {error}: set KUBECONFIG or name a file with --kubeconfig"
         ) from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
+import aiohttp
+
 from flyer.kube.apiserver.errors import UnreachableError, error_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    import aiohttp
 
     from flyer.kube.apiserver.errors import ApiError
 
@@ -50,4 +50,7 @@ def describe_failure(error: BaseException) -> str:
     """Why a call got no response."""
     if isinstance(error, TimeoutError):
         return "timed out"
+    if isinstance(error, aiohttp.ClientResponseError):
+        # Its text has the URL of a proxy, with the password.
+        return f"{type(error).__name__}: {error.status} {error.message}"
     return f"{type(error).__name__}: {error}"
