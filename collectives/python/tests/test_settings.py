@@ -30,6 +30,12 @@ def test_values_are_read():
     assert (settings.priority, Settings.read({}).priority) == ("high", "normal")
 
 
+def test_values_that_are_not_utf8_are_refused_only_where_they_are_used():
+    assert Settings.read({"FLYER_NOTE": "\udcff", "OTHER": "\udcff"}).job == ""
+    with pytest.raises(SettingError, match="HFREDUCE_STREAMS"):
+        Settings.read({"HFREDUCE_STREAMS": "\udcff"})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -90,7 +90,8 @@ pub unsafe extern "C" fn hfr_init(options: *const Options, comm: *mut *mut Comm)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_init_from_environment(comm: *mut *mut Comm) -> Status {
     guard(|| {
-        let settings = Settings::read(|name| std::env::var(name).ok()).map_err(JoinError::from)?;
+        let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into());
+        let settings = Settings::read(read).map_err(JoinError::from)?;
         // SAFETY: the caller's promise, handed on.
         unsafe { join(&settings, comm) }
     })

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use hfreduce_bootstrap::{self as bootstrap, SettingError, TopologyError, variables};
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 
 /// Settings of a process, from environment variables.
 #[pyclass(module = "hfreduce._native", frozen)]
@@ -31,7 +31,9 @@ impl Settings {
                 let text = CString::new(text).unwrap_or_default();
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
             }
-            values.insert(name, value.extract::<String>()?);
+            // Bytes that are not UTF-8 are replaced, so that an error can show the value.
+            let value = value.cast::<PyString>()?.to_string_lossy().into_owned();
+            values.insert(name, value);
         }
         let settings = bootstrap::Settings::read_variables(|name| values.get(name).cloned());
         Ok(Self { settings: settings.map_err(|error| setting_error(py, &error))? })
