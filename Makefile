@@ -151,7 +151,7 @@ KIND_PACKAGES := podman=podman runc=runc netavark=/usr/lib/podman/netavark \
 
 .PHONY: e2e-kind
 e2e-kind: images ## the first scenarios on kind, with Docker or Podman (root)
-	@command -v docker >/dev/null || scripts/bootstrap $(KIND_PACKAGES)
+	@docker info >/dev/null 2>&1 || scripts/bootstrap $(KIND_PACKAGES)
 	FLYER_E2E_ENGINE=kind FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --no-header \
 		$(KUBERNETES_SCENARIOS) --junitxml=build/e2e/kind.xml
 

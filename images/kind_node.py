@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -68,7 +69,9 @@ def node_archive() -> Path:
     parts += [path.read_text() for path in sorted(FILES.iterdir())]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     target = cache / f"kind-node-{key}.tar"
-    if not target.exists():
+    if target.exists():
+        os.utime(target)  # in use: see testcluster.prune
+    else:
         cache.mkdir(parents=True, exist_ok=True)
         print("images: building the node image of kind", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["create", "delete", "load_image", "run", "usable"]
 
 READY_DEADLINE_SECONDS = 300
+ENGINE_SECONDS = 10
 PODMAN_SETTINGS = "containers.conf"
 HARDWARE = "flyer-fake"
 """The folder of a node's stand-in hardware below `var-lib`, in the node below /var/lib."""
@@ -44,8 +45,10 @@ def usable() -> bool:
 def create(state: State, nodes: Sequence[NodeSpec]) -> None:
     """Creates the cluster, Ready on return; its kubeconfig is the state folder's."""
     print("cluster: building or loading the node image", flush=True)
+    state.engine = "docker" if _docker_runs() else "podman"
+    state.save()
     _prepare_engine(state)
-    _run(state, _engine(), "load", "--input", str(node_archive()))
+    _run(state, state.engine, "load", "--input", str(node_archive()))
     config = state.folder / "kind.json"
     config.write_text(json.dumps(_config(state, nodes), indent=1))
     arguments = [f"--config={config}", f"--image={NODE_IMAGE}", f"--kubeconfig={state.kubeconfig}"]
@@ -70,7 +73,7 @@ def load_image(state: State, archive: Path) -> None:
 
 def run(state: State, node: str, *argv: str) -> str:
     """Runs a command in a node's container and returns its output."""
-    return _run(state, _engine(), "exec", _container(state, node), *argv)
+    return _run(state, state.engine, "exec", _container(state, node), *argv)
 
 
 def _config(state: State, nodes: Sequence[NodeSpec]) -> dict[str, Any]:
@@ -125,11 +128,12 @@ def _kubectl(state: State, *arguments: str) -> str:
 def _docker_runs() -> bool:
     if shutil.which("docker") is None:
         return False
-    return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
-
-
-def _engine() -> str:
-    return "docker" if _docker_runs() else "podman"
+    try:
+        command = ["docker", "info"]
+        subprocess.run(command, capture_output=True, check=True, timeout=ENGINE_SECONDS)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return False
+    return True
 
 
 def _kind(state: State, *arguments: str) -> str:
@@ -157,10 +161,10 @@ def _prepare_engine(state: State) -> None:
 
 
 def _run(state: State, *command: str) -> str:
-    environment = os.environ | {
-        "KIND_EXPERIMENTAL_PROVIDER": _engine(),
-        "CONTAINERS_CONF": str(state.folder / PODMAN_SETTINGS),
-    }
+    environment = os.environ | {"KIND_EXPERIMENTAL_PROVIDER": state.engine}
+    settings = state.folder / PODMAN_SETTINGS
+    if settings.exists():  # not when an interrupted `down` is repeated
+        environment["CONTAINERS_CONF"] = str(settings)
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     except FileNotFoundError:
