@@ -187,11 +187,11 @@ class SimulatedNodes:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _end(self, pod: dict[str, Any], code: int) -> None:
-        status, reason = (128 - code, "Error") if code else (0, "Completed")
+        exit_code, reason = (128 - code, "Error") if code else (0, "Completed")
         metadata = pod["metadata"]
         statuses = [
             {"name": container["name"], "image": container["image"], "imageID": "", "ready": False,
-             "restartCount": 0, "state": {"terminated": {"exitCode": status, "reason": reason}}}
+             "restartCount": 0, "state": {"terminated": {"exitCode": exit_code, "reason": reason}}}
             for container in pod["spec"]["containers"]
         ]  # fmt: skip
         phase = "Failed" if code else "Succeeded"
