@@ -173,3 +173,18 @@ async def test_a_ca_that_is_missing_is_an_error_of_access(account):
     (account / "ca.crt").unlink(missing_ok=True)
     with pytest.raises(AccessError):
         await find_access()
+
+
+async def test_the_package_asks_for_our_connections():
+    """Another version of it could have another hook than `_create_pool_manager`."""
+
+    async def respond(request):
+        return web.json_response(NODE)
+
+    async with serving(respond) as port:
+        settings = Access(host=f"http://127.0.0.1:{port}")
+        async with Api(settings, agent="test", limits=LIMITS) as api:
+            assert await api.get(NODES, "n") == NODE
+            session = api._connections.pool_manager
+            assert session.connector.limit == 0
+            assert not session.trust_env
