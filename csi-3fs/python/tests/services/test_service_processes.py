@@ -339,7 +339,7 @@ def test_another_nodes_disk_is_refused(pods: Pods) -> None:
     identity.write_text(json.dumps({"version": 1, "node": 3, "disk": "d"}))
     pods.start("storage-0")
     assert pods.processes.pop("storage-0").wait(PATIENCE_SECONDS) == 2
-    assert "is node-3's and this is node-1" in pods.log("storage-0")
+    assert "belongs to node-3 and this is node-1" in pods.log("storage-0")
 
 
 def test_an_empty_disk_waits_for_mgmtd_and_ends_at_once_when_stopped(pods: Pods) -> None:
