@@ -42,7 +42,7 @@ impl Settings {
     /// The same settings with another priority.
     fn with_priority(&self, py: Python<'_>, priority: &str) -> PyResult<Self> {
         let mut settings = self.settings.clone();
-        let refuse = |_| SettingError::new("priority", priority, variables::PRIORITY.kind);
+        let refuse = |_| SettingError::new("Options.priority", priority, variables::PRIORITY.kind);
         settings.priority =
             priority.parse().map_err(refuse).map_err(|error| setting_error(py, &error))?;
         Ok(Self { settings })
