@@ -81,3 +81,20 @@ def test_views_share_the_sets_of_given_fields() -> None:
     changed = first.spec.replace(priority="high")
     assert changed.model_fields_set == {"nodes", "template", "priority"}
     assert second.spec.model_fields_set == {"nodes", "template"}
+
+
+def test_the_table_of_field_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users choose the fields that they give, and a process lives for months."""
+    from flyer.kube import views
+
+    table: dict[frozenset[str], set[str]] = {}
+    monkeypatch.setattr(views, "_FIELD_SETS", table)
+    monkeypatch.setattr(views, "_FIELD_SETS_MAX", 1)
+    job = views.shape_job({
+        "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob",
+        "metadata": {"name": "a", "namespace": "lab"},
+        "spec": {"nodes": 1, "template": {"spec": {"containers": [{"name": "t", "image": "i"}]}}},
+    }).job  # fmt: skip
+    assert job is not None
+    assert len(table) == 1
+    assert job.spec.model_fields_set == {"nodes", "template"}

@@ -155,13 +155,16 @@ def shape_job(value: dict[str, Any]) -> JobView:
 
 
 _FIELD_SETS: Final[dict[frozenset[str], set[str]]] = {}
+_FIELD_SETS_MAX: Final = 4096  # further sets are not shared: users choose which fields they give
 
 
 def _share_field_sets(model: Model) -> None:
     """Share the sets of given fields, half of a model's memory, among immutable models."""
     given = model.__pydantic_fields_set__
-    shared = _FIELD_SETS.setdefault(frozenset(given), given)
-    object.__setattr__(model, "__pydantic_fields_set__", shared)
+    key = frozenset(given)
+    if len(_FIELD_SETS) < _FIELD_SETS_MAX:
+        _FIELD_SETS.setdefault(key, given)
+    object.__setattr__(model, "__pydantic_fields_set__", _FIELD_SETS.get(key, given))
     for value in model.__dict__.values():
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, Model):
