@@ -100,13 +100,17 @@ def _build(target: Path, programs: dict[str, Path], cache: Path, scratch: Path) 
 
 
 def _copy_files(root: Path) -> None:
-    module = subprocess.run(
-        ["go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kind"],
+    # The program may come from the cache of an earlier build: the module need not be there.
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", "sigs.k8s.io/kind"],
         cwd=binaries.SOURCES / "kind",
         capture_output=True,
         text=True,
-        check=True,
-    ).stdout.strip()
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ImageError(f"downloading kind's module failed: {done.stderr.strip()}")
+    module = json.loads(done.stdout)["Dir"]
     for name in KIND_FILES:
         source, target = Path(module) / "images/base/files" / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)

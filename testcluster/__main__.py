@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from charts import helm
+from images.base import ImageError
 from images.contents import IMAGES
 from testcluster import binaries
 from testcluster.down import down
@@ -24,7 +25,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         return int(arguments.run(arguments))
-    except ClusterError as error:
+    except (ClusterError, ImageError) as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
 

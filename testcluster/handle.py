@@ -142,7 +142,7 @@ class Cluster:
     def run_on(self, node: str, *argv: str, deadline_s: float = WAIT_S) -> str:
         """Runs a command in a node's namespaces and returns its output."""
         if self.state.kind:
-            return kind.run(self.state, node, *argv)
+            return kind.run(self.state, node, *argv, deadline_s=deadline_s)
         return run(self.state, node, *argv, deadline_s=deadline_s)
 
     def kill_container(self, pod: Manifest, container: str) -> None:

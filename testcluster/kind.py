@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["create", "delete", "load_image", "run", "usable"]
 
 READY_DEADLINE_SECONDS = 300
+COMMAND_SECONDS = 900.0
+"""A command of kind or of the engine; creating six nodes takes two minutes."""
 ENGINE_SECONDS = 10
 PODMAN_SETTINGS = "containers.conf"
 HARDWARE = "flyer-fake"
@@ -71,9 +73,10 @@ def load_image(state: State, archive: Path) -> None:
     _kind(state, "load", "image-archive", str(archive))
 
 
-def run(state: State, node: str, *argv: str) -> str:
+def run(state: State, node: str, *argv: str, deadline_s: float) -> str:
     """Runs a command in a node's container and returns its output."""
-    return _run(state, state.engine, "exec", _container(state, node), *argv)
+    command = (state.engine, "exec", _container(state, node), *argv)
+    return _run(state, *command, deadline_s=deadline_s)
 
 
 def _config(state: State, nodes: Sequence[NodeSpec]) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _add_routes(state: State) -> None:
         addresses = target["status"]["addresses"]
         address = next(entry["address"] for entry in addresses if entry["type"] == "InternalIP")
         route = ("ip", "route", "replace", target["spec"]["podCIDR"], "via", address)
-        run(state, source["metadata"]["name"], *route)
+        run(state, source["metadata"]["name"], *route, deadline_s=READY_DEADLINE_SECONDS)
 
 
 def _container(state: State, node: str) -> str:
@@ -160,17 +163,26 @@ def _prepare_engine(state: State) -> None:
     Path("/lib/modules").mkdir(exist_ok=True)  # kind mounts it
 
 
-def _run(state: State, *command: str) -> str:
+def _run(state: State, *command: str, deadline_s: float = COMMAND_SECONDS) -> str:
     environment = os.environ | {"KIND_EXPERIMENTAL_PROVIDER": state.engine}
     settings = state.folder / PODMAN_SETTINGS
     if settings.exists():  # not when an interrupted `down` is repeated
         environment["CONTAINERS_CONF"] = str(settings)
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
     except FileNotFoundError:
         raise ClusterError(
             f"{command[0]} is not installed; kind needs Docker or Podman: apt install podman"
         ) from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{' '.join(command)}: not finished within {deadline_s:g} s") from None
     if done.returncode != 0:
         raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
