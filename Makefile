@@ -131,7 +131,7 @@ images-check: install ## build every Containerfile without Docker and start what
 	@scripts/bootstrap mmdebstrap=mmdebstrap buildah=buildah
 	$(PYTHON) -m images.check $(IMAGE)
 
-# What of `make e2e` guards every change: the tests of a real API server, and a quarter of an hour of
+# What of `make e2e` guards every change: the tests of a real API server, and the first
 # scenarios on real kubelets. Programs and images are built once and kept in ~/.cache/fire-flyer.
 KUBERNETES_SCENARIOS := $(addprefix e2e/tests/,scheduling/test_first_job.py scheduling/test_suspend.py \
 	storage/test_volumes.py hardware/test_device_plugin.py)
@@ -140,7 +140,7 @@ E2E := FLYER_E2E_ENGINE=processes FLYER_E2E_REQUIRED=1 $(PYTHON) -m pytest -v --
 .PHONY: test-servers test-kubernetes
 test-servers: cluster-tools ## the tests of all parts that need a real API server, without nodes
 	$(E2E) -m real_server --junitxml=build/e2e/servers.xml
-test-kubernetes: test-servers images ## those, and fifteen minutes of scenarios on real kubelets
+test-kubernetes: test-servers images ## those, and the first scenarios on real kubelets
 	$(E2E) $(KUBERNETES_SCENARIOS) --junitxml=build/e2e/kubernetes.xml
 e2e: test-servers images images-check ## all scenarios on a real Kubernetes; JUnit files in build/e2e
 	$(E2E) e2e/tests --junitxml=build/e2e/junit.xml
