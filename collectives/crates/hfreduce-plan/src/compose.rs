@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use crate::tree::{Tree, bridged_parent, double_parent, rooted_parent, walk};
-use crate::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
+use crate::tree::{Tree, bridged_parent, double_parent, walk};
+use crate::validate::validate;
+use crate::{DEGREE_MAX, NodePlace, Plan, PlanError};
 
 /// Adjacency lists of both trees during construction.
 struct Draft {
@@ -49,7 +50,6 @@ impl Draft {
 
 pub(crate) fn compose(
     nodes: &[NodePlace],
-    bridging: Bridging,
     bridge: Option<(&str, &str)>,
 ) -> Result<Plan, PlanError> {
     check_names(nodes)?;
@@ -57,14 +57,10 @@ pub(crate) fn compose(
     match (bridge, zones.as_mut_slice()) {
         (Some(pair), _) => put_bridge_in_place(nodes, &mut zones, pair)?,
         // The first zone's last node and the second one's first are neighbors in the list.
-        (None, [first, _, ..]) if bridging == Bridging::OnePair => first.rotate_right(1),
+        (None, [first, _, ..]) => first.rotate_right(1),
         (None, _) => {}
     }
-    let zone_parent = match (zones.len(), bridging) {
-        (1, _) => double_parent,
-        (_, Bridging::OnePair) => bridged_parent,
-        (_, Bridging::TwoPairs) => rooted_parent,
-    };
+    let zone_parent = if zones.len() == 1 { double_parent } else { bridged_parent };
     let mut draft = Draft::new(nodes.len());
     for zone in &zones {
         for tree in 0..2 {
@@ -75,43 +71,28 @@ pub(crate) fn compose(
             }
         }
     }
-    for (border, pair) in zones.windows(2).enumerate() {
-        let (near, far) = match bridging {
-            Bridging::OnePair => (draft.crossing_ends(&pair[0]), draft.crossing_ends(&pair[1])),
-            Bridging::TwoPairs => (rooted_ends(&pair[0], border > 0), rooted_ends(&pair[1], false)),
-        };
+    for pair in zones.windows(2) {
+        let (near, far) = (draft.crossing_ends(&pair[0]), draft.crossing_ends(&pair[1]));
         for tree in 0..2 {
             draft.join(tree, near[tree], far[tree]);
         }
     }
     let root = |tree: usize| match zones.as_slice() {
-        [zone] => root_of(tree, zone, double_parent),
+        [zone] => root_of(tree, zone),
         _ => central(&draft.neighbors[tree]),
     };
     let trees = [0, 1].map(|tree| Tree::hang(&draft.neighbors[tree], root(tree)));
-    let plan = Plan { nodes: nodes.to_vec(), trees, bridging };
-    plan.validate()?;
+    let plan = Plan { nodes: nodes.to_vec(), trees };
+    validate(&plan)?;
     Ok(plan)
 }
 
-/// The nodes of a zone of [`rooted_parent`] trees that carry a border's crossings of tree 0 and of tree 1.
-///
-/// A root has one child and is a leaf of the other tree: it has room for the crossings of both borders of a
-/// zone in the middle of a chain. In an odd zone rank 0 is also its child, so the second border uses rank 0:
-/// such a zone has four edge ends for every node, and some node must have two in each tree.
-fn rooted_ends(zone: &[usize], second_border: bool) -> [usize; 2] {
-    if second_border && !zone.len().is_multiple_of(2) {
-        return [zone[0]; 2];
-    }
-    [0, 1].map(|tree| root_of(tree, zone, rooted_parent))
-}
-
-fn root_of(tree: usize, zone: &[usize], parent: fn(usize, usize, usize) -> Option<usize>) -> usize {
-    let root = (0..zone.len()).find(|&rank| parent(tree, rank, zone.len()).is_none());
+fn root_of(tree: usize, zone: &[usize]) -> usize {
+    let root = (0..zone.len()).find(|&rank| double_parent(tree, rank, zone.len()).is_none());
     root.map_or(zone[0], |rank| zone[rank])
 }
 
-pub(crate) fn check_names(nodes: &[NodePlace]) -> Result<(), PlanError> {
+fn check_names(nodes: &[NodePlace]) -> Result<(), PlanError> {
     if nodes.is_empty() {
         return Err(PlanError::Empty);
     }

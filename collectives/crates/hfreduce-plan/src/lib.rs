@@ -16,8 +16,7 @@
 //!
 //! Zones are joined by exactly one edge in each tree; more than two zones form a chain in the order in which
 //! they first appear. With two zones both edges lie on one pair of nodes, the *bridge pair*, because a cluster
-//! routes the job over one pair. If the job may use two, [`Bridging::TwoPairs`] puts the edges on different
-//! nodes, so that no bridge node adds in both trees. See [`Plan`] for the invariants of every plan.
+//! routes the job over one pair. See [`Plan`] for the invariants of every plan.
 //!
 //! Pure: no clock, socket, thread or random number; the same list yields the same plan on every node.
 
@@ -25,6 +24,8 @@ mod compose;
 mod describe;
 mod tree;
 mod validate;
+#[cfg(test)]
+mod validate_test;
 
 pub use tree::{Links, Tree};
 
@@ -64,81 +65,38 @@ pub struct Crossing {
     pub child: usize,
 }
 
-/// Number of node pairs on which the two trees cross from zone to zone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bridging {
-    /// Both trees on the same pair: one route between the zones is enough.
-    OnePair,
-    /// Each tree on a separate pair. Only a zone of one node, or one border of an odd zone in the middle of a
-    /// chain, has both on one node.
-    TwoPairs,
-}
-
 /// Two trees over the nodes of one job.
 ///
-/// Invariants, which [`Plan::validate`] checks and every plan from [`Plan::new`] satisfies:
+/// Invariants of every plan:
 /// 1. each tree spans all nodes, has one root and no cycle, and parents and children agree;
 /// 2. a node has at most two children in a tree and [`DEGREE_MAX`] neighbors in both together;
-/// 3. a node has two or more neighbors in at most one tree (it is a leaf of the other), unless it carries
-///    crossings of both;
+/// 3. a node has two or more neighbors in at most one tree (it is a leaf of the other), unless it carries a
+///    crossing;
 /// 4. a tree has exactly `zones - 1` crossings, the minimum;
-/// 5. with two zones both trees cross on the same pair, or, with [`Bridging::TwoPairs`], on different nodes of
-///    every zone with at least two nodes.
+/// 5. with two zones both trees cross on the same pair.
 ///
 /// The order of summation is part of the plan: the node's value first, then the children in the order listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     nodes: Vec<NodePlace>,
     trees: [Tree; 2],
-    bridging: Bridging,
 }
 
 impl Plan {
     /// The plan of an ordered list of nodes. The bridge pair of two zones is the last node of the first zone
     /// and the first node of the second: neighbors, if the list is sorted by zone.
     pub fn new(nodes: &[NodePlace]) -> Result<Self, PlanError> {
-        compose::compose(nodes, Bridging::OnePair, None)
+        compose::compose(nodes, None)
     }
 
     /// As [`Plan::new`], with the bridge pair given by the names of one node of each of the two zones.
     pub fn with_bridge(nodes: &[NodePlace], bridge: (&str, &str)) -> Result<Self, PlanError> {
-        compose::compose(nodes, Bridging::OnePair, Some(bridge))
-    }
-
-    /// As [`Plan::new`], with the crossings of the two trees on different nodes.
-    pub fn with_two_pairs(nodes: &[NodePlace]) -> Result<Self, PlanError> {
-        compose::compose(nodes, Bridging::TwoPairs, None)
-    }
-
-    /// A plan from an external source: the parent of each node in each tree, none for the root. It must satisfy
-    /// all invariants of [`Plan`].
-    pub fn from_parents(
-        nodes: &[NodePlace],
-        parents: [&[Option<usize>]; 2],
-        bridging: Bridging,
-    ) -> Result<Self, PlanError> {
-        compose::check_names(nodes)?;
-        let trees =
-            [Tree::from_parents(0, nodes, parents[0])?, Tree::from_parents(1, nodes, parents[1])?];
-        let plan = Self { nodes: nodes.to_vec(), trees, bridging };
-        plan.validate()?;
-        Ok(plan)
-    }
-
-    /// Reads the output of [`Plan::describe`] and validates it.
-    pub fn read(description: &serde_json::Value) -> Result<Self, PlanError> {
-        describe::read(description)
+        compose::compose(nodes, Some(bridge))
     }
 
     /// The nodes in the order given; every index in the plan points into this list.
     pub fn nodes(&self) -> &[NodePlace] {
         &self.nodes
-    }
-
-    /// Number of pairs on which the trees cross.
-    pub fn bridging(&self) -> Bridging {
-        self.bridging
     }
 
     /// The two trees.
@@ -177,11 +135,6 @@ impl Plan {
     /// Neighbors of `node` in both trees together.
     pub fn degree(&self, node: usize) -> usize {
         self.trees.iter().map(|tree| tree.degree(node)).sum()
-    }
-
-    /// Checks the invariants of [`Plan`].
-    pub fn validate(&self) -> Result<(), PlanError> {
-        validate::validate(self)
     }
 
     /// The plan as JSON.
@@ -232,12 +185,6 @@ pub enum PlanError {
         /// What is wrong at the node.
         why: &'static str,
     },
-    /// A description of a plan that cannot be read.
-    #[error("a plan's description: {why}; write it with `Plan::describe`")]
-    Description {
-        /// Which field, which value.
-        why: String,
-    },
     /// A node has too many neighbors.
     #[error("node `{node}` has {degree} tree neighbors, more than {DEGREE_MAX}")]
     Degree {
@@ -261,14 +208,6 @@ pub enum PlanError {
         crossings: usize,
         /// The number of zones.
         zones: usize,
-    },
-    /// Both trees cross on one node, but the plan requires two pairs.
-    #[error(
-        "both trees cross zones at node `{node}`, and the plan requires two pairs: use another node, or one pair"
-    )]
-    SharedBridge {
-        /// The node.
-        node: String,
     },
     /// The two trees cross on different pairs.
     #[error(

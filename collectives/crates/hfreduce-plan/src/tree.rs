@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use crate::{NodePlace, PlanError};
-
 /// The neighbors of one node in one tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Links {
@@ -35,38 +33,6 @@ impl Tree {
         // The order of summation must not depend on the order of construction.
         links.iter_mut().for_each(|links| links.children.sort_unstable());
         Self { root, links }
-    }
-
-    /// The tree in which node `i` sends its sum to `parents[i]`. Refuses only input that does not form a list
-    /// of links; `validate` checks the rest.
-    pub(crate) fn from_parents(
-        tree: usize,
-        nodes: &[NodePlace],
-        parents: &[Option<usize>],
-    ) -> Result<Self, PlanError> {
-        let broken = |at: usize, why| PlanError::Broken {
-            tree,
-            node: nodes.get(at).map_or_else(|| at.to_string(), |place| place.name.clone()),
-            why,
-        };
-        if parents.len() != nodes.len() {
-            return Err(broken(parents.len(), "wrong number of parents"));
-        }
-        let mut roots = (0..parents.len()).filter(|&node| parents[node].is_none());
-        let root = roots.next().ok_or_else(|| broken(0, "no root above it"))?;
-        if let Some(second) = roots.next() {
-            return Err(broken(second, "a second root"));
-        }
-        let mut links = vec![Links::default(); nodes.len()];
-        for (node, parent) in parents.iter().enumerate() {
-            let Some(parent) = *parent else { continue };
-            if parent >= nodes.len() {
-                return Err(broken(node, "a parent that is not in the list"));
-            }
-            links[node].parent = Some(parent);
-            links[parent].children.push(node);
-        }
-        Ok(Self { root, links })
     }
 
     /// Edges from the root to the deepest leaf.
@@ -158,17 +124,5 @@ pub(crate) fn bridged_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
         (0, _) => None,
         (_, false) => Some(double_parent(tree, r - 1, n - 1).map_or(0, |p| p + 1)),
         (_, true) => Some(double_parent(tree, r, n).unwrap_or(0)),
-    }
-}
-
-/// The parent of rank `r` in a zone of `n` ranks that is joined to other zones at the roots of its two trees.
-///
-/// The roots of an even zone are different ranks, each a leaf of the other tree. An odd zone is a double binary
-/// tree of the ranks from 1 on, with rank 0 a leaf below both roots.
-pub(crate) fn rooted_parent(tree: usize, r: usize, n: usize) -> Option<usize> {
-    match (r, n.is_multiple_of(2)) {
-        (_, true) => double_parent(tree, r, n),
-        (0, false) => (n > 1).then_some(if tree == 0 { 1 } else { n - 1 }),
-        (_, false) => double_parent(tree, r - 1, n - 1).map(|p| p + 1),
     }
 }

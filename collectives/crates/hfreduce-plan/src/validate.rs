@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Bridging, CHILDREN_MAX, DEGREE_MAX, Plan, PlanError, Tree};
+use crate::{CHILDREN_MAX, DEGREE_MAX, Plan, PlanError, Tree};
 
 pub(crate) fn validate(plan: &Plan) -> Result<(), PlanError> {
     if plan.nodes.is_empty() {
@@ -13,7 +13,7 @@ pub(crate) fn validate(plan: &Plan) -> Result<(), PlanError> {
     }
     let zones = plan.nodes.iter().map(|place| &place.zone).collect::<BTreeSet<_>>().len();
     crossings(plan, zones)?;
-    neighbors(plan, zones)
+    neighbors(plan)
 }
 
 fn spans(plan: &Plan, index: usize, tree: &Tree) -> Result<(), PlanError> {
@@ -54,7 +54,7 @@ fn crossings(plan: &Plan, zones: usize) -> Result<(), PlanError> {
             return Err(PlanError::Crossings { tree, crossings, zones });
         }
     }
-    if zones == 2 && plan.bridging == Bridging::OnePair {
+    if zones == 2 {
         let [first, second] = [pair_of(plan, 0), pair_of(plan, 1)];
         if first != second {
             let name = |pair: BTreeSet<String>| pair.into_iter().collect::<Vec<_>>().join(" and ");
@@ -69,11 +69,9 @@ fn pair_of(plan: &Plan, tree: usize) -> BTreeSet<String> {
     ends.filter_map(|node| plan.nodes.get(node)).map(|place| place.name.clone()).collect()
 }
 
-fn neighbors(plan: &Plan, zones: usize) -> Result<(), PlanError> {
-    let [first, second] = [0, 1].map(|tree| {
-        let ends = plan.crossings_of(tree).into_iter().flat_map(|edge| [edge.parent, edge.child]);
-        ends.collect::<BTreeSet<usize>>()
-    });
+fn neighbors(plan: &Plan) -> Result<(), PlanError> {
+    let crossings = (0..2).flat_map(|tree| plan.crossings_of(tree));
+    let bridges: BTreeSet<usize> = crossings.flat_map(|edge| [edge.parent, edge.child]).collect();
     for (node, place) in plan.nodes.iter().enumerate() {
         let name = || place.name.clone();
         let degree = plan.degree(node);
@@ -81,16 +79,8 @@ fn neighbors(plan: &Plan, zones: usize) -> Result<(), PlanError> {
             return Err(PlanError::Degree { node: name(), degree });
         }
         let interior = plan.trees.iter().filter(|tree| tree.degree(node) >= 2).count();
-        let bridge = match plan.bridging {
-            Bridging::OnePair => first.contains(&node) || second.contains(&node),
-            Bridging::TwoPairs => first.contains(&node) && second.contains(&node),
-        };
-        if interior > 1 && !bridge {
+        if interior > 1 && !bridges.contains(&node) {
             return Err(PlanError::Interior { node: name() });
-        }
-        let alone = || plan.nodes.iter().filter(|other| other.zone == place.zone).count() == 1;
-        if zones == 2 && plan.bridging == Bridging::TwoPairs && bridge && !alone() {
-            return Err(PlanError::SharedBridge { node: name() });
         }
     }
     Ok(())

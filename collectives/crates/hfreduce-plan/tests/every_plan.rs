@@ -1,8 +1,6 @@
 //! The invariants of a plan, for every small list of nodes and for many large ones.
 
-use std::collections::BTreeSet;
-
-use hfreduce_plan::{Bridging, DEGREE_MAX, NodePlace, Plan, PlanError};
+use hfreduce_plan::{DEGREE_MAX, NodePlace, Plan};
 use proptest::prelude::*;
 
 /// Nodes of `sizes.len()` zones, zone after zone.
@@ -18,7 +16,7 @@ fn ceil_log2(n: usize) -> usize {
     n.next_power_of_two().trailing_zeros() as usize
 }
 
-/// Checks the invariants without `validate`.
+/// Checks the invariants independently of the crate.
 fn check(plan: &Plan) {
     let n = plan.nodes().len();
     for tree in plan.trees() {
@@ -33,29 +31,15 @@ fn check(plan: &Plan) {
         }
     }
     assert!((0..n).all(|node| plan.degree(node) <= DEGREE_MAX));
-    let mut crosses = vec![[false; 2]; n];
-    for (tree, edge) in
-        (0..2).flat_map(|tree| plan.crossings_of(tree).into_iter().map(move |e| (tree, e)))
-    {
-        crosses[edge.parent][tree] = true;
-        crosses[edge.child][tree] = true;
+    let mut crosses = vec![false; n];
+    for edge in (0..2).flat_map(|tree| plan.crossings_of(tree)) {
+        crosses[edge.parent] = true;
+        crosses[edge.child] = true;
     }
     for (node, crosses) in crosses.into_iter().enumerate() {
-        let excused = match plan.bridging() {
-            Bridging::OnePair => crosses != [false, false],
-            Bridging::TwoPairs => crosses == [true, true],
-        };
         let leaf = plan.trees().iter().any(|tree| tree.degree(node) <= 1);
-        assert!(excused || leaf, "node {node} is interior in both trees");
+        assert!(crosses || leaf, "node {node} is interior in both trees");
     }
-}
-
-/// Number of nodes that carry crossings of both trees.
-fn shared_ends(plan: &Plan) -> usize {
-    let ends = |tree: usize| -> BTreeSet<usize> {
-        plan.crossings_of(tree).into_iter().flat_map(|edge| [edge.parent, edge.child]).collect()
-    };
-    ends(0).intersection(&ends(1)).count()
 }
 
 #[test]
@@ -96,25 +80,6 @@ fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_one_pair() {
 }
 
 #[test]
-fn every_split_of_two_zones_up_to_128_and_128_crosses_once_on_each_of_two_pairs() {
-    for a in 1..=128 {
-        for b in 1..=128 {
-            let plan = Plan::with_two_pairs(&places(&[a, b])).unwrap();
-            check(&plan);
-            assert_eq!(plan.crossings(), [1, 1], "{a}+{b}");
-            let alone = usize::from(a == 1) + usize::from(b == 1);
-            assert_eq!(
-                shared_ends(&plan),
-                alone,
-                "{a}+{b}: different nodes in every zone that has two"
-            );
-            let bound = ceil_log2(a + b) + 1;
-            assert!(plan.depth().iter().all(|&depth| depth <= bound), "{a}+{b} {:?}", plan.depth());
-        }
-    }
-}
-
-#[test]
 fn a_chain_of_zones_has_one_crossing_for_each_border_even_with_zones_of_one_node() {
     for a in 1..=9 {
         for b in 1..=9 {
@@ -124,10 +89,6 @@ fn a_chain_of_zones_has_one_crossing_for_each_border_even_with_zones_of_one_node
                     let plan = Plan::new(&places(&sizes)).unwrap();
                     check(&plan);
                     assert_eq!(plan.crossings(), [sizes.len() - 1; 2], "{sizes:?}");
-                    let plan = Plan::with_two_pairs(&places(&sizes)).unwrap();
-                    check(&plan);
-                    assert_eq!(plan.crossings(), [sizes.len() - 1; 2], "{sizes:?}");
-                    assert!(shared_ends(&plan) <= sizes.iter().filter(|&&s| s % 2 == 1).count());
                 }
             }
         }
@@ -193,87 +154,14 @@ fn the_description_uses_node_names_instead_of_indices() {
     assert_eq!(json["trees"][1]["crossings"].as_array().unwrap().len(), 1);
 }
 
-fn parents_of(plan: &Plan) -> [Vec<Option<usize>>; 2] {
-    [0, 1].map(|tree| plan.trees()[tree].links.iter().map(|links| links.parent).collect())
-}
-
-#[test]
-fn an_external_plan_that_satisfies_the_invariants_is_accepted() {
-    for (a, b) in [(1, 0), (2, 0), (7, 0), (3, 4), (16, 9)] {
-        let nodes: Vec<_> = places(&[a, b]).into_iter().collect();
-        for plan in [Plan::new(&nodes).unwrap(), Plan::with_two_pairs(&nodes).unwrap()] {
-            let [first, second] = parents_of(&plan);
-            let again = Plan::from_parents(&nodes, [&first, &second], plan.bridging());
-            assert_eq!(again.as_ref(), Ok(&plan));
-            assert_eq!(Plan::read(&plan.describe()).as_ref(), Ok(&plan));
-        }
-    }
-}
-
-#[test]
-fn an_external_plan_that_violates_an_invariant_is_refused_with_its_name() {
-    let nodes = places(&[4, 4]);
-    let plan = Plan::new(&nodes).unwrap();
-    let [first, second] = parents_of(&plan);
-    let refused = |parents: &[Option<usize>], nodes: &[NodePlace]| {
-        Plan::from_parents(nodes, [parents, &second], Bridging::OnePair).unwrap_err()
-    };
-    // The same tree over nodes whose zones alternate has too many crossings.
-    let mixed: Vec<_> = (0..8)
-        .map(|i| NodePlace::new(format!("n{i}"), if i % 2 == 0 { "A" } else { "B" }))
-        .collect();
-    let error = refused(&first, &mixed);
-    assert!(matches!(error, PlanError::Crossings { tree: 0, zones: 2, .. }), "{error}");
-    assert!(error.to_string().contains("2 zones need 1"), "{error}");
-
-    let two = parents_of(&Plan::with_two_pairs(&nodes).unwrap());
-    let error = Plan::from_parents(&nodes, [&two[0], &two[1]], Bridging::OnePair).unwrap_err();
-    assert!(matches!(error, PlanError::TwoBridges { .. }), "{error}");
-    let error = Plan::from_parents(&nodes, [&first, &second], Bridging::TwoPairs).unwrap_err();
-    assert!(
-        matches!(error, PlanError::Interior { .. } | PlanError::SharedBridge { .. }),
-        "{error}"
-    );
-
-    let one_zone = places(&[8]);
-    let chain: Vec<_> = (0..8_usize).map(|i| i.checked_sub(1)).collect();
-    let error = Plan::from_parents(&one_zone, [&chain, &chain], Bridging::OnePair).unwrap_err();
-    assert!(matches!(error, PlanError::Interior { .. }), "{error}");
-    let star: Vec<_> = (0..8_usize).map(|i| (i > 0).then_some(0)).collect();
-    assert!(refused(&star, &one_zone).to_string().contains("more than two children"));
-    let mut cycle = first.clone();
-    let leaf = (0..8).find(|i| plan.trees()[0].links[*i].children.is_empty()).unwrap();
-    cycle[leaf] = Some(leaf);
-    assert!(matches!(refused(&cycle, &nodes), PlanError::Broken { tree: 0, .. }));
-    for (parents, why) in [
-        (vec![Some(1); 8], "no root"),
-        (vec![None; 8], "second root"),
-        (vec![None; 3], "number of parents"),
-        ([&first[..7], &[Some(99)]].concat(), "not in the list"),
-    ] {
-        let error = refused(&parents, &nodes).to_string();
-        assert!(
-            error.contains(why) || why == "not in the list" && error.contains("root"),
-            "{error}"
-        );
-    }
-    let mut json = plan.describe();
-    json["trees"][0]["parents"][1] = "unknown".into();
-    assert!(Plan::read(&json).unwrap_err().to_string().contains("`unknown`"));
-    json["version"] = 7.into();
-    assert!(Plan::read(&json).unwrap_err().to_string().contains("version 7"));
-    assert!(
-        Plan::read(&serde_json::json!({"version": 1})).unwrap_err().to_string().contains("nodes")
-    );
-}
-
 #[test]
 fn every_rank_computes_the_same_plan() {
     // Ranks do not exchange the plan: equal lists must yield equal plans in every process, where hash tables
     // have other orders. These are its bits as JSON.
     let plans = [places(&[5, 3]), places(&[2, 3, 1])].map(|nodes| Plan::new(&nodes).unwrap());
     let seen = plans.map(|plan| {
-        parents_of(&plan)[1].iter().map(|p| p.map_or(-1, |p| p as i32)).collect::<Vec<_>>()
+        let links = plan.trees()[1].links.iter();
+        links.map(|links| links.parent.map_or(-1, |parent| parent as i32)).collect::<Vec<_>>()
     });
     assert_eq!(seen, [vec![1, 3, 1, 4, -1, 4, 7, 5], vec![1, 2, -1, 4, 2, 4]]);
 }
@@ -296,20 +184,16 @@ proptest! {
         check(&plan);
         prop_assert_eq!(plan.crossings(), [sizes.len() - 1; 2]);
         prop_assert_eq!(&plan, &Plan::new(&mixed).unwrap());
-        let plan = Plan::with_two_pairs(&mixed).unwrap();
-        check(&plan);
-        prop_assert_eq!(plan.crossings(), [sizes.len() - 1; 2]);
     }
 
     /// Beyond the exhaustive range: two zones of up to 3,000 nodes.
     #[test]
     fn large_zones(a in 1_usize..3_000, b in 1_usize..3_000) {
         let nodes = places(&[a, b]);
-        for plan in [Plan::new(&nodes).unwrap(), Plan::with_two_pairs(&nodes).unwrap()] {
-            check(&plan);
-            prop_assert_eq!(plan.crossings(), [1, 1]);
-            prop_assert!(plan.depth().iter().all(|&depth| depth <= ceil_log2(a + b) + 1));
-        }
+        let plan = Plan::new(&nodes).unwrap();
+        check(&plan);
+        prop_assert_eq!(plan.crossings(), [1, 1]);
+        prop_assert!(plan.depth().iter().all(|&depth| depth <= ceil_log2(a + b) + 1));
     }
 }
 

@@ -52,15 +52,14 @@ fn two_zones_over_one_link_reach_90_percent_and_cross_it_once_each_way() {
     let settings = Settings { slot_bytes: 64 << 10, ..Settings::default() };
     let bytes = 16_u64 << 20;
     let limit = 2.0 * bytes as f64 / hardware.network_rate;
-    for plan in [Plan::new(&places).unwrap(), Plan::with_two_pairs(&places).unwrap()] {
-        let outcome = allreduce(&plan, &hardware, settings, &[bytes]).unwrap();
-        let share = limit / outcome.seconds;
-        assert!(share >= 0.90, "{share} of 2S/B");
-        assert_eq!(outcome.zone_bytes.len(), 2);
-        for (from, to, crossed) in &outcome.zone_bytes {
-            let share = crossed / bytes as f64;
-            assert!((0.99..=1.01).contains(&share), "{from} to {to}: {share} of S");
-        }
+    let plan = Plan::new(&places).unwrap();
+    let outcome = allreduce(&plan, &hardware, settings, &[bytes]).unwrap();
+    let share = limit / outcome.seconds;
+    assert!(share >= 0.90, "{share} of 2S/B");
+    assert_eq!(outcome.zone_bytes.len(), 2);
+    for (from, to, crossed) in &outcome.zone_bytes {
+        let share = crossed / bytes as f64;
+        assert!((0.99..=1.01).contains(&share), "{from} to {to}: {share} of S");
     }
 }
 
