@@ -1,4 +1,5 @@
-//! Fixed-size frame header: encoding and decoding. Pure.
+//! Frames: a fixed-size header, a message and a payload; one reader, and one writer that batches
+//! queued frames into few system calls.
 //!
 //! ```text
 //!  0 magic "FFR1"      4 version   5 kind   6 class  7 zero  8 request id (8)
@@ -8,6 +9,16 @@
 //! All numbers are little endian. The payload has no checksum: a sender of file data also sends the
 //! checksum of the data, which outlives the connection.
 
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use super::message::{Limits, Payload};
+
 const MAGIC: [u8; 4] = *b"FFR1";
 /// An older caller uses neither classes (it sends zero, the first class) nor offers: its requests
 /// are served as memory allows.
@@ -15,23 +26,6 @@ const VERSION: u8 = 1;
 
 /// Length of every frame's header.
 pub const HEADER_BYTES: usize = 36;
-
-/// Frame limits of one side. Checked before memory is allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Maximum length of a message.
-    pub message_bytes_max: usize,
-    /// Maximum length of a payload.
-    pub payload_bytes_max: usize,
-}
-
-impl Default for Limits {
-    /// A message of 4 MiB holds a routing table of tens of thousands of chains; a payload of
-    /// 64 MiB is the largest file chunk.
-    fn default() -> Self {
-        Self { message_bytes_max: 4 << 20, payload_bytes_max: (64 << 20) + 4096 }
-    }
-}
 
 /// Type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,52 +162,247 @@ impl Header {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+/// Size of the read buffer; large payloads bypass it.
+pub(super) const READ_BUFFER_BYTES: usize = 64 << 10;
+/// Messages up to this length are copied after their header, which saves an I/O vector.
+const INLINE_BYTES_MAX: usize = 4 << 10;
+/// Maximum number of frames in one system call.
+const FRAMES_PER_WRITE: usize = 64;
+/// The kernel accepts at most 1024 vectors per call; few are sufficient.
+const VECTORS_PER_WRITE: usize = 64;
 
-    fn header() -> Header {
+/// Reason why no frame could be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Frame(#[from] FrameError),
+    #[error("a frame was not complete {0:?} after its first byte")]
+    Stalled(Duration),
+    #[error("a frame of kind {0:?} belongs to the other side")]
+    Direction(Kind),
+    #[error("its credential has expired")]
+    Expired,
+    #[error("key {0}, with which it authenticated, was removed from the key file")]
+    KeyRemoved(u32),
+}
+
+/// Reads a header. The wait for its first byte is unbounded (an idle connection), the rest is
+/// bounded.
+pub(super) async fn read_header(
+    reader: &mut (impl AsyncRead + Unpin),
+    limits: &Limits,
+    stall_timeout: Duration,
+) -> Result<Header, ReadError> {
+    let mut bytes = [0; HEADER_BYTES];
+    let received = reader.read(&mut bytes).await?;
+    if received == 0 {
+        return Err(ReadError::Closed);
+    }
+    if received < HEADER_BYTES {
+        within(stall_timeout, async { Ok(reader.read_exact(&mut bytes[received..]).await?) })
+            .await?;
+    }
+    Ok(Header::decode(&bytes, limits)?)
+}
+
+/// Reads the body that a header announced. The lengths have been checked. Fails if no byte arrives
+/// for `stall_timeout`, or if less than one buffer arrives per `stall_timeout`.
+pub(super) async fn read_body(
+    reader: &mut (impl AsyncRead + Unpin),
+    header: &Header,
+    stall_timeout: Duration,
+) -> Result<(Bytes, Bytes), ReadError> {
+    let message = read_bytes(reader, header.message_bytes, stall_timeout).await?;
+    header.check_message(&message)?;
+    Ok((message, read_bytes(reader, header.payload_bytes, stall_timeout).await?))
+}
+
+/// Reads and discards the body that a header announced, in bounded memory.
+pub(super) async fn skip_body(
+    reader: &mut (impl AsyncRead + Unpin),
+    header: &Header,
+    stall_timeout: Duration,
+) -> Result<(), ReadError> {
+    within(stall_timeout, async {
+        let length = (header.message_bytes + header.payload_bytes) as u64;
+        match tokio::io::copy(&mut reader.take(length), &mut tokio::io::sink()).await? {
+            skipped if skipped == length => Ok(()),
+            _ => Err(ReadError::Closed),
+        }
+    })
+    .await
+}
+
+async fn within<T>(
+    timeout: Duration,
+    read: impl Future<Output = Result<T, ReadError>>,
+) -> Result<T, ReadError> {
+    tokio::time::timeout(timeout, read).await.unwrap_or(Err(ReadError::Stalled(timeout)))
+}
+
+/// A chunk of this size must arrive within the timeout: bounds a peer that sends byte by byte.
+const STEP_BYTES: usize = 256 << 10;
+
+async fn read_bytes(
+    reader: &mut (impl AsyncRead + Unpin),
+    length: usize,
+    stall_timeout: Duration,
+) -> Result<Bytes, ReadError> {
+    if length == 0 {
+        return Ok(Bytes::new());
+    }
+    // Not zeroed first: `read_buf` fills spare capacity.
+    let mut buffer = BytesMut::with_capacity(length);
+    let mut limited = reader.take(length as u64);
+    while buffer.len() < length {
+        let step = length.min(buffer.len() + STEP_BYTES);
+        within(stall_timeout, async {
+            while buffer.len() < step {
+                if limited.read_buf(&mut buffer).await? == 0 {
+                    return Err(ReadError::Closed);
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(buffer.freeze())
+}
+
+/// An outgoing frame. `hold` is dropped when the frame has been written, not before.
+pub(super) struct Outgoing<H> {
+    pub kind: Kind,
+    pub class: u8,
+    pub request_id: u64,
+    pub time_ms: u32,
+    pub message: Bytes,
+    pub payload: Payload,
+    /// Lengths that a frame without a body announces.
+    pub announces: (usize, usize),
+    pub hold: H,
+}
+
+impl<H> Outgoing<H> {
+    /// A frame without a body.
+    pub(super) fn bare(kind: Kind, request_id: u64, hold: H) -> Self {
+        let (message, payload) = (Bytes::new(), Payload::empty());
+        let (class, time_ms, announces) = (0, 0, (0, 0));
+        Self { kind, class, request_id, time_ms, message, payload, announces, hold }
+    }
+
+    pub(super) fn header(&self) -> Header {
+        let (message_bytes, payload_bytes) = match self.kind.has_body() {
+            true => (self.message.len(), self.payload.len()),
+            false => self.announces,
+        };
         Header {
-            kind: Kind::Request,
-            class: 3,
-            request_id: 0x0102_0304_0506_0708,
-            message_bytes: 10,
-            payload_bytes: 20,
-            time_ms: 30,
-            message_crc: 40,
+            kind: self.kind,
+            class: self.class,
+            request_id: self.request_id,
+            message_bytes,
+            payload_bytes,
+            time_ms: self.time_ms,
+            message_crc: crc32c::crc32c(&self.message),
         }
     }
+}
 
-    #[test]
-    fn a_header_survives_a_round_trip() {
-        assert_eq!(Header::decode(&header().encode(), &Limits::default()), Ok(header()));
+/// Interval at which the writer calls `stalled` while the peer accepts no bytes.
+const STALL_CHECK: Duration = Duration::from_millis(250);
+
+/// Writes frames until all senders of the queue are dropped.
+///
+/// # Errors
+/// Returns the socket's error, or `TimedOut` if the peer accepts no byte for a time that `stalled`
+/// does not tolerate.
+pub(super) async fn write_frames<H>(
+    writer: &mut (impl AsyncWrite + Unpin),
+    queue: &mut mpsc::Receiver<Outgoing<H>>,
+    stalled: impl Fn(Duration) -> bool,
+) -> io::Result<()> {
+    let mut frames = Vec::with_capacity(FRAMES_PER_WRITE);
+    let mut parts = VecDeque::new();
+    while queue.recv_many(&mut frames, FRAMES_PER_WRITE).await > 0 {
+        let mut inline = BytesMut::new();
+        let mut held = Vec::with_capacity(frames.len());
+        for frame in frames.drain(..) {
+            inline.extend_from_slice(&frame.header().encode());
+            if frame.message.len() <= INLINE_BYTES_MAX {
+                inline.extend_from_slice(&frame.message);
+            } else {
+                parts.push_back(inline.split().freeze());
+                parts.push_back(frame.message);
+            }
+            if !frame.payload.is_empty() {
+                if !inline.is_empty() {
+                    parts.push_back(inline.split().freeze());
+                }
+                parts.extend(frame.payload.into_parts());
+            }
+            held.push(frame.hold);
+        }
+        if !inline.is_empty() {
+            parts.push_back(inline.freeze());
+        }
+        write_parts(writer, &mut parts, &stalled).await?;
+        flush(writer, &stalled).await?;
     }
+    Ok(())
+}
 
-    #[test]
-    fn every_flipped_bit_is_detected() {
-        for bit in 0..HEADER_BYTES * 8 {
-            let mut bytes = header().encode();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::decode(&bytes, &Limits::default()).is_err(), "bit {bit}");
+/// Flushes data that a TLS session has encrypted and buffered; a no-op without TLS.
+async fn flush(
+    writer: &mut (impl AsyncWrite + Unpin),
+    stalled: &impl Fn(Duration) -> bool,
+) -> io::Result<()> {
+    let started = Instant::now();
+    loop {
+        match tokio::time::timeout(STALL_CHECK, writer.flush()).await {
+            Ok(flushed) => return flushed,
+            Err(_) if stalled(started.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(_) => {}
         }
     }
+}
 
-    #[test]
-    fn a_length_over_the_bound_is_refused() {
-        let limits = Limits { message_bytes_max: 9, payload_bytes_max: 20 };
-        assert_eq!(
-            Header::decode(&header().encode(), &limits),
-            Err(FrameError::TooLarge { part: "message", bytes: 10, bytes_max: 9 })
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_cause_a_panic(bytes in prop::array::uniform32(any::<u8>())) {
-            let mut all = [0; HEADER_BYTES];
-            all[..32].copy_from_slice(&bytes);
-            prop_assert!(Header::decode(&all, &Limits::default()).is_err());
+async fn write_parts(
+    writer: &mut (impl AsyncWrite + Unpin),
+    parts: &mut VecDeque<Bytes>,
+    stalled: &impl Fn(Duration) -> bool,
+) -> io::Result<()> {
+    loop {
+        while parts.front().is_some_and(|part| part.is_empty()) {
+            parts.pop_front();
+        }
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let vectors: Vec<IoSlice<'_>> =
+            parts.iter().take(VECTORS_PER_WRITE).map(|part| IoSlice::new(part)).collect();
+        let started = Instant::now();
+        let mut written = loop {
+            let write = tokio::time::timeout(STALL_CHECK, writer.write_vectored(&vectors));
+            match write.await {
+                Ok(written) => break written?,
+                Err(_) if stalled(started.elapsed()) => return Err(io::ErrorKind::TimedOut.into()),
+                Err(_) => {}
+            }
+        };
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        while written > 0 {
+            let Some(part) = parts.front_mut() else { break };
+            let taken = written.min(part.len());
+            part.advance(taken);
+            written -= taken;
+            if part.is_empty() {
+                parts.pop_front();
+            }
         }
     }
 }

@@ -13,6 +13,23 @@ use crate::fault::Fault;
 /// memory refuses it.
 pub const DIRECT_BYTES_MAX: usize = 8 << 10;
 
+/// Frame limits of one side. Checked before memory is allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Maximum length of a message.
+    pub message_bytes_max: usize,
+    /// Maximum length of a payload.
+    pub payload_bytes_max: usize,
+}
+
+impl Default for Limits {
+    /// A message of 4 MiB holds a routing table of tens of thousands of chains; a payload of
+    /// 64 MiB is the largest file chunk.
+    fn default() -> Self {
+        Self { message_bytes_max: 4 << 20, payload_bytes_max: (64 << 20) + 4096 }
+    }
+}
+
 /// Raw bytes that accompany a message, in any number of parts, which are written in order without
 /// being joined.
 #[derive(Clone, Debug, Default)]

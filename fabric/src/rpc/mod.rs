@@ -24,7 +24,6 @@ mod client;
 mod error;
 mod frame;
 mod handshake;
-mod io;
 mod lease;
 mod message;
 mod not_after;
@@ -33,11 +32,11 @@ mod shutdown;
 mod stream;
 
 pub use crate::fault::{Fault, FaultCode};
-pub use client::{CallOptions, Connection, ConnectionConfig, Pool, PoolConfig};
+pub use client::{CallOptions, Connection, ConnectionConfig, Pool, PoolConfig, Pools};
 pub use error::{Executed, RpcError, ServerError};
-pub use frame::{HEADER_BYTES, Limits};
+pub use frame::HEADER_BYTES;
 pub use lease::Lease;
-pub use message::{DIRECT_BYTES_MAX, Payload, Reply, decode, encode};
+pub use message::{DIRECT_BYTES_MAX, Limits, Payload, Reply, decode, encode};
 pub use not_after::NotAfter;
 pub use server::{
     Budget, Call, CreditRequest, Credits, DEFAULT_CLUSTER, Peer, ReplyMemory, Server, ServerConfig,

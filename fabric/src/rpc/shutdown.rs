@@ -31,9 +31,4 @@ impl Shutdown {
         // An error means that the handle was dropped, which is also a shutdown.
         let _ = receiver.wait_for(|requested| *requested).await;
     }
-
-    /// True once shutdown is requested or the handle is dropped.
-    pub fn is_requested(&self) -> bool {
-        *self.0.borrow() || self.0.has_changed().is_err()
-    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::auth::credentials::Credentials;
 use crate::class::TrafficClass;
-use crate::rpc::frame::Limits;
+use crate::rpc::message::Limits;
 use crate::rpc::not_after::NotAfter;
 
 /// Limits and timeouts of a connection.

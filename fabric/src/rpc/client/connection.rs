@@ -1,43 +1,41 @@
-//! Client side of one connection.
+//! Client side of one connection: opens and authenticates it, and passes replies to their calls
+//! (`call`).
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use bytes::Bytes;
+use tokio::io::{AsyncRead, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::config::{CallOptions, ConnectionConfig};
-use super::shared::{Awaited, Shared};
+use super::config::ConnectionConfig;
 use crate::BoxFuture;
 use crate::auth::AuthError;
 use crate::auth::credentials::Credential;
 use crate::deadline::Deadline;
-use crate::fault::FaultCode;
+use crate::fault::Fault;
 use crate::rpc::channel;
 use crate::rpc::error::RpcError;
-use crate::rpc::frame::Kind;
-use crate::rpc::io::{Outgoing, write_frames};
-use crate::rpc::lease::LeaseError;
-use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply};
+use crate::rpc::frame::{
+    Kind, Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames,
+};
+use crate::rpc::message::{Reply, decode};
+use crate::rpc::not_after::PeerClock;
 use crate::rpc::stream::{Stream, prepare};
-
-/// Requests up to this size are sent without an offer, one at a time per connection, as long as the
-/// server accepts them: the round trip of an offer would take about as long as the transfer.
-const UNOFFERED_BYTES_MAX: usize = 256 << 10;
 
 /// Slots for calls are counted per class; higher classes share those of lower ones.
 const CLASSES: usize = 16;
 
 /// An authenticated connection. Dropping it closes it and fails its pending calls.
 pub struct Connection {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// The credential with which it was opened.
     credential: Credential,
-    outbox: mpsc::Sender<Outgoing<()>>,
-    call_slots: [Semaphore; CLASSES],
+    pub(super) outbox: mpsc::Sender<Outgoing<()>>,
+    pub(super) call_slots: [Semaphore; CLASSES],
     driver: JoinHandle<()>,
 }
 
@@ -131,196 +129,6 @@ impl Connection {
     pub fn is_closed(&self) -> bool {
         self.shared.lock().ended.is_some()
     }
-
-    /// Sends a request and waits for its reply.
-    ///
-    /// # Errors
-    /// Any [`RpcError`]; [`RpcError::executed`] reports whether it can have been executed.
-    pub fn call(
-        &self,
-        message: Bytes,
-        payload: Payload,
-        deadline: Deadline,
-    ) -> BoxFuture<'_, Result<Reply, RpcError>> {
-        Box::pin(self.call_now(message, payload, deadline, CallOptions::default()))
-    }
-
-    /// [`Connection::call`] with options.
-    ///
-    /// # Errors
-    /// As [`Connection::call`]; [`RpcError::LeaseLost`] if the lease of `not_after` is lost.
-    pub fn call_with<'a>(
-        &'a self,
-        message: Bytes,
-        payload: Payload,
-        deadline: Deadline,
-        options: CallOptions<'a>,
-    ) -> BoxFuture<'a, Result<Reply, RpcError>> {
-        Box::pin(self.call_now(message, payload, deadline, options))
-    }
-
-    async fn call_now(
-        &self,
-        message: Bytes,
-        payload: Payload,
-        deadline: Deadline,
-        options: CallOptions<'_>,
-    ) -> Result<Reply, RpcError> {
-        let start = Instant::now();
-        let timed_out = |sent| self.shared.timed_out(start, sent);
-        self.check_size(&message, &payload)?;
-        let expiry = match options.not_after {
-            Some(not_after) => match not_after.end(deadline).await {
-                Ok(end) => {
-                    self.refresh_peer_clock(deadline).await?;
-                    self.shared.peer_clock().reading_before(end)
-                }
-                Err(LeaseError::TimedOut) => return Err(timed_out(false)),
-                Err(LeaseError::Lost) => return Err(self.shared.lease_lost()),
-            },
-            None => None,
-        };
-        let at = deadline.instant().into();
-        let call_slots = &self.call_slots[usize::from(options.class) % CLASSES];
-        let Ok(_slot) = tokio::time::timeout_at(at, call_slots.acquire()).await else {
-            return Err(timed_out(false));
-        };
-        let request = Outgoing {
-            class: options.class,
-            message,
-            payload,
-            ..Outgoing::bare(Kind::Request, 0, ())
-        };
-        let bytes = request.message.len() + request.payload.len();
-        if bytes > DIRECT_BYTES_MAX
-            && bytes <= UNOFFERED_BYTES_MAX
-            && let Some(_permit) = self.shared.unoffered()
-        {
-            let unoffered = Outgoing {
-                class: request.class,
-                message: request.message.clone(),
-                payload: request.payload.clone(),
-                ..Outgoing::bare(Kind::Request, 0, ())
-            };
-            match self.attempt(unoffered, expiry, false, deadline, options, start).await {
-                // The call was not started: the server has no spare memory.
-                Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::Overloaded => {
-                    self.shared.offer_for_a_while();
-                }
-                ended => return ended,
-            }
-        }
-        self.attempt(request, expiry, bytes > DIRECT_BYTES_MAX, deadline, options, start).await
-    }
-
-    /// Sends a request, after an offer if `offers` is set, and waits for its reply.
-    async fn attempt(
-        &self,
-        request: Outgoing<()>,
-        expiry: Option<u32>,
-        offers: bool,
-        deadline: Deadline,
-        options: CallOptions<'_>,
-        start: Instant,
-    ) -> Result<Reply, RpcError> {
-        let timed_out = |sent| self.shared.timed_out(start, sent);
-        let at = deadline.instant().into();
-        let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);
-        // Removes the call on every path, including when the caller's future is dropped.
-        let mut pending = PendingCall { connection: self, request_id, granted: false };
-        if offers {
-            let announces = (request.message.len(), request.payload.len());
-            self.offer(&mut pending, announces, deadline, options, start).await?;
-        }
-        // A process that was stopped may resume an operation whose time has expired: another
-        // process may hold the right by now.
-        if deadline.passed() {
-            return Err(timed_out(false));
-        }
-        let (kind, time_ms) = match expiry {
-            Some(reading) => (Kind::NotAfter, reading),
-            None => (Kind::Request, remaining_ms(deadline)),
-        };
-        let (sender, reply) = oneshot::channel();
-        self.shared.expect(request_id, Awaited::Reply(sender))?;
-        let frame = Outgoing { kind, request_id, time_ms, ..request };
-        match tokio::time::timeout_at(at, self.outbox.send(frame)).await {
-            Err(_) => return Err(timed_out(false)),
-            Ok(Err(_)) => return Err(self.shared.lost()),
-            Ok(Ok(())) => pending.granted = false,
-        }
-        match self.shared.wait(reply, start, deadline, options.idle_timeout).await {
-            None => Err(timed_out(true)),
-            Some(Err(_)) => Err(self.shared.lost()),
-            Some(Ok(Ok(reply))) => Ok(reply),
-            Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
-        }
-    }
-
-    /// Offers a large request and waits until the server has memory for it.
-    async fn offer(
-        &self,
-        pending: &mut PendingCall<'_>,
-        announces: (usize, usize),
-        deadline: Deadline,
-        options: CallOptions<'_>,
-        start: Instant,
-    ) -> Result<(), RpcError> {
-        let request_id = pending.request_id;
-        let (sender, granted) = oneshot::channel();
-        self.shared.expect(request_id, Awaited::Grant(sender))?;
-        let bare = Outgoing::bare(Kind::Offer, request_id, ());
-        let (class, time_ms) = (options.class, remaining_ms(deadline));
-        let frame = Outgoing { class, time_ms, announces, ..bare };
-        let not_sent = || self.shared.timed_out(start, false);
-        match tokio::time::timeout_at(deadline.instant().into(), self.outbox.send(frame)).await {
-            Err(_) => return Err(not_sent()),
-            // No part of the request itself has been sent.
-            Ok(Err(_)) => return Err(self.shared.unreachable()),
-            Ok(Ok(())) => {}
-        }
-        match self.shared.wait(granted, start, deadline, options.idle_timeout).await {
-            None => Err(not_sent()),
-            Some(Err(_)) => Err(self.shared.unreachable()),
-            Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
-            Some(Ok(Ok(()))) => {
-                pending.granted = true;
-                Ok(())
-            }
-        }
-    }
-
-    /// Requests a reading of the server's clock, if the last one is missing or too old.
-    async fn refresh_peer_clock(&self, deadline: Deadline) -> Result<(), RpcError> {
-        if !self.shared.peer_clock().is_old() {
-            return Ok(());
-        }
-        let refresh =
-            tokio::time::timeout_at(deadline.instant().into(), self.shared.clock_refresh.lock());
-        let _refresh = refresh.await;
-        if !self.shared.peer_clock().is_old() {
-            return Ok(());
-        }
-        // Any reply carries the reading: an older server returns a bad-request fault.
-        match self.call(Bytes::new(), Payload::empty(), deadline).await {
-            Ok(_) | Err(RpcError::Faulted { .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn check_size(&self, message: &Bytes, payload: &Payload) -> Result<(), RpcError> {
-        let limits = &self.shared.config.limits;
-        for (part, bytes, bytes_max) in [
-            ("message", message.len(), limits.message_bytes_max),
-            ("payload", payload.len(), limits.payload_bytes_max),
-        ] {
-            if bytes > bytes_max {
-                let context = self.shared.config.context.clone();
-                return Err(RpcError::TooLarge { context, part, bytes, bytes_max });
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Connection {
@@ -330,23 +138,116 @@ impl Drop for Connection {
     }
 }
 
-struct PendingCall<'a> {
-    connection: &'a Connection,
-    request_id: u64,
-    /// The grant of the server, which has not been used yet.
-    granted: bool,
+/// State of a connection that its calls and its reader share.
+pub(super) struct Shared {
+    pub(super) config: ConnectionConfig,
+    pub(super) peer: String,
+    pub(super) next_request_id: AtomicU64,
+    pub(super) waiting: Mutex<Waiting>,
+    pub(super) peer_clock: Mutex<PeerClock>,
+    pub(super) started: Instant,
+    /// Arrival time of the last frame, in milliseconds since `started`.
+    pub(super) alive_ms: AtomicU64,
+    /// Held by the caller that requests a reading of the server's clock.
+    pub(super) clock_refresh: tokio::sync::Mutex<()>,
+    /// Held by the one large request that is sent without an offer.
+    pub(super) unoffered: Semaphore,
+    /// Large requests are offered until this time, in milliseconds since `started`.
+    pub(super) offer_until_ms: AtomicU64,
 }
 
-impl Drop for PendingCall<'_> {
-    fn drop(&mut self) {
-        self.connection.shared.lock().calls.remove(&self.request_id);
-        if self.granted {
-            let decline = Outgoing::bare(Kind::Decline, self.request_id, ());
-            let _ = self.connection.outbox.try_send(decline);
+/// Pending calls; `ended` once no more frames can arrive.
+#[derive(Default)]
+pub(super) struct Waiting {
+    pub(super) calls: HashMap<u64, Awaited>,
+    pub(super) ended: Option<String>,
+}
+
+pub(super) enum Awaited {
+    /// An offer that waits for its grant.
+    Grant(oneshot::Sender<Result<(), Fault>>),
+    Reply(oneshot::Sender<Result<Reply, Fault>>),
+}
+
+type WeakOutbox = mpsc::WeakSender<Outgoing<()>>;
+
+impl Shared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // No code panics while it holds the lock, and the map would stay consistent if it did.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, detail: String) {
+        let mut waiting = self.lock();
+        waiting.ended.get_or_insert(detail);
+        // Dropping the senders wakes all waiting calls.
+        waiting.calls.clear();
+    }
+
+    async fn read(&self, read_half: impl AsyncRead + Unpin, answers: &WeakOutbox) -> ReadError {
+        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
+        loop {
+            if let Err(error) = self.read_one(&mut reader, answers).await {
+                return error;
+            }
         }
     }
-}
 
-fn remaining_ms(deadline: Deadline) -> u32 {
-    deadline.remaining().unwrap_or_default().as_millis() as u32
+    async fn read_one(
+        &self,
+        reader: &mut (impl AsyncRead + Unpin),
+        answers: &WeakOutbox,
+    ) -> Result<(), ReadError> {
+        let stall_timeout = self.config.stall_timeout;
+        let header = read_header(reader, &self.config.limits, stall_timeout).await?;
+        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        if header.kind == Kind::Grant {
+            self.granted(header.request_id, answers);
+            return Ok(());
+        }
+        if !matches!(header.kind, Kind::Reply | Kind::Fault) {
+            return Err(ReadError::Direction(header.kind));
+        }
+        let (message, payload) = read_body(reader, &header, stall_timeout).await?;
+        self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
+        *self.peer_clock.lock().unwrap_or_else(PoisonError::into_inner) =
+            PeerClock::now(header.time_ms);
+        let fault = || {
+            decode(&message)
+                .unwrap_or_else(|error| Fault::internal(format!("unreadable fault: {error}")))
+        };
+        // A reply without a pending call belongs to a call that timed out.
+        let awaited = self.lock().calls.remove(&header.request_id);
+        match (awaited, header.kind) {
+            (Some(Awaited::Reply(caller)), Kind::Reply) => {
+                let _ = caller.send(Ok(Reply { message, payload: payload.into() }));
+            }
+            (Some(Awaited::Reply(caller)), _) => {
+                let _ = caller.send(Err(fault()));
+            }
+            (Some(Awaited::Grant(caller)), Kind::Fault) => {
+                let _ = caller.send(Err(fault()));
+            }
+            (Some(Awaited::Grant(_)), _) | (None, _) => {}
+        }
+        Ok(())
+    }
+
+    /// The server has reserved memory; if the call has timed out meanwhile, the grant is declined.
+    fn granted(&self, request_id: u64, answers: &WeakOutbox) {
+        let mut waiting = self.lock();
+        let used = match waiting.calls.remove(&request_id) {
+            Some(Awaited::Grant(caller)) => caller.send(Ok(())).is_ok(),
+            Some(other) => {
+                waiting.calls.insert(request_id, other);
+                true
+            }
+            None => false,
+        };
+        drop(waiting);
+        if !used && let Some(outbox) = answers.upgrade() {
+            // If the queue is full, the server's grant times out.
+            let _ = outbox.try_send(Outgoing::bare(Kind::Decline, request_id, ()));
+        }
+    }
 }

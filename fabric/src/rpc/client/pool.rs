@@ -1,7 +1,8 @@
 //! Connection pool for one address; reconnects automatically.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -209,5 +210,29 @@ impl Pool {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+/// Pools of one configuration, by address: created on first use, and kept.
+pub struct Pools {
+    config: PoolConfig,
+    by_address: std::sync::Mutex<HashMap<String, Pool>>,
+}
+
+impl Pools {
+    /// Creates no pool yet.
+    pub fn new(config: PoolConfig) -> Self {
+        Self { config, by_address: std::sync::Mutex::default() }
+    }
+
+    /// The pool for an address.
+    pub fn at(&self, address: &str) -> Pool {
+        let mut pools = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(address) {
+            return pool.clone();
+        }
+        let pool = Pool::new(address, self.config.clone());
+        pools.insert(address.into(), pool.clone());
+        pool
     }
 }

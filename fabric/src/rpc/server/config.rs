@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::budget::Budget;
 use crate::auth::keys::Keys;
 use crate::class::TrafficClass;
-use crate::rpc::frame::Limits;
+use crate::rpc::message::Limits;
 use crate::tls::Accepts;
 
 /// Timeout for a peer that does not use its grant, that stops in the middle of a frame, or that

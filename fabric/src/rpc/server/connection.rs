@@ -25,11 +25,11 @@ use super::service::{Call, Peer, Service};
 use crate::auth::ticket::Grant;
 use crate::deadline::Deadline;
 use crate::fault::{Fault, FaultCode};
-use crate::rpc::frame::{Header, Kind};
-use crate::rpc::handshake::{PeerAuth, unix_now};
-use crate::rpc::io::{
-    Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body, write_frames,
+use crate::rpc::frame::{
+    Header, Kind, Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body,
+    write_frames,
 };
+use crate::rpc::handshake::{PeerAuth, unix_now};
 use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, encode};
 use crate::rpc::not_after::ConnectionClock;
 use crate::rpc::stream::Stream;

@@ -1,3 +1,4 @@
+mod frame_test;
 mod identity_test;
 mod load_test;
 mod not_after_test;
