@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::chunk::ContentChange;
-use crate::ids::{ChainId, ChunkId};
+use crate::ids::{ChainId, ChunkId, InodeId};
 use crate::layout::{Layout, LayoutError};
-use crate::message::UpdateRequest;
+use crate::message::{StorageRequest, UpdateRequest};
 use crate::routing::RoutingInfo;
 
 /// Write lifetime of a capability after its signature, in seconds. It cannot be revoked, so the
@@ -127,6 +127,24 @@ impl FileTerms {
     }
 }
 
+/// The file of a client's request; `None` for a request between services.
+pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
+    match request {
+        StorageRequest::Update(update) => Some(update.chunk.inode),
+        StorageRequest::Read(read) => Some(read.chunk.inode),
+        StorageRequest::QueryChunks(query) => Some(query.inode),
+        StorageRequest::QueryLastChunk(query) => Some(query.inode),
+        StorageRequest::Forward(_)
+        | StorageRequest::Replace(_)
+        | StorageRequest::Repair(_)
+        | StorageRequest::SyncStart(_)
+        | StorageRequest::SyncMetas(_)
+        | StorageRequest::SyncDone(_)
+        | StorageRequest::ForgetInodes(_)
+        | StorageRequest::Purge(_) => None,
+    }
+}
+
 /// The end of an update in its file, for a payload of this size. A removal or truncation to 0
 /// counts as one byte: it leaves a record of the chunk.
 pub fn end_of(update: &UpdateRequest, payload_bytes: usize) -> u64 {
@@ -146,7 +164,7 @@ mod tests {
     use super::*;
     use crate::checksum::Checksum;
     use crate::chunk::ContentChange;
-    use crate::ids::{ChainVersion, InodeId, RequestTag, TableId, TableVersion, TargetId};
+    use crate::ids::{ChainVersion, RequestTag, TableId, TableVersion, TargetId};
     use crate::layout::ChainChoice;
     use crate::message::Address;
     use crate::routing::ChainTable;

@@ -1,14 +1,13 @@
-//! Commit of a pending state: forward to the successor and wait, or commit at once as the tail.
+//! Commit of a pending state, which is durable here: forward it to the successor and wait, or commit
+//! at once as the tail; then reply.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
 use super::queue::{Op, Started, Step, Work};
-use super::{
-    Action, Alert, CallId, Check, Context, DataState, OpId, PeerFailure, Replica, Role, Timer,
-    Token,
-};
+use super::update::answer;
+use super::{Action, Alert, CallId, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, ContentChange, Which};
 use crate::error::{StorageError, StoreError};
@@ -27,12 +26,12 @@ impl Replica {
     ) -> Started {
         let meta = ctx.meta(chunk);
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
-            return super::request::answer(ctx, waiters, Err(self.not_serving()));
+            return answer(ctx, waiters, Err(self.not_serving()));
         };
         if self.is_forgotten(ctx, chunk.inode) {
             // Otherwise the operation would block the queue forever.
             let error = StorageError::InodeForgotten { inode: chunk.inode };
-            return super::request::answer(ctx, waiters, Err(error));
+            return answer(ctx, waiters, Err(error));
         }
         let op = self.add_op(Op {
             chunk,
@@ -49,69 +48,6 @@ impl Replica {
         });
         self.proceed(ctx, op);
         Started::Op(op)
-    }
-
-    pub(super) fn on_applied(
-        &mut self,
-        ctx: &mut Context<'_>,
-        op: OpId,
-        result: Result<ChunkState, StoreError>,
-    ) {
-        let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
-        state.step = Step::BackingOff;
-        let chunk = state.chunk;
-        let expected = match &state.work {
-            Work::Forward { request, .. } => Some(request.chunk_checksum),
-            Work::Receive { request, .. } => Some(request.checksum),
-            _ => None,
-        };
-        match result {
-            Ok(pending) => {
-                let got = pending.checksum;
-                state.pending = Some(pending);
-                match expected {
-                    Some(expected) if expected != got => {
-                        let target = self.config.target;
-                        let reason = StorageError::ChecksumMismatch { chunk, expected, got };
-                        self.demote(ctx, Alert::Disagreement { target, chunk, reason });
-                    }
-                    _ if matches!(state.work, Work::Repair) => self.commit(ctx, op),
-                    _ => self.proceed(ctx, op),
-                }
-            }
-            Err(error) => self.apply_failed(ctx, op, chunk, error),
-        }
-    }
-
-    fn apply_failed(&mut self, ctx: &mut Context<'_>, op: OpId, chunk: ChunkId, error: StoreError) {
-        if self.ends_forgotten(ctx, op) {
-            return;
-        }
-        match error {
-            StoreError::Io { .. } | StoreError::Damaged { .. } => {
-                let reason = error.to_string();
-                self.finish(ctx, op, Err(error.at(self.config.target)));
-                self.fail(ctx, reason);
-            }
-            StoreError::Corrupt { .. } => {
-                // The client retries; by then the old content may be repaired.
-                self.finish(ctx, op, Err(error.at(self.config.target)));
-                self.repair(ctx, chunk);
-            }
-            StoreError::NoSpace { .. } | StoreError::NotFound { .. } => {
-                if self.role() == Role::Syncing {
-                    // The chain must not wait for a target that does not serve: it reports itself
-                    // OFFLINE. So it must not start to serve either, whatever it has reported about
-                    // its data before.
-                    self.full_until = Some(ctx.now.after(self.config.full_wait_ms));
-                    if self.config.makes(Check::Room) {
-                        self.data_state = DataState::Online;
-                    }
-                    self.receiving = None;
-                }
-                self.finish(ctx, op, Err(error.at(self.config.target)));
-            }
-        }
     }
 
     /// After a newer chain: pending calls to the former successor are void.
@@ -168,7 +104,7 @@ impl Replica {
         }
     }
 
-    fn commit(&mut self, ctx: &mut Context<'_>, op: OpId) {
+    pub(super) fn commit(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let chain_version = self.chain_version();
         let Some(state) = self.ops.get(&op) else { return };
         let (chunk, version) = (state.chunk, state.version);

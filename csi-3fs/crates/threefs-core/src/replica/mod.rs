@@ -29,6 +29,7 @@ mod receive;
 mod repair;
 mod request;
 mod resync;
+mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
 

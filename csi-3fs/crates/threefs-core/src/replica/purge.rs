@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 
 use super::queue::{Op, Started, Step, Work};
-use super::request::answer;
+use super::update::answer;
 use super::{Action, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion};

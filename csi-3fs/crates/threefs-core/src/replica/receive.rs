@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 
 use super::queue::{Op, Started, Step, Work};
-use super::request::answer;
+use super::update::answer;
 use super::{Action, Check, Context, DataState, Replica, Role, Token};
 use crate::chunk::{ContentChange, StoreUpdate};
 use crate::error::StorageError;

@@ -1,0 +1,325 @@
+//! Updates, of clients on the head and from the predecessor: checked when they start, then made
+//! pending in the store. `commit` continues once they are durable.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::channels::TagStatus;
+use super::queue::{Op, QueuedWork, Started, Step, Work};
+use super::{Action, Alert, Check, Context, DataState, OpId, Replica, Role, Token};
+use crate::checksum::Checksum;
+use crate::chunk::{ChunkMeta, ChunkState, ContentChange, StoreUpdate};
+use crate::error::{StorageError, StoreError};
+use crate::ids::{ChunkId, ChunkVersion, RequestTag};
+use crate::layout::CHUNK_BYTES_MAX;
+use crate::message::{ForwardRequest, StorageReply, UpdateRequest, Updated, class};
+use crate::time::Millis;
+
+impl Replica {
+    pub(super) fn start_update(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: UpdateRequest,
+        payload: Bytes,
+        expires: Option<Millis>,
+        waiters: VecDeque<Token>,
+    ) -> Started {
+        if let Err(error) = self.check_head(ctx, request.to) {
+            return answer(ctx, waiters, Err(error));
+        }
+        let meta = ctx.meta(request.chunk);
+        if meta.pending.is_some() {
+            let inode = request.chunk.inode;
+            if self.is_forgotten(ctx, inode) {
+                // The pending state is dropped with its inode and not resolved.
+                return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
+            }
+            let queued = QueuedWork { work: Work::Update { request, payload, expires }, waiters };
+            return Started::After(Work::Resolve, Box::new(queued));
+        }
+        match self.admit_update(ctx, &request, &payload, &meta) {
+            Err(error) => answer(ctx, waiters, Err(error)),
+            Ok(Some(done)) => answer(ctx, waiters, Ok(done)),
+            // Checked here as well: the update may have waited in the queue until now.
+            Ok(None)
+                if expires.is_some_and(|at| ctx.now >= at) && self.config.makes(Check::Expiry) =>
+            {
+                answer(ctx, waiters, Err(StorageError::Expired { target: self.config.target }))
+            }
+            Ok(None) => {
+                self.channels.started(request.tag);
+                let before = match meta.committed.version {
+                    // It may have been purged.
+                    ChunkVersion(0) => ctx.metas.version_floor(),
+                    version => version,
+                };
+                let version = before.next();
+                let update = StoreUpdate {
+                    chunk: request.chunk,
+                    version,
+                    chain_version: self.chain_version(),
+                    tags: meta.committed.tags.with(request.tag, version),
+                    change: request.change,
+                };
+                let tag = request.tag;
+                let work = Work::Update { request, payload: payload.clone(), expires };
+                self.apply(ctx, work, update, payload, Some(tag), waiters)
+            }
+        }
+    }
+
+    /// Checks a client's update when it starts. `Some` = it is already done.
+    fn admit_update(
+        &self,
+        ctx: &Context<'_>,
+        request: &UpdateRequest,
+        payload: &Bytes,
+        meta: &ChunkMeta,
+    ) -> Result<Option<Updated>, StorageError> {
+        let tag = request.tag;
+        let committed = &meta.committed;
+        if request.change != ContentChange::Remove && self.is_forgotten(ctx, request.chunk.inode) {
+            return Err(StorageError::InodeForgotten { inode: request.chunk.inode });
+        }
+        if let Some(successor) = committed.tags.successor_of(&tag) {
+            return Err(StorageError::Superseded { tag, successor });
+        }
+        if let Some(known) = committed.tags.of_channel(&tag)
+            && self.config.makes(Check::Tags)
+        {
+            if known.tag == tag {
+                return Ok(Some(self.updated(meta, known.version)));
+            }
+            if known.tag.sequence > tag.sequence {
+                return Err(StorageError::DuplicateUpdate { tag });
+            }
+        }
+        match self.channels.status(tag, request.chunk) {
+            TagStatus::New => {}
+            TagStatus::Done(version) => return Ok(Some(self.updated(meta, version))),
+            TagStatus::Outdated => return Err(StorageError::DuplicateUpdate { tag }),
+            TagStatus::Superseded(successor) => {
+                return Err(StorageError::Superseded { tag, successor });
+            }
+        }
+        if payload.is_empty() && matches!(request.change, ContentChange::Write { .. }) {
+            let reason = "a write of 0 bytes: use a truncate to change the length".to_owned();
+            return Err(StorageError::InvalidRequest { reason });
+        }
+        let (end, grows) = match request.change {
+            ContentChange::Write { offset } => (u64::from(offset) + payload.len() as u64, true),
+            ContentChange::Truncate { length } => (u64::from(length), true),
+            ContentChange::Replace => (payload.len() as u64, true),
+            ContentChange::Remove => (0, false),
+        };
+        // The client's chunk size does not bound the chunk; a larger chunk could not be copied.
+        let chunk_bytes = request.chunk_bytes.min(CHUNK_BYTES_MAX);
+        if end > u64::from(chunk_bytes) {
+            return Err(StorageError::ChunkSizeMismatch { chunk: request.chunk, end, chunk_bytes });
+        }
+        if request.change == ContentChange::Remove && !committed.exists() {
+            return Ok(Some(self.updated(meta, committed.version)));
+        }
+        if grows && self.successor_full_until.is_some_and(|until| ctx.now < until) {
+            let target = self.successor().map_or(self.config.target, |place| place.target);
+            return Err(StorageError::NoSpace { target });
+        }
+        Ok(None)
+    }
+
+    /// The reply for an update that made `version` earlier.
+    fn updated(&self, meta: &ChunkMeta, version: ChunkVersion) -> Updated {
+        let newest = meta.committed.version == version;
+        Updated {
+            version,
+            length: if newest { meta.committed.length } else { 0 },
+            checksum: if newest { meta.committed.checksum } else { Checksum::default() },
+            chain_version: self.chain_version(),
+        }
+    }
+
+    pub(super) fn start_forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: ForwardRequest,
+        payload: Bytes,
+        waiters: VecDeque<Token>,
+    ) -> Started {
+        if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
+            return answer(ctx, waiters, Err(error));
+        }
+        if self.is_forgotten(ctx, request.chunk.inode) {
+            let error = StorageError::InodeForgotten { inode: request.chunk.inode };
+            return answer(ctx, waiters, Err(error));
+        }
+        if self.purges.is_from_before(&request) {
+            // If it is not a delayed copy, it is repeated.
+            return answer(ctx, waiters, Err(self.busy()));
+        }
+        let meta = ctx.meta(request.chunk);
+        let (chunk, update) = (request.chunk, request.version);
+        if let Some(pending) = &meta.pending {
+            let same_tag = pending.tags.newest().is_some_and(|newest| newest.tag == request.tag);
+            if pending.version == update && same_tag {
+                return self.start_resolve(ctx, chunk, waiters, request.hop);
+            }
+            let reason = StorageError::ChunkConflict { chunk, version: pending.version };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        let have = meta.committed.version;
+        if have == update {
+            if meta.committed.checksum == request.chunk_checksum {
+                return answer(ctx, waiters, Ok(self.updated(&meta, update)));
+            }
+            let (expected, got) = (request.chunk_checksum, meta.committed.checksum);
+            let reason = StorageError::ChecksumMismatch { chunk, expected, got };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        if have > update {
+            let error = StorageError::ChunkStaleUpdate { chunk, have, update };
+            return answer(ctx, waiters, Err(error));
+        }
+        // Neither replica has content that the update depends on.
+        let fresh = request.fresh && !meta.committed.exists();
+        if have.next() != update && !fresh {
+            let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        self.channels.started(request.tag);
+        let update = StoreUpdate {
+            chunk,
+            version: update,
+            chain_version: self.chain_version(),
+            tags: meta.committed.tags.with(request.tag, update),
+            change: request.change,
+        };
+        let tag = request.tag;
+        let work = Work::Forward { request, payload: payload.clone() };
+        self.apply(ctx, work, update, payload, Some(tag), waiters)
+    }
+
+    fn disagree(
+        &mut self,
+        ctx: &mut Context<'_>,
+        chunk: ChunkId,
+        waiters: VecDeque<Token>,
+        reason: StorageError,
+    ) -> Started {
+        let target = self.config.target;
+        self.demote(ctx, Alert::Disagreement { target, chunk, reason: reason.clone() });
+        answer(ctx, waiters, Err(reason))
+    }
+
+    /// First step of every operation that changes content.
+    pub(super) fn apply(
+        &mut self,
+        ctx: &mut Context<'_>,
+        work: Work,
+        update: StoreUpdate,
+        payload: Bytes,
+        tag: Option<RequestTag>,
+        waiters: VecDeque<Token>,
+    ) -> Started {
+        // An update that waits for space blocks the requests behind it: their class counts.
+        let hop = match &work {
+            Work::Update { .. } => Some(class::UPDATE),
+            Work::Forward { .. } => Some(1),
+            _ => None,
+        };
+        let op = self.add_op(Op {
+            chunk: update.chunk,
+            hop: work.hop(),
+            work,
+            step: Step::Applying,
+            version: update.version,
+            tag,
+            pending: None,
+            waiters,
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        });
+        let class = match hop {
+            Some(hop) => (self.next_hop(op) - 1).clamp(hop, class::HOP_MAX),
+            None => class::REPLACE,
+        };
+        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
+        Started::Op(op)
+    }
+
+    pub(super) fn on_applied(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        result: Result<ChunkState, StoreError>,
+    ) {
+        let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
+        state.step = Step::BackingOff;
+        let chunk = state.chunk;
+        let expected = match &state.work {
+            Work::Forward { request, .. } => Some(request.chunk_checksum),
+            Work::Receive { request, .. } => Some(request.checksum),
+            _ => None,
+        };
+        match result {
+            Ok(pending) => {
+                let got = pending.checksum;
+                state.pending = Some(pending);
+                match expected {
+                    Some(expected) if expected != got => {
+                        let target = self.config.target;
+                        let reason = StorageError::ChecksumMismatch { chunk, expected, got };
+                        self.demote(ctx, Alert::Disagreement { target, chunk, reason });
+                    }
+                    _ if matches!(state.work, Work::Repair) => self.commit(ctx, op),
+                    _ => self.proceed(ctx, op),
+                }
+            }
+            Err(error) => self.apply_failed(ctx, op, chunk, error),
+        }
+    }
+
+    fn apply_failed(&mut self, ctx: &mut Context<'_>, op: OpId, chunk: ChunkId, error: StoreError) {
+        if self.ends_forgotten(ctx, op) {
+            return;
+        }
+        match error {
+            StoreError::Io { .. } | StoreError::Damaged { .. } => {
+                let reason = error.to_string();
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+                self.fail(ctx, reason);
+            }
+            StoreError::Corrupt { .. } => {
+                // The client retries; by then the old content may be repaired.
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+                self.repair(ctx, chunk);
+            }
+            StoreError::NoSpace { .. } | StoreError::NotFound { .. } => {
+                if self.role() == Role::Syncing {
+                    // The chain must not wait for a target that does not serve: it reports itself
+                    // OFFLINE. So it must not start to serve either, whatever it has reported about
+                    // its data before.
+                    self.full_until = Some(ctx.now.after(self.config.full_wait_ms));
+                    if self.config.makes(Check::Room) {
+                        self.data_state = DataState::Online;
+                    }
+                    self.receiving = None;
+                }
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+            }
+        }
+    }
+}
+
+/// Sends the same reply to all waiters.
+pub(super) fn answer(
+    ctx: &mut Context<'_>,
+    waiters: VecDeque<Token>,
+    result: Result<Updated, StorageError>,
+) -> Started {
+    for token in waiters {
+        ctx.reply(token, result.clone().map(StorageReply::Updated));
+    }
+    Started::Done
+}
