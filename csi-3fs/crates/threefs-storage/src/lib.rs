@@ -2,12 +2,13 @@
 //!
 //! All replication decisions are made by `threefs_core::replica`; this crate provides its clock,
 //! sockets and threads. It has no replication rules and no unbounded waits.
+//! `docs/internals/write-path.md` follows a write through these modules.
 //!
 //! | module | content |
 //! |---|---|
 //! | [`config`] | configuration |
-//! | [`service`] | RPC port, startup and shutdown |
-//! | `access` | access control of volume credentials |
+//! | [`service`] | startup and shutdown |
+//! | `port` | RPC port: access control, memory for replies, the target of a request |
 //! | [`admission`] | memory budgets by class of request |
 //! | `node` | targets of this node: lifecycle, routing, lease |
 //! | `target` | one replica, its store and timer: events in, actions executed |
@@ -18,7 +19,6 @@
 //! | `identity` | incarnation, and cluster of the data folder |
 //! | `heartbeat` | heartbeats to mgmtd, leases and routing from it |
 
-mod access;
 pub mod admission;
 pub mod config;
 mod context;
@@ -26,6 +26,7 @@ mod heartbeat;
 mod identity;
 mod node;
 mod peers;
+mod port;
 pub mod service;
 mod store;
 mod target;

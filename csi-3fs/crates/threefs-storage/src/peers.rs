@@ -1,7 +1,5 @@
 //! RPC client for the storage services of other nodes.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +7,7 @@ use fabric::auth::capability::Presented;
 use fabric::auth::credentials::Credentials;
 use fabric::class::TrafficClass;
 use fabric::deadline::Deadline;
-use fabric::rpc::{CallOptions, ConnectionConfig, Pool, PoolConfig, decode, encode};
+use fabric::rpc::{CallOptions, ConnectionConfig, PoolConfig, Pools, decode, encode};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult};
 use threefs_core::replica::PeerFailure;
 
@@ -22,10 +20,9 @@ const CONNECTIONS_MAX: usize = 2;
 pub(crate) const BUSY_TIMEOUT_FACTOR: u32 = 8;
 
 pub(crate) struct Peers {
-    config: PoolConfig,
+    /// Addresses come from the routing, so there are few.
+    pools: Pools,
     idle_timeout: Duration,
-    /// By address. Addresses come from the routing, so there are few.
-    pools: Mutex<HashMap<String, Pool>>,
 }
 
 impl Peers {
@@ -37,7 +34,7 @@ impl Peers {
         let mut config = PoolConfig::new(connection);
         config.connections_max = CONNECTIONS_MAX;
         config.backoff_max = Duration::from_millis(200);
-        Self { config, idle_timeout, pools: Mutex::default() }
+        Self { pools: Pools::new(config), idle_timeout }
     }
 
     /// Makes one attempt.
@@ -61,7 +58,7 @@ impl Peers {
             class: request.class(),
             idle_timeout: Some(self.idle_timeout),
         };
-        let pool = self.at(address);
+        let pool = self.pools.at(address);
         let reply = match pool.call_with(message, payload.into(), deadline, options).await {
             Ok(reply) => reply,
             Err(error) => return unreachable(&error),
@@ -70,15 +67,5 @@ impl Peers {
             Ok(result) => (result.map_err(PeerFailure::Refused), reply.payload.into_bytes()),
             Err(error) => unreachable(&error),
         }
-    }
-
-    fn at(&self, address: &str) -> Pool {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pool) = pools.get(address) {
-            return pool.clone();
-        }
-        let pool = Pool::new(address, self.config.clone());
-        pools.insert(address.into(), pool.clone());
-        pool
     }
 }

@@ -30,7 +30,6 @@ use crate::context::NodeContext;
 use crate::workers::Workers;
 
 mod actions;
-mod reserve;
 
 /// Maximum sleep of the timer.
 const SLEEP_MAX: Duration = Duration::from_secs(1);

@@ -1,23 +1,38 @@
-//! Execution of the replica's actions: store operations, calls to peers, responses.
+//! Execution of the replica's actions: space and store operations, calls to peers, responses.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
+use threefs_chunkstore::Reservation;
 use threefs_core::checksum::Checksum;
-use threefs_core::chunk::Which;
-use threefs_core::error::StorageError;
+use threefs_core::chunk::{StoreUpdate, Which};
+use threefs_core::error::{StorageError, StoreError};
 use threefs_core::ids::{ChainVersion, ChunkId, NodeId};
 use threefs_core::message::{
     Content, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest,
 };
-use threefs_core::replica::{Action, CallId, Event, Token};
+use threefs_core::replica::{Action, CallId, Event, OpId, Token};
 use threefs_core::time::Millis;
 use tokio::sync::oneshot;
 
 use super::{Job, Response, State, Target};
+
+/// How long an update waits for space before it fails with `NoSpace`. Shorter than the
+/// predecessor's timeout.
+const RESERVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// State of a reservation.
+enum Stage {
+    /// `ChunkStore::reserve` has not returned.
+    Requested,
+    /// It has returned without a result.
+    Waiting,
+    /// The result came before it returned.
+    Answered(Result<Reservation, StoreError>),
+}
 
 impl Target {
     /// The replica's actions for an event.
@@ -103,6 +118,50 @@ impl Target {
         }
     }
 
+    /// Applies an update once there is space for it: now, by the caller, or later. The wait does
+    /// not block a thread: the commits that free space need them.
+    fn apply(
+        self: &Arc<Self>,
+        op: OpId,
+        update: StoreUpdate,
+        payload: Bytes,
+        class: u8,
+    ) -> Option<Job> {
+        let stage = Arc::new(Mutex::new(Stage::Requested));
+        let ready = {
+            let (stage, target) = (Arc::clone(&stage), Arc::downgrade(self));
+            let (update, payload) = (update.clone(), payload.clone());
+            move |reservation| {
+                {
+                    let mut stage = lock(&stage);
+                    if matches!(*stage, Stage::Requested) {
+                        *stage = Stage::Answered(reservation);
+                        return;
+                    }
+                }
+                let Some(target) = target.upgrade() else { return };
+                target.handle(Event::RoomGiven { op });
+                target.spawn(apply_in(op, update, payload, reservation));
+            }
+        };
+        let wait = self.store.reserve(&update, payload.len(), class, Box::new(ready));
+        let mut stage = lock(&stage);
+        if let Stage::Answered(reservation) = std::mem::replace(&mut *stage, Stage::Waiting) {
+            return Some(apply_in(op, update, payload, reservation));
+        }
+        // Under the lock, so that this event precedes the end of the wait.
+        self.handle(Event::RoomAwaited { op });
+        let wait = wait?;
+        let target = Arc::downgrade(self);
+        self.context.runtime.spawn(async move {
+            tokio::time::sleep(RESERVE_TIMEOUT).await;
+            if let Some(target) = target.upgrade() {
+                target.store.expire(wait);
+            }
+        });
+        None
+    }
+
     async fn call(
         self: Arc<Self>,
         call: CallId,
@@ -164,6 +223,23 @@ impl Target {
         };
         answered(waiting, answer, chunk)
     }
+}
+
+fn apply_in(
+    op: OpId,
+    update: StoreUpdate,
+    payload: Bytes,
+    reservation: Result<Reservation, StoreError>,
+) -> Job {
+    Box::new(move |target: &Arc<Target>| {
+        let result = reservation
+            .and_then(|reservation| target.store.apply_in(&update, &payload, reservation));
+        Some(Event::Applied { op, result })
+    })
+}
+
+fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
+    stage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn job(run: impl FnOnce(&Arc<Target>) -> Option<Event> + Send + 'static) -> Option<Job> {

@@ -1,0 +1,187 @@
+//! RPC port: checks a request's credential, class and payload, reserves memory for its reply, and
+//! passes it to its target.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fabric::auth::capability::{Capability, Presented};
+use fabric::auth::keys::Keys;
+use fabric::auth::ticket::Grant;
+use fabric::boot_instant::BootInstant;
+use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode, decode_request};
+use threefs_core::error::StorageError;
+use threefs_core::message::{StorageRequest, verify_payload};
+use threefs_core::routing::RoutingInfo;
+use threefs_core::terms::{FileTerms, TermsError, file_of};
+
+use crate::node::Node;
+use crate::target::Response;
+
+/// Maximum payload of a reply: one chunk.
+const REPLY_BYTES_MAX: u32 = 64 << 20;
+/// Expected payload of a repair: a chunk of the usual size. Larger chunks are rare and brief.
+const REPAIR_BYTES: usize = 4 << 20;
+/// Encoded size of a chunk's metadata: two states with all their tags.
+const META_BYTES: usize = 2_048;
+const METAS_MAX: u32 = 1_024;
+/// Encoded size of a chunk's index and length.
+const CHUNK_BYTES: usize = 10;
+const CHUNKS_MAX: u32 = 4_096;
+
+/// The RPC port of a node.
+pub(crate) struct Port {
+    pub(crate) node: Arc<Node>,
+    pub(crate) keys: Keys,
+}
+
+impl Service for Port {
+    async fn handle(&self, call: Call) -> Result<Reply, Fault> {
+        let (request, shown): (StorageRequest, Presented) = decode_request(&call)?;
+        let (capability, now) = (shown.capability()?, unix_now_s());
+        let routing = || self.node.context.routing();
+        let (grant, payload_bytes) = (&call.grant, call.payload.len());
+        permit(grant, &request, payload_bytes, capability, &self.keys, now, routing)?;
+        if request.class() != call.class {
+            let (sent, class) = (call.class, request.class());
+            // A caller of protocol version 1 sends no class, and only updates and reads.
+            if sent != 0 {
+                return Err(Fault::bad_request(format!(
+                    "class {sent} for a request of class {class}"
+                )));
+            }
+        }
+        // Before the disk is read: data is not read until it can be sent soon.
+        if let Some(bytes) = reply_bytes(&request) {
+            call.reply_memory.reserve(bytes).await?;
+        }
+        let (result, payload) = self.answer(request, call.payload, call.expires).await;
+        Reply::with_payload(&result, payload.into())
+    }
+}
+
+impl Port {
+    async fn answer(
+        &self,
+        request: StorageRequest,
+        payload: Bytes,
+        expires: Option<BootInstant>,
+    ) -> Response {
+        let id = request.to().target;
+        let Some(target) = self.node.target(id) else {
+            return (Err(StorageError::WrongTarget { target: id }), Bytes::new());
+        };
+        if let Err(error) = verify_payload(&request, &payload) {
+            return (Err(error), Bytes::new());
+        }
+        target.request(request, payload, expires).await
+    }
+}
+
+/// Checks that the credential may make the request: a volume credential may make client requests for
+/// files that the metadata service gave it a capability for, and may update only the bytes that the
+/// capability's terms name. Requests between replicas require the cluster's key.
+fn permit(
+    grant: &Grant,
+    request: &StorageRequest,
+    payload_bytes: usize,
+    capability: Option<&Capability>,
+    keys: &Keys,
+    now_unix_s: u64,
+    routing: impl FnOnce() -> Arc<RoutingInfo>,
+) -> Result<(), Fault> {
+    let Some(ticket) = grant.ticket() else { return Ok(()) };
+    let Some(inode) = file_of(request) else {
+        return grant.require_service("a request of the services");
+    };
+    let write = matches!(request, StorageRequest::Update(_));
+    let Some(capability) = capability else {
+        return Err(Fault::forbidden(format!("no capability for {inode}")));
+    };
+    if write && ticket.read_only {
+        return Err(Fault::forbidden(format!("the credential for `{}` is read-only", ticket.path)));
+    }
+    capability.check(&keys.current(), ticket, inode.0, write, now_unix_s)?;
+    let StorageRequest::Update(update) = request else { return Ok(()) };
+    let terms: FileTerms = decode(capability.terms())
+        .map_err(|error| Fault::bad_request(format!("invalid terms of the capability: {error}")))?;
+    terms.check(update, payload_bytes, &routing(), now_unix_s).map_err(fault)
+}
+
+fn fault(error: TermsError) -> Fault {
+    let code = if error.is_recoverable() { FaultCode::Expired } else { FaultCode::Forbidden };
+    Fault { code, detail: error.to_string() }
+}
+
+/// Wall clock time, which expiry times of credentials use.
+fn unix_now_s() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
+
+/// Approximate maximum size of a long reply; short replies are bounded by the number of calls.
+fn reply_bytes(request: &StorageRequest) -> Option<usize> {
+    match request {
+        StorageRequest::Read(read) => Some(read.length.min(REPLY_BYTES_MAX) as usize),
+        StorageRequest::Repair(_) => Some(REPAIR_BYTES),
+        StorageRequest::SyncMetas(query) => Some(query.limit.min(METAS_MAX) as usize * META_BYTES),
+        StorageRequest::QueryChunks(query) => {
+            Some((query.limit.min(CHUNKS_MAX) as usize + 1) * CHUNK_BYTES)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::checksum::Checksum;
+    use threefs_core::chunk::{ChunkMeta, ChunkState, TagWindow};
+    use threefs_core::ids::{
+        ChainId, ChainVersion, ChannelId, ChunkId, ChunkVersion, ClientId, InodeId, RequestTag,
+        TargetId,
+    };
+    use threefs_core::message::{
+        Address, LastChunk, QueryChunks, StorageReply, StorageResult, SyncMetas, SyncSession,
+    };
+
+    use super::*;
+
+    fn encoded(reply: StorageReply) -> usize {
+        let reply: StorageResult = Ok(reply);
+        fabric::rpc::encode(&reply).unwrap().len()
+    }
+
+    /// A peer that does not read replies must not fill the memory with lists of chunks.
+    #[test]
+    fn the_longest_lists_fit_their_reservation() {
+        let (chain, target) = (ChainId(u32::MAX), TargetId(u64::MAX));
+        let to = Address { chain, chain_version: ChainVersion(u32::MAX), target };
+        let inode = InodeId(u64::MAX);
+        let query = QueryChunks { to, inode, after: None, limit: u32::MAX };
+        let chunks = vec![LastChunk { index: u32::MAX, length: u32::MAX }; CHUNKS_MAX as usize + 1];
+        let reply = StorageReply::Chunks { chunks, last: false };
+        assert!(encoded(reply) <= reply_bytes(&StorageRequest::QueryChunks(query)).unwrap() + 16);
+
+        let mut tags = TagWindow::default();
+        for channel in 0..64 {
+            let client = ClientId(u128::MAX - channel);
+            let channel = ChannelId(u32::MAX - channel as u32);
+            let tag = RequestTag { client, channel, sequence: u64::MAX };
+            tags = tags.with(tag, ChunkVersion(u64::MAX));
+        }
+        let state = ChunkState {
+            version: ChunkVersion(u64::MAX),
+            chain_version: ChainVersion(u32::MAX),
+            length: u32::MAX,
+            checksum: Checksum(u32::MAX),
+            removed: true,
+            tags,
+        };
+        let chunk = ChunkId::new(inode, u32::MAX);
+        let meta = ChunkMeta { chunk, committed: state.clone(), pending: Some(state) };
+        let metas = vec![meta; METAS_MAX as usize];
+        let session = SyncSession::default();
+        let query = SyncMetas { to, session, after: None, limit: u32::MAX };
+        let reply = StorageReply::Metas { metas, last: false };
+        assert!(encoded(reply) <= reply_bytes(&StorageRequest::SyncMetas(query)).unwrap() + 16);
+    }
+}
