@@ -19,7 +19,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::chunks::{ChunkLocation, OperationName};
+use crate::error::OperationName;
+use crate::routing::ChunkLocation;
 use crate::write::ChunkWrite;
 
 const CHUNK_BYTES: u32 = 1 << 20;

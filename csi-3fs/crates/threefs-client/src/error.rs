@@ -1,6 +1,7 @@
 //! Errors of the client. Retryable errors are not returned: they end as
 //! [`ClientError::Unavailable`] at the deadline.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::rpc::{Executed, Fault, FaultCode, RpcError};
@@ -8,8 +9,6 @@ use threefs_core::error::StorageError;
 use threefs_core::ids::{ChainId, ChunkId, TargetId};
 use threefs_core::layout::LayoutError;
 use threefs_meta::MetaError;
-
-use crate::metadata::CallError;
 
 /// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -131,6 +130,20 @@ impl ClientError {
         Self::Protocol { who: who.into(), detail }
     }
 }
+
+/// Error of one attempt at one storage service.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    /// The call failed.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// The call was not made: the range is not reserved, or its reservation has ended.
+    #[error("the range is not reserved")]
+    NotReserved,
+}
+
+/// Name of an operation, for errors.
+pub(crate) type OperationName = Arc<str>;
 
 /// Failed attempts of an operation, for its final error.
 #[derive(Debug)]

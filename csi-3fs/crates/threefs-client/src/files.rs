@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 use threefs_meta::{
     At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
@@ -11,8 +11,7 @@ use threefs_meta::{
 };
 
 use crate::Client;
-use crate::chunks::{ChunkLocation, OperationName};
-use crate::error::ClientError;
+use crate::error::{ClientError, OperationName};
 
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
@@ -62,16 +61,6 @@ impl FileHandle {
                 reason: "it is a special file; open it through a mount".into(),
             })),
         }
-    }
-}
-
-/// The location of a chunk of a file on the chains of its layout.
-pub(crate) fn location(file: &FileHandle, chains: &[ChainId], index: u32) -> ChunkLocation {
-    ChunkLocation {
-        // A resolved layout has at least one chain.
-        chain: chains.get(index as usize % chains.len().max(1)).copied().unwrap_or_default(),
-        chunk: ChunkId::new(file.inode, index),
-        chunk_bytes: file.layout.chunk_bytes,
     }
 }
 

@@ -9,13 +9,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fabric::deadline::Deadline;
 use threefs_core::chunk::ContentChange;
-use threefs_core::layout::ChunkSpan;
 use tokio::task::JoinSet;
 
 use crate::Client;
-use crate::chunks::OperationName;
-use crate::error::ClientError;
-use crate::files::{FileHandle, location};
+use crate::error::{ClientError, OperationName};
+use crate::files::FileHandle;
+use crate::routing::{ChunkLocation, ChunkRange};
 use crate::window::joined;
 
 /// Maximum number of chunks punched concurrently.
@@ -62,11 +61,10 @@ impl Client {
         let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
             return Ok(());
         };
-        let chains = self.chains(&what, &file.layout, deadline).await?;
-        let spans = file.layout.spans(offset, length)?;
+        let ranges = self.locate(&what, file, offset, length, deadline).await?;
         let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
         let mut outcome = Ok(());
-        for span in spans {
+        for range in ranges {
             if tasks.len() >= UPDATES_IN_FLIGHT_MAX
                 && let Some(finished) = tasks.join_next().await
             {
@@ -75,9 +73,8 @@ impl Client {
             if outcome.is_err() {
                 break;
             }
-            let (client, what, at) =
-                (self.clone(), Arc::clone(&what), location(file, &chains, span.index));
-            tasks.spawn(async move { client.punch_chunk(&what, at, span, deadline).await });
+            let (client, what) = (self.clone(), Arc::clone(&what));
+            tasks.spawn(async move { client.punch_chunk(&what, range, deadline).await });
         }
         // Await all of them: a late copy of a dropped one could follow a later write.
         while let Some(finished) = tasks.join_next().await {
@@ -89,16 +86,14 @@ impl Client {
     async fn punch_chunk(
         &self,
         what: &OperationName,
-        location: crate::chunks::ChunkLocation,
-        span: ChunkSpan,
+        ChunkRange { location, offset, length }: ChunkRange,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let Some(stored) = self.stored_length(what, location, deadline).await? else {
             return Ok(());
         };
         let zeros = |length: u32| Bytes::from(vec![0; length as usize]);
-        let (change, payload) = match punch(span.offset, span.length, stored, location.chunk_bytes)
-        {
+        let (change, payload) = match punch(offset, length, stored, location.chunk_bytes) {
             Punch::Leave => return Ok(()),
             Punch::Zeros { offset, length } => (ContentChange::Write { offset }, zeros(length)),
             Punch::End { length } => (ContentChange::Truncate { length }, Bytes::new()),
@@ -111,7 +106,7 @@ impl Client {
     async fn stored_length(
         &self,
         what: &OperationName,
-        location: crate::chunks::ChunkLocation,
+        location: ChunkLocation,
         deadline: Deadline,
     ) -> Result<Option<u32>, ClientError> {
         let after = location.chunk.index.checked_sub(1);

@@ -10,8 +10,7 @@ use threefs_core::message::{LastChunk, QueryChunks, StorageReply, StorageRequest
 use threefs_meta::{Identity, MetaChange, MetaQuery, MetaReply, RequestId};
 
 use crate::Client;
-use crate::chunks::OperationName;
-use crate::error::{Attempts, ClientError};
+use crate::error::{Attempts, ClientError, OperationName};
 use crate::files::FileHandle;
 use crate::read::ReadPlan;
 use crate::write::FileWrite;

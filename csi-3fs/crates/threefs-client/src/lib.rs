@@ -4,17 +4,15 @@
 //! |---|---|
 //! | [`config`] | addresses, credentials, limits, timeouts |
 //! | [`error`] | errors, with the service that did not answer |
-//! | `routing` | current routing, kept by one long poll |
+//! | `routing` | the chunks of a file and the heads of chains, kept by one long poll |
 //! | `files` | paths and names |
 //! | `write`, `read` | file ranges |
 //! | `sessions` | quota reservations and length reports of writes |
-//! | `window` | limits of concurrent chunk operations |
+//! | `window` | limits of chunk operations: number, bytes, time without progress |
 //! | `update` | exactly-once updates of a chunk |
-//! | `chunks` | calls for one chunk: reads, choice of replica, retries |
-//! | `peers` | connections to storage services |
+//! | `storage` | calls of storage services: connections, one attempt, pauses |
 //! | `absent` | absent chunks: holes, removed files, lost data |
 //! | `holes` | hole punching |
-//! | `progress` | timeouts that count from the last progress |
 //! | `capabilities` | capabilities that a client with a ticket presents |
 //! | `metadata` | calls of the metadata service, each executed once |
 //! | `volumes` | quotas, attributes, owners |
@@ -24,13 +22,14 @@
 //! | `trim` | truncation and removal of chunks, for the metadata service |
 //! | [`status`] | cluster status |
 //!
+//! `docs/internals/write-path.md` follows a write through these modules and the services.
+//!
 //! An operation fails once it has made no progress for the client's timeout. A retry is always the
 //! same request under the same tag or id, so nothing is executed twice.
 
 mod absent;
 mod breaker;
 mod capabilities;
-mod chunks;
 mod claims;
 pub mod config;
 pub mod error;
@@ -38,12 +37,11 @@ mod files;
 mod holes;
 mod inodes;
 mod metadata;
-mod peers;
-mod progress;
 mod read;
 mod routing;
 mod sessions;
 pub mod status;
+mod storage;
 mod trim;
 mod update;
 mod volumes;
@@ -69,8 +67,8 @@ pub use write::WriteRange;
 
 use breaker::Breakers;
 use metadata::Metadata;
-use peers::Peers;
 use routing::Routing;
+use storage::Peers;
 use update::Channels;
 use window::Window;
 

@@ -13,18 +13,7 @@ use threefs_meta::{
 
 use crate::capabilities::Capabilities;
 use crate::config::ClientConfig;
-use crate::error::{Attempts, ClientError};
-
-/// Error of one attempt at one storage service.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CallError {
-    /// The call failed.
-    #[error(transparent)]
-    Rpc(#[from] RpcError),
-    /// The call was not made: the range is not reserved, or its reservation has ended.
-    #[error("the range is not reserved")]
-    NotReserved,
-}
+use crate::error::{Attempts, CallError, ClientError};
 
 pub(crate) struct Metadata {
     client: MetaClient,
@@ -118,7 +107,7 @@ impl Metadata {
                 let metadata = Arc::clone(self);
                 tokio::spawn(async move {
                     let renewed =
-                        metadata.build_request(inode, Deadline::after(metadata.timeout)).await;
+                        metadata.request_capability(inode, Deadline::after(metadata.timeout)).await;
                     if let Err(error) = renewed {
                         tracing::debug!(%inode, %error, "could not renew a capability");
                         metadata.capabilities.renewal_failed(inode);
@@ -127,14 +116,14 @@ impl Metadata {
             }
             return Ok(Presented::Capability(cached.capability));
         }
-        match self.build_request(inode, deadline).await? {
+        match self.request_capability(inode, deadline).await? {
             (capability, current) if current >= end => Ok(Presented::Capability(capability)),
             _ => Err(CallError::NotReserved),
         }
     }
 
     /// Requests a new capability and stores it; returns it with the end of its range.
-    async fn build_request(
+    async fn request_capability(
         &self,
         inode: InodeId,
         deadline: Deadline,
@@ -182,9 +171,6 @@ impl Metadata {
                 attempts.unavailable(self.timeout)
             }
             MetaClientError::Refused(error) => ClientError::Meta(error),
-            unexpected @ MetaClientError::Unexpected { .. } => {
-                ClientError::Protocol { who: self.who.clone(), detail: unexpected.to_string() }
-            }
         }
     }
 }

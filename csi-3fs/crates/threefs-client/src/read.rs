@@ -1,18 +1,32 @@
-//! Reads of file ranges: split into chunks, read concurrently, holes filled with zeros.
+//! Reads of file ranges: split into chunks, read concurrently from any serving replica, holes filled
+//! with zeros.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
+use fabric::BoxFuture;
 use fabric::deadline::Deadline;
+use fabric::rpc::{CallOptions, Payload};
+use threefs_core::checksum::Checksum;
+use threefs_core::error::StorageError;
+use threefs_core::ids::ChainId;
+use threefs_core::message::{Address, ReadDone, ReadRequest, StorageReply, StorageRequest};
+use threefs_core::routing::{ChainTarget, RoutingInfo};
 use threefs_meta::MetaError;
 use tokio::task::JoinSet;
 
 use crate::Client;
-use crate::chunks::{ChunkLocation, OperationName};
-use crate::error::{Attempts, ClientError};
-use crate::files::{FileHandle, location};
-use crate::progress::ProgressTimeout;
-use crate::window::joined;
+use crate::config::BUSY_TIMEOUT_FACTOR;
+use crate::error::{Attempts, ClientError, OperationName};
+use crate::files::FileHandle;
+use crate::routing::{ChunkLocation, ChunkRange, who};
+use crate::storage::{Overload, ROUTING_PAUSE, is_overloaded};
+use crate::window::{ProgressTimeout, joined};
+
+/// Rounds over all serving replicas, all of them damaged, before the chunk counts as corrupt: a
+/// repair in progress needs a moment.
+const CORRUPT_ROUNDS: u32 = 5;
 
 /// One read from one chunk, into the caller's buffer `slot` at `at`.
 #[derive(Clone)]
@@ -195,24 +209,142 @@ impl Client {
             return Ok(());
         }
         let what: OperationName = Arc::from(format!("read `{}`", file.path));
-        let chains = self.chains(&what, &file.layout, deadline).await?;
+        let ranges = self.locate(&what, file, offset, length, deadline).await?;
         let number = plan.files.len();
         plan.files.push(file.clone());
-        for span in file.layout.spans(offset, length)? {
-            let at = u64::from(span.index) * u64::from(file.layout.chunk_bytes)
-                + u64::from(span.offset)
-                - offset;
+        let mut at = 0;
+        for ChunkRange { location, offset, length } in ranges {
             plan.reads.push(ChunkRead {
                 what: Arc::clone(&what),
-                location: location(file, &chains, span.index),
-                offset: span.offset,
-                length: span.length,
+                location,
+                offset,
+                length,
                 slot,
-                // Below `length`, which fits.
-                at: at as usize,
+                at,
                 file: number,
             });
+            at += length as usize;
         }
         Ok(())
     }
+}
+
+impl Client {
+    /// Reads a part of one chunk from any serving replica; `None` if the chunk does not exist.
+    pub(crate) fn read<'a>(
+        &'a self,
+        what: &'a OperationName,
+        location: ChunkLocation,
+        offset: u32,
+        length: u32,
+        patience: impl Into<ProgressTimeout>,
+    ) -> BoxFuture<'a, Result<Option<Bytes>, ClientError>> {
+        Box::pin(self.read_now(what, location, offset, length, patience.into()))
+    }
+
+    async fn read_now(
+        &self,
+        what: &OperationName,
+        location: ChunkLocation,
+        offset: u32,
+        length: u32,
+        patience: ProgressTimeout,
+    ) -> Result<Option<Bytes>, ClientError> {
+        let mut attempts = Attempts::of(&**what);
+        let mut timeout = self.0.config.read_attempt_timeout;
+        let mut turn = self.0.read_turn.fetch_add(1, Relaxed);
+        let mut damaged: u32 = 0;
+        let mut overload = Overload::default();
+        while !patience.expired() {
+            let deadline = patience.deadline();
+            let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? else {
+                break;
+            };
+            let Some((to, replica, replicas)) = self.replica(&routing, location.chain, turn) else {
+                attempts.failed(&location.chain.to_string(), "it has no SERVING target");
+                self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
+                continue;
+            };
+            turn = turn.wrapping_add(1);
+            let who = who(&routing, &replica);
+            let request =
+                StorageRequest::Read(ReadRequest { to, chunk: location.chunk, offset, length });
+            let options = CallOptions {
+                not_after: None,
+                class: request.class(),
+                idle_timeout: Some(timeout),
+            };
+            let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
+            let payload = Payload::empty();
+            let call = self.call(&routing, replica.node, &request, payload, attempt, options);
+            match attempts.call(call.await)? {
+                // An empty chunk was removed, or never existed.
+                Ok((Ok(StorageReply::Read(read)), _)) if read.chunk_length == 0 => return Ok(None),
+                Ok((Ok(StorageReply::Read(read)), payload)) => match verify(read, payload) {
+                    Ok(payload) => return Ok(Some(payload)),
+                    Err(detail) => attempts.failed(&who, detail),
+                },
+                Ok((Ok(other), _)) => return Err(ClientError::unexpected(&who, &other)),
+                Ok((Err(StorageError::ChunkNotFound { .. }), _)) => return Ok(None),
+                Ok((Err(error @ StorageError::ChunkCorrupt { .. }), _)) => {
+                    attempts.failed(&who, error);
+                    damaged += 1;
+                    if damaged >= replicas * CORRUPT_ROUNDS {
+                        return Err(attempts.corrupt(location.chunk));
+                    }
+                    if damaged.is_multiple_of(replicas) {
+                        tokio::time::sleep(ROUTING_PAUSE).await;
+                    }
+                }
+                Ok((Err(error), _)) => {
+                    self.after_refusal(&routing, &who, error, &mut attempts, deadline).await?;
+                }
+                Err(error) if is_overloaded(&error) => {
+                    attempts.failed(&who, &error);
+                    overload.pause(deadline).await;
+                }
+                Err(error) => {
+                    attempts.rpc(&who, &error)?;
+                    timeout *= 2;
+                    if replicas == 1 {
+                        let pause = deadline.within(ROUTING_PAUSE);
+                        self.0.routing.wait_newer(routing.version, pause).await;
+                    }
+                }
+            }
+        }
+        Err(attempts.unavailable(self.0.config.timeout))
+    }
+
+    /// Selects a serving replica for attempt number `turn`, preferring nodes that have answered
+    /// recently; also returns the number of serving replicas.
+    fn replica(
+        &self,
+        routing: &RoutingInfo,
+        chain: ChainId,
+        turn: usize,
+    ) -> Option<(Address, ChainTarget, u32)> {
+        let chain = routing.chain(chain)?;
+        let serving: Vec<ChainTarget> = chain.serving().copied().collect();
+        let trusted: Vec<ChainTarget> =
+            serving.iter().filter(|it| !self.0.peers.is_suspected(it.node)).copied().collect();
+        let candidates = if trusted.is_empty() { &serving } else { &trusted };
+        let replica = *candidates.get(turn % candidates.len().max(1))?;
+        let to = Address { chain: chain.id, chain_version: chain.version, target: replica.target };
+        Some((to, replica, serving.len() as u32))
+    }
+}
+
+/// The payload of a reply, if it is complete and undamaged.
+fn verify(read: ReadDone, payload: Bytes) -> Result<Bytes, String> {
+    let got = Checksum::of(&payload);
+    if payload.len() != read.length as usize || got != read.checksum {
+        return Err(format!(
+            "received {} bytes with checksum {got}, expected {} bytes with {}",
+            payload.len(),
+            read.length,
+            read.checksum
+        ));
+    }
+    Ok(payload)
 }

@@ -1,25 +1,29 @@
-//! Current routing, kept up to date by one long poll, so that changes arrive when they are
-//! published and operations do not query mgmtd.
+//! Routing: where the chunks of a file are, and the head of each chain.
+//!
+//! Kept up to date by one long poll, so that changes arrive when they are published and operations
+//! do not query mgmtd.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
-use threefs_core::routing::RoutingInfo;
-use threefs_mgmtd::{
-    ClusterStatus, MgmtdClient, MgmtdClientError, Promotion, RebalancePlan, RoutingFollower,
-};
+use threefs_core::ids::{ChainId, ChunkId, RoutingVersion};
+use threefs_core::layout::{ChunkSpan, Layout, LayoutError};
+use threefs_core::message::Address;
+use threefs_core::routing::{ChainTarget, RoutingInfo};
+use threefs_mgmtd::{MgmtdClient, MgmtdClientError, RoutingFollower};
 
+use crate::Client;
 use crate::config::ClientConfig;
-use crate::error::{Attempts, ClientError};
+use crate::error::{Attempts, ClientError, OperationName};
+use crate::files::FileHandle;
 
 /// Timeout of a direct query to mgmtd before the followed routing is checked again.
 const ASK: Duration = Duration::from_millis(500);
 
 /// Follows mgmtd until dropped.
 pub(crate) struct Routing {
-    mgmtd: MgmtdClient,
+    pub(crate) mgmtd: MgmtdClient,
     follower: RoutingFollower,
     names: String,
 }
@@ -47,8 +51,8 @@ impl Routing {
                 return Ok(None);
             }
             // Queried only for the reason of the delay; the follower delivers the routing.
-            let build_request = deadline.within(ASK);
-            match self.mgmtd.routing(RoutingVersion(0), Duration::ZERO, build_request).await {
+            let query = deadline.within(ASK);
+            match self.mgmtd.routing(RoutingVersion(0), Duration::ZERO, query).await {
                 Ok(_) => attempts.failed(&self.names, "mgmtd has no routing yet"),
                 Err(error) => self.failed(attempts, error)?,
             }
@@ -71,62 +75,12 @@ impl Routing {
         }
     }
 
-    /// mgmtd's view of nodes and chains; `None` at the deadline.
-    pub(crate) async fn status(
+    /// Records a failed call to mgmtd; an error if a retry cannot succeed.
+    pub(crate) fn failed(
         &self,
         attempts: &mut Attempts,
-        deadline: Deadline,
-    ) -> Result<Option<ClusterStatus>, ClientError> {
-        match self.mgmtd.status(deadline).await {
-            Ok(status) => Ok(Some(status)),
-            Err(error) => {
-                self.failed(attempts, error)?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// See [`MgmtdClient::rebalance`]; `None` at the deadline.
-    pub(crate) async fn rebalance(
-        &self,
-        attempts: &mut Attempts,
-        apply: bool,
-        leaving: Option<Vec<NodeId>>,
-        deadline: Deadline,
-    ) -> Result<Option<RebalancePlan>, ClientError> {
-        match self.mgmtd.rebalance(apply, leaving, deadline).await {
-            Ok(plan) => Ok(Some(plan)),
-            Err(MgmtdClientError::Refused(error)) if !error.retryable() => {
-                Err(ClientError::InvalidArgument { detail: error.to_string() })
-            }
-            Err(error) => {
-                self.failed(attempts, error)?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// See [`MgmtdClient::promote`]; `None` at the deadline.
-    pub(crate) async fn promote(
-        &self,
-        attempts: &mut Attempts,
-        target: TargetId,
-        apply: bool,
-        deadline: Deadline,
-    ) -> Result<Option<Promotion>, ClientError> {
-        match self.mgmtd.promote(target, apply, deadline).await {
-            Ok(promotion) => Ok(Some(promotion)),
-            Err(MgmtdClientError::Refused(error)) if !error.retryable() => {
-                Err(ClientError::InvalidArgument { detail: error.to_string() })
-            }
-            Err(error) => {
-                self.failed(attempts, error)?;
-                Ok(None)
-            }
-        }
-    }
-
-    fn failed(&self, attempts: &mut Attempts, error: MgmtdClientError) -> Result<(), ClientError> {
+        error: MgmtdClientError,
+    ) -> Result<(), ClientError> {
         match error {
             MgmtdClientError::Rpc(error) => attempts.rpc(&self.names, &error),
             MgmtdClientError::Refused(error) => {
@@ -139,4 +93,97 @@ impl Routing {
             }),
         }
     }
+}
+
+/// Location of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkLocation {
+    pub chain: ChainId,
+    pub chunk: ChunkId,
+    pub chunk_bytes: u32,
+}
+
+/// A range of one chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChunkRange {
+    pub location: ChunkLocation,
+    pub offset: u32,
+    pub length: u32,
+}
+
+impl Client {
+    /// Splits a range of a file into ranges of its chunks, in order.
+    pub(crate) async fn locate(
+        &self,
+        what: &OperationName,
+        file: &FileHandle,
+        offset: u64,
+        length: u64,
+        deadline: Deadline,
+    ) -> Result<Vec<ChunkRange>, ClientError> {
+        let chains = self.chains(what, &file.layout, deadline).await?;
+        let located = |ChunkSpan { index, offset, length }| {
+            // A resolved layout has at least one chain.
+            let chain = chains.get(index as usize % chains.len().max(1));
+            let location = ChunkLocation {
+                chain: chain.copied().unwrap_or_default(),
+                chunk: ChunkId::new(file.inode, index),
+                chunk_bytes: file.layout.chunk_bytes,
+            };
+            ChunkRange { location, offset, length }
+        };
+        Ok(file.layout.spans(offset, length)?.into_iter().map(located).collect())
+    }
+
+    /// The chains of a layout. Waits for routing that includes the layout's chain table.
+    pub(crate) async fn chains(
+        &self,
+        what: &OperationName,
+        layout: &Layout,
+        deadline: Deadline,
+    ) -> Result<Vec<ChainId>, ClientError> {
+        let mut attempts = Attempts::of(&**what);
+        while let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? {
+            match layout.resolve(&routing) {
+                Err(error @ LayoutError::NoTable { .. }) if !deadline.passed() => {
+                    attempts.failed("mgmtd", error);
+                    self.0.routing.wait_newer(routing.version, deadline).await;
+                }
+                Err(LayoutError::NoTable { .. }) => break,
+                resolved => return Ok(resolved?),
+            }
+        }
+        Err(attempts.unavailable(self.0.config.timeout))
+    }
+}
+
+/// The head of a chain and its address; `None`, with the reason in `attempts`, without a serving
+/// target.
+pub(crate) fn head(
+    routing: &RoutingInfo,
+    chain: ChainId,
+    attempts: &mut Attempts,
+) -> Option<(Address, ChainTarget)> {
+    let current = routing.chain(chain);
+    let Some((current, head)) = current.and_then(|current| Some((current, *current.head()?)))
+    else {
+        attempts.failed(&chain.to_string(), describe(routing, chain));
+        return None;
+    };
+    Some((Address { chain, chain_version: current.version, target: head.target }, head))
+}
+
+/// Name of a target, for errors.
+pub(crate) fn who(routing: &RoutingInfo, ChainTarget { target, node, .. }: &ChainTarget) -> String {
+    let address = routing.address(*node).unwrap_or("unknown address");
+    format!("{target} on {node} at {address}")
+}
+
+fn describe(routing: &RoutingInfo, chain: ChainId) -> String {
+    let Some(current) = routing.chain(chain) else {
+        return "the chain is not in the routing".into();
+    };
+    let states: Vec<String> =
+        current.targets.iter().map(|it| format!("{} {}", it.target, it.state)).collect();
+    format!("it has no SERVING target ({})", states.join(", "))
 }

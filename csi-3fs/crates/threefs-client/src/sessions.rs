@@ -11,8 +11,7 @@ use threefs_meta::{
 };
 
 use crate::Client;
-use crate::chunks::OperationName;
-use crate::error::ClientError;
+use crate::error::{ClientError, OperationName};
 use crate::write::FileWrite;
 
 impl Client {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::{MetaQuery, MetaReply};
-use threefs_mgmtd::{ClusterStatus, Promotion, RebalancePlan};
+use threefs_mgmtd::{ClusterStatus, MgmtdClientError, Promotion, RebalancePlan};
 
 use crate::Client;
 use crate::error::{Attempts, ClientError};
@@ -31,11 +31,7 @@ impl Client {
     /// Any [`ClientError`]; an unavailable metadata service is not an error.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let deadline = self.deadline();
-        let mut attempts = Attempts::of("status");
-        let cluster = self.0.routing.status(&mut attempts, deadline).await?;
-        let Some(cluster) = cluster else {
-            return Err(attempts.unavailable(self.0.config.timeout));
-        };
+        let cluster = self.answered("status", self.0.routing.mgmtd.status(deadline).await)?;
         let mut attempts = Attempts::of("status");
         // mgmtd has no routing before the first node registers.
         let routing = if cluster.routing_version == RoutingVersion(0) {
@@ -66,9 +62,8 @@ impl Client {
         apply: bool,
         leaving: Option<Vec<NodeId>>,
     ) -> Result<RebalancePlan, ClientError> {
-        let mut attempts = Attempts::of("rebalance");
-        let plan = self.0.routing.rebalance(&mut attempts, apply, leaving, self.deadline()).await?;
-        plan.ok_or_else(|| attempts.unavailable(self.0.config.timeout))
+        let plan = self.0.routing.mgmtd.rebalance(apply, leaving, self.deadline()).await;
+        self.answered("rebalance", plan)
     }
 
     /// Plans the promotion of `target` to serve its chain, whose last serving targets are lost;
@@ -77,9 +72,25 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`].
     pub async fn promote(&self, target: TargetId, apply: bool) -> Result<Promotion, ClientError> {
-        let mut attempts = Attempts::of("promote");
-        let promotion =
-            self.0.routing.promote(&mut attempts, target, apply, self.deadline()).await?;
-        promotion.ok_or_else(|| attempts.unavailable(self.0.config.timeout))
+        let promotion = self.0.routing.mgmtd.promote(target, apply, self.deadline()).await;
+        self.answered("promote", promotion)
+    }
+
+    /// The result of a call to mgmtd.
+    pub(crate) fn answered<T>(
+        &self,
+        what: &str,
+        result: Result<T, MgmtdClientError>,
+    ) -> Result<T, ClientError> {
+        let error = match result {
+            Ok(reply) => return Ok(reply),
+            Err(MgmtdClientError::Refused(error)) if !error.retryable() => {
+                return Err(ClientError::InvalidArgument { detail: error.to_string() });
+            }
+            Err(error) => error,
+        };
+        let mut attempts = Attempts::of(what);
+        self.0.routing.failed(&mut attempts, error)?;
+        Err(attempts.unavailable(self.0.config.timeout))
     }
 }

@@ -19,8 +19,8 @@ use threefs_meta::{ChunkTrimmer, DeadFile};
 use tokio::task::JoinSet;
 
 use crate::Client;
-use crate::chunks::{ChunkLocation, OperationName};
-use crate::error::{Attempts, ClientError};
+use crate::error::{Attempts, ClientError, OperationName};
+use crate::routing::ChunkLocation;
 use crate::window::joined;
 
 /// Maximum number of chains called concurrently.

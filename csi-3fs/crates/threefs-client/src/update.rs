@@ -15,12 +15,11 @@ use threefs_core::ids::{ChainId, ChannelId, ClientId, RequestTag};
 use threefs_core::message::{Address, StorageReply, StorageRequest, UpdateRequest, Updated};
 
 use crate::Client;
-use crate::chunks::{
-    ChunkLocation, OperationName, Overload, ROUTING_PAUSE, head, is_overloaded, who,
-};
 use crate::config::BUSY_TIMEOUT_FACTOR;
-use crate::error::{Attempts, ClientError};
-use crate::progress::ProgressTimeout;
+use crate::error::{Attempts, ClientError, OperationName};
+use crate::routing::{ChunkLocation, head, who};
+use crate::storage::{Overload, ROUTING_PAUSE, is_overloaded};
+use crate::window::ProgressTimeout;
 
 /// All channels of one incarnation of a client.
 pub(crate) struct Channels {

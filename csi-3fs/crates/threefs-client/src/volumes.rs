@@ -164,10 +164,9 @@ impl Client {
     /// Total and free bytes of the storage nodes, divided by the number of replicas.
     async fn capacity(&self) -> Result<(u64, u64), ClientError> {
         let deadline = self.deadline();
+        let status = self.answered("capacity", self.0.routing.mgmtd.status(deadline).await)?;
         let mut attempts = Attempts::of("capacity");
-        let status = self.0.routing.status(&mut attempts, deadline).await?;
-        let routing = self.0.routing.current(&mut attempts, deadline).await?;
-        let (Some(status), Some(routing)) = (status, routing) else {
+        let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? else {
             return Err(attempts.unavailable(self.0.config.timeout));
         };
         let replicas = routing.chains.values().map(|chain| chain.targets.len() as u64).max();

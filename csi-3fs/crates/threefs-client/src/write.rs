@@ -13,11 +13,10 @@ use threefs_meta::MetaError;
 use tokio::task::JoinSet;
 
 use crate::Client;
-use crate::chunks::{ChunkLocation, OperationName};
-use crate::error::ClientError;
-use crate::files::{FileHandle, location};
-use crate::progress::ProgressTimeout;
-use crate::window::joined;
+use crate::error::{ClientError, OperationName};
+use crate::files::FileHandle;
+use crate::routing::{ChunkLocation, ChunkRange};
+use crate::window::{ProgressTimeout, joined};
 
 /// Number of concurrent truncations after which a write gives up.
 const TRUNCATIONS_MAX: usize = 16;
@@ -111,14 +110,14 @@ impl Client {
         let mut pieces = Vec::new();
         for FileWrite { file, offset, payload } in writes {
             let what: OperationName = Arc::from(format!("write `{}`", file.path));
-            let chains = self.chains(&what, &file.layout, patience.deadline()).await?;
-            let mut rest = payload.clone();
-            for span in file.layout.spans(*offset, payload.len() as u64)? {
+            let (mut rest, length) = (payload.clone(), payload.len() as u64);
+            let ranges = self.locate(&what, file, *offset, length, patience.deadline()).await?;
+            for ChunkRange { location, offset, length } in ranges {
                 pieces.push(ChunkWrite {
                     what: Arc::clone(&what),
-                    location: location(file, &chains, span.index),
-                    offset: span.offset,
-                    payload: rest.split_to(span.length as usize),
+                    location,
+                    offset,
+                    payload: rest.split_to(length as usize),
                 });
             }
         }
@@ -165,10 +164,7 @@ fn insert(
     files: &mut HashMap<String, FileHandle>,
     created: Result<Result<FileHandle, ClientError>, tokio::task::JoinError>,
 ) -> Result<(), ClientError> {
-    let file = created.map_err(|error| ClientError::Protocol {
-        who: "a task of this client".into(),
-        detail: error.to_string(),
-    })??;
+    let file = joined(created)?;
     files.insert(file.path.to_string(), file);
     Ok(())
 }

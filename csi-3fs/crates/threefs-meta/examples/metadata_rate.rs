@@ -3,6 +3,9 @@
 // Errors abort the benchmark with a panic.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../tests/calls/mod.rs"]
+mod calls;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +16,8 @@ use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
 use threefs_meta::{At, Meta, MetaClient, MetaConfig, NoChunks, TreeConfig};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+
+use calls::Calls;
 
 const FILES: usize = 20_000;
 

@@ -9,12 +9,12 @@ use fabric::BoxFuture;
 use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::{ConnectionConfig, Executed, Lease, NotAfter, Pool, PoolConfig, RpcError};
-use threefs_core::ids::{ClientId, InodeId};
+use threefs_core::ids::ClientId;
 
 use crate::identity::Identity;
 use crate::protocol::{
-    At, CONTEXT, Entry, Inode, LIST_LIMIT_MAX, LayoutDefaults, LengthReport, MetaChange, MetaError,
-    MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, RequestId, SessionId, Versioned,
+    CONTEXT, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId,
+    Versioned,
 };
 
 /// Timeout of one attempt; a restarting service replies to the next one.
@@ -43,14 +43,6 @@ pub enum MetaClientError {
         last: Box<RpcError>,
         /// Why the service refused the earlier attempts.
         refused: Box<MetaError>,
-    },
-    /// The reply does not match the request: the service has another version.
-    #[error("meta sent {got}, expected {expected}; do both sides run the same version?")]
-    Unexpected {
-        /// The expected kind of reply.
-        expected: &'static str,
-        /// The reply, shortened.
-        got: String,
     },
 }
 
@@ -203,171 +195,6 @@ impl MetaClient {
             }
         }
     }
-
-    /// [`MetaQuery::Stat`], following symbolic links.
-    ///
-    /// # Errors
-    /// As [`MetaClient::query`]; the same applies to the methods below.
-    pub async fn stat(&self, at: At, deadline: Deadline) -> Result<Inode, MetaClientError> {
-        inode(self.query(MetaQuery::Stat { at, follow: true }, deadline).await?)
-    }
-
-    /// All entries of a directory, page by page. Each page is consistent, the whole may not be.
-    ///
-    /// # Errors
-    /// As [`MetaClient::query`].
-    pub async fn list(&self, at: At, deadline: Deadline) -> Result<Vec<Entry>, MetaClientError> {
-        let mut all: Vec<Entry> = Vec::new();
-        loop {
-            let after = all.last().map(|entry| entry.name.clone()).unwrap_or_default();
-            let query = MetaQuery::List { at: at.clone(), after, limit: LIST_LIMIT_MAX };
-            match self.query(query, deadline).await? {
-                MetaReply::Page { entries, more } => {
-                    all.extend(entries);
-                    if !more {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected("a page", &other)),
-            }
-        }
-    }
-
-    /// [`MetaChange::MakeDirectory`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`]; the same applies to the methods below.
-    pub async fn make_directory(
-        &self,
-        at: At,
-        parents: bool,
-        deadline: Deadline,
-    ) -> Result<Inode, MetaClientError> {
-        let (mode, defaults) = (0o755, LayoutDefaults::default());
-        let change = MetaChange::MakeDirectory { at, mode, parents, defaults };
-        inode(self.change(change, deadline).await?)
-    }
-
-    /// [`MetaChange::Create`] with default permissions and the directory's layout.
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn create(
-        &self,
-        at: At,
-        exclusive: bool,
-        deadline: Deadline,
-    ) -> Result<(Inode, Option<SessionId>), MetaClientError> {
-        let (mode, layout) = (0o644, LayoutDefaults::default());
-        let (write, track_open) = (true, false);
-        let change = MetaChange::Create { at, mode, exclusive, layout, write, track_open };
-        match self.change(change, deadline).await? {
-            MetaReply::Opened { inode, session, .. } => Ok((inode, session)),
-            other => Err(unexpected("an open file", &other)),
-        }
-    }
-
-    /// [`MetaChange::Open`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn open(
-        &self,
-        at: At,
-        write: bool,
-        deadline: Deadline,
-    ) -> Result<(Inode, Option<SessionId>), MetaClientError> {
-        match self.change(MetaChange::Open { at, write }, deadline).await? {
-            MetaReply::Opened { inode, session, .. } => Ok((inode, session)),
-            other => Err(unexpected("an open file", &other)),
-        }
-    }
-
-    /// [`MetaChange::Close`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn close(
-        &self,
-        file: InodeId,
-        session: SessionId,
-        report: Option<LengthReport>,
-        deadline: Deadline,
-    ) -> Result<Inode, MetaClientError> {
-        let change = MetaChange::Close { inode: file, session, report };
-        inode(self.change(change, deadline).await?)
-    }
-
-    /// [`MetaChange::ReportLengths`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn report_lengths(
-        &self,
-        reports: Vec<LengthReport>,
-        deadline: Deadline,
-    ) -> Result<Vec<Result<Inode, MetaError>>, MetaClientError> {
-        match self.change(MetaChange::ReportLengths { reports, ends: Vec::new() }, deadline).await?
-        {
-            MetaReply::Inodes(inodes) => Ok(inodes),
-            other => Err(unexpected("inodes", &other)),
-        }
-    }
-
-    /// [`MetaChange::SetLength`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn set_length(
-        &self,
-        at: At,
-        length: u64,
-        deadline: Deadline,
-    ) -> Result<Inode, MetaClientError> {
-        inode(self.change(MetaChange::SetLength { at, length }, deadline).await?)
-    }
-
-    /// [`MetaChange::Rename`], replacing an existing target.
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn rename(
-        &self,
-        from: At,
-        to: At,
-        deadline: Deadline,
-    ) -> Result<Inode, MetaClientError> {
-        let change = MetaChange::Rename { from, to, mode: RenameMode::Replace };
-        inode(self.change(change, deadline).await?)
-    }
-
-    /// [`MetaChange::Unlink`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn unlink(&self, at: At, deadline: Deadline) -> Result<(), MetaClientError> {
-        self.change(MetaChange::Unlink { at }, deadline).await.map(drop)
-    }
-
-    /// [`MetaChange::RemoveDirectory`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn remove_directory(
-        &self,
-        at: At,
-        deadline: Deadline,
-    ) -> Result<(), MetaClientError> {
-        self.change(MetaChange::RemoveDirectory { at }, deadline).await.map(drop)
-    }
-
-    /// [`MetaChange::RemoveTree`].
-    ///
-    /// # Errors
-    /// As [`MetaClient::change`].
-    pub async fn remove_tree(&self, at: At, deadline: Deadline) -> Result<(), MetaClientError> {
-        self.change(MetaChange::RemoveTree { at }, deadline).await.map(drop)
-    }
 }
 
 /// A change without a reply so far. It is dropped when its call ends, because an ended call is
@@ -398,16 +225,4 @@ impl Drop for Unfinished<'_> {
         let mut unfinished = self.inner.unfinished.lock().unwrap_or_else(PoisonError::into_inner);
         unfinished.remove(&self.sequence);
     }
-}
-
-fn inode(reply: MetaReply) -> Result<Inode, MetaClientError> {
-    match reply {
-        MetaReply::Inode(inode) => Ok(inode),
-        other => Err(unexpected("an inode", &other)),
-    }
-}
-
-fn unexpected(expected: &'static str, reply: &MetaReply) -> MetaClientError {
-    let got = format!("{reply:?}").chars().take(60).collect();
-    MetaClientError::Unexpected { expected, got }
 }

@@ -2,6 +2,8 @@
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod calls;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,8 @@ use threefs_meta::{
     NoChunks, RequestId, Reservation, SessionId, TreeConfig,
 };
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+
+use calls::Calls;
 
 const MIB: u64 = 1 << 20;
 

@@ -2,6 +2,8 @@
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod calls;
+
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -11,6 +13,8 @@ use fabric::rpc::{Call, Fault, Reply, Server, ServerConfig, Service, Shutdown, S
 use threefs_core::ids::ClientId;
 use threefs_meta::protocol::CONTEXT;
 use threefs_meta::{At, MetaClient, MetaClientError, MetaError, MetaResult};
+
+use calls::Calls;
 
 fn key() -> Key {
     Key::from_bytes(b"a key of sixteen bytes or more").unwrap()

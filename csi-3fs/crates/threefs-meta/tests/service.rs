@@ -2,6 +2,8 @@
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod calls;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::TcpListener;
 use std::path::Path;
@@ -23,6 +25,8 @@ use threefs_meta::{
     MetaRequest, MetaRunError, NoChunks, SetMode, TreeConfig,
 };
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdError, Timers};
+
+use calls::Calls;
 
 /// Makes a copy of this program run as a service: kind, its address, mgmtd's, folder.
 const CHILD: &str = "THREEFS_META_TEST_CHILD";
