@@ -81,11 +81,6 @@ impl Timers {
         Self { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 }
     }
 
-    /// For a network of machines.
-    pub fn many_machines() -> Self {
-        Self { node_failure_ms: 10_000, primary_lease_ms: 15_000, scan_ms: 500 }
-    }
-
     /// The lease granted with each heartbeat.
     pub fn node_lease_ms(&self) -> u64 {
         self.node_failure_ms / 2

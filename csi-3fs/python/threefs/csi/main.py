@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from threefs.csi.errors import CsiError, InvalidArgument
 from threefs.csi.mount_manager.launch import mount_manager_command
@@ -39,42 +40,37 @@ def _run(args: argparse.Namespace) -> None:
     from threefs.csi.server import run_controller, run_node
 
     configure(args.log_level)
+    common: dict[str, Any] = {
+        "endpoint": args.endpoint,
+        "clusters": args.clusters,
+        "metrics_port": args.metrics_port,
+        "workers": args.workers,
+        "timeout_seconds": args.timeout,
+        "default_size_bytes": quantity_bytes("--default-size", args.default_size),
+        "ticket_seconds": _ticket_seconds(args.ticket_seconds),
+        "log_level": args.log_level,
+        "driver_name": args.driver_name,
+    }
     if args.process == "controller":
         run_controller(
             ControllerSettings(
-                endpoint=args.endpoint,
-                clusters=args.clusters,
-                metrics_port=args.metrics_port,
-                workers=args.workers,
-                timeout_seconds=args.timeout,
-                default_size_bytes=quantity_bytes("--default-size", args.default_size),
-                ticket_seconds=_ticket_seconds(args.ticket_seconds),
                 issuer_listen=args.issuer_listen,
                 issuer_tls=args.issuer_tls,
                 namespace=args.namespace,
                 node_account=args.node_account,
-                log_level=args.log_level,
-                driver_name=args.driver_name,
+                **common,
             )
         )
         return
     run_node(
         NodeSettings(
             node_id=args.node_id,
-            endpoint=args.endpoint,
-            clusters=args.clusters,
             mount_manager=args.mount_manager,
-            metrics_port=args.metrics_port,
-            workers=args.workers,
-            timeout_seconds=args.timeout,
-            default_size_bytes=quantity_bytes("--default-size", args.default_size),
             inline_size_max_bytes=_inline_size_max(args.inline_size_max),
-            ticket_seconds=_ticket_seconds(args.ticket_seconds),
             issuer=args.issuer,
             issuer_ca=args.issuer_ca,
             issuer_token=args.issuer_token,
-            log_level=args.log_level,
-            driver_name=args.driver_name,
+            **common,
         )
     )
 

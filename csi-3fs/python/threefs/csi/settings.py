@@ -47,9 +47,9 @@ TICKET_SECONDS = 7200.0
 DRIVER = "3fs.csi.fireflyer.dev"
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerSettings:
-    """Settings of `threefs-csi controller`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """Settings of both processes."""
 
     endpoint: str = "unix:///csi/csi.sock"
     clusters: Path = Path("/etc/threefs/clusters")
@@ -58,30 +58,28 @@ class ControllerSettings:
     timeout_seconds: float = 10.0
     default_size_bytes: int = GIBIBYTE
     ticket_seconds: float = TICKET_SECONDS
+    log_level: str = "info"
+    driver_name: str = DRIVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings(DriverSettings):
+    """Settings of `threefs-csi controller`."""
+
     issuer_listen: str = ""
     issuer_tls: Path = ISSUER
     namespace: str = "fireflyer-system"
     node_account: str = "threefs-csi-node"
-    log_level: str = "info"
-    driver_name: str = DRIVER
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings(DriverSettings):
     """Settings of `threefs-csi node`."""
 
     node_id: str
-    endpoint: str = "unix:///csi/csi.sock"
-    clusters: Path = Path("/etc/threefs/clusters")
-    mount_manager: Path = Path("/run/threefs-mount-manager/mount-manager.sock")
     metrics_port: int = 9181
-    workers: int = 16
-    timeout_seconds: float = 10.0
-    default_size_bytes: int = GIBIBYTE
+    mount_manager: Path = Path("/run/threefs-mount-manager/mount-manager.sock")
     inline_size_max_bytes: int = 0
-    ticket_seconds: float = TICKET_SECONDS
     issuer: str = ""
     issuer_ca: Path = ISSUER / "ca.crt"
     issuer_token: Path = ISSUER / "token"
-    log_level: str = "info"
-    driver_name: str = DRIVER

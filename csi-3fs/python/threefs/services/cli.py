@@ -67,6 +67,7 @@ Mgmtd = Annotated[
         "--mgmtd", envvar="THREEFS_MGMTD", help="host:port of mgmtd; several with commas."
     ),
 ]
+Listen = Annotated[str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")]
 Advertise = Annotated[
     str,
     typer.Option(
@@ -131,9 +132,7 @@ def mgmtd(
             help="Add chains and move replicas automatically when storage nodes are added.",
         ),
     ] = True,
-    listen: Annotated[
-        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
-    ] = f"0.0.0.0:{MGMTD_PORT}",
+    listen: Listen = f"0.0.0.0:{MGMTD_PORT}",
     advertise: Advertise = "",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
@@ -161,9 +160,7 @@ def meta(
     chunk_size: Annotated[
         str, typer.Option(envvar="THREEFS_CHUNK_SIZE", help="Bytes of a file chunk.")
     ] = "1M",
-    listen: Annotated[
-        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
-    ] = f"0.0.0.0:{META_PORT}",
+    listen: Listen = f"0.0.0.0:{META_PORT}",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
 ) -> None:
@@ -197,9 +194,7 @@ def storage(
         ),
     ] = "0",
     node_failure_ms: NodeFailure = 10_000,
-    listen: Annotated[
-        str, typer.Option(envvar="THREEFS_LISTEN", help="host:port to listen on.")
-    ] = f"0.0.0.0:{STORAGE_PORT}",
+    listen: Listen = f"0.0.0.0:{STORAGE_PORT}",
     advertise: Advertise = "",
     tls: Tls = False,
     tls_transition: TlsTransition = False,

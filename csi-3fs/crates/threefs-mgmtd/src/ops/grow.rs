@@ -88,6 +88,9 @@ impl Operation for DropChains<'_> {
     }
 }
 
+/// Moves that were started or abandoned, with their chains, and the routing version of the change.
+type ChangedMoves = (RoutingVersion, Vec<(Move, Chain)>);
+
 /// Starts moves. Skips chains without the source target, and those that are moving already.
 pub(crate) struct StartMoves<'a> {
     pub fence: Fence,
@@ -95,13 +98,10 @@ pub(crate) struct StartMoves<'a> {
 }
 
 impl Operation for StartMoves<'_> {
-    type Output = (RoutingVersion, Vec<(Move, Chain)>);
+    type Output = ChangedMoves;
     type Error = OpError;
 
-    async fn run(
-        &self,
-        txn: &mut Transaction,
-    ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
+    async fn run(&self, txn: &mut Transaction) -> Result<ChangedMoves, OpError> {
         fence(txn, self.fence).await?;
         let mut known = load(txn).await?;
         let mut started = Vec::with_capacity(self.moves.len());
@@ -133,13 +133,10 @@ pub(crate) struct AbandonMoves<'a> {
 }
 
 impl Operation for AbandonMoves<'_> {
-    type Output = (RoutingVersion, Vec<(Move, Chain)>);
+    type Output = ChangedMoves;
     type Error = OpError;
 
-    async fn run(
-        &self,
-        txn: &mut Transaction,
-    ) -> Result<(RoutingVersion, Vec<(Move, Chain)>), OpError> {
+    async fn run(&self, txn: &mut Transaction) -> Result<ChangedMoves, OpError> {
         fence(txn, self.fence).await?;
         let known = load(txn).await?;
         let mut given_up = Vec::with_capacity(self.moves.len());
