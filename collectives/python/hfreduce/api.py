@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hfreduce import _native
-from hfreduce.arrays import Memory, copy, gpu_memory, memory
+from hfreduce.arrays import HostMemory, copy, gpu_memory, memory
 from hfreduce.lifetime import hold
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _code(op: str) -> int:
     return code
 
 
-def _in_memory(array: object) -> Memory:
+def _in_memory(array: object) -> HostMemory:
     if hasattr(array, "__cuda_array_interface__"):
         raise ValueError(
             f"{type(array).__name__}: arrays of a GPU are not fused; give them to `allreduce`"

@@ -18,7 +18,7 @@ from hfreduce import _native
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["GpuMemory", "Memory", "copy", "gpu_memory", "memory"]
+__all__ = ["GpuMemory", "HostMemory", "copy", "gpu_memory", "memory"]
 
 # (kind, bits) in DLPack's words; its numbers of kinds are below.
 _TYPES: dict[tuple[str, int], int] = {
@@ -58,7 +58,7 @@ _IMMUTABLE = frozenset({"jax", "jaxlib"})
 """Libraries whose arrays never change, whatever their memory allows."""
 
 
-class Memory(NamedTuple):
+class HostMemory(NamedTuple):
     """Memory as the engine sees it; valid as long as `owner` lives."""
 
     pointer: int
@@ -105,7 +105,7 @@ class _Versioned(ctypes.Structure):
     )
 
 
-def memory(array: object) -> Memory:
+def memory(array: object) -> HostMemory:
     """The array's memory, if the engine may compute with it in place.
 
     Raises `TypeError` for a type that cannot be reduced, `ValueError` for memory that cannot be
@@ -121,7 +121,7 @@ def memory(array: object) -> Memory:
     raise _nowhere(name)
 
 
-def copy(array: object, into: Memory) -> None:
+def copy(array: object, into: HostMemory) -> None:
     """Copies an array, which may be read-only, to memory for as many elements of its type."""
     name = type(array).__name__
     view = _view(array)
@@ -216,17 +216,17 @@ def _buffer_type(view: memoryview, name: str) -> int:
     return dtype
 
 
-def _from_buffer(view: memoryview, name: str) -> Memory:
+def _from_buffer(view: memoryview, name: str) -> HostMemory:
     dtype = _buffer_type(view, name)
     if view.readonly:
         raise _unwritable(name)
     if view.nbytes == 0:
-        return Memory(0, 0, dtype, view)
+        return HostMemory(0, 0, dtype, view)
     place = (ctypes.c_char * view.nbytes).from_buffer(view)
-    return Memory(ctypes.addressof(place), view.nbytes // view.itemsize, dtype, place)
+    return HostMemory(ctypes.addressof(place), view.nbytes // view.itemsize, dtype, place)
 
 
-def _from_dlpack(array: Any, name: str, *, only_read: bool = False) -> Memory:
+def _from_dlpack(array: Any, name: str, *, only_read: bool = False) -> HostMemory:
     try:
         capsule = array.__dlpack__(max_version=(1, 1))
     except TypeError:  # an exporter from before versions
@@ -258,7 +258,7 @@ def _from_dlpack(array: Any, name: str, *, only_read: bool = False) -> Memory:
     numel = math.prod(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule was not consumed: it gives the memory back when it goes.
-    return Memory(pointer if numel else 0, numel, dtype, (capsule, array))
+    return HostMemory(pointer if numel else 0, numel, dtype, (capsule, array))
 
 
 def _item_bytes(dtype: int) -> int:

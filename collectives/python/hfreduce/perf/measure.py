@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hfreduce import _native
 from hfreduce.perf import oracle
-from hfreduce.perf.workloads import Memory, Shape, Workload
+from hfreduce.perf.workloads import Pages, Shape, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +85,7 @@ def measure(
     triad = _triad(len(here)) if rank == here[0] else None
     rows = shapes(options, ranks)
     size = max(shape.size_bytes(ranks) for shape in rows)
-    memories = (Memory(size), Memory(size if _needs_output(options) else 0))
+    memories = (Pages(size), Pages(size if _needs_output(options) else 0))
     exchange = _Exchange(communicator, options.timeout_seconds)
     for shape in rows:
         work = Workload(communicator, shape, memories, options.timeout_seconds)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hfreduce.perf.formats import Format
 
-__all__ = ["COLLECTIVES", "Collective", "Memory", "Shape", "Workload"]
+__all__ = ["COLLECTIVES", "Collective", "Pages", "Shape", "Workload"]
 
 _CODES = {
     "sum": _native.SUM,
@@ -135,7 +135,7 @@ COLLECTIVES = {
 }
 
 
-class Memory:
+class Pages:
     """Zeroed pages of this process."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -171,7 +171,7 @@ class Workload:
         self,
         communicator: _native.Communicator,
         shape: Shape,
-        memories: tuple[Memory, Memory],
+        memories: tuple[Pages, Pages],
         timeout_seconds: float,
     ) -> None:
         self._communicator = communicator
@@ -215,7 +215,7 @@ class Workload:
         return sum(self._differ(self._output, self._data(b), start, block=b) for b in blocks)
 
     def _differ(
-        self, memory: Memory, values: tuple[Fraction, ...], start: int = 0, block: int = 0
+        self, memory: Pages, values: tuple[Fraction, ...], start: int = 0, block: int = 0
     ) -> int:
         size = self._shape.count * self._shape.kind.item_bytes
         view = memory.view[block * size : (block + 1) * size]

@@ -12,7 +12,7 @@ use fabric::BoxFuture;
 const WRITES_MAX: usize = 100_000;
 
 /// The in-memory store. Its rows last as long as the process.
-pub(crate) struct Memory {
+pub(crate) struct MemoryBackend {
     state: Arc<Mutex<State>>,
     watches: Watches,
     opening: u128,
@@ -27,7 +27,7 @@ struct State {
     snapshots: BTreeMap<u64, usize>,
 }
 
-impl Memory {
+impl MemoryBackend {
     pub(crate) fn new() -> Self {
         let state = State {
             version: 0,
@@ -136,7 +136,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Backend for Memory {
+impl Backend for MemoryBackend {
     fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
         let mut state = lock(&self.state);
         let version = state.version;

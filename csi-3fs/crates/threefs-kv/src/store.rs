@@ -6,7 +6,7 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 
 use crate::embedded::{Embedded, EmbeddedConfig};
-use crate::memory::Memory;
+use crate::memory::MemoryBackend;
 use crate::{Backend, Commit, KvError, Room, Snapshot, Transaction, Versionstamp, Watch};
 use fabric::BoxFuture;
 
@@ -20,7 +20,7 @@ pub struct Store(Arc<dyn Backend>);
 impl Store {
     /// An in-memory store.
     pub fn memory() -> Self {
-        Self::new(Memory::new())
+        Self::new(MemoryBackend::new())
     }
 
     /// A store in a local folder. One process can open it at a time.
