@@ -30,7 +30,7 @@ from bench.sched.audit import OPERATOR
 from bench.sched.figures import Figure
 from bench.sched.loads import NAMESPACE, flyer_job, peer_pod
 from bench.sched.starts import collect, is_binding
-from bench.sched.testbed import TestbedError
+from bench.sched.testbed import TAKEOVER_SECONDS, TestbedError
 from testcluster import kwok
 
 if TYPE_CHECKING:
@@ -83,11 +83,12 @@ class ColdStart:
     def __init__(self, testbed: Testbed, history: History, reference: Path | None = None) -> None:
         self.testbed, self.history, self.reference = testbed, history, reference
         label = f"{history.jobs:,} jobs, {history.nodes:,} nodes"
+        killed = f"leader killed, {history.jobs:,} jobs: serving"
         self.serving = Figure(f"cold, {label}: serving", "s", 6.0)
         self.memory = Figure(f"cold, {label}: peak memory", "MiB", 320.0)
         self.first = Figure(f"cold, {label}: a gang bound", "s")
         self.decided = Figure(f"cold, {label}: a job's nodes stored", "s")
-        self.leader = Figure(f"leader killed, {history.jobs:,} jobs: serving", "s", 4.0)
+        self.leader = Figure(killed, "s", TAKEOVER_SECONDS)
         self.figures = [self.serving, self.memory, self.first, self.decided, self.leader]
         self.details: dict[str, Any] = {}
 

@@ -11,7 +11,7 @@ from bench.sched.audit import OPERATOR, Write, by_kind
 from bench.sched.figures import Figure
 from bench.sched.loads import NAMESPACE, flyer_job
 from bench.sched.starts import collect, is_binding
-from bench.sched.testbed import TestbedError
+from bench.sched.testbed import TAKEOVER_SECONDS, TestbedError
 
 if TYPE_CHECKING:
     from bench.sched.node_simulator import NodeSimulator
@@ -39,7 +39,7 @@ class Shares:
         self.part_excess = Figure("half of them reclaimed: too many", "nodes", 0)
         self.suspend_writes = Figure("writes of a suspend", "writes", 3)
         self.node = Figure("node's loss known to gang bound", "s", 10.0, note=DETECTION)
-        self.leader = Figure("leader killed to successor serving", "s", 4.0)
+        self.leader = Figure("leader killed to successor serving", "s", TAKEOVER_SECONDS)
         self.lost = Figure("leader killed: decisions lost or redone", "jobs", 0)
         self.figures = [
             self.idle, self.lease, self.signals, self.excess, self.part_excess, self.restart,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from flyer.kube.apiserver import Api, Limits, find_access
 from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Resource
+from flyer.kube.lease import LEASE_SECONDS, RETRY_SHARE
 
 from bench.sched.audit import POLICY, AuditLog
 from bench.sched.costs import Costs
@@ -37,7 +38,7 @@ from testcluster.state import State, free_ports, locked
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["PODGROUPS", "SYSTEM", "Operator", "Testbed", "TestbedError"]
+__all__ = ["PODGROUPS", "SYSTEM", "TAKEOVER_SECONDS", "Operator", "Testbed", "TestbedError"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SYSTEM: Final = "fireflyer-system"
@@ -55,6 +56,9 @@ GANG_FEATURES: Final = (
 # Its own default of 50 requests a second would be measured instead of it.
 PEER_CLIENT: Final = ("--kube-api-qps=5000", "--kube-api-burst=5000")
 READY_SECONDS: Final = 120.0
+TAKEOVER_SECONDS: Final = LEASE_SECONDS * (1 + RETRY_SHARE) + 1.0
+"""Goal for the time between a leader's kill and its successor: the Lease expires, the successor
+tries to take it, and one second passes until it serves."""
 EMPTY_SECONDS: Final = 120.0
 SETTLE_SECONDS: Final = 4.5
 """Time within which events, counts and verdicts are written after their cause."""
