@@ -23,8 +23,9 @@ from flyer.engine.cycle import allocate, schedule
 from flyer.engine.preemption import plan
 from flyer.engine.state import restarts
 from flyer.sim import Violation, sample_job
-from flyer.sim.histories import SETTINGS, History
+from flyer.sim.histories import History
 from flyer.sim.necessity import preempted_in_vain
+from flyer.sim.random_cluster import SETTINGS
 
 CHUNK = 500
 CHUNKS = 40

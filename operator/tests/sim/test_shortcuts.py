@@ -22,7 +22,7 @@ from flyer.engine.placement.availability import NodeAvailability
 from flyer.engine.state.cycle_state import CycleState
 from flyer.engine.state.jobs import ACTIVE, RESERVING
 from flyer.engine.state.nodes import natural_order
-from flyer.sim import histories
+from flyer.sim import histories, random_cluster
 from flyer.sim.histories import History
 from flyer.sim.invariants import Violation
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from flyer.engine.state.queue import Entry
 
-SETTINGS = histories.SETTINGS
+SETTINGS = random_cluster.SETTINGS
 SUPPLY, PREEMPTIBLE_AT, STEP = (
     NodeAvailability.supply,
     NodeAvailability.preemptible_at,
-    histories.step,
+    random_cluster.step,
 )
 
 
@@ -48,7 +48,7 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
     """
     never = 1e9
     settings = replace(SETTINGS, reschedule_seconds=never, pending_renew_seconds=never)
-    monkeypatch.setattr(histories, "SETTINGS", settings)
+    monkeypatch.setattr(random_cluster, "SETTINGS", settings)
     # A text that is postponed because too many remedies are computed is not a decision either.
     monkeypatch.setattr(remedies, "_SEARCHES_MAX", 1_000)
     found = {}
@@ -61,7 +61,7 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
             digest.update(step_line((), now, decided).encode())
             return after, actions
 
-        monkeypatch.setattr(histories, "step", recorded)
+        monkeypatch.setattr(random_cluster, "step", recorded)
         History(seed).run()
         found[seed] = digest.hexdigest()
     return found
@@ -147,7 +147,7 @@ def test_shortcuts_change_no_decision_of_new_histories() -> None:
 
 
 def test_a_stale_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
+    monkeypatch.setattr(random_cluster, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
@@ -160,7 +160,7 @@ def test_a_stale_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
+    monkeypatch.setattr(random_cluster, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
@@ -175,7 +175,7 @@ def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "preempted_in_vain", lambda *_args: "")
+    monkeypatch.setattr(random_cluster, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
