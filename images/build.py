@@ -21,7 +21,7 @@ from images import packages
 from images.base import ImageError, base_layer, python_version
 from images.contents import IMAGES, Image
 from images.oci import Config, Layer, write_archive
-from testcluster import binaries
+from programs import binaries
 
 __all__ = ["archive", "main"]
 
@@ -42,7 +42,7 @@ def main() -> int:
             path = archive(known[name])
             size_mb = path.stat().st_size / 1e6
             print(f"{known[name].reference}  {size_mb:.1f} MB  {path}")
-    except ImageError as error:
+    except (ImageError, binaries.BinaryError) as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
     return 0

@@ -12,7 +12,7 @@ from images.base import ImageError
 from images.containerfiles import Store, why_not
 from images.contents import IMAGES
 from images.packages import ROOT
-from testcluster import binaries
+from programs import binaries
 
 __all__ = ["main"]
 
@@ -41,7 +41,7 @@ def main() -> int:
                 print(
                     f"{name}: built in {seconds:.0f} s; starts: {', '.join(commands)}", flush=True
                 )
-        except ImageError as error:
+        except (ImageError, binaries.BinaryError) as error:
             print(f"images: {error}", file=sys.stderr)
             return 1
         finally:

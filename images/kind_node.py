@@ -22,7 +22,7 @@ from pathlib import Path
 from images.base import ImageError, suite
 from images.oci import Config, Layer, write_archive
 from images.pause import PAUSE_IMAGE, pause_archive
-from testcluster import binaries
+from programs import binaries
 
 __all__ = ["NODE_IMAGE", "main", "node_archive"]
 
@@ -55,7 +55,7 @@ def main() -> int:
     """Builds the image, or finds it in the cache."""
     try:
         print(node_archive())
-    except ImageError as error:
+    except (ImageError, binaries.BinaryError) as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
     return 0

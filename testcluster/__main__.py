@@ -11,7 +11,7 @@ from pathlib import Path
 from charts import helm
 from images.base import ImageError
 from images.contents import IMAGES
-from testcluster import binaries
+from programs import binaries
 from testcluster.down import down
 from testcluster.errors import ClusterError
 from testcluster.handle import Cluster
@@ -25,7 +25,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         return int(arguments.run(arguments))
-    except (ClusterError, ImageError) as error:
+    except (ClusterError, ImageError, binaries.BinaryError) as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
 

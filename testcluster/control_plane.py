@@ -10,7 +10,8 @@ import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testcluster import binaries, pki
+from programs import binaries
+from testcluster import pki
 from testcluster.errors import ClusterError
 from testcluster.processes import Process
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from testcluster import binaries, pki
+from programs import binaries
+from testcluster import pki
 from testcluster.processes import Process
 
 if TYPE_CHECKING:

@@ -79,8 +79,8 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def started_cluster(options: Options) -> Iterator[Cluster]:
     """Starts a cluster in a temporary folder, removes it afterwards and checks for leftovers."""
-    from testcluster import binaries, network
-    from testcluster.errors import ClusterError
+    from programs import binaries
+    from testcluster import network
     from testcluster.guard import guarded
     from testcluster.handle import Cluster
     from testcluster.measurements import record
@@ -91,7 +91,7 @@ def started_cluster(options: Options) -> Iterator[Cluster]:
     try:
         for name in programs(options):
             binaries.find(name)
-    except ClusterError as error:
+    except binaries.BinaryError as error:
         unavailable(str(error))
     state = Path(tempfile.mkdtemp(prefix="flyer-e2e-")) / "cluster"
     with guarded(state):

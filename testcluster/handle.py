@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from images.build import archive
 from images.contents import IMAGES
 from images.pause import PAUSE_IMAGE
-from testcluster import binaries, kind
+from programs import binaries
+from testcluster import kind
 from testcluster.errors import ClusterError
 from testcluster.node import Node, load_image, run
 from testcluster.nodes import NODES

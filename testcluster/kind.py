@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from images.kind_node import NODE_IMAGE, node_archive
-from testcluster import binaries
+from programs import binaries
 from testcluster.errors import ClusterError
 
 if TYPE_CHECKING:

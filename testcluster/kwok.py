@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from testcluster import binaries
+from programs import binaries
 from testcluster.nodes import NodeSpec
 from testcluster.processes import Process
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testcluster import binaries, network, pki
+from programs import binaries
+from testcluster import network, pki
 from testcluster.errors import ClusterError
 from testcluster.processes import Process, enter
 

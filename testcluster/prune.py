@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testcluster import binaries
+from programs import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.pause import PAUSE_IMAGE, pause_archive
-from testcluster import binaries, control_plane, dns, kind, kwok, network, pki
+from programs import binaries
+from testcluster import control_plane, dns, kind, kwok, network, pki
 from testcluster.down import remove
 from testcluster.handle import Cluster, wait_for
 from testcluster.node import Node, load_image

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from programs import binaries
 from testcluster import __main__ as command
-from testcluster import binaries
 from testcluster.prune import DAY_SECONDS, prune
 
 if TYPE_CHECKING:

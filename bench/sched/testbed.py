@@ -29,7 +29,8 @@ from bench.sched.audit import POLICY, AuditLog
 from bench.sched.costs import Costs
 from bench.sched.loads import NAMESPACE
 from charts import helm
-from testcluster import binaries, control_plane, kwok
+from programs import binaries
+from testcluster import control_plane, kwok
 from testcluster.down import down, remove
 from testcluster.handle import Cluster
 from testcluster.processes import STATE_VARIABLE, Process

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testcluster import binaries
+from programs import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ import pytest
 from e2e.lib.jobs import job, pods_of, wait_phase
 from e2e.lib.pods import TRAIN_IMAGE
 from e2e.workloads import counting
-from testcluster import binaries
+from programs import binaries
 from tests.doc_blocks import ROOT, Block, blocks
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e.lib.csi import Deployed, has_daemon
-from testcluster import binaries, csi_sanity
+from programs import binaries
+from testcluster import csi_sanity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testcluster.errors import ClusterError
-
-__all__ = ["KUBERNETES_VERSION", "MODULES", "find", "require"]
+__all__ = ["KUBERNETES_VERSION", "MODULES", "BinaryError", "find", "require"]
 
 KUBERNETES_VERSION = "v1.36.3"
 CSI_PROJECT = "github.com/kubernetes-csi"
@@ -32,6 +30,10 @@ def _version_flags(version: str) -> str:
         for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
         for name, value in values.items()
     )
+
+
+class BinaryError(Exception):
+    """A program could not be built, or was not built yet."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def find(name: str) -> Path:
     """The path of one program that was built before; fails with the command that builds it."""
     path = _path(name)
     if not path.exists():
-        raise ClusterError(f"{name} is not built; run `python -m testcluster build {name}` first")
+        raise BinaryError(f"{name} is not built; run `python -m testcluster build {name}` first")
     os.utime(path.parent)
     return path
 
@@ -116,7 +118,7 @@ def _path(name: str) -> Path:
     for module in MODULES:
         if name in module.programs:
             return _folder(module) / name
-    raise ClusterError(f"no module under {SOURCES} builds a program called {name}")
+    raise BinaryError(f"no module under {SOURCES} builds a program called {name}")
 
 
 def _folder(module: Module) -> Path:
@@ -129,7 +131,7 @@ def _folder(module: Module) -> Path:
 
 def _build(module: Module, names: list[str]) -> None:
     if shutil.which("go") is None:
-        raise ClusterError(f"building {', '.join(names)} needs Go 1.26; see https://go.dev/dl")
+        raise BinaryError(f"building {', '.join(names)} needs Go 1.26; see https://go.dev/dl")
     folder = _folder(module)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -138,7 +140,7 @@ def _build(module: Module, names: list[str]) -> None:
             if (folder / name).exists():
                 continue
             count = f"{number} of {len(names)}"
-            print(f"cluster: building {name} ({module.folder}, {count})", flush=True)
+            print(f"programs: building {name} ({module.folder}, {count})", flush=True)
             scratch = folder / f".{name}.new"
             command = ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w {module.link_flags}"]
             built = subprocess.run(
@@ -150,5 +152,5 @@ def _build(module: Module, names: list[str]) -> None:
                 check=False,
             )
             if built.returncode != 0:
-                raise ClusterError(f"building {name} failed:\n{built.stderr.strip()}")
+                raise BinaryError(f"building {name} failed:\n{built.stderr.strip()}")
             scratch.rename(folder / name)
