@@ -193,10 +193,10 @@ def _evicted(before: FlyerJobStatus, after: FlyerJobStatus) -> Iterator[JobEvent
     message = eviction.message or (f"by {eviction.by}" if eviction.by else "")
     if reason != eviction.reason:
         message = ": ".join(filter(None, (eviction.reason, message)))
-    lost = f"; {eviction.lost_steps} steps lost" if eviction.lost_steps else ""
+    loss = f"; {eviction.lost_steps} steps lost" if eviction.lost_steps else ""
     yield JobEvent(
         reason,
-        f"{message}{lost}",
+        f"{message}{loss}",
         warning=reason in _WARNINGS,
         attempt=eviction.attempt,
         fields=_ends(

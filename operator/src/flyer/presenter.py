@@ -118,8 +118,12 @@ def _progress(status: FlyerJobStatus) -> ProgressView | None:
 
 
 def _checkpoint(status: FlyerJobStatus) -> CheckpointView | None:
-    one = status.checkpoint
-    return CheckpointView(one.step, one.time, one.path, one.durable) if one else None
+    checkpoint = status.checkpoint
+    return (
+        CheckpointView(checkpoint.step, checkpoint.time, checkpoint.path, checkpoint.durable)
+        if checkpoint
+        else None
+    )
 
 
 def job_exit_status(status: FlyerJobStatus, failure: FailureView | None) -> int:
@@ -163,7 +167,7 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
 
 def quota_views(state: EngineState, now: float) -> list[QuotaView]:
     """Every quota that applies, with the usage per subject."""
-    found = []
+    views = []
     for quota, holdings in quota_holdings(state, now):
         kind, total = quota.kind, quota.total
         names = {ANY if total else holding.subjects.of(kind) for holding in holdings} or {
@@ -171,7 +175,7 @@ def quota_views(state: EngineState, now: float) -> list[QuotaView]:
         }
         for name in sorted(names):
             own = [item for item in holdings if total or item.subjects.of(kind) == name]
-            found.append(
+            views.append(
                 QuotaView(
                     quota.name, kind.value, name, "Total" if total else "Each",
                     quota.priority, quota.node_class,
@@ -179,7 +183,7 @@ def quota_views(state: EngineState, now: float) -> list[QuotaView]:
                     [entry.job for entry in own],
                 )
             )  # fmt: skip
-    return found
+    return views
 
 
 def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
@@ -190,8 +194,8 @@ def why_view(explanation: Explanation, returns: Mapping[str, str]) -> WhyView:
     unblock = [
         f"{remedy.command}  # {remedy.effect}" for remedy in explanation.remedies if remedy.command
     ]
-    wanted = {item.node for item in explanation.remedies if item.node}
-    unblock += [line for name, line in returns.items() if name in wanted]
+    node_names = {item.node for item in explanation.remedies if item.node}
+    unblock += [line for name, line in returns.items() if name in node_names]
     return WhyView(
         job=explanation.job,
         phase=explanation.phase,

@@ -209,9 +209,9 @@ def flyerjob_crd() -> dict[str, Any]:
 
 def _model_of(annotation: Any) -> type[BaseModel]:
     """The model of a field that may be optional."""
-    found = getattr(annotation, "__args__", (annotation,))[0]
-    assert hasattr(found, "model_fields"), annotation
-    return found  # type: ignore[no-any-return]
+    model = getattr(annotation, "__args__", (annotation,))[0]
+    assert hasattr(model, "model_fields"), annotation
+    return model  # type: ignore[no-any-return]
 
 
 def _column(name: str, kind: str, path: str, wide: bool) -> dict[str, Any]:  # noqa: FBT001
@@ -232,8 +232,8 @@ def to_yaml(*documents: dict[str, Any]) -> str:
 
 def files() -> dict[str, str]:
     """Every generated file by its path in the folder."""
-    found = {f"{kind.plural}.{GROUP}.yaml": to_yaml(crd(kind)) for kind in KINDS}
-    return {**found, POLICIES_FILE: to_yaml(*admission_policies())}
+    crds = {f"{kind.plural}.{GROUP}.yaml": to_yaml(crd(kind)) for kind in KINDS}
+    return {**crds, POLICIES_FILE: to_yaml(*admission_policies())}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

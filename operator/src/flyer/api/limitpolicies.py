@@ -68,7 +68,7 @@ def _limits() -> dict[str, Any]:
     priority = "dyn(object).spec.?priority.orValue('normal')"
     validations = []
     for field, cap in CAPS.items():
-        asked = f"dyn(object).spec.?preemption.?{field}.orValue('{DEFAULTS[field]}')"
+        request = f"dyn(object).spec.?preemption.?{field}.orValue('{DEFAULTS[field]}')"
         before = f"dyn(oldObject).spec.?preemption.?{field}.orValue('{DEFAULTS[field]}')"
         lower = (
             f"variables.own.filter(one, has(one.{field})).map(one, string(one.{field}))"
@@ -76,10 +76,10 @@ def _limits() -> dict[str, Any]:
         )
         validations.append(
             {
-                "expression": f"(request.operation == 'UPDATE' && {asked} == {before}"
+                "expression": f"(request.operation == 'UPDATE' && {request} == {before}"
                 f" && {priority} == dyn(oldObject).spec.?priority.orValue('normal'))"
-                f" || duration({asked}) <= duration(({lower})[0])",
-                "messageExpression": f"'spec.preemption.{field}: ' + string({asked}) + ' is above"
+                f" || duration({request}) <= duration(({lower})[0])",
+                "messageExpression": f"'spec.preemption.{field}: ' + string({request}) + ' is above"
                 f" the cap ' + ({lower})[0] + ' for priority ' + string({priority})"
                 " + ': ask for less; the caps are spec.limits of FlyerTopology '"
                 " + params.metadata.name",
@@ -118,8 +118,8 @@ def _size() -> dict[str, Any]:
         f"({spec}.?containers.orValue([]) + (type({first}) == list ? dyn({first}) : []))"
         ".filter(c, type(c) == map)"
     )
-    given = "c.?env.orValue([])"
-    env = f"(type({given}) == list ? dyn({given}) : [])"
+    entries = "c.?env.orValue([])"
+    env = f"(type({entries}) == list ? dyn({entries}) : [])"
     value = "e.?value.orValue('')"
     bytes_of = f"type(e) == map && type({value}) == string ? size(string({value})) : 0"
     return _policy(
@@ -211,15 +211,15 @@ def _queue() -> dict[str, Any]:
 def _template() -> dict[str, Any]:
     variables, validations = [], []
     for kind in ("labels", "annotations"):
-        found = f"dyn(object).spec.?template.?metadata.?{kind}.orValue({{}})"
+        entries = f"dyn(object).spec.?template.?metadata.?{kind}.orValue({{}})"
         before = f"dyn(oldObject).spec.?template.?metadata.?{kind}.orValue({{}})"
-        ours = f"k.startsWith('{names.GROUP}/') || k.contains('.{names.GROUP}/')"
-        variables.append({"name": kind, "expression": f"{found}.filter(k, {ours})"})
+        own_keys = f"k.startsWith('{names.GROUP}/') || k.contains('.{names.GROUP}/')"
+        variables.append({"name": kind, "expression": f"{entries}.filter(k, {own_keys})"})
         validations.append(
             {
                 # A job that was stored before can still be suspended and stopped.
                 "expression": f"variables.{kind}.size() == 0"
-                f" || (request.operation == 'UPDATE' && {found} == {before})",
+                f" || (request.operation == 'UPDATE' && {entries} == {before})",
                 "messageExpression": f"'spec.template.metadata.{kind}[' +"
                 f" string(variables.{kind}[0]) + ']: keys of {names.GROUP} are reserved for"
                 " Fire-Flyer: remove it, or use a domain of your own'",

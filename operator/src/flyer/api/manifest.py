@@ -236,16 +236,16 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        if (found := _model_of(inner)) is not None:
-            return found
+        if (model := _model_of(inner)) is not None:
+            return model
     return None
 
 
 def _closest_value(value: object, expected: str) -> str:
-    known = [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
-    close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.6)
-    hint = f"did you mean {close[0]}? " if close and len(known) > 1 else ""
-    return f"{hint}give {'one of ' if len(known) > 1 else ''}{', '.join(known)}"
+    names = [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}? " if close and len(names) > 1 else ""
+    return f"{hint}give {'one of ' if len(names) > 1 else ''}{', '.join(names)}"
 
 
 def _show(value: object) -> str:
@@ -262,13 +262,13 @@ def _show(value: object) -> str:
 
 
 def _duplicates(file: str, jobs: list[FlyerJob]) -> Iterator[Problem]:
-    seen: set[str] = set()
+    keys: set[str] = set()
     for job in jobs:
-        if job.key in seen:
+        if job.key in keys:
             yield Problem(
                 file, None, "metadata.name", job.key, "appears twice", "give each job its own name"
             )
-        seen.add(job.key)
+        keys.add(job.key)
 
 
 __all__ = ["BYTES_MAX", "RENAMED_FIELDS", "ManifestError", "Problem", "load_manifest"]

@@ -45,7 +45,7 @@ _PRIORITIES = "flyerpriorities"
 
 def admission_policies() -> list[dict[str, Any]]:
     """Every policy, each followed by its binding."""
-    found: list[dict[str, Any]] = []
+    policies: list[dict[str, Any]] = []
     operator = _account(OPERATOR_ACCOUNT)
     for policy, action in (
         (_status_writers(), ["Deny"]),
@@ -58,8 +58,8 @@ def admission_policies() -> list[dict[str, Any]]:
         *((policy, ["Deny"]) for policy in limit_policies()),
         *((policy, ["Deny"]) for policy in pod_policies(operator, SYSTEM_NAMESPACE)),
     ):
-        found += [policy, _binding(policy, action)]
-    return found
+        policies += [policy, _binding(policy, action)]
+    return policies
 
 
 def _account(name: str) -> str:
@@ -73,10 +73,10 @@ def _binding(policy: dict[str, Any], actions: list[str] | None) -> dict[str, Any
         spec["validationActions"] = actions
     if "paramKind" in policy["spec"]:
         # Before the first leader writes it, the topology may be missing: nothing to compare with.
-        one: dict[str, Any] = {"name": names.TOPOLOGY_NAME}
+        reference: dict[str, Any] = {"name": names.TOPOLOGY_NAME}
         if policy["spec"]["paramKind"]["kind"] != names.KIND_TOPOLOGY:
-            one = {"selector": {}}  # every object of the kind
-        spec["paramRef"] = {**one, "parameterNotFoundAction": "Allow"}
+            reference = {"selector": {}}  # every object of the kind
+        spec["paramRef"] = {**reference, "parameterNotFoundAction": "Allow"}
     kind = f"{policy['kind']}Binding"
     return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
@@ -230,12 +230,12 @@ def _identity() -> dict[str, Any]:
 
 def _fixed() -> dict[str, Any]:
     phase = f"oldObject.?status.?phase.orValue('{WAIT[0].value}')"
-    shown = {"template": "'this template'"}
+    expressions = {"template": "'this template'"}
     validations = [
         {
             "expression": f"variables.waits || object.spec.?{name} == oldObject.spec.?{name}",
             "messageExpression": f"'spec.{name}: ' + "
-            + shown.get(name, f"string(object.spec.?{name}.orValue('nothing'))")
+            + expressions.get(name, f"string(object.spec.?{name}.orValue('nothing'))")
             + " + ' cannot replace what the job has while it is ' + variables.phase + ': suspend it"
             " first (spec.suspend: true) and change it once it is Suspended, or create another"
             " job'",
@@ -280,16 +280,16 @@ def _fixed() -> dict[str, Any]:
 def _priority() -> dict[str, Any]:
     free = [priority.value for priority in Priority if priority.level <= Priority.NORMAL.level]
     listed = "[" + ", ".join(f"'{priority}'" for priority in free) + "]"
-    wanted = f"object.spec.?priority.orValue('{Priority.NORMAL.value}')"
+    job_priority = f"object.spec.?priority.orValue('{Priority.NORMAL.value}')"
     before = f"oldObject.spec.?priority.orValue('{Priority.NORMAL.value}')"
     return _validating(
         "flyerjob-priority",
         _matches(["CREATE", "UPDATE"], names.PLURAL_JOBS),
         variables=[
-            {"name": "priority", "expression": wanted},
+            {"name": "priority", "expression": job_priority},
             {
                 "name": "asked",
-                "expression": f"request.operation == 'CREATE' || {wanted} != {before}",
+                "expression": f"request.operation == 'CREATE' || {job_priority} != {before}",
             },
         ],
         validations=[

@@ -63,9 +63,9 @@ def _kind(kind: Kind) -> str:
         lines += ["| field | type | default | what |", "|---|---|---|---|"]
         lines += [_row(*field) for field in _fields(root["properties"][part], part)]
         lines.append("")
-    found = list(_rules(root))
-    if found:
-        lines += [f"### {kind.kind} rules", "", *(f"- {_message(match)}" for match in found), ""]
+    matches = list(_rules(root))
+    if matches:
+        lines += [f"### {kind.kind} rules", "", *(f"- {_message(match)}" for match in matches), ""]
     return "\n".join(lines)
 
 
@@ -82,9 +82,9 @@ def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, 
 
 def _row(path: str, schema: dict[str, Any], required: bool) -> str:  # noqa: FBT001
     default = "required" if required else _default(schema)
-    what = schema.get("description", "").replace("|", "\\|")
+    description = schema.get("description", "").replace("|", "\\|")
     bounds = _bounds(schema)
-    return f"| `{path}` | {_type(schema)} | {default} | {what}{bounds} |"
+    return f"| `{path}` | {_type(schema)} | {default} | {description}{bounds} |"
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -107,16 +107,16 @@ def _default(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    found = []
+    bounds = []
     if "enum" in schema:
-        found.append("one of " + ", ".join(f"`{value}`" for value in schema["enum"]))
+        bounds.append("one of " + ", ".join(f"`{value}`" for value in schema["enum"]))
     if "minimum" in schema and "maximum" in schema:
-        found.append(f"{schema['minimum']} to {schema['maximum']}")
+        bounds.append(f"{schema['minimum']} to {schema['maximum']}")
     elif "minimum" in schema and schema["minimum"] > 0:
-        found.append(f"{schema['minimum']} or more")
+        bounds.append(f"{schema['minimum']} or more")
     if "maxItems" in schema:
-        found.append(f"at most {schema['maxItems']}")
-    return f" ({'; '.join(found)})" if found else ""
+        bounds.append(f"at most {schema['maxItems']}")
+    return f" ({'; '.join(bounds)})" if bounds else ""
 
 
 def _rules(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -137,7 +137,7 @@ def _message(rule: dict[str, Any]) -> str:
 
 
 def _annotations() -> str:
-    rows = [f"| `{key}` | {what} |" for key, what in _KEYS]
+    rows = [f"| `{key}` | {description} |" for key, description in _KEYS]
     return "\n".join(["## Annotations and labels", "", "| key | what |", "|---|---|", *rows, ""])
 
 

@@ -39,9 +39,9 @@ def says(template: str, *values: str) -> str:
     return f"'{text}'.format([{', '.join(f'dyn({value})' for value in values)}])"
 
 
-def rules(*found: Rule) -> dict[str, Any]:
+def rules(*matches: Rule) -> dict[str, Any]:
     """What to give as json_schema_extra of a model or of a field."""
-    return {"x-kubernetes-validations": [match.to_schema() for match in found]}
+    return {"x-kubernetes-validations": [match.to_schema() for match in matches]}
 
 
 def list_map(*keys: str) -> dict[str, Any]:

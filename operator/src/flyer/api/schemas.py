@@ -45,17 +45,17 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
         return _structural({**options[0], **rest}, definitions)
     if "const" in schema:
         return {"type": "string", "enum": [schema["const"]]}
-    kept = {key: copy.deepcopy(schema[key]) for key in _KEPT if schema.get(key) is not None}
-    if "description" in kept:
+    copied = {key: copy.deepcopy(schema[key]) for key in _KEPT if schema.get(key) is not None}
+    if "description" in copied:
         # The first paragraph of a docstring: kubectl explain has no room for more.
-        kept["description"] = " ".join(kept["description"].split("\n\n")[0].split())
-    if "default" in kept:
-        kept["default"] = _without_nulls(kept["default"])
-    if "enum" in kept:
-        kept.setdefault("type", "integer" if isinstance(kept["enum"][0], int) else "string")
-    if kept.get("type") == "integer":
-        kept["format"] = "int64"
-    return {**kept, **_parts(schema, definitions)}
+        copied["description"] = " ".join(copied["description"].split("\n\n")[0].split())
+    if "default" in copied:
+        copied["default"] = _without_nulls(copied["default"])
+    if "enum" in copied:
+        copied.setdefault("type", "integer" if isinstance(copied["enum"][0], int) else "string")
+    if copied.get("type") == "integer":
+        copied["format"] = "int64"
+    return {**copied, **_parts(schema, definitions)}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -71,7 +71,8 @@ def _parts(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
         parts["items"] = _structural(schema["items"], definitions)
     if "properties" in schema:
         parts["properties"] = {
-            name: _structural(one, definitions) for name, one in schema["properties"].items()
+            name: _structural(property_schema, definitions)
+            for name, property_schema in schema["properties"].items()
         }
         if schema.get("required"):
             parts["required"] = schema["required"]

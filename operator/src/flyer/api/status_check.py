@@ -24,8 +24,8 @@ def illegal(before: FlyerJobStatus, after: FlyerJobStatus) -> str:
         return f"status.phase: {before.phase} cannot become {after.phase}"
     if not new_attempt and after.suspend_code < before.suspend_code:
         return f"status.suspendCode: {after.suspend_code} is lower than {before.suspend_code}"
-    held, holds = before.assignment, after.assignment
-    if not new_attempt and held and holds and held.nodes != holds.nodes:
+    assignment_before, holds = before.assignment, after.assignment
+    if not new_attempt and assignment_before and holds and assignment_before.nodes != holds.nodes:
         return "status.assignment.nodes: change within an attempt"
     if (after.phase in HAVE_NODES and holds is None) or (after.phase in WAIT and holds is not None):
         return f"status.assignment: does not fit {after.phase}"

@@ -30,15 +30,15 @@ Verbs = dict[str, tuple[str, list[tuple[list[str], str, bool]]]]
 
 def _verbs() -> Verbs:
     """Verb → its help, and its options (names, help, whether a value follows)."""
-    found: Verbs = {}
+    verbs: Verbs = {}
     for verb in sorted(VERBS, key=lambda verb: verb.name):
         options = [
             (list(option.spellings), _first(option.about), option.takes_value)
             for option in verb.arguments
             if option.is_option
         ]
-        found[verb.name] = (_first(verb.about), [*options, (["-h", "--help"], "Help.", False)])
-    return found
+        verbs[verb.name] = (_first(verb.about), [*options, (["-h", "--help"], "Help.", False)])
+    return verbs
 
 
 def _first(text: str | None) -> str:
@@ -118,12 +118,14 @@ def _fish(verbs: Verbs) -> str:
     lines = [_HEADER + "complete -c flyer -f"]
     for name, (text, options) in verbs.items():
         lines.append(f"complete -c flyer -n __fish_use_subcommand -a {name} -d '{text}'")
-        seen = f"-n '__fish_seen_subcommand_from {name}'"
+        condition = f"-n '__fish_seen_subcommand_from {name}'"
         for names, words, value in options:
             flags = " ".join(
                 f"-l {item[2:]}" if item.startswith("--") else f"-s {item[1:]}" for item in names
             )
-            lines.append(f"complete -c flyer {seen} {flags}{' -r' if value else ''} -d '{words}'")
+            lines.append(
+                f"complete -c flyer {condition} {flags}{' -r' if value else ''} -d '{words}'"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -77,8 +77,8 @@ class Follower:
 
     def _take(self, item: WatchItem) -> None:
         if item.job is not None:
-            known = self.last if item.job.key in self._jobs else self._others
-            known[item.job.key] = item.job
+            jobs = self.last if item.job.key in self._jobs else self._others
+            jobs[item.job.key] = item.job
             if self._screen is not None:
                 self._screen.job(item.job)
         if item.nodes is not None and self._screen is not None:
@@ -147,12 +147,12 @@ class Follower:
         """This command's jobs have ended, others have not: report why the process stays."""
         if self._reported_waiting or not self._over(until_suspended=True) or self._quiet:
             return
-        others = [
+        other_jobs = [
             job for job in self._others.values() if not job.finished and job.key not in self._jobs
         ]
         own = [job for job in self.last.values() if not job.finished]
-        if own or others:
-            names = ", ".join(f"{job.key} ({job.state})" for job in [*own, *others])
+        if own or other_jobs:
+            names = ", ".join(f"{job.key} ({job.state})" for job in [*own, *other_jobs])
             say(f"this process drives the cluster until every job has ended: {names}; "
                 "Ctrl-C stops it, `flyer run` resumes them")  # fmt: skip
             self._reported_waiting = True

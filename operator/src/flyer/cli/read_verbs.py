@@ -57,17 +57,17 @@ def _watch_json(client: FlyerClient) -> None:
 
 def _watch_lines(client: FlyerClient, *, wide: bool) -> None:
     """As `kubectl get -w`: one line per change."""
-    shown: dict[str, list[str]] = {}
+    last_rows: dict[str, list[str]] = {}
     for item in client.watch():
         if item.job is None:
             continue
         row = screens.job_row(item.job, wide=wide)
-        known = shown.get(item.job.key)
+        last_row = last_rows.get(item.job.key)
         # a change of the age alone is not shown
-        if known is None or known[:8] != row[:8] or known[9:] != row[9:]:
+        if last_row is None or last_row[:8] != row[:8] or last_row[9:] != row[9:]:
             text = screens.jobs_table([item.job], wide=wide).splitlines()
-            print("\n".join(text if not shown else text[1:]), flush=True)
-            shown[item.job.key] = row
+            print("\n".join(text if not last_rows else text[1:]), flush=True)
+            last_rows[item.job.key] = row
 
 
 def _watch_live(client: FlyerClient, *, wide: bool) -> None:
@@ -166,22 +166,22 @@ def _print_failure(job: JobView, output: Output) -> None:
 
 def nodes(target: Target, output: Output) -> None:
     """Every node."""
-    found = target.reader(must_be_driven=True).nodes()
+    views = target.reader(must_be_driven=True).nodes()
     if output in (Output.JSON, Output.YAML):
-        print_result(found, output)
+        print_result(views, output)
     else:
-        print(screens.nodes_table(found, wide=output is Output.WIDE))
+        print(screens.nodes_table(views, wide=output is Output.WIDE))
 
 
 def queues(target: Target, output: Output) -> None:
     """Every queue, and every quota with its usage."""
     client = target.reader(must_be_driven=True)
-    found = client.queues()
+    views = client.queues()
     if output in (Output.JSON, Output.YAML):
-        print_result(found, output)
+        print_result(views, output)
         return
-    if found:
-        print(screens.queues_table(found))
+    if views:
+        print(screens.queues_table(views))
     else:
         say(f"no unfinished jobs at {time.strftime('%H:%M:%S')}")
     try:
@@ -197,11 +197,11 @@ def queues(target: Target, output: Output) -> None:
 
 def quotas(target: Target, output: Output) -> None:
     """Every quota with its usage."""
-    found = target.reader(must_be_driven=True).quotas()
+    views = target.reader(must_be_driven=True).quotas()
     if output in (Output.JSON, Output.YAML):
-        print_result(found, output)
-    elif found:
-        print(screens.quotas_table(found))
+        print_result(views, output)
+    elif views:
+        print(screens.quotas_table(views))
     else:
         say("no quotas")
 

@@ -138,7 +138,7 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
     started = next(
         (attempt.started_at for attempt in job.attempts if attempt.attempt == job.attempt), None
     )
-    kept = [item for item in (started, saved.time if saved else None) if item is not None]
+    times = [item for item in (started, saved.time if saved else None) if item is not None]
     return {
         "job": job.key,
         "state": job.state,
@@ -149,7 +149,7 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
         "allreduceGigabytesPerSecond": metrics.get("allreduce_gigabytes_per_second"),
         "unsavedSteps": None if step is None else max(0, step - (saved.step if saved else 0)),
         "checkpointAgeSeconds": now - saved.time if saved and saved.time else None,
-        "unsavedNodeSeconds": job.nodes * max(0.0, now - max(kept)) if kept else None,
+        "unsavedNodeSeconds": job.nodes * max(0.0, now - max(times)) if times else None,
         "lostSteps": sum(entry.lost_steps or 0 for entry in job.attempts),
         "progress": progress_text(job),
     }
@@ -220,9 +220,9 @@ def job_screen(job: JobView, events: Iterable[EventView]) -> str:
     ]
     if conditions:
         lines += ["", "Conditions", *_wrapped(conditions)]
-    shown = list(events)[-EVENTS_SHOWN:]
-    if shown:
-        lines += ["", "Events", *(f"  {event_line(event)}" for event in shown)]
+    latest = list(events)[-EVENTS_SHOWN:]
+    if latest:
+        lines += ["", "Events", *(f"  {event_line(event)}" for event in latest)]
     if job.failure is not None:
         lines += ["", *failure_lines(job)]
     return "\n".join(lines)
@@ -238,8 +238,8 @@ def failure_lines(job: JobView) -> list[str]:
         if failure.signal is not None
         else f"exit status {failure.exit_status}"
     )
-    who = "a rank" if failure.rank is None else f"rank {failure.rank}"
-    head = f"{who} on node {failure.node}: {how}"
+    subject = "a rank" if failure.rank is None else f"rank {failure.rank}"
+    head = f"{subject} on node {failure.node}: {how}"
     body = failure.traceback.rstrip("\n")
     return [head, body] if body else [head, f"its output is in {job.log_folder}"]
 
@@ -283,13 +283,13 @@ def _attempts(job: JobView) -> list[str]:
     rows = []
     for attempt in job.attempts[-ATTEMPTS_SHOWN:]:
         origin = "beginning" if attempt.restored_step is None else f"step {attempt.restored_step}"
-        lost = NOTHING if attempt.lost_steps is None else str(attempt.lost_steps)
+        lost_steps = NOTHING if attempt.lost_steps is None else str(attempt.lost_steps)
         length = (attempt.ended_at or time.time()) - attempt.started_at
         rows.append(
             (
                 str(attempt.attempt), clock(attempt.started_at), age(length), origin,
                 splits[attempt.same_zone_layout], " ".join(node.name for node in attempt.nodes),
-                attempt.outcome or "runs", lost,
+                attempt.outcome or "runs", lost_steps,
             )
         )  # fmt: skip
     header = ("ATTEMPT", "STARTED", "RAN", "FROM", "SPLIT", "NODES", "OUTCOME", "LOST")

@@ -32,7 +32,7 @@ Kubernetes cluster as kubectl.
 def _number(kind: type[int | float], least: float) -> Any:
     """An argparse `type`: a number of at least `least`."""
 
-    def read(word: str) -> float:
+    def parse(word: str) -> float:
         import argparse
 
         try:
@@ -46,7 +46,7 @@ def _number(kind: type[int | float], least: float) -> Any:
             )
         return number
 
-    return read
+    return parse
 
 
 _JOB = argument("job", metavar="JOB", about="Job name, or namespace/name.")

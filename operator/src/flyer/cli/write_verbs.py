@@ -31,14 +31,14 @@ def suspend(
 ) -> None:
     """Suspend a job, and report each step with its time."""
     client = target.connect()
-    seen = max((event.sequence for event in client.events(job=key)), default=0)
+    last_sequence = max((event.sequence for event in client.events(job=key)), default=0)
     if client.job(key).state == "Suspended":
         raise FlyerError.usage(f"`{key}` is already suspended", f"`flyer resume {key}` resumes it")
     started_at = time.time()
     job = client.suspend(key, reason=reason)
     if wait and not job.finished:
         line = _SuspendLine(started_at)
-        job = _until_suspended(client, key, seen, line, timeout_seconds or None)
+        job = _until_suspended(client, key, last_sequence, line, timeout_seconds or None)
         line.finish(output)
     _report(job, output, f"{job.key} is {job.state}; resume it with `flyer resume {job.name}`")
 
@@ -67,15 +67,15 @@ class _SuspendLine:
             self._parts.append(f"{words} {max(0.0, event.time - self._started_at):.1f} s")
         evicted = "lostSteps" in fields
         if evicted:
-            lost = fields.get("lostSteps")
-            self._parts.append("lost 0 steps" if not lost else f"lost {lost} steps")
+            lost_steps = fields.get("lostSteps")
+            self._parts.append("lost 0 steps" if not lost_steps else f"lost {lost_steps} steps")
         if self._live and (words or evicted):
             print(f"\r\x1b[2K{self.text()}", end="", file=sys.stderr, flush=True)
 
     def text(self) -> str:
         """The line so far; lost steps come last."""
-        lost = [part for part in self._parts if part.startswith("lost")]
-        return " · ".join([part for part in self._parts if part not in lost] + lost)
+        losses = [part for part in self._parts if part.startswith("lost")]
+        return " · ".join([part for part in self._parts if part not in losses] + losses)
 
     def finish(self, output: Output) -> None:
         """Print the complete line."""
@@ -86,11 +86,15 @@ class _SuspendLine:
 
 
 def _until_suspended(
-    client: FlyerClient, key: str, seen: int, line: _SuspendLine, timeout_seconds: float | None
+    client: FlyerClient,
+    key: str,
+    last_sequence: int,
+    line: _SuspendLine,
+    timeout_seconds: float | None,
 ) -> JobView:
     """Add events to the line until the job is suspended or has ended."""
     for event in client.events(
-        job=key, follow=True, since=seen + 1, timeout_seconds=timeout_seconds
+        job=key, follow=True, since=last_sequence + 1, timeout_seconds=timeout_seconds
     ):
         line.note(event)
         if event.reason in LEFT:

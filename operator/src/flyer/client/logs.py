@@ -45,7 +45,7 @@ class LogReader:
             yield from self._lines(attempt, rank, path, final=final)
 
     def _files(self) -> list[tuple[int, int, Path]]:
-        found = []
+        entries = []
         for path in self._folder.glob("attempt-*/rank-*.log"):
             attempt = ATTEMPT_FOLDER.fullmatch(path.parent.name)
             rank = RANK_FILE.fullmatch(path.name)
@@ -53,8 +53,8 @@ class LogReader:
                 continue
             numbers = int(attempt[1]), int(rank[1])
             if self._attempt in (None, numbers[0]) and self._rank in (None, numbers[1]):
-                found.append((*numbers, path))
-        return sorted(found)
+                entries.append((*numbers, path))
+        return sorted(entries)
 
     def _lines(self, attempt: int, rank: int, path: Path, *, final: bool) -> Iterator[LogLine]:
         with path.open("rb") as file:

@@ -111,14 +111,21 @@ def replay(lines: Iterable[str]) -> Iterator[Difference]:
 def _rebuild(record: dict[str, Any]) -> EngineState:
     if record["version"] != VERSION:
         raise ValueError(f"version {record['version']}, this engine reads {VERSION}")
-    given = record["rebuild"]
-    nodes = [_decode(node, {"Node": Node}) for node in given["nodes"]]
-    jobs = [_decode(job, {"FlyerJob": FlyerJob}) for job in given["jobs"]]
-    settings = _decode(given["settings"], {"SchedulerSettings": SchedulerSettings})
-    quotas = [_decode(quota, {"Quota": Quota}) for quota in given["quotas"]]
-    zones = _decode(given["zones"], {"Zones": Zones})
+    recorded = record["rebuild"]
+    nodes = [_decode(node, {"Node": Node}) for node in recorded["nodes"]]
+    jobs = [_decode(job, {"FlyerJob": FlyerJob}) for job in recorded["jobs"]]
+    settings = _decode(recorded["settings"], {"SchedulerSettings": SchedulerSettings})
+    quotas = [_decode(quota, {"Quota": Quota}) for quota in recorded["quotas"]]
+    zones = _decode(recorded["zones"], {"Zones": Zones})
     return rebuild(
-        nodes, jobs, given["now"], given["epoch"], settings, quotas, zones, teams=given["teams"]
+        nodes,
+        jobs,
+        recorded["now"],
+        recorded["epoch"],
+        settings,
+        quotas,
+        zones,
+        teams=recorded["teams"],
     )
 
 
@@ -139,10 +146,10 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: dict[str, Any], known: dict[str, type]) -> Any:
+def _decode(value: dict[str, Any], kinds: dict[str, type]) -> Any:
     fields = dict(value)
     name = fields.pop("type")
-    kind = known[name]
+    kind = kinds[name]
     if issubclass(kind, Model):
         return kind.model_validate(fields)
     hints = _hints_of(name)

@@ -95,9 +95,9 @@ def _drop_finished(cycle: CycleState) -> None:
     for key in finished:
         del cycle.jobs[key]
     if any(state.removed for state in cycle.nodes.values()):
-        used = {*cycle.reserved_by(), *cycle.occupied_by()}
+        used_names = {*cycle.reserved_by(), *cycle.occupied_by()}
         for name in [name for name, state in cycle.nodes.items() if state.removed]:
-            if name not in used:
+            if name not in used_names:
                 del cycle.nodes[name]
 
 
@@ -120,19 +120,21 @@ def rebuild(
     still due.
     """
     now = quantize(now)
-    known = apply_removal_budget({node.name: NodeState(node) for node in nodes}, zones, now)
+    node_states = apply_removal_budget({node.name: NodeState(node) for node in nodes}, zones, now)
     states = [new_job(job, now, rebuilt=True) for job in jobs]
     limits = {quota.name: quota for quota in quotas}
     state = EngineState(
-        epoch, settings, now, known, {job.key: job for job in states}, limits, zones,
+        epoch, settings, now, node_states, {job.key: job for job in states}, limits, zones,
         teams=dict(teams),
     )  # fmt: skip
-    held: dict[str, Holding] = {}
+    holders: dict[str, Holding] = {}
     for job in quarantined:
         holding = holding_of(CycleState(state, now), new_job(job, now))
-        if holding is not None and (job.key not in held or held[job.key].nodes < holding.nodes):
-            held[job.key] = holding
-    return replace(state, quarantined=tuple(held.values()))
+        if holding is not None and (
+            job.key not in holders or holders[job.key].nodes < holding.nodes
+        ):
+            holders[job.key] = holding
+    return replace(state, quarantined=tuple(holders.values()))
 
 
 def explain(state: EngineState, job: str, now: float) -> Explanation:

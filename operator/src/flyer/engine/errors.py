@@ -10,10 +10,10 @@ class EngineError(Exception):
 class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
     """A question about a job that the engine does not know."""
 
-    def __init__(self, job: str, known: int) -> None:
+    def __init__(self, job: str, count: int) -> None:
         self.job = job
         super().__init__(
-            f"job {job} is not known here ({known} jobs are): list them with `flyer ps`"
+            f"job {job} is not known here ({count} jobs are): list them with `flyer ps`"
         )
 
 
@@ -26,8 +26,8 @@ class JobFault(EngineError):  # noqa: N818 - a fact that callers name
     def __init__(self, job: str, event: object | None) -> None:
         self.job = job
         self.event = event
-        what = type(event).__name__ if event is not None else "its state"
-        super().__init__(f"job {job}: {what} cannot be apply_removal_budget")
+        subject = type(event).__name__ if event is not None else "its state"
+        super().__init__(f"job {job}: {subject} cannot be apply_removal_budget")
 
 
 class ReplayError(EngineError):

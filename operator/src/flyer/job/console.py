@@ -73,10 +73,10 @@ class Console:
 
     def events(self) -> dict[int, int]:
         """The descriptors to poll, with their events."""
-        wanted = {self._descriptor: select.POLLOUT} if self._unsent else {}
+        masks = {self._descriptor: select.POLLOUT} if self._unsent else {}
         if len(self._unsent) < UNSENT_BYTES_MAX:
-            wanted |= dict.fromkeys(self._streams, select.POLLIN)
-        return wanted
+            masks |= dict.fromkeys(self._streams, select.POLLIN)
+        return masks
 
     def due(self) -> float | None:
         """When to write the next unfinished line, in `time.monotonic()`."""

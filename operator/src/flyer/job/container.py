@@ -76,14 +76,14 @@ class _Link:
         if time.monotonic() < self._again_at:
             return False
         self._again_at = time.monotonic() + RECONNECT_SECONDS
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            one.connect(str(self._path))
+            probe.connect(str(self._path))
         except OSError:
-            one.close()
+            probe.close()
             return False
-        one.setblocking(False)
-        self._socket, self._received = one, bytearray()
+        probe.setblocking(False)
+        self._socket, self._received = probe, bytearray()
         self.say({"op": "launcher", "state": self.state})
         return self._socket is not None
 
@@ -169,8 +169,8 @@ class _Container(LauncherContext):
     def take(self, ready: dict[int, int]) -> list[int]:
         self._console.take(ready)
         self._link.connect()
-        due = self._output_due()
-        if due is not None and time.monotonic() >= due:
+        output_due = self._output_due()
+        if output_due is not None and time.monotonic() >= output_due:
             self._output_reported, self._output_reported_at = (
                 self._console.bytes_read,
                 time.monotonic(),
@@ -178,13 +178,13 @@ class _Container(LauncherContext):
             self._link.say({"op": "output"})
         return self._signals({message.get("kind") for message in self._link.read()})
 
-    def _signals(self, asked: set[Any]) -> list[int]:
+    def _signals(self, signal_names: set[Any]) -> list[int]:
         """The signals for the ranks; the sidecar repeats an order until it is obeyed."""
         signals = []
-        if asked & {"terminate", "kill"} and not self._terminated:
+        if signal_names & {"terminate", "kill"} and not self._terminated:
             self._terminated = True
             signals.append(int(signal.SIGTERM))
-        if "kill" in asked and not self._killed:
+        if "kill" in signal_names and not self._killed:
             self._killed = True
             self._kill_at = time.monotonic() + KILL_SECONDS
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -249,7 +249,7 @@ def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodS
     """The start order's pod with this container's command."""
     # The container's environment has priority: the pod's defaults would replace it, and PATH
     # decides which interpreter a bare `python` is.
-    kept = {
+    entries = {
         name: os.environ[name]
         for name in (*THREAD_COUNT_NAMES, "PYTHONUNBUFFERED", "PATH", KEY_FILE_VARIABLE)
         if name in os.environ
@@ -257,7 +257,7 @@ def pod_of(order: Mapping[str, Any], words: Sequence[str], folder: Path) -> PodS
     body = dict(order) | {
         "command": list(words[:1]),
         "args": list(words[1:]),
-        "env": kept,
+        "env": entries,
         "socket_path": str(folder / "job.sock"),
         "topology_path": str(folder / "topology.json"),
         "log_dir": str(folder / "ranks"),
@@ -281,8 +281,8 @@ def _with_key(spec: PodSpec, key: object) -> PodSpec:
 
 def _wait_for_start(link: _Link, seconds: float) -> dict[str, Any] | None:
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        for message in link.wait(min(left, 60.0)):
+    while (remaining := deadline - time.monotonic()) > 0:
+        for message in link.wait(min(remaining, 60.0)):
             if message.get("kind") == "start" and isinstance(message.get("pod"), dict):
                 return message
             if message.get("kind") in ("terminate", "kill"):
@@ -296,12 +296,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, command = words, list[str]()
     if "--" in words:
         options, command = words[: words.index("--")], words[words.index("--") + 1 :]
-    given = dict(zip(options[::2], options[1::2], strict=False))
+    values = dict(zip(options[::2], options[1::2], strict=False))
     if not command:
         sys.stderr.write("flyer-launch: missing command: flyer-launch -- COMMAND [ARGUMENT …]\n")
         return launcher.EXIT_BAD_POD
-    folder = Path(given.get("--run-folder", RUN_FOLDER))
-    seconds = float(given.get("--start-seconds", START_SECONDS))
+    folder = Path(values.get("--run-folder", RUN_FOLDER))
+    seconds = float(values.get("--start-seconds", START_SECONDS))
     # The kernel drops signals that a container's first process has no handler for.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: os._exit(128 + number))

@@ -114,24 +114,24 @@ class ForkServer:
         `log` receives the output of those imports; default: this process' standard error. The
         calling thread must outlive the fork server.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with child_end:
             environment = dict(os.environ if env is None else env)
             for name in THREAD_COUNT_NAMES:
                 environment.setdefault(name, "1")
             code = "from flyer.job.fork_server_process import main; main()"
-            arguments = [str(theirs.fileno()), str(os.getpid()), ",".join(preload)]
+            arguments = [str(child_end.fileno()), str(os.getpid()), ",".join(preload)]
             # A separate session: only the driver receives a Ctrl-C of the terminal.
             process = subprocess.Popen(  # noqa: ASYNC220  microseconds, and no watcher thread
                 [sys.executable, "-c", code, *arguments],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log or sys.stderr,
                 stderr=log or sys.stderr,
                 env=environment,
                 start_new_session=True,
             )
-        fork_server = cls(process, ours)
+        fork_server = cls(process, parent_end)
         try:
             await fork_server._open(timeout_seconds)
         except BaseException:

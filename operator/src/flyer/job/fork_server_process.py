@@ -230,7 +230,7 @@ class _ForkServer:
 def _dead_child() -> int | None:
     """A child that has exited and is not reaped yet."""
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return found.si_pid if found is not None else None
+    return info.si_pid if info is not None else None

@@ -255,7 +255,7 @@ class Job:
             ):
                 client.progress(*newest)
 
-    def _report(self, what: str, send: Callable[[JobClient], None]) -> bool:
+    def _report(self, operation: str, send: Callable[[JobClient], None]) -> bool:
         """Deliver over a separate connection, with retries for a bounded time."""
         if self._socket_path is None:
             return False
@@ -266,15 +266,15 @@ class Job:
                     send(client)
             except JobSocketError as error:
                 if error.final or time.monotonic() + RECONNECT_SECONDS > give_up_at:
-                    self._warn_once(what, error)
+                    self._warn_once(operation, error)
                     return False
             else:
                 return True
             time.sleep(RECONNECT_SECONDS)
 
-    def _warn_once(self, what: str, error: Exception) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+    def _warn_once(self, operation: str, error: Exception) -> None:
+        if operation not in self._warned:
+            self._warned.add(operation)
             _log.warning("the job continues without its job socket: %s", error)
 
 

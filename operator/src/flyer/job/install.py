@@ -67,9 +67,9 @@ def install(folder: Path) -> list[str]:
     _place(Path(__file__).parent, library / "flyer", "job")
     (library / "flyer" / "__init__.py").write_text(_PACKAGE)
     installed = ["flyer.job"]
-    found = importlib.util.find_spec("hfreduce")
-    if found is not None and found.origin is not None:
-        _place(Path(found.origin).parent, library, "hfreduce")
+    module_spec = importlib.util.find_spec("hfreduce")
+    if module_spec is not None and module_spec.origin is not None:
+        _place(Path(module_spec.origin).parent, library, "hfreduce")
         installed.append("hfreduce")
         _copy_entry_points("hfreduce", library)
     launch = programs / "flyer-launch"

@@ -99,10 +99,10 @@ class PodSpec:
     @classmethod
     def from_object(cls, body: dict[str, Any]) -> PodSpec:
         """Build the pod from a parsed JSON object. Raises PodSpecError."""
-        known = {spec_field.name for spec_field in fields(cls)}
-        if unknown := sorted(set(body) - known):
+        known_fields = {spec_field.name for spec_field in fields(cls)}
+        if unknown := sorted(set(body) - known_fields):
             raise PodSpecError(
-                f"unknown field `{unknown[0]}`; known fields: {', '.join(sorted(known))}"
+                f"unknown field `{unknown[0]}`; known fields: {', '.join(sorted(known_fields))}"
             )
         try:
             return cls(**body)
@@ -188,7 +188,7 @@ def agent_environment(spec: PodSpec) -> dict[str, str]:
 
 def pod_environment(spec: PodSpec) -> dict[str, str | int]:
     """The variables that all ranks of a pod share."""
-    ours: dict[str, str | int] = {
+    variables: dict[str, str | int] = {
         "PET_NNODES": spec.nodes,
         "PET_NPROC_PER_NODE": spec.ranks_per_node,
         "PET_NODE_RANK": spec.node_rank,
@@ -200,10 +200,10 @@ def pod_environment(spec: PodSpec) -> dict[str, str | int]:
         "FLYER_ZONE": spec.zone,
     }
     if spec.topology_path is not None:
-        ours["FLYER_TOPOLOGY"] = spec.topology_path
+        variables["FLYER_TOPOLOGY"] = spec.topology_path
     if spec.socket_path is not None:
-        ours["FLYER_SOCKET"] = spec.socket_path
-    return ours
+        variables["FLYER_SOCKET"] = spec.socket_path
+    return variables
 
 
 def _defaults(spec: PodSpec) -> dict[str, str]:

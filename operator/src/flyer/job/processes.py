@@ -79,9 +79,9 @@ def default_signals() -> None:
 
 def close_descriptors(keep: Iterable[int] = ()) -> None:
     """Close all but standard input, output and error, and `keep`."""
-    kept = {0, 1, 2, *keep}
+    descriptors = {0, 1, 2, *keep}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  names only, no objects
-        if int(name) not in kept:
+        if int(name) not in descriptors:
             with contextlib.suppress(OSError):  # the listing's own descriptor is already closed
                 os.close(int(name))
 
@@ -122,10 +122,10 @@ def descendant_pids(ancestor_pid: int) -> list[int]:
     which kills the rest.
     """
     parents = _parents()
-    found = [ancestor_pid]
-    for pid in found:  # grows during the loop
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[:0:-1]
+    pids = [ancestor_pid]
+    for pid in pids:  # grows during the loop
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids[:0:-1]
 
 
 def _parents() -> dict[int, int]:

@@ -278,8 +278,8 @@ def parse_request(line: bytes) -> Request:
     op = body.get("op")
     kind = _REQUESTS.get(op) if isinstance(op, str) else None
     if kind is None:
-        known = ", ".join(_REQUESTS)
-        raise ProtocolError("bad_operation", f"unknown operation {op!r:.80}; valid: {known}")
+        valid = ", ".join(_REQUESTS)
+        raise ProtocolError("bad_operation", f"unknown operation {op!r:.80}; valid: {valid}")
     return kind.read(Fields(kind.op, body))
 
 

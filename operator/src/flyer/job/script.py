@@ -135,11 +135,11 @@ def _is_this_interpreter(spec: PodSpec, program: str) -> bool:
             return True  # only `python3` exists, and it is this interpreter
         program = found_program
     # The links are not resolved: two virtual environments may link to one interpreter.
-    found, ours = os.path.normpath(program), os.path.normpath(sys.executable)
-    if found == ours:
+    path, own = os.path.normpath(program), os.path.normpath(sys.executable)
+    if path == own:
         return True
     with contextlib.suppress(OSError):
-        return os.path.dirname(found) == os.path.dirname(ours) and os.path.samefile(found, ours)  # noqa: PTH120, PTH121
+        return os.path.dirname(path) == os.path.dirname(own) and os.path.samefile(path, own)  # noqa: PTH120, PTH121
     return False
 
 

@@ -52,10 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"flyer-operator: {error}\n")
         return 2
     except BaseExceptionGroup as group:
-        taken, others = group.split(PortTakenError)
-        if taken is None or others is not None:
+        port_errors, other_errors = group.split(PortTakenError)
+        if port_errors is None or other_errors is not None:
             raise
-        sys.stderr.write(f"flyer-operator: {taken.exceptions[0]}\n")
+        sys.stderr.write(f"flyer-operator: {port_errors.exceptions[0]}\n")
         return 2
     return 0
 
@@ -140,7 +140,7 @@ class _Operator:
         from flyer.kube.handlers import Handlers
 
         def nodes() -> list[Node]:
-            return [known.node for known in term.state.nodes.values()]
+            return [state.node for state in term.state.nodes.values()]
 
         if self._settings.handlers:
             await Handlers(nodes, kubeconfig=self._settings.kubeconfig).run()

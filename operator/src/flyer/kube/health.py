@@ -113,15 +113,15 @@ class Health:
         """Send pages until the process ends."""
         asking = asyncio.create_task(self._listen(process))
         ended = asyncio.create_task(process.wait())
-        sent: dict[str, tuple[int, str]] = {}
+        sent_pages: dict[str, tuple[int, str]] = {}
         sent_at = -FRAME_SECONDS
         try:
             while not ended.done():
                 pages = self.pages()
                 now = self._clock()
-                if pages != sent or self._wanted.is_set() or now - sent_at >= FRAME_SECONDS:
+                if pages != sent_pages or self._wanted.is_set() or now - sent_at >= FRAME_SECONDS:
                     await self._send(process, pages)
-                    sent, sent_at = pages, now
+                    sent_pages, sent_at = pages, now
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(TICK_SECONDS):
                         await self._wanted.wait()

@@ -225,8 +225,8 @@ class Metrics:
             self.waiting_jobs.labels(reason).set(jobs[reason])
             self.waiting_nodes.labels(reason).set(nodes[reason])
         self.queued_nodes.set(nodes.total())
-        used = sum(len(job.status.occupied) for job in state.jobs.values())
-        self.gang_nodes.set(used)
+        used_nodes = sum(len(job.status.occupied) for job in state.jobs.values())
+        self.gang_nodes.set(used_nodes)
         for removal in removal_budgets(state):
             levels = {
                 "budget": removal.budget,
@@ -244,7 +244,7 @@ class Metrics:
         for zone, name in self._counted:  # a state without nodes is set to 0
             self.nodes.labels(zone, name).set(tally[(zone, name)])
         usable = sum(count for (_, name), count in tally.items() if name == "ready")
-        self.occupancy.set(min(1.0, used / usable) if usable else 0.0)
+        self.occupancy.set(min(1.0, used_nodes / usable) if usable else 0.0)
         self.token.set(1 if holder else 0)
 
     def set_watch_ages(self, ages: Iterable[tuple[str, float]]) -> None:

@@ -111,15 +111,15 @@ _METADATA: Final = frozenset({one.alias or name for name, one in ObjectMeta.mode
 
 def _kept(metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata fields of the models, without foreign annotations and labels."""
-    found = {name: one for name, one in metadata.items() if name in _METADATA}
+    selected = {name: entry for name, entry in metadata.items() if name in _METADATA}
     for name in ("annotations", "labels"):
-        if name in found:
-            found[name] = {
-                key: one
-                for key, one in (found[name] or {}).items()
+        if name in selected:
+            selected[name] = {
+                key: entry
+                for key, entry in (selected[name] or {}).items()
                 if key.startswith(f"{names.GROUP}/") or key == names.QUEUE_LABEL
             }
-    return found
+    return selected
 
 
 def shape_job(value: dict[str, Any]) -> JobView:
@@ -160,11 +160,11 @@ _FIELD_SETS_MAX: Final = 4096  # further sets are not shared: users choose which
 
 def _share_field_sets(model: Model) -> None:
     """Share the sets of given fields, half of a model's memory, among immutable models."""
-    given = model.__pydantic_fields_set__
-    key = frozenset(given)
+    fields_set = model.__pydantic_fields_set__
+    key = frozenset(fields_set)
     if len(_FIELD_SETS) < _FIELD_SETS_MAX:
-        _FIELD_SETS.setdefault(key, given)
-    object.__setattr__(model, "__pydantic_fields_set__", _FIELD_SETS.get(key, given))
+        _FIELD_SETS.setdefault(key, fields_set)
+    object.__setattr__(model, "__pydantic_fields_set__", _FIELD_SETS.get(key, fields_set))
     for value in model.__dict__.values():
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, Model):
@@ -174,7 +174,7 @@ def _share_field_sets(model: Model) -> None:
 def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
     """The nodes named by a status of any shape, for example of another operator version."""
     status = job.get("status")
-    found: set[str] = set()
+    node_names: set[str] = set()
     if not isinstance(status, dict):
         return frozenset()
     assignment = status.get("assignment")
@@ -185,8 +185,8 @@ def _kept_nodes(job: Mapping[str, Any]) -> frozenset[str]:
         for node in nodes if isinstance(nodes, list) else ():
             name = node.get("name") if isinstance(node, dict) else None
             if isinstance(name, str):
-                found.add(name)
-    return frozenset(found)
+                node_names.add(name)
+    return frozenset(node_names)
 
 
 def mark_of(job: Mapping[str, Any]) -> str:
@@ -204,12 +204,12 @@ def controller_of(metadata: Mapping[str, Any]) -> Strings | None:
     """The controller reference of an object, if it names a FlyerJob."""
     for owner_reference in metadata.get("ownerReferences") or ():
         group = str(owner_reference.get("apiVersion", "")).rpartition("/")[0]
-        ours = (
+        is_flyerjob = (
             owner_reference.get("controller") is True
             and owner_reference.get("kind") == KIND_JOB
             and group == GROUP
         )
-        if ours and owner_reference.get("name") and owner_reference.get("uid"):
+        if is_flyerjob and owner_reference.get("name") and owner_reference.get("uid"):
             return {"name": str(owner_reference["name"]), "uid": str(owner_reference["uid"])}
     return None
 
@@ -299,13 +299,15 @@ def shape_node(value: dict[str, Any]) -> NodeView:
     metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
     labels = metadata.get("labels") or {}
     taints = spec.get("taints") or []
-    allocatable = {str(key): str(one) for key, one in (status.get("allocatable") or {}).items()}
+    allocatable = {
+        str(key): str(amount) for key, amount in (status.get("allocatable") or {}).items()
+    }
     conditions = status.get("conditions") or ()
     ready: Strings = next(
         (condition for condition in conditions if condition["type"] == "Ready"), {}
     )
-    lost = _lost(ready, taints)
-    reason = lost or _unready(ready, spec, taints)
+    loss = _lost(ready, taints)
+    reason = loss or _unready(ready, spec, taints)
     capacity = status.get("capacity") or {}
     # Without devices (capacity 0) a node's cores count. A node whose devices are all unhealthy
     # (allocatable 0, capacity above) has no slots.
@@ -333,7 +335,7 @@ def shape_node(value: dict[str, Any]) -> NodeView:
         ),
         ours=dedicated or LABEL_NODE_CLASS in labels,
         dedicated=dedicated,
-        lost=lost,
+        lost=loss,
         allocatable=allocatable,
         labels=labels,
         address=_address(status),
@@ -357,8 +359,8 @@ def _lost(ready: Strings, taints: list[dict[str, Any]]) -> str:
     """The control plane sets Ready to Unknown when a kubelet is silent."""
     if ready.get("status") == "Unknown":
         return ready.get("reason") or "NodeStatusUnknown"
-    found = [taint["key"] for taint in taints if taint.get("key") in _LOST_TAINTS]
-    return found[0] if found else ""
+    lost_taints = [taint["key"] for taint in taints if taint.get("key") in _LOST_TAINTS]
+    return lost_taints[0] if lost_taints else ""
 
 
 def _unready(ready: Strings, spec: dict[str, Any], taints: list[dict[str, Any]]) -> str:

@@ -126,13 +126,13 @@ class Attempts:
 
     def start(self, job: FlyerJob, start: Start, show: Callable[[], None]) -> None:
         """Start an attempt; GangStarted or PodExited follows."""
-        known = self._attempts.get(start.job)
-        if known is not None and known.start.attempt == start.attempt:
+        existing = self._attempts.get(start.job)
+        if existing is not None and existing.start.attempt == start.attempt:
             return
         attempt = Attempt(job, start, self._paths, self._report, show)
         self._attempts[start.job] = attempt
-        if known is not None:
-            self._spawn(known.gateway.close())
+        if existing is not None:
+            self._spawn(existing.gateway.close())
         attempt.starting = self._spawn(self._start(attempt))
 
     def signal(self, signal: Signal) -> None:
@@ -150,13 +150,17 @@ class Attempts:
 
     def emptied(self, job: str, attempt: int) -> None:
         """Record an empty node; the last one ends the attempt."""
-        known = self._attempts.get(job)
-        if known is None or known.start.attempt != attempt or self._pods.of_attempt(job, attempt):
+        current = self._attempts.get(job)
+        if (
+            current is None
+            or current.start.attempt != attempt
+            or self._pods.of_attempt(job, attempt)
+        ):
             return
-        if known.starting is not None and not known.starting.done():
+        if current.starting is not None and not current.starting.done():
             return
         del self._attempts[job]
-        self._spawn(known.gateway.close())
+        self._spawn(current.gateway.close())
 
     async def close(self) -> None:
         """Close the sockets of all attempts."""
@@ -201,8 +205,8 @@ class Attempts:
             log.warning("%s: attempt %d does not start: %s", start.job, start.attempt, error)
             reason = f"the pods could not be started: {error}"
             # A wrong manifest fails for good; a full disk or a dead fork server may be transient.
-            theirs = isinstance(error, FileNotFoundError | PodSpecError)
-            outcome = Failed(EXIT_NOT_STARTED, reason) if theirs else Killed(0, reason)
+            is_user_error = isinstance(error, FileNotFoundError | PodSpecError)
+            outcome = Failed(EXIT_NOT_STARTED, reason) if is_user_error else Killed(0, reason)
             node = start.assignment.names[0]
             self._report(PodExited(start.job, start.attempt, node, outcome))
         else:

@@ -162,8 +162,10 @@ def _plain(value: Any) -> Any:
 
 def _problem(document: CommentedMap, detail: Any) -> _Problem:
     path = tuple(detail["loc"])
-    shown = detail["input"]
-    value = "" if isinstance(shown, dict | list) else json.dumps(shown, default=str)[:60]
+    given_value = detail["input"]
+    value = (
+        "" if isinstance(given_value, dict | list) else json.dumps(given_value, default=str)[:60]
+    )
     why = {
         "extra_forbidden": "is not a field here: remove it or correct its name",
         "missing": "is missing: add it",
@@ -178,15 +180,15 @@ def _problem(document: CommentedMap, detail: Any) -> _Problem:
 
 
 def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Problem]:
-    problems, seen = [], set()
+    problems, names = [], set()
     leaf_zones: dict[str, str] = {}
     for index, group in enumerate(cluster.nodes):
         for position, name in enumerate(group.names):
-            if name in seen:
+            if name in names:
                 path = ("nodes", index, "names", position)
                 why = "names a second node so: node names are unique in a cluster"
                 problems.append(_Problem(line_of(document, path), field_of(path), f'"{name}"', why))
-            seen.add(name)
+            names.add(name)
         zone = leaf_zones.setdefault(group.leaf, group.zone)
         if group.leaf and zone != group.zone:
             place = ("nodes", index, "leaf")
@@ -194,16 +196,16 @@ def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Prob
             problems.append(
                 _Problem(line_of(document, place), field_of(place), f'"{group.leaf}"', why)
             )
-    known: set[str] = set()
+    quota_names: set[str] = set()
     for index, quota in enumerate(cluster.quotas):
-        if quota.name in known:
-            there = ("quotas", index, "name")
+        if quota.name in quota_names:
+            location = ("quotas", index, "name")
             why = "names a second quota so: give each its own name"
             problems.append(
-                _Problem(line_of(document, there), field_of(there), f'"{quota.name}"', why)
+                _Problem(line_of(document, location), field_of(location), f'"{quota.name}"', why)
             )
-        known.add(quota.name)
-    if len(seen) > NODES_MAX:
+        quota_names.add(quota.name)
+    if len(names) > NODES_MAX:
         why = f"are more than {NODES_MAX}: each costs processes of this machine"
-        problems.append(_Problem(line_of(document, ("nodes",)), "nodes", str(len(seen)), why))
+        problems.append(_Problem(line_of(document, ("nodes",)), "nodes", str(len(names)), why))
     return problems

@@ -199,13 +199,13 @@ async def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    shown = os.fsdecode(line[:80].strip()).encode(errors="replace").decode()
+    excerpt = os.fsdecode(line[:80].strip()).encode(errors="replace").decode()
     try:
         request = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FlyerError.usage(f"a request line is not JSON: `{shown}`") from error
+        raise FlyerError.usage(f"a request line is not JSON: `{excerpt}`") from error
     if not isinstance(request, dict) or not isinstance(request.get("op"), str):
-        raise FlyerError.usage(f"a request is not an object with an `op`: `{shown}`")
+        raise FlyerError.usage(f"a request is not an object with an `op`: `{excerpt}`")
     version = request.pop("version", None)
     if version != PROTOCOL_VERSION:
         raise FlyerError.usage(

@@ -238,8 +238,8 @@ class Driver:
             traceback=failure.traceback or "",
         )
         message = f"rank {failure.rank} on node {failure.node}: {failure.outcome}"
-        known = self.history.of(job).failure
-        if known != view:
+        previous = self.history.of(job).failure
+        if previous != view:
             self.events.record(
                 time.time(), RANK_FAILED, message, job=job, attempt=attempt, node=failure.node,
                 warning=True, fields=to_json(view),
@@ -389,9 +389,9 @@ class Driver:
     def _publish(self, changed: set[str]) -> None:
         for key in sorted(changed & self.jobs.keys()):
             self.watchers.offer({"kind": "job", "job": to_json(self.view(key))})
-        shown = self.node_views(with_pids=False)
-        if shown != self._shown_nodes:
-            self._shown_nodes = shown
+        views = self.node_views(with_pids=False)
+        if views != self._shown_nodes:
+            self._shown_nodes = views
             self.watchers.offer({"kind": "nodes", "nodes": to_json(self.node_views())})
 
     def snapshot(self) -> list[dict[str, Any]]:

@@ -106,10 +106,10 @@ class Gateway:
         old = self.progress_view
         if old is not None and (step < old.step or (step == old.step and rank != 0)):
             return
-        total, shown = _total_steps(metrics, old.total_steps if old else None)
-        if not shown and old is not None:
-            shown = old.metrics
-        self.progress_view = ProgressView(step, round(time.time(), 3), total, shown)
+        total, visible = _total_steps(metrics, old.total_steps if old else None)
+        if not visible and old is not None:
+            visible = old.metrics
+        self.progress_view = ProgressView(step, round(time.time(), 3), total, visible)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(PROGRESS_INTERVAL_SECONDS, self.flush)
@@ -137,9 +137,9 @@ class Gateway:
 
 
 def _total_steps(
-    metrics: dict[str, float], known: int | None
+    metrics: dict[str, float], previous_total: int | None
 ) -> tuple[int | None, dict[str, float]]:
-    total = known
+    total = previous_total
     for name in TOTAL_STEPS_METRICS:
         if metrics.get(name, 0) >= 1:
             total = int(metrics[name])

@@ -26,13 +26,13 @@ def node_view(
     """One node: free, busy, or lost."""
     node = state.node
     if state.lost or not node.ready:
-        shown, reason = "Lost", state.lost or node.reason
+        phase, reason = "Lost", state.lost or node.reason
     elif pod is not None:
-        shown, reason = "Busy", holder_phase
+        phase, reason = "Busy", holder_phase
     elif holder:
-        shown, reason = "Reserved", holder_phase
+        phase, reason = "Reserved", holder_phase
     else:
-        shown, reason = "Ready", ""
+        phase, reason = "Ready", ""
     first = pod.spec.first_rank if pod else None
     pids = pod.pids() if pod and with_pids else []
     return NodeView(
@@ -41,7 +41,7 @@ def node_view(
         leaf=node.leaf,
         node_class=node.node_class,
         slots=node.slots,
-        state=shown,
+        state=phase,
         reason=reason,
         job=pod.job if pod else holder,
         attempt=pod.attempt if pod else None,

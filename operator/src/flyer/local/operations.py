@@ -234,9 +234,9 @@ class Operations:
         key = _text(arguments, "job")
         job = self._driver.jobs.get(key)
         if job is None:
-            known = ", ".join(sorted(self._driver.jobs)[:10]) or "none"
+            job_names = ", ".join(sorted(self._driver.jobs)[:10]) or "none"
             raise FlyerError.not_found(
-                f"unknown job `{key}`; jobs: {known}", "`flyer ps` lists all jobs"
+                f"unknown job `{key}`; jobs: {job_names}", "`flyer ps` lists all jobs"
             )
         return job
 

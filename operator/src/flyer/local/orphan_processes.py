@@ -24,20 +24,20 @@ POLL_SECONDS: Final = 0.02
 
 def find_marked(root: Path) -> list[int]:
     """Processes of this user with the marker of this state directory."""
-    wanted = os.fsencode(f"{MARKER}={root}")
-    found = []
+    marker = os.fsencode(f"{MARKER}={root}")
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+            if marker in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return pids
 
 
 def kill_orphans(root: Path) -> int:
     """Kill them and wait until they have ended; returns their number."""
-    found = marked = find_marked(root)
+    pids = marked = find_marked(root)
     deadline = time.monotonic() + GONE_SECONDS
     while marked:
         for pid in marked:
@@ -52,4 +52,4 @@ def kill_orphans(root: Path) -> int:
             )
         time.sleep(POLL_SECONDS)
         marked = find_marked(root)
-    return len(found)
+    return len(pids)

@@ -106,8 +106,8 @@ def pod_specs(
     """One PodSpec per node, in rank order. The job has passed `refusals`."""
     container = job.spec.template.trainer
     folder = working_folder(job)
-    found = program(container, folder)
-    if found is None:
+    path = program(container, folder)
+    if path is None:
         raise FileNotFoundError(f"`{container.command[0]}` is no longer a program on this machine")
     return [
         PodSpec(
@@ -122,7 +122,7 @@ def pod_specs(
             ranks_per_node=job.spec.ranks_per_node,
             master_addr=LOCAL_ADDRESS,
             master_port=master_port,
-            command=[found, *container.command[1:]],
+            command=[path, *container.command[1:]],
             args=list(container.args),
             env={item.name: item.value or "" for item in container.env},
             working_dir=str(folder),
@@ -136,10 +136,10 @@ def pod_specs(
     ]
 
 
-def unused_port(taken: set[int]) -> int:
+def unused_port(ports: set[int]) -> int:
     """A loopback port without a listener that no running attempt uses."""
     for port in random.sample(PORTS, PORT_TRIES):
-        if port in taken:
+        if port in ports:
             continue
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:

@@ -198,9 +198,9 @@ class Pods:
             self._report(NodeEmptied(pod.node, pod.job, pod.attempt))
 
     def _blame(self, pod: Pod, failure: Failure) -> None:
-        known = self._failures.setdefault((pod.job, pod.attempt), [])
-        known.append(failure)
-        guilty = first(known)
+        failures = self._failures.setdefault((pod.job, pod.attempt), [])
+        failures.append(failure)
+        guilty = first(failures)
         if guilty is not None:
             self._failed(pod.job, pod.attempt, guilty)
 

@@ -35,8 +35,10 @@ def preloads_of(job: FlyerJob) -> list[str]:
     if script is None:
         return []
     imported = _imported(working_folder(job) / script)
-    wanted = [name for name in SAFE_MODULES if name in imported]
-    return wanted + [implied for name in wanted for implied in IMPLIED_MODULES.get(name, ())]
+    safe_modules = [name for name in SAFE_MODULES if name in imported]
+    return safe_modules + [
+        implied for name in safe_modules for implied in IMPLIED_MODULES.get(name, ())
+    ]
 
 
 def _imported(script: Path) -> set[str]:

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["rebuilt", "vanished_pods"]
 
 
-def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) -> EngineState:
+def rebuilt(
+    cluster: LocalCluster, store: Store, stored_jobs: Mapping[str, FlyerJob]
+) -> EngineState:
     """The engine's state in a new term, which is the first entry of the decision log."""
-    epochs = [job.status.epoch for job in known.values() if job.status]
+    epochs = [job.status.epoch for job in stored_jobs.values() if job.status]
     # Written by an earlier version, which stored it only in the assignment.
     epochs += [
         job.status.assignment.epoch
-        for job in known.values()
+        for job in stored_jobs.values()
         if job.status and job.status.assignment
     ]
     settings = cluster.settings
@@ -46,7 +48,7 @@ def rebuilt(cluster: LocalCluster, store: Store, known: Mapping[str, FlyerJob]) 
         same_zone_layout_seconds=settings.same_zone_layout_seconds,
         restart_cost_seconds=settings.restart_cost_seconds,
     )
-    nodes, jobs = cluster.engine_nodes(), list(known.values())
+    nodes, jobs = cluster.engine_nodes(), list(stored_jobs.values())
     now, epoch = time.time(), max(epochs, default=0) + 1
     quotas = cluster.engine_quotas()
     line = rebuild_line(nodes, jobs, now, epoch, scheduler_settings, quotas)
@@ -69,7 +71,7 @@ def vanished_pods(jobs: Mapping[str, FlyerJob], event_log: EventLog) -> list[Eve
                 attempt=status.history.attempt,
             )
         for occupied_node in status.occupied:
-            gone = Killed(0, "the driver ended")
-            events.append(PodExited(key, occupied_node.attempt, occupied_node.name, gone))
+            outcome = Killed(0, "the driver ended")
+            events.append(PodExited(key, occupied_node.attempt, occupied_node.name, outcome))
             events.append(NodeEmptied(occupied_node.name, key, occupied_node.attempt))
     return events

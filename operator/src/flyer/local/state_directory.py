@@ -125,15 +125,15 @@ def find_state(state: str | Path | None = None, start: Path | None = None) -> St
             )
         return StatePaths(root)
     folder = (start or Path.cwd()) / STATES_FOLDER
-    found = sorted(path.parent for path in folder.glob("*/lock"))
-    if not found:
+    roots = sorted(path.parent for path in folder.glob("*/lock"))
+    if not roots:
         raise FlyerError.unreachable(
             f"no cluster state below `{folder}`",
             "start a cluster with `flyer run JOB.yaml --cluster CLUSTER.yaml`, "
             "or name its folder with --state",
         )
-    alive = [root for root in found if driver_alive(StatePaths(root))]
-    candidates = alive or found
+    alive = [root for root in roots if driver_alive(StatePaths(root))]
+    candidates = alive or roots
     if len(candidates) > 1:
         names = ", ".join(f"`{path}`" for path in candidates)
         raise FlyerError.usage(

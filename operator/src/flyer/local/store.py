@@ -176,9 +176,9 @@ def _bytes_of_whole_lines(path: Path) -> int | None:
         while at > 0:
             first = max(0, at - BLOCK_BYTES)
             file.seek(first)
-            found = file.read(at - first).rfind(b"\n")
-            if found >= 0:
-                whole = first + found + 1
+            position = file.read(at - first).rfind(b"\n")
+            if position >= 0:
+                whole = first + position + 1
                 return None if whole == size else whole
             at = first
     return 0 if size else None

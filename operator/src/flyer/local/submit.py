@@ -87,21 +87,21 @@ def _user() -> str:
 
 def _joins(driver: Driver, job: FlyerJob) -> bool:
     """Whether this job already exists. Raises FlyerError for a different job of its name."""
-    known = driver.jobs.get(job.key)
-    if known is None or (known.status and known.status.phase in ENDED):
+    previous = driver.jobs.get(job.key)
+    if previous is None or (previous.status and previous.status.phase in ENDED):
         return False
     differing = [
         _alias(name)
         for name in FlyerJobSpec.model_fields
-        if name != "suspend" and getattr(known.spec, name) != getattr(job.spec, name)
+        if name != "suspend" and getattr(previous.spec, name) != getattr(job.spec, name)
     ]
     if (
-        known.metadata.annotations.get(FOLDER_ANNOTATION)
+        previous.metadata.annotations.get(FOLDER_ANNOTATION)
         != (job.metadata.annotations[FOLDER_ANNOTATION])
     ):
         differing.append("the manifest's folder")
     if differing:
-        phase = known.status.phase if known.status else Phase.QUEUED
+        phase = previous.status.phase if previous.status else Phase.QUEUED
         name = job.metadata.name
         raise FlyerError.usage(
             f"a job `{job.key}` exists, is {phase}, and differs in {', '.join(differing)}",

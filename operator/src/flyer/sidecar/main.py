@@ -91,9 +91,9 @@ def _probe(folder: Path) -> int:
     """Wait until the launcher's socket is served. Returns the exit status, 0 if it is."""
     path, deadline = folder / "launcher.sock", time.monotonic() + PROBE_SECONDS
     while True:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
-                one.connect(str(path))
+                probe.connect(str(path))
             except OSError as error:
                 if time.monotonic() > deadline:
                     sys.stderr.write(f"flyer-sidecar: {path}: {error}\n")

@@ -127,8 +127,8 @@ class Relay:
                 asyncio.create_task(self._speak(writer, welcome.beat_seconds)),
             ]
             stack.push_async_callback(_end_all, tasks)
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
                 task.result()
 
     async def _listen(self, reader: asyncio.StreamReader, silence_seconds: float) -> None:
@@ -142,19 +142,19 @@ class Relay:
                     pass
 
     async def _speak(self, writer: asyncio.StreamWriter, beat_seconds: float) -> None:
-        state, sent = self._state, 0
+        state, sent_revision = self._state, 0
         while True:
             state.changed.clear()
             state.urgent.clear()
-            if state.report.revision != sent:
-                sent = state.report.revision
+            if state.report.revision != sent_revision:
+                sent_revision = state.report.revision
                 writer.write(encode(state.report))
             else:
                 writer.write(encode(Beat()))
             async with asyncio.timeout(WRITE_SECONDS_MAX):
                 await writer.drain()
             await _wait(state.urgent, self._settings.report_seconds)
-            if state.report.revision == sent:
+            if state.report.revision == sent_revision:
                 await _wait(state.changed, beat_seconds)
 
 

@@ -126,8 +126,8 @@ class Sidecar:
 
     def _greeted(self, _rank: int) -> None:
         if self._server is not None:
-            seen = max(len(self._server.ranks_seen), self.state.report.ranks_seen)
-            self.state.say(ranks_seen=seen)
+            ranks_seen = max(len(self._server.ranks_seen), self.state.report.ranks_seen)
+            self.state.say(ranks_seen=ranks_seen)
 
     # -- requests of ranks (flyer.job.server.JobHandler) -----------------------------------------
 

@@ -83,12 +83,12 @@ class SidecarState:
                 self.report = replace(stored, revision=stored.revision + 1)
         order = self._read(ORDER_FILE)
         with contextlib.suppress(ProtocolError):
-            asked = parse_from_gateway(order) if order else None
-            if isinstance(asked, Order):
-                self.start, self._suspend = asked.start, asked.suspend
-                if asked.suspend is not None:
+            parsed = parse_from_gateway(order) if order else None
+            if isinstance(parsed, Order):
+                self.start, self._suspend = parsed.start, parsed.suspend
+                if parsed.suspend is not None:
                     # The elapsed time is unknown: the gateway sends the deadline again.
-                    self._suspend_until = time.time() + asked.suspend.seconds_left
+                    self._suspend_until = time.time() + parsed.suspend.seconds_left
 
     def say(self, **changes: Any) -> None:
         """Apply a message of the pod; a repeated one is not a change."""

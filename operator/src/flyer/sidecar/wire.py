@@ -376,6 +376,6 @@ def _kind(kinds: dict[str, _T], body: dict[str, Any]) -> _T:
     name = body.get("kind")
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
-        known = ", ".join(kinds)
-        raise ProtocolError("bad_operation", f"unknown kind {name!r:.80}; known kinds: {known}")
+        valid = ", ".join(kinds)
+        raise ProtocolError("bad_operation", f"unknown kind {name!r:.80}; known kinds: {valid}")
     return kind

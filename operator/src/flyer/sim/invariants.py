@@ -81,16 +81,16 @@ class Invariants:
             if before is not None and rank == (before.history.attempt, before.priority):
                 continue
             for quota in _limits(state, job):
-                whose = _name(state, job, quota)
+                subject = _name(state, job, quota)
                 used = sum(
                     _held_nodes(other)
                     for other in holders.values()
-                    if (quota.total or _name(state, other, quota) == whose)
+                    if (quota.total or _name(state, other, quota) == subject)
                     and quota in _limits(state, other)
                 )
                 _check(
                     used <= quota.nodes,
-                    f"{key} runs at {job.status.priority} with {used} nodes of {whose} in use, "
+                    f"{key} runs at {job.status.priority} with {used} nodes of {subject} in use, "
                     f"{quota.name} has {quota.nodes}",
                 )
 
@@ -110,7 +110,7 @@ class Invariants:
         for pod in self._cluster.pods.values():
             if pod.alive and self._cluster.machines[pod.node].powered:
                 zones.setdefault((pod.job, pod.attempt), set()).add(pod.zone)
-        crossing = sorted(key for key, one in zones.items() if len(one) > 1)
+        crossing = sorted(key for key, job_zones in zones.items() if len(job_zones) > 1)
         _check(len(crossing) <= 1, f"{crossing} cross zones at once")
         for job, _ in crossing:
             _check(self._token == job, f"{job} crosses zones, the token is with {self._token}")
@@ -138,8 +138,8 @@ class Invariants:
         _check(len(assignment.nodes) == stored.spec.nodes, f"{action.job} starts in part")
         _check(len(set(assignment.names)) == stored.spec.nodes, f"{action.job}: node twice")
         ranks = [node.first_rank for node in assignment.nodes]
-        wanted = [index * stored.spec.ranks_per_node for index in range(stored.spec.nodes)]
-        _check(ranks == wanted, f"{action.job}: first ranks {ranks}")
+        expected = [index * stored.spec.ranks_per_node for index in range(stored.spec.nodes)]
+        _check(ranks == expected, f"{action.job}: first ranks {ranks}")
         zones = [node.zone for node in assignment.nodes]
         crossings = sum(a != b for a, b in pairwise(zones))
         _check(crossings == len(set(zones)) - 1 <= 1, f"{action.job}: zones {zones}")
@@ -148,12 +148,15 @@ class Invariants:
             f"{action.job}: cross-zone pair {assignment.cross_zone_pair}",
         )
         for name in assignment.names:
-            others = {
+            other_pods = {
                 (pod.job, pod.attempt)
                 for pod in self._cluster.pods_on(name)
                 if (pod.job, pod.attempt) != (action.job, action.attempt)
             }
-            _check(not others, f"{action.job} starts on {name}, where {sorted(others)} still are")
+            _check(
+                not other_pods,
+                f"{action.job} starts on {name}, where {sorted(other_pods)} still are",
+            )
 
     def _nothing_was_lost(self, action: Start) -> None:
         attempt, step = self._released_at.get(action.job, (0, 0))
@@ -200,7 +203,7 @@ def _limits(state: EngineState, job: JobState) -> list[Quota]:
     assignment, priority = job.status.assignment, job.status.priority
     if assignment is None or priority is None:
         return []
-    found = [
+    quotas = [
         quota
         for quota in state.quotas.values()
         if (quota.expires_at is None or quota.expires_at > state.now)
@@ -209,10 +212,10 @@ def _limits(state: EngineState, job: JobState) -> list[Quota]:
         and quota.priority in ("*", priority.value)
         and quota.node_class in ("*", assignment.node_class)
     ]
-    named = {(item.kind, item.priority, item.node_class) for item in found if item.subject != "*"}
+    named = {(item.kind, item.priority, item.node_class) for item in quotas if item.subject != "*"}
     return [
         entry
-        for entry in found
+        for entry in quotas
         if entry.total
         or entry.subject != "*"
         or (entry.kind, entry.priority, entry.node_class) not in named
@@ -230,9 +233,9 @@ def _name(state: EngineState, job: JobState, quota: Quota) -> str:
     }[quota.kind.value]
 
 
-def _check(holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
+def _check(holds: bool, message: str) -> None:  # noqa: FBT001 - as assert
     if not holds:
-        raise Violation(what)
+        raise Violation(message)
 
 
 __all__ = ["Invariants", "Violation"]

@@ -23,9 +23,9 @@ __all__ = ["idle_although_wanted"]
 
 def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
     """The jobs that wait without a reason, and the nodes that each of them could use."""
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     cycle = CycleState(state, now)
-    taken = {*cycle.reserved_by(), *cycle.occupied_by()}
+    taken_nodes = {*cycle.reserved_by(), *cycle.occupied_by()}
     reservations = schedule(CycleState(state, now))
     for key in sorted(state.jobs):
         job = state.jobs[key]
@@ -40,12 +40,12 @@ def idle_although_wanted(state: EngineState, now: float) -> dict[str, str]:
             for name in reservation.nodes
         }
         for node in cycle.usable_nodes(job):
-            if state.nodes[node.name].eligible and node.name not in taken | promised:
+            if state.nodes[node.name].eligible and node.name not in taken_nodes | promised:
                 places.setdefault((node.node_class, node.zone), []).append(node.name)
         for (node_class, _), names in places.items():
             if len(names) >= job.spec.nodes and _has_quota(cycle, job, node_class):
-                found[key] = f"{key} waits ({job.status.pending}) although {names} are free"
-    return found
+                problems[key] = f"{key} waits ({job.status.pending}) although {names} are free"
+    return problems
 
 
 def _gone_at(cycle: CycleState, job: JobState) -> float:
@@ -57,17 +57,17 @@ def _gone_at(cycle: CycleState, job: JobState) -> float:
 
 def _has_quota(cycle: CycleState, job: JobState, node_class: str) -> bool:
     """Whether every limit that may apply has room for the job and all others that wait for it."""
-    mine = subjects_of(job, cycle.teams)
+    subjects = subjects_of(job, cycle.teams)
     for quota in active_quotas(cycle):
-        if not quota.concerns(mine) or quota.node_class not in ("*", node_class):
+        if not quota.concerns(subjects) or quota.node_class not in ("*", node_class):
             continue
-        wanted = sum(
+        required = sum(
             other.spec.nodes
             for other in cycle.jobs.values()
             if not other.ended
-            and quota.account(subjects_of(other, cycle.teams)) == quota.account(mine)
+            and quota.account(subjects_of(other, cycle.teams)) == quota.account(subjects)
         )
-        if wanted > quota.nodes:
+        if required > quota.nodes:
             return False
     return True
 

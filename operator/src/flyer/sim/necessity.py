@@ -46,9 +46,9 @@ def preempted_in_vain(before: EngineState, after: EngineState) -> str:
         if why:
             return why
         victims.setdefault(suspension.by, []).append(old)
-    taken = {name for found in victims.values() for item in found for name in _names(item)}
+    victim_nodes = {name for items in victims.values() for item in items for name in _names(item)}
     for by in victims:
-        why = _too_early(after, after.jobs[by]) or _unneeded(before, after, by, taken)
+        why = _too_early(after, after.jobs[by]) or _unneeded(before, after, by, victim_nodes)
         if why:
             return why
     return ""
@@ -59,10 +59,10 @@ def _unused(after: EngineState, victim: JobState, by: str) -> str:
     assignment = starter.status.assignment if starter is not None else None
     if starter is None or starter.status.phase not in RESERVING or assignment is None:
         return f"{victim.key} gave way to {by}, which has no nodes"
-    held = victim.status.assignment
-    assert held is not None, victim.key
-    shared = set(held.names) & set(assignment.names)
-    token = len(held.zones) > 1 and len(assignment.zones) > 1
+    victim_assignment = victim.status.assignment
+    assert victim_assignment is not None, victim.key
+    shared = set(victim_assignment.names) & set(assignment.names)
+    token = len(victim_assignment.zones) > 1 and len(assignment.zones) > 1
     return "" if shared or token else f"{victim.key} gave way to {by}, which has other nodes"
 
 
@@ -74,7 +74,9 @@ def _too_early(after: EngineState, starter: JobState) -> str:
     return ""
 
 
-def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractSet[str]) -> str:
+def _unneeded(
+    before: EngineState, after: EngineState, by: str, victim_nodes: AbstractSet[str]
+) -> str:
     starter, cycle = after.jobs[by], CycleState(after, after.now)
     place = queue_position(cycle, starter)
     ahead = [
@@ -92,9 +94,9 @@ def _unneeded(before: EngineState, after: EngineState, by: str, taken: AbstractS
     free: dict[tuple[str, str], list[str]] = {}
     for nodes in availability.classes(starter):
         for node in nodes:
-            mine = node.name in own.names and node.name not in taken
-            was_free = availability.is_open(node) and node.name not in taken
-            if (mine or was_free) and node.name not in avoid:
+            becomes_free = node.name in own.names and node.name not in victim_nodes
+            was_free = availability.is_open(node) and node.name not in victim_nodes
+            if (becomes_free or was_free) and node.name not in avoid:
                 free.setdefault((node.node_class, node.zone), []).append(node.name)
     for (node_class, _), names in free.items():
         if len(names) >= starter.spec.nodes and node_class == own.node_class:

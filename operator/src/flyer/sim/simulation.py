@@ -407,11 +407,11 @@ class Simulation:
         generation = self._generation
         self._sequence += 1
 
-        def due() -> None:
+        def run_entry() -> None:
             if lasting or generation == self._generation:
                 do()
 
-        entry: tuple[float, int, Any] = (quantize(max(time, self.now)), self._sequence, due)
+        entry: tuple[float, int, Any] = (quantize(max(time, self.now)), self._sequence, run_entry)
         heapq.heappush(self._timers, entry)
 
 

@@ -123,8 +123,8 @@ class AsyncKubeClient:
         for document in documents:
             document.setdefault("metadata", {}).setdefault("namespace", self.namespace)
         for dry_run in (True, False):
-            made = [await self._create(entry, dry_run=dry_run) for entry in documents]
-        return [view_of(FlyerJob.model_validate(item)) for item in made]
+            created = [await self._create(entry, dry_run=dry_run) for entry in documents]
+        return [view_of(FlyerJob.model_validate(item)) for item in created]
 
     async def suspend(self, name: str, *, reason: str = "") -> JobView:
         """Suspend a job: sets spec.suspend."""
@@ -186,13 +186,13 @@ class AsyncKubeClient:
         where = key.partition("/")[0] if key else "" if self.all_namespaces else self.namespace
         if not follow:
             try:
-                found = await self.api.list(
+                items = await self.api.list(
                     EVENTS, where, fieldSelector="involvedObject.kind=FlyerJob"
                 )
             except ApiError as error:
                 raise words_for(error) from error
-            views = [event_view(entry) for entry in found]
-            for view in sorted(views, key=lambda one: (one.time, one.sequence)):
+            views = [event_view(entry) for entry in items]
+            for view in sorted(views, key=lambda view: (view.time, view.sequence)):
                 if view.sequence >= since and key in (None, view.job):
                     yield view
             return
@@ -253,29 +253,29 @@ class AsyncKubeClient:
         return namespace or self.namespace, own
 
     async def _job(self, name: str) -> FlyerJob:
-        found = job_of(await self.document(name))
-        if found is None:
+        job = job_of(await self.document(name))
+        if job is None:
             raise FlyerError.usage(
                 f"`{name}` has a newer version of the API than this `flyer` supports",
                 "use the version of `flyer` that matches the operator",
             )
-        return found
+        return job
 
     async def _list(self, namespace: str) -> list[FlyerJob]:
         try:
-            found = await self.api.list(FLYERJOBS, namespace)
+            items = await self.api.list(FLYERJOBS, namespace)
         except ApiError as error:
             raise words_for(error, "FlyerJobs") from error
-        return [job for item in found if (job := job_of(item)) is not None]
+        return [job for item in items if (job := job_of(item)) is not None]
 
     async def _observed(self) -> Objects:
         return await observe(self.api)
 
-    async def _must_observe(self, what: str) -> Objects:
+    async def _must_observe(self, subject: str) -> Objects:
         try:
             return await self._observed()
         except ApiError as error:
-            raise words_for(error, what) from error
+            raise words_for(error, subject) from error
 
     async def _create(self, document: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
         metadata = document["metadata"]

@@ -70,13 +70,13 @@ class Objects:
         live = [job for job in self.jobs if not _forgotten(job)]
         epoch = max((job.status.epoch for job in live if job.status), default=0)
         nodes = [node.node for node in self.nodes]
-        found = engine.rebuild(
+        rebuilt = engine.rebuild(
             nodes, live, now, epoch, quotas=self.quotas, zones=self.zones, teams=self.teams
         )
         states = apply_removal_budget(
-            {item.node.name: item for item in self.nodes}, found.zones, now
+            {item.node.name: item for item in self.nodes}, rebuilt.zones, now
         )
-        return replace(found, nodes=states)
+        return replace(rebuilt, nodes=states)
 
 
 def _forgotten(job: FlyerJob) -> bool:
@@ -93,12 +93,12 @@ async def observe(api: Api) -> Objects:
         _optional(api, FLYERQUOTAS),
         _optional(api, FLYERTOPOLOGIES),
     )
-    topology = next((found for item in topologies for found in _topology(item)), None)
-    known = {health.metadata.name: health for value in healths for health in _health(value)}
+    topology = next((parsed for item in topologies for parsed in _topology(item)), None)
+    health_of = {health.metadata.name: health for value in healths for health in _health(value)}
     return Objects(
         [job for entry in jobs if (job := job_of(entry)) is not None],
         [
-            _with_health(NodeState(view.node, view.lost), known.get(view.node.name))
+            _with_health(NodeState(view.node, view.lost), health_of.get(view.node.name))
             for view in map(shape_node, nodes)
             if view.ours
         ],
@@ -113,11 +113,11 @@ async def _teams(api: Api, label: str) -> dict[str, str]:
     if not label:
         return {}
     try:
-        found = await api.list(NAMESPACES)
+        namespaces = await api.list(NAMESPACES)
     except ApiError:
         return {}
-    labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in found}
-    return {name: team for name, one in labels.items() if (team := one.get(label, ""))}
+    labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in namespaces}
+    return {name: team for name, labels_of in labels.items() if (team := labels_of.get(label, ""))}
 
 
 async def _optional(api: Api, resource: Resource) -> list[dict[str, Any]]:
@@ -136,10 +136,10 @@ def _health(value: dict[str, Any]) -> list[NodeHealth]:
 
 def _topology(value: dict[str, Any]) -> list[FlyerTopology]:
     try:
-        found = FlyerTopology.model_validate(value)
+        topology = FlyerTopology.model_validate(value)
     except ValidationError:
         return []
-    return [found] if found.metadata.name == TOPOLOGY_NAME else []
+    return [topology] if topology.metadata.name == TOPOLOGY_NAME else []
 
 
 def _quota(value: dict[str, Any]) -> list[Quota]:
@@ -168,12 +168,12 @@ async def leaderless(api: Api, job: FlyerJob, now: float) -> str:
     if status.phase in _ENDED and handled:
         return ""
     try:
-        found = await api.get(LEASES, LEASE_NAME, OPERATOR_NAMESPACE)
+        lease = await api.get(LEASES, LEASE_NAME, OPERATOR_NAMESPACE)
     except ApiError:
         if status.epoch == 0 and spec_at is not None and now - spec_at > UNHANDLED_SECONDS:
             return f"no operator has handled it in {now - spec_at:.0f} s: {_ASK}"
         return ""
-    spec = found.get("spec") or {}
+    spec = lease.get("spec") or {}
     renewed_at = parse_timestamp(spec["renewTime"]) if spec.get("renewTime") else 0.0
     limit_seconds = 3 * (spec.get("leaseDurationSeconds") or 15)
     if spec.get("holderIdentity") and now - renewed_at < limit_seconds:

@@ -47,12 +47,12 @@ def connect_kube(
         raise words_for(error) from error
     own = namespace or namespace_of(kubeconfig, context) or "default"
 
-    async def made() -> AsyncKubeClient:
+    async def create() -> AsyncKubeClient:
         return AsyncKubeClient(
             Api(access, agent=AGENT), namespace=own, all_namespaces=all_namespaces
         )
 
-    return KubeClient(runner, runner.run(made()))
+    return KubeClient(runner, runner.run(create()))
 
 
 def namespace_of(kubeconfig: str, context: str) -> str:
@@ -65,8 +65,8 @@ def namespace_of(kubeconfig: str, context: str) -> str:
         )
     except (config.ConfigException, OSError):
         return ""
-    chosen = next((item for item in contexts if item["name"] == context), active)
-    return str((chosen or {}).get("context", {}).get("namespace") or "")
+    entry = next((item for item in contexts if item["name"] == context), active)
+    return str((entry or {}).get("context", {}).get("namespace") or "")
 
 
 def _blocking(

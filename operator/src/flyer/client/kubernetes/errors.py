@@ -15,9 +15,9 @@ from flyer.kube.apiserver.errors import (
 __all__ = ["words_for"]
 
 
-def words_for(error: ApiError | AccessError, what: str = "") -> FlyerError:
+def words_for(error: ApiError | AccessError, subject: str = "") -> FlyerError:
     """The error for the user; `what` names the requested object."""
-    text = f"{what}: {error}" if what else str(error)
+    text = f"{subject}: {error}" if subject else str(error)
     if isinstance(error, AccessError):
         return FlyerError.unreachable(
             str(error),

@@ -49,11 +49,11 @@ class PodLog:
             self._at_last += 1
         else:
             self.last, self._at_last, self._skip = moment, 1, 0
-        found = _LINE.fullmatch(text)
-        if found is None:
+        match = _LINE.fullmatch(text)
+        if match is None:
             # Not through our launcher: the whole container counts as the node's first rank.
             return LogLine(self.attempt, self.node_rank * self.ranks_per_node, text)
-        rank, whole, words = int(found[1]), found[2] == "|", found[3]
+        rank, whole, words = int(match[1]), match[2] == "|", match[3]
         text = self._pieces.pop(rank, "") + words
         if not whole:
             self._pieces[rank] = text
@@ -62,6 +62,6 @@ class PodLog:
 
     def rest(self) -> list[LogLine]:
         """Last pieces without an end, when nothing more will come."""
-        found = [LogLine(self.attempt, rank, text) for rank, text in sorted(self._pieces.items())]
+        lines = [LogLine(self.attempt, rank, text) for rank, text in sorted(self._pieces.items())]
         self._pieces.clear()
-        return found
+        return lines

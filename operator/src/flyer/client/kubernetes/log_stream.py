@@ -83,10 +83,10 @@ class _Reader:
 
     async def pods(self) -> list[_Pod]:
         """The pods that hold the wanted ranks, by attempt and rank."""
-        found = await self._api.list(
+        items = await self._api.list(
             PODS, self._namespace, labelSelector=f"{LABEL_JOB}={self._name}"
         )
-        pods = [pod for item in found if self._wanted(pod := _pod(item))]
+        pods = [pod for item in items if self._wanted(pod := _pod(item))]
         return sorted(pods, key=lambda pod: (pod.attempt, pod.node_rank))
 
     def _wanted(self, pod: _Pod) -> bool:
@@ -162,15 +162,15 @@ class _Reader:
     async def _finished(self, pod: _Pod) -> bool | None:
         """Whether the pod had ended before its log is read; None: it is gone."""
         try:
-            found = await self._api.get(PODS, pod.name, self._namespace)
+            document = await self._api.get(PODS, pod.name, self._namespace)
         except NotFoundError:
             return None
         except ApiError as error:
             if not error.retryable:
                 raise
             return False
-        same = found["metadata"]["uid"] == pod.uid
-        return _pod(found).ended if same else None
+        same = document["metadata"]["uid"] == pod.uid
+        return _pod(document).ended if same else None
 
     async def _lines(self, pod: _Pod, log: PodLog, *, follow: bool) -> AsyncIterator[LogLine]:
         query = {"container": pod.container, "timestamps": "true"}

@@ -24,7 +24,7 @@ __all__ = ["event_view", "job_of", "node_views", "view_of"]
 
 def job_of(value: Mapping[str, Any]) -> FlyerJob | None:
     """The object as a model; None when a newer version of the API wrote it."""
-    metadata = {name: one for name, one in value["metadata"].items() if name != "managedFields"}
+    metadata = {name: entry for name, entry in value["metadata"].items() if name != "managedFields"}
     try:
         return FlyerJob.model_validate({**value, "metadata": metadata})
     except ValidationError:
@@ -39,7 +39,7 @@ def view_of(job: FlyerJob) -> JobView:
 
 
 def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
-    found = [
+    views = [
         AttemptView(
             past.attempt, past.started_at, past.ended_at,
             [PlacedNode(node.name, node.zone, 0) for node in past.nodes],
@@ -51,7 +51,7 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
     if assignment is not None:
         ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
         closed = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
-        found.append(
+        views.append(
             AttemptView(
                 status.history.attempt,
                 assignment.started_at or assignment.reserved_at,
@@ -62,36 +62,36 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
                 status.reason if ended else "",
             )
         )
-    return found
+    return views
 
 
 def _failure(status: FlyerJobStatus) -> FailureView | None:
     failed = [exit_ for exit_ in status.exits if exit_.outcome == "Failed"]
     if not failed:
         return None
-    first = min(failed, key=lambda one: one.time)
+    first = min(failed, key=lambda failure: failure.time)
     words = first.traceback or first.reason
     return FailureView(first.rank, first.node, first.exit_status, first.signal, words)
 
 
 def node_views(nodes: Iterable[Node], jobs: Iterable[FlyerJob]) -> list[NodeView]:
     """Every node with the job that holds it or still occupies it."""
-    held: dict[str, tuple[FlyerJob, int, int | None]] = {}
+    holders: dict[str, tuple[FlyerJob, int, int | None]] = {}
     for job in jobs:
         status = job.status or FlyerJobStatus()
-        for gone in status.occupied:
-            held.setdefault(gone.name, (job, gone.attempt, None))
+        for occupied_node in status.occupied:
+            holders.setdefault(occupied_node.name, (job, occupied_node.attempt, None))
         if status.assignment is not None and status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
             for item in status.assignment.nodes:
-                held[item.name] = (job, status.history.attempt, item.first_rank)
-    return [_node_view(node, held.get(node.name)) for node in nodes]
+                holders[item.name] = (job, status.history.attempt, item.first_rank)
+    return [_node_view(node, holders.get(node.name)) for node in nodes]
 
 
-def _node_view(node: Node, held: tuple[FlyerJob, int, int | None] | None) -> NodeView:
-    job, attempt, first = held if held is not None else (None, None, None)
+def _node_view(node: Node, holder: tuple[FlyerJob, int, int | None] | None) -> NodeView:
+    job, attempt, first = holder if holder is not None else (None, None, None)
     phase = job.status.phase if job is not None and job.status is not None else None
     state = "Ready" if node.ready else "Lost"
-    if held is not None and node.ready:
+    if holder is not None and node.ready:
         state = "Reserved" if phase in (Phase.RESERVED, Phase.DRAINING) else "Busy"
     last = first + job.spec.ranks_per_node - 1 if job is not None and first is not None else None
     return NodeView(

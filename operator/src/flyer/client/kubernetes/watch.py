@@ -35,10 +35,10 @@ class JobWatch:
     `known` has earlier statuses: events of those jobs since then are reported, too.
     """
 
-    def __init__(self, api: Api, namespace: str, known: dict[str, FlyerJobStatus]) -> None:
+    def __init__(self, api: Api, namespace: str, statuses: dict[str, FlyerJobStatus]) -> None:
         self._api = api
         self._namespace = namespace
-        self._before: dict[str, FlyerJobStatus] = dict(known)
+        self._before: dict[str, FlyerJobStatus] = dict(statuses)
         self._versions: dict[str, str] = {}
         self._version = ""
 
@@ -93,14 +93,14 @@ class JobWatch:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _list(self, queue: asyncio.Queue[WatchItem | Exception]) -> None:
-        seen = set()
+        keys = set()
         version = ""
         async for page in self._api.pages(FLYERJOBS, self._namespace):
             version = page.version
             for value in page.items:
-                seen.add(_key(value))
+                keys.add(_key(value))
                 await self._take("LISTED", value, queue)
-        for key in self._versions.keys() - seen:
+        for key in self._versions.keys() - keys:
             await self._gone(key, queue)
         self._version = version
 

@@ -38,41 +38,41 @@ def derive_actions(cycle: CycleState) -> list[Action]:
 
 def _is_idle(job: JobState) -> bool:
     """Whether the job only waits, as most jobs of a long queue do: no action is due."""
-    status, sent = job.status, job.sent
+    status, reported = job.status, job.sent
     waits = status.phase is Phase.QUEUED or status.phase is Phase.SUSPENDED
-    return waits and sent.token is False and not status.occupied and not sent.stops
+    return waits and reported.token is False and not status.occupied and not reported.stops
 
 
 def _release_token(cycle: CycleState, job: JobState) -> list[Action]:
     crosses = cycle.crosses_zones(job)
-    held = job.sent.token
-    if crosses or held is False:
+    held_token = job.sent.token
+    if crosses or held_token is False:
         return []
     cycle.put(replace(job, sent=replace(job.sent, token=False)))
     # After a rebuild it is unknown whether the release was sent: repeat it if the job had nodes.
     had_nodes = job.status.history.attempt > 0 and job.spec.nodes > 1
-    return [ReleaseToken(job.key)] if held or had_nodes else []
+    return [ReleaseToken(job.key)] if held_token or had_nodes else []
 
 
 def _stops(cycle: CycleState, job: JobState) -> list[Action]:
     nodes = _to_empty(job)
     stops = dict(job.sent.stops)
-    due: dict[int, list[str]] = {}
+    stops_due: dict[int, list[str]] = {}
     for name, attempt in nodes:
-        known = stops.get(name)
-        if known is None or known[0] != attempt:
+        earlier_stop = stops.get(name)
+        if earlier_stop is None or earlier_stop[0] != attempt:
             stops[name] = (attempt, cycle.now, cycle.now)
         elif cycle.is_lost(name):
             continue  # sent once; repeated when the node is ready again
-        elif cycle.now >= quantize(known[2] + cycle.settings.stop_retry_seconds):
-            stops[name] = (attempt, known[1], cycle.now)
+        elif cycle.now >= quantize(earlier_stop[2] + cycle.settings.stop_retry_seconds):
+            stops[name] = (attempt, earlier_stop[1], cycle.now)
         else:
-            cycle.wake(quantize(known[2] + cycle.settings.stop_retry_seconds))
+            cycle.wake(quantize(earlier_stop[2] + cycle.settings.stop_retry_seconds))
             continue
-        due.setdefault(attempt, []).append(name)
+        stops_due.setdefault(attempt, []).append(name)
         cycle.wake(quantize(cycle.now + cycle.settings.stop_retry_seconds))
-    wanted = {name for name, _ in nodes}
-    stops = {name: stop for name, stop in stops.items() if name in wanted}
+    node_names = {name for name, _ in nodes}
+    stops = {name: stop for name, stop in stops.items() if name in node_names}
     if stops != job.sent.stops:
         cycle.put(replace(job, sent=replace(job.sent, stops=stops)))
     reason = job.status.reason or job.status.phase.value
@@ -86,7 +86,7 @@ def _stops(cycle: CycleState, job: JobState) -> list[Action]:
             kill=not gentle or any(stops[name][1] < cycle.now for name in names),
             reason=reason,
         )
-        for attempt, names in sorted(due.items())
+        for attempt, names in sorted(stops_due.items())
     ]
 
 

@@ -72,10 +72,10 @@ def _place_on(
         )
     ]
     for nodes, kind in ways:
-        found = _fit_free(availability, job, nodes, kind, reservations)
-        if found is not None:
-            early = is_ahead_of_its_turn(availability, job, found, reservations)
-            transitions.reserve(cycle, job.key, found, backfill=early)
+        chosen_nodes = _fit_free(availability, job, nodes, kind, reservations)
+        if chosen_nodes is not None:
+            early = is_ahead_of_its_turn(availability, job, chosen_nodes, reservations)
+            transitions.reserve(cycle, job.key, chosen_nodes, backfill=early)
             availability.reserved(job.key)
             return True
     if in_refusal_cooldown(cycle, job):
@@ -141,11 +141,9 @@ def _fit_free(
     ]
     for candidates, token_free in ((empty, not leaving), (open_nodes, True)):
         usable = [option for option in kind if not option.crosses or (token_free and not keeping)]
-        found = node_selection.best(
-            usable, by_zone(candidates), availability.placement_history(job)
-        )
-        if found is not None:
-            return found[1]
+        best = node_selection.best(usable, by_zone(candidates), availability.placement_history(job))
+        if best is not None:
+            return best[1]
     return None
 
 

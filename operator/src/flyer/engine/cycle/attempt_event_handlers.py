@@ -96,8 +96,8 @@ def handle_pod_exited(event: events.PodExited, cycle: CycleState) -> None:
     job = cycle.jobs.get(event.job)
     if job is None or not _is_live(job, event.attempt) or job.status.assignment is None:
         return
-    known = any(exited.node == event.node for exited in job.status.exits)
-    if not known and event.node in job.status.assignment.names:
+    reported = any(exited.node == event.node for exited in job.status.exits)
+    if not reported and event.node in job.status.assignment.names:
         _record_exit(cycle, event.job, event.node, event.outcome)
 
 
@@ -223,8 +223,8 @@ def handle_stream_restored(event: events.StreamRestored, cycle: CycleState) -> N
     if job is None or not _is_live(job, event.attempt) or job.seen.stream_lost_at is None:
         return
     activity_at = job.seen.activity_at + (cycle.now - job.seen.stream_lost_at)
-    seen = replace(job.seen, stream_lost_at=None, activity_at=min(cycle.now, activity_at))
-    cycle.put(replace(job, seen=seen))
+    observed = replace(job.seen, stream_lost_at=None, activity_at=min(cycle.now, activity_at))
+    cycle.put(replace(job, seen=observed))
 
 
 def _is_starting(job: JobState, attempt: int) -> bool:

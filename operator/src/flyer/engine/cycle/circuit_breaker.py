@@ -24,9 +24,9 @@ _INCIDENTS_MAX = 4096
 def record_incident(cycle: CycleState, kind: IncidentKind, job: JobState) -> None:
     """Record an incident, and drop those that are older than all windows."""
     horizon = cycle.now - max(_window(cycle, "start"), _window(cycle, "run"))
-    kept = [incident for incident in cycle.incidents if incident.time >= horizon]
-    kept.append(Incident(cycle.now, kind, job.key, job.user))
-    cycle.incidents = kept[-_INCIDENTS_MAX:]
+    recent = [incident for incident in cycle.incidents if incident.time >= horizon]
+    recent.append(Incident(cycle.now, kind, job.key, job.user))
+    cycle.incidents = recent[-_INCIDENTS_MAX:]
 
 
 def outage(cycle: CycleState, kind: IncidentKind) -> str:
@@ -48,10 +48,10 @@ def outage(cycle: CycleState, kind: IncidentKind) -> str:
         job.user not in users and not job.ended for job in cycle.jobs.values()
     ):
         return ""
-    what = "did not start" if kind == "start" else "were interrupted"
+    verb = "did not start" if kind == "start" else "were interrupted"
     seconds = cycle.now - since
     return (
-        f"{len(hit)} jobs {what} within {seconds:g} s and {len(well)} did well: the cluster is "
+        f"{len(hit)} jobs {verb} within {seconds:g} s and {len(well)} did well: the cluster is "
         "blamed, the restart is not counted"
     )
 

@@ -29,8 +29,8 @@ def collect_commits(
     for key in sorted(changed):
         job, before = cycle.jobs[key], _before(cycle, committed, key)
         cycle.current_job = key
-        unseen = job.generation != job.status.observed_generation and not job.removed
-        if (job.status is before or job.status == before) and not unseen:
+        unobserved = job.generation != job.status.observed_generation and not job.removed
+        if (job.status is before or job.status == before) and not unobserved:
             continue
         grows = bool(_kept(job.status) - (_kept(before) if before else frozenset()))
         shrinks = before is not None and bool(_kept(before) - _kept(job.status))
@@ -55,10 +55,10 @@ def _before(
 
     While it was gone, nothing that was committed was stored.
     """
-    known = cycle.previous_jobs.get(key)
-    if known is None or (known.removed and not cycle.jobs[key].removed):
+    earlier_job = cycle.previous_jobs.get(key)
+    if earlier_job is None or (earlier_job.removed and not cycle.jobs[key].removed):
         return committed.get(key)
-    return committed.get(key, known.status)
+    return committed.get(key, earlier_job.status)
 
 
 def _kept(status: FlyerJobStatus) -> frozenset[str]:

@@ -41,9 +41,11 @@ def handle_tick(_event: events.Tick, _cycle: CycleState) -> None:
 def handle_node_observed(event: events.NodeObserved, cycle: CycleState) -> None:
     """Record the node. One that is ready is not lost any more."""
     node = event.node
-    known = cycle.nodes.get(node.name) or NodeState(node)
-    lost = "" if node.ready else known.lost
-    cycle.nodes[node.name] = _with_fault(cycle, replace(known, node=node, lost=lost, removed=False))
+    node_state = cycle.nodes.get(node.name) or NodeState(node)
+    loss = "" if node.ready else node_state.lost
+    cycle.nodes[node.name] = _with_fault(
+        cycle, replace(node_state, node=node, lost=loss, removed=False)
+    )
 
 
 def _with_fault(cycle: CycleState, state: NodeState) -> NodeState:
@@ -58,22 +60,22 @@ def _with_fault(cycle: CycleState, state: NodeState) -> NodeState:
 
 def handle_node_removed(event: events.NodeRemoved, cycle: CycleState) -> None:
     """Record that the node gets no more work, and whether its pods are lost."""
-    known = cycle.nodes.get(event.node)
-    if known is None:
+    node_state = cycle.nodes.get(event.node)
+    if node_state is None:
         return
     reason = "the Node object was deleted" if event.lost else "the node left the scheduler's care"
-    lost = known.lost or ("NodeDeleted" if event.lost else "")
-    node = replace(known.node, ready=False, reason=reason)
-    cycle.nodes[event.node] = replace(known, node=node, lost=lost, removed=True)
+    loss = node_state.lost or ("NodeDeleted" if event.lost else "")
+    node = replace(node_state.node, ready=False, reason=reason)
+    cycle.nodes[event.node] = replace(node_state, node=node, lost=loss, removed=True)
 
 
 def handle_node_lost(event: events.NodeLost, cycle: CycleState) -> None:
     """Record the loss and its cause."""
-    known = cycle.nodes.get(event.node)
-    if known is not None and not known.lost:
+    node_state = cycle.nodes.get(event.node)
+    if node_state is not None and not node_state.lost:
         cause = f"{event.cause} ({event.evidence})" if event.evidence else event.cause
-        node = replace(known.node, ready=False, reason=cause)
-        cycle.nodes[event.node] = replace(known, node=node, lost=cause or "lost")
+        node = replace(node_state.node, ready=False, reason=cause)
+        cycle.nodes[event.node] = replace(node_state, node=node, lost=cause or "lost")
 
 
 def handle_zones_observed(event: events.ZonesObserved, cycle: CycleState) -> None:
@@ -115,8 +117,8 @@ def handle_job_submitted(event: events.JobSubmitted, cycle: CycleState) -> None:
     if job.removed and same_history:
         previous = cycle.previous_jobs.get(job.key)
         if previous is None or previous.removed or previous.ended:
-            sent = Sent(stops=job.sent.stops, token=job.sent.token)
-            cycle.put(replace(submitted, sent=sent))
+            reported = Sent(stops=job.sent.stops, token=job.sent.token)
+            cycle.put(replace(submitted, sent=reported))
             restarts.resubmit(cycle, job.key, job.status.occupied)
             return
         # Removed and submitted again within this step: no action has ended anything yet.

@@ -42,14 +42,16 @@ def infrastructure(cycle: CycleState, job: JobState) -> FailureCause | None:
     """A failure of the attempt's nodes or pods from outside, if there is one."""
     assignment = job.status.assignment
     assert assignment is not None, f"{job.key}: active without nodes"
-    done = {exited.node for exited in job.status.exits if exited.outcome == "Succeeded"}
-    lost = tuple(name for name in assignment.names if cycle.is_lost(name) and name not in done)
+    succeeded = {exited.node for exited in job.status.exits if exited.outcome == "Succeeded"}
+    lost_nodes = tuple(
+        name for name in assignment.names if cycle.is_lost(name) and name not in succeeded
+    )
     faults = {name: fault for name in assignment.names if (fault := _fault(cycle, name))}
-    if lost:
-        causes = ", ".join(f"{name} ({_loss(cycle, name)})" for name in lost)
-        hardware = not faults.keys().isdisjoint(lost)
+    if lost_nodes:
+        causes = ", ".join(f"{name} ({_loss(cycle, name)})" for name in lost_nodes)
+        hardware = not faults.keys().isdisjoint(lost_nodes)
         return FailureCause(
-            "NodeFailures", f"lost node {causes}", lost, kind="run", counted=not hardware
+            "NodeFailures", f"lost node {causes}", lost_nodes, kind="run", counted=not hardware
         )
     exits = [exited for exited in job.status.exits if exited.outcome != "Succeeded"]
     if not exits:

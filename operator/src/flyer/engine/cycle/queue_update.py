@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 def updated_queue(cycle: CycleState) -> Queue:
     """The queue, updated with the jobs that changed in this step."""
-    known, limits = cycle.queue, active_quotas(cycle)
+    previous, limits = cycle.queue, active_quotas(cycle)
     # Without quotas, teams have no effect.
     basis = Basis(cycle.zones.limits, limits, cycle.teams if limits else {})
-    if known is None or known.basis != basis:
-        turn = (None, None) if known is None else (known.explained_to, known.explained_at)
-        known = Queue(basis, explained_to=turn[0], explained_at=turn[1])
+    if previous is None or previous.basis != basis:
+        turn = (None, None) if previous is None else (previous.explained_to, previous.explained_at)
+        previous = Queue(basis, explained_to=turn[0], explained_at=turn[1])
         stale: Iterable[str] = cycle.jobs
     else:
-        due = [
+        due_jobs = [
             key
-            for _, key in known.single
-            if (joins_at := known.entries[key].joins_at) is not None and joins_at <= cycle.now
+            for _, key in previous.single
+            if (joins_at := previous.entries[key].joins_at) is not None and joins_at <= cycle.now
         ]
-        stale = {**cycle.queue_changes, **dict.fromkeys(due)}
+        stale = {**cycle.queue_changes, **dict.fromkeys(due_jobs)}
         if not stale:
-            return known
-    cycle.queue = _Update(cycle, known).of(stale)
+            return previous
+    cycle.queue = _Update(cycle, previous).of(stale)
     cycle.queue_changes.clear()
     return cycle.queue
 
@@ -54,15 +54,15 @@ def updated_queue(cycle: CycleState) -> Queue:
 class _Update:
     """Builds the next queue and copies what changes, because a queue is immutable."""
 
-    def __init__(self, cycle: CycleState, known: Queue) -> None:
+    def __init__(self, cycle: CycleState, queue: Queue) -> None:
         self._cycle = cycle
-        self._known = known
-        self._entries = dict(known.entries)
-        self._classes = dict(known.classes)
+        self._known = queue
+        self._entries = dict(queue.entries)
+        self._classes = dict(queue.classes)
         self._lists: dict[ClassKey, list[Contender]] = {}
-        self._order = list(known.order)
-        self._single = list(known.single)
-        self._unexplained = set(known.unexplained)
+        self._order = list(queue.order)
+        self._single = list(queue.single)
+        self._unexplained = set(queue.unexplained)
         self._accounts: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
 
     def of(self, keys: Iterable[str]) -> Queue:
@@ -120,7 +120,7 @@ class _Update:
         return self._lists[class_key]
 
     def _entry(self, job: JobState) -> Entry:
-        cycle, history, left = self._cycle, job.status.history, job.status.eviction
+        cycle, history, eviction = self._cycle, job.status.history, job.status.eviction
         levels = self._levels_of(job)
         if levels:  # the highest level is tried first
             cycle.auto_priorities[job.key] = levels[0]
@@ -129,7 +129,7 @@ class _Update:
             history.submitted_at is None  # its position changes with time
             or history.not_before is not None
             or bool(job.status.occupied)
-            or (left is not None and left.reason == PODS_REFUSED)
+            or (eviction is not None and eviction.reason == PODS_REFUSED)
         )
         if alone:
             return Entry(contender, None)
@@ -155,12 +155,12 @@ class _Update:
         """Terms and accounts of the job at each level; a full level leads to the next lower one."""
         if not levels:
             return ()
-        cycle, found = self._cycle, []
+        cycle, lower_levels = self._cycle, []
         for level in levels:
             cycle.auto_priorities[job.key] = level
-            found.append((level, cycle.terms(job), self._accounts_of(job)))
+            lower_levels.append((level, cycle.terms(job), self._accounts_of(job)))
         cycle.auto_priorities[job.key] = levels[0]
-        return tuple(found)
+        return tuple(lower_levels)
 
     def _accounts_of(self, job: JobState) -> tuple[tuple[str, str], ...]:
         """Accounts in which nodes of the job may count, for any node class."""
@@ -169,19 +169,19 @@ class _Update:
             return ()
         subjects = subjects_of(job, self._known.basis.teams)
         priority = self._cycle.priority(job)
-        wanted = (subjects, priority)
-        if wanted not in self._accounts:
-            self._accounts[wanted] = tuple(
+        account_key = (subjects, priority)
+        if account_key not in self._accounts:
+            self._accounts[account_key] = tuple(
                 limit.account(subjects)
                 for limit in limits
                 if limit.concerns(subjects) and limit.priority in (ANY, priority.value)
             )
-        return self._accounts[wanted]
+        return self._accounts[account_key]
 
 
-def _take_out(contenders: list[Contender], one: Contender) -> None:
-    at = bisect_left(contenders, one)
-    assert contenders[at] == one, f"{one[1]}: not in the queue at its place"
+def _take_out(contenders: list[Contender], contender: Contender) -> None:
+    at = bisect_left(contenders, contender)
+    assert contenders[at] == contender, f"{contender[1]}: not in the queue at its place"
     del contenders[at]
 
 

@@ -30,12 +30,12 @@ class _Cursor:
 class Walk:
     """Iterator over the queue in order; `skip` leaves out the rest of a class."""
 
-    def __init__(self, queue: Queue, others: Iterable[Contender]) -> None:
+    def __init__(self, queue: Queue, contenders: Iterable[Contender]) -> None:
         self._heap: list[tuple[Contender, _Cursor]] = []
         self._last: _Cursor | None = None
         cursors = [_Cursor(class_key, members) for class_key, members in queue.classes.items()]
         cursors.append(_Cursor(None, queue.single))
-        cursors += [_Cursor(None, (other,)) for other in others]
+        cursors += [_Cursor(None, (other,)) for other in contenders]
         self._heap = [(cursor.next, cursor) for cursor in cursors if cursor.members]
         heapq.heapify(self._heap)
 

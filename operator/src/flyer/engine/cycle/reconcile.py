@@ -115,10 +115,10 @@ def _show_progress(cycle: CycleState, job: JobState) -> None:
 
     The job may pause after it, and a new leader receives it only once.
     """
-    known, seen = job.status.progress, job.seen
-    if seen.step is None or (known is not None and known.step == seen.step):
+    published, observed = job.status.progress, job.seen
+    if observed.step is None or (published is not None and published.step == observed.step):
         return
-    if cycle.passed(seen.progress_committed_at + cycle.settings.progress_commit_seconds):
+    if cycle.passed(observed.progress_committed_at + cycle.settings.progress_commit_seconds):
         transitions.flush_progress(cycle, job.key)
 
 

@@ -145,15 +145,15 @@ class _SchedulingPass:
         if out is not None:
             self._report(job, out)
             return True
-        needs = self._needs(job)
-        ahead = self._blocked.get(needs)
+        requirements = self._needs(job)
+        ahead = self._blocked.get(requirements)
         if ahead is not None and ahead.spec.nodes <= job.spec.nodes:
             if class_key is not None:
                 self._ahead.setdefault((class_key, self._cycle.level(job)), ahead)
             self._admission.fill(job)
             self._report(job, _behind(self._cycle, job, ahead))
             return not self._admission.charges(job)
-        if not self._search.is_unschedulable(job, needs) and allocate(
+        if not self._search.is_unschedulable(job, requirements) and allocate(
             self.availability, job, self.reservations, self._admission
         ):
             self._blocked.clear()
@@ -164,25 +164,27 @@ class _SchedulingPass:
             self._looks[job.user] -= 1
             self._admission.fill(job)
             return False
-        return self._handle_unplaced(job, needs, class_key)
+        return self._handle_unplaced(job, requirements, class_key)
 
     def _handle_unplaced(
-        self, job: JobState, needs: tuple[object, ...], class_key: ClassKey | None
+        self, job: JobState, requirements: tuple[object, ...], class_key: ClassKey | None
     ) -> bool:
         """Reserve nodes for a job that got none; return whether the rest of its class gets none."""
-        self._search.failed(job, needs)
+        self._search.failed(job, requirements)
         own: list[Reservation] = []
         if not in_refusal_cooldown(
             self._cycle, job
         ):  # no job waits for one whose pods were refused
-            self._blocked[needs] = job
+            self._blocked[requirements] = job
             own = self._reserve_for_backfill(job)
             self.reservations += own
         self._admission.fill(job)  # from here on its share counts
         eta = own[0].needed_at if own and math.isfinite(own[0].needed_at) else None
         self._report(job, self._reasons.of(job, self.reservations, own, eta))
-        if needs[-1]:  # others have other placement histories: they do not wait behind this one
-            ends = not own and self._search.is_unschedulable(job, needs)
+        if requirements[
+            -1
+        ]:  # others have other placement histories: they do not wait behind this one
+            ends = not own and self._search.is_unschedulable(job, requirements)
         else:
             ends = True
             if class_key is not None:
@@ -222,7 +224,7 @@ class _SchedulingPass:
                 self.availability,
                 job,
                 self.reservations,
-                lambda found: self._admission.admits(job, found),
+                lambda chosen_nodes: self._admission.admits(job, chosen_nodes),
             )
         return [] if reservation is None else [reservation]
 
@@ -242,8 +244,8 @@ class _SchedulingPass:
         """Report why skipped jobs wait: new ones at once, the others in turn."""
         cycle, entries = self._cycle, self._queue.entries
         new = sorted(self._queue.unexplained, key=lambda key: entries[key].contender)
-        asked = [cycle.explained_job] if cycle.explained_job in entries else []
-        for key in dict.fromkeys([*asked, *new, *self._in_turn()]):
+        explained = [cycle.explained_job] if cycle.explained_job in entries else []
+        for key in dict.fromkeys([*explained, *new, *self._in_turn()]):
             if key not in visited:
                 cycle.current_job = key
                 job, entry = cycle.jobs[key], entries[key]
@@ -265,10 +267,10 @@ class _SchedulingPass:
             return []
         to = queue.explained_to
         start = 0 if to is None else bisect_right(queue.order, to)
-        taken = queue.order[start : start + count]
-        to = taken[-1] if start + count < len(queue.order) else None
+        entries_in_turn = queue.order[start : start + count]
+        to = entries_in_turn[-1] if start + count < len(queue.order) else None
         self._cycle.queue = replace(queue, explained_to=to, explained_at=now)
-        return [key for _, key in taken]
+        return [key for _, key in entries_in_turn]
 
     def _why(self, job: JobState, class_key: ClassKey | None) -> Pending:
         barred = self._ineligibility(job)
@@ -310,12 +312,12 @@ def _start_ready_jobs(cycle: CycleState, availability: NodeAvailability) -> None
             transitions.start(cycle, key)
             availability.occupied_by |= dict.fromkeys(assignment.names, key)
             continue
-        pending, known = (
+        pending, previous = (
             pending_reasons.draining(availability, job, occupied, leaving),
             job.status.pending,
         )
         phase = Phase.DRAINING if occupied else Phase.RESERVED
-        same = known is not None and known.replace(time=None) == pending
+        same = previous is not None and previous.replace(time=None) == pending
         if not same or phase is not job.status.phase:
             cycle.update(key, phase=phase, pending=pending.replace(time=cycle.now))
     cycle.current_job = ""
@@ -332,10 +334,10 @@ def _pause(cycle: CycleState, job: JobState) -> Pending | None:
 def _behind(cycle: CycleState, job: JobState, ahead: JobState) -> Pending:
     if ahead.key in cycle.delayed_preemptions:
         cycle.delayed_preemptions.add(job.key)
-    known = cycle.behind_pending.get(ahead.key)
-    if known is None:
-        known = cycle.behind_pending[ahead.key] = pending_reasons.behind_job(ahead)
-    return known
+    behind = cycle.behind_pending.get(ahead.key)
+    if behind is None:
+        behind = cycle.behind_pending[ahead.key] = pending_reasons.behind_job(ahead)
+    return behind
 
 
 __all__ = ["schedule", "schedule_and_start"]

@@ -26,24 +26,24 @@ class UnschedulableNeeds:
         self._cycle = availability.cycle
         self._least: dict[tuple[object, ...], int] = {}
 
-    def is_unschedulable(self, job: JobState, needs: tuple[object, ...]) -> bool:
+    def is_unschedulable(self, job: JobState, requirements: tuple[object, ...]) -> bool:
         """Whether no nodes can be found: too few are available, or a comparable job found none."""
         if zone_layout_deadline(self._cycle, job) is not None:
             return False
-        least = self._least.get(needs[:-1])
+        least = self._least.get(requirements[:-1])
         if least is not None and least <= job.spec.nodes:
             return True
         return self._availability.largest_gang(job) < job.spec.nodes
 
-    def failed(self, job: JobState, needs: tuple[object, ...]) -> None:
+    def failed(self, job: JobState, requirements: tuple[object, ...]) -> None:
         """Record that no nodes were found for the job."""
         cycle = self._cycle
         partial = (
             job.key in cycle.delayed_preemptions or zone_layout_deadline(cycle, job) is not None
         )
         if not partial and not in_refusal_cooldown(cycle, job):
-            least = self._least.get(needs[:-1], job.spec.nodes)
-            self._least[needs[:-1]] = min(least, job.spec.nodes)
+            least = self._least.get(requirements[:-1], job.spec.nodes)
+            self._least[requirements[:-1]] = min(least, job.spec.nodes)
 
     def clear(self) -> None:
         """Clear the cache after an allocation."""

@@ -43,7 +43,7 @@ BLOCKED_BY_MAX = 32
 def infeasible(availability: NodeAvailability, job: JobState) -> Pending | None:
     """Why the cluster could not run the job if all its nodes were healthy and free."""
     cycle, spec = availability.cycle, job.spec
-    wanted = spec.nodes
+    required = spec.nodes
     classes = sorted({node_class for node_class, _, _ in availability.inventory})
     if spec.node_class is not None and spec.node_class not in classes:
         have = ", ".join(classes) if classes else "no nodes at all"
@@ -73,24 +73,24 @@ def infeasible(availability: NodeAvailability, job: JobState) -> Pending | None:
         pinned = members[spec.zone] if spec.zone is not None else sizes[0]
         best_zone, best_pair = max(best_zone, pinned), max(best_pair, sum(sizes[:2]))
         best_all = max(best_all, sum(sizes))
-    if wanted > best_all:
-        text = f"wants {wanted} nodes, the {_scope(job)} has {best_all} in all"
+    if required > best_all:
+        text = f"wants {required} nodes, the {_scope(job)} has {best_all} in all"
         return _never("InsufficientNodes", f"{text}: set spec.nodes to {best_all} or less")
-    if spec.zone is not None and wanted > best_zone:
-        text = f"wants {wanted} nodes in zone {spec.zone}, which has {best_zone}"
+    if spec.zone is not None and required > best_zone:
+        text = f"wants {required} nodes in zone {spec.zone}, which has {best_zone}"
         return _never(
             "TopologyPlacementFailed",
             f"{text}: set spec.nodes to {best_zone} or less, or remove spec.zone",
         )
-    if spec.cross_zone is CrossZone.NEVER and wanted > best_zone:
-        text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
+    if spec.cross_zone is CrossZone.NEVER and required > best_zone:
+        text = f"wants {required} nodes in one zone, the largest has {best_zone}"
         return _never("TopologyPlacementFailed", f"{text}: set spec.crossZone to LastResort")
-    if not cycle.may_cross(job) and wanted > best_zone:
-        text = f"wants {wanted} nodes in one zone, the largest has {best_zone}"
+    if not cycle.may_cross(job) and required > best_zone:
+        text = f"wants {required} nodes in one zone, the largest has {best_zone}"
         hint = "the FlyerTopology lets no gang cross zones (spec.crossZoneJobs is 0)"
         return _never("TopologyPlacementFailed", f"{text}: {hint}")
-    if spec.zone is None and wanted > max(best_zone, best_pair):
-        text = f"wants {wanted} nodes, two zones have at most {best_pair}"
+    if spec.zone is None and required > max(best_zone, best_pair):
+        text = f"wants {required} nodes, two zones have at most {best_pair}"
         return _never("TopologyPlacementFailed", f"{text}: a gang spans two zones at most")
     return None
 
@@ -187,15 +187,15 @@ def not_placed(
 ) -> Pending:
     """Why the job was not placed in this pass, in one line."""
     count = _count(availability, job, reservations)
-    found = list(islice(_reasons(availability, job, reservations, _NAMES_MAX), _NAMES_MAX))
-    message = "; ".join(match.message for match in found)
+    reasons = list(islice(_reasons(availability, job, reservations, _NAMES_MAX), _NAMES_MAX))
+    message = "; ".join(match.message for match in reasons)
     if count > _NAMES_MAX:
         message += f"; and {count - _NAMES_MAX} more reasons"
-    jobs = [found[0].job] if found[0].job else []
+    jobs = [reasons[0].job] if reasons[0].job else []
     jobs += [key for key, _ in _holders(availability, job)]
     jobs += [reservation.job for reservation, _ in _ahead(availability, job, reservations)]
     return Pending(
-        reason=found[0].reason, message=message, eta=eta,
+        reason=reasons[0].reason, message=message, eta=eta,
         blocked_by=tuple(dict.fromkeys(jobs))[:BLOCKED_BY_MAX],
     )  # fmt: skip
 
@@ -207,8 +207,8 @@ def blockers(
     most: int | None = None,
 ) -> tuple[list[Blocker], int]:
     """All reasons, the deciding one first, and the number that `most` per kind leaves out."""
-    found = list(_reasons(availability, job, reservations, most))
-    return found, _count(availability, job, reservations) - len(found)
+    reasons = list(_reasons(availability, job, reservations, most))
+    return reasons, _count(availability, job, reservations) - len(reasons)
 
 
 def _count(

@@ -54,9 +54,9 @@ class PendingWriter:
             cycle.explained_detail = self._detail(job, pending, position, reservations)
         if job.key in cycle.delayed_preemptions:
             return  # its preemption is planned again soon: this saves a write
-        known = job.status.pending
-        first = known is None or known.reason == PENDING_EVALUATION
-        if known is not None and not first and not self._is_due(known, pending, position):
+        previous = job.status.pending
+        first = previous is None or previous.reason == PENDING_EVALUATION
+        if previous is not None and not first and not self._is_due(previous, pending, position):
             return
         if self._tokens >= 1 and (self._is_plain(job, pending) or self._remedies.is_available(job)):
             self._tokens -= 1
@@ -64,7 +64,7 @@ class PendingWriter:
             pending = _with(self._detail(job, pending, position, reservations, most))
         elif not first:
             return  # the next scheduling pass follows soon in any case
-        if known is None or known.replace(time=None) != pending:
+        if previous is None or previous.replace(time=None) != pending:
             cycle.update(job.key, pending=pending.replace(time=cycle.now))
 
     def close(self) -> None:
@@ -88,26 +88,26 @@ class PendingWriter:
         tokens += max(0.0, cycle.now - at) * settings.pending_writes_per_second
         return min(tokens, settings.pending_writes_burst)
 
-    def _is_due(self, known: Pending, pending: Pending, position: int) -> bool:
-        if known.reason != pending.reason or known.verdict != pending.verdict:
+    def _is_due(self, previous: Pending, pending: Pending, position: int) -> bool:
+        if previous.reason != pending.reason or previous.verdict != pending.verdict:
             return True
         settings = self._cycle.settings
-        age = self._cycle.now - known.time if known.time is not None else float("inf")
+        age = self._cycle.now - previous.time if previous.time is not None else float("inf")
         if age < max(settings.pending_renew_seconds, position):
             return False
-        if known.unblock and age >= settings.unblock_renew_seconds:
+        if previous.unblock and age >= settings.unblock_renew_seconds:
             return True
         return (
-            known.position != position
-            or known.message != pending.message
-            or known.blocked_by != pending.blocked_by
-            or self._moved(known.eta, pending.eta)
+            previous.position != position
+            or previous.message != pending.message
+            or previous.blocked_by != pending.blocked_by
+            or self._moved(previous.eta, pending.eta)
         )
 
-    def _moved(self, known: float | None, eta: float | None) -> bool:
-        if known is None or eta is None:
-            return known is not eta
-        return abs(eta - known) > max(_ETA_SECONDS, _ETA_SHARE * (eta - self._cycle.now))
+    def _moved(self, previous: float | None, eta: float | None) -> bool:
+        if previous is None or eta is None:
+            return previous is not eta
+        return abs(eta - previous) > max(_ETA_SECONDS, _ETA_SHARE * (eta - self._cycle.now))
 
     def _detail(
         self,
@@ -122,17 +122,17 @@ class PendingWriter:
         first = Blocker(pending.reason, pending.message, until=pending.eta)
         if self._is_plain(job, pending) and job.key not in cycle.quota_blockers:
             return Detail(pending, position, (first,), ())
-        found, more = pending_reasons.blockers(availability, job, reservations, most)
+        reasons, more = pending_reasons.blockers(availability, job, reservations, most)
         if job.key in cycle.quota_blockers:
             # The quota decides, whether nodes are free or not.
-            nodes = [match for match in found if match.node]
+            nodes = [match for match in reasons if match.node]
             more = len(availability.supply(job).out) - len(nodes)
-            found = cycle.quota_blockers[job.key] + nodes
-            return Detail(pending, position, tuple(found), _quota_remedies(cycle, job), more)
+            reasons = cycle.quota_blockers[job.key] + nodes
+            return Detail(pending, position, tuple(reasons), _quota_remedies(cycle, job), more)
         if pending.reason == WAITING_FOR_TURN:
             ahead = cycle.jobs[pending.blocked_by[0]]
-            found[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
-        return Detail(pending, position, tuple(found), self._remedies.of(job), more)
+            reasons[0] = Blocker(pending.reason, pending.message, job=ahead.key, user=ahead.user)
+        return Detail(pending, position, tuple(reasons), self._remedies.of(job), more)
 
     def placed(self) -> None:
         """Drop known remedies after an allocation."""
@@ -142,10 +142,10 @@ class PendingWriter:
 def _with(detail: Detail) -> Pending:
     """`status.pending` with the part of the detail that fits."""
     nodes = [blocker for blocker in detail.blockers if blocker.node][:_NODES_MAX]
-    others = [blocker for blocker in detail.blockers if not blocker.node][
+    other_blockers = [blocker for blocker in detail.blockers if not blocker.node][
         : PENDING_REASONS_MAX - len(nodes)
     ]
-    listed = others + nodes
+    listed = other_blockers + nodes
     return detail.pending.replace(
         position=detail.position,
         reasons=tuple(
@@ -166,8 +166,8 @@ def _with(detail: Detail) -> Pending:
 
 def _quota_remedies(cycle: CycleState, job: JobState) -> tuple[Remedy, ...]:
     """Suspending a job of the same user, which frees room in the quota."""
-    found = cycle.quota_blockers.get(job.key, [])
-    jobs = [cycle.jobs[match.job] for match in found[1:] if match.job in cycle.jobs]
+    blockers = cycle.quota_blockers.get(job.key, [])
+    jobs = [cycle.jobs[match.job] for match in blockers[1:] if match.job in cycle.jobs]
     running = [other.key for other in jobs if other.holding]
     return tuple(
         Remedy(f"flyer suspend {key}", f"gives its nodes' quota back to {job.user}")

@@ -39,12 +39,12 @@ class RemedySearch:
 
     def of(self, job: JobState) -> tuple[Remedy, ...]:
         """The remedies of the job, the cheapest first."""
-        known = self._kept(job)
-        if known is None:
+        remedies = self._kept(job)
+        if remedies is None:
             self._left -= 1
-            known = _found(self._availability, job)
-            self._known[self._wants(job)] = (self._cycle.now, known)
-        return known
+            remedies = _found(self._availability, job)
+            self._known[self._wants(job)] = (self._cycle.now, remedies)
+        return remedies
 
     def clear(self) -> None:
         """Clear the cache after an allocation."""
@@ -53,8 +53,12 @@ class RemedySearch:
 
     def close(self) -> None:
         """Finish the pass and keep what is fresh."""
-        kept = {wants: one for wants, one in self._known.items() if self._is_fresh(one[0])}
-        self._cycle.remedies = kept
+        fresh = {
+            requirements: entry
+            for requirements, entry in self._known.items()
+            if self._is_fresh(entry[0])
+        }
+        self._cycle.remedies = fresh
 
     def _kept(self, job: JobState) -> tuple[Remedy, ...] | None:
         found_at, remedies = self._known.get(self._wants(job), (None, ()))
@@ -89,7 +93,7 @@ class RemedySearch:
 
 def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
     """Search for remedies, the cheapest first."""
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     cycle = availability.cycle
     for nodes in availability.classes(job):
         zones = {node.zone for node in nodes}
@@ -100,7 +104,7 @@ def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
             victims = plan[1]
             lost_node_ms = sum(ordering.lost_node_ms(cycle, cycle.jobs[key]) for key in victims)
             text = "; ".join(f"flyer suspend {key}" for key in victims)
-            found.append(
+            remedies.append(
                 Remedy(text, "frees the nodes once it has saved", lost_node_ms / 1000, jobs=victims)
             )
     outs = [
@@ -109,8 +113,10 @@ def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
         for node in nodes
         if not availability.cycle.nodes[node.name].eligible
     ]
-    unique = {match.command: match for match in found}
-    ordered = sorted(unique.values(), key=lambda one: (one.cost_node_seconds or 0.0, one.command))
+    unique = {match.command: match for match in remedies}
+    ordered = sorted(
+        unique.values(), key=lambda remedy: (remedy.cost_node_seconds or 0.0, remedy.command)
+    )
     return (*ordered, *outs)
 
 

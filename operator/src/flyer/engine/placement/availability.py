@@ -79,9 +79,9 @@ class NodeAvailability:
         """Recompute everything after a preemption."""
         self.reserved_by = self.cycle.reserved_by()
         self.occupied_by = self.cycle.occupied_by()
-        held = self.reserved_by.keys() | self.occupied_by.keys()
-        self._open = self._eligible - held
-        self._open |= {name for name in self._eligible & held if self._is_open(name)}
+        taken_names = self.reserved_by.keys() | self.occupied_by.keys()
+        self._open = self._eligible - taken_names
+        self._open |= {name for name in self._eligible & taken_names if self._is_open(name)}
         self._holders = None
         self._protections = {}
         self._costs = {}
@@ -115,19 +115,19 @@ class NodeAvailability:
         """The usable nodes, ready or not, by node class: a gang never mixes them."""
         key = node_requirements(job)
         if key not in self._classes:
-            found: dict[str, list[Node]] = {}
+            by_class: dict[str, list[Node]] = {}
             for node in self.cycle.usable_nodes(job):
-                found.setdefault(node.node_class, []).append(node)
-            self._classes[key] = [found[name] for name in sorted(found)]
+                by_class.setdefault(node.node_class, []).append(node)
+            self._classes[key] = [by_class[name] for name in sorted(by_class)]
         return self._classes[key]
 
     @property
     def inventory(self) -> Counter[tuple[str, str, int]]:
         """Number of nodes, ready or not, by class, zone and slots."""
         if self._inventory is None:
-            known = self.cycle.known_nodes()
+            nodes = self.cycle.known_nodes()
             self._inventory = Counter(
-                (entry.node_class, entry.zone, entry.slots) for entry in known
+                (entry.node_class, entry.zone, entry.slots) for entry in nodes
             )
         return self._inventory
 
@@ -144,14 +144,14 @@ class NodeAvailability:
         owners = (
             self.reserved_by.get(node.name) or self.occupied_by.get(node.name) for node in nodes
         )
-        held = Counter(owner for owner in owners if owner is not None)
+        counts = Counter(owner for owner in owners if owner is not None)
         free = self.open_of(nodes)
         return Supply(
             frozenset(node.name for node in nodes),
             tuple(sorted({node.zone for node in nodes})),
             Counter(node.zone for node in free),
             Counter((node.node_class, node.zone) for node in free),
-            tuple(sorted(held.items(), key=lambda one: (-one[1], one[0]))),
+            tuple(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))),
             tuple(node.name for node in nodes if node.name not in self._eligible),
         )
 
@@ -238,17 +238,17 @@ class NodeAvailability:
 
     def victims(self, job: JobState) -> tuple[tuple[str, ...], float]:
         """The jobs that this one may preempt now, sorted, and when it may preempt another one."""
-        wanted = self._preemptor_key(job)
-        if wanted not in self._victims:
-            found, next_at = [], math.inf
+        preemptor = self._preemptor_key(job)
+        if preemptor not in self._victims:
+            keys, next_at = [], math.inf
             for key in self.reserving_jobs():
                 at = self.preemptible_at(job, self.cycle.jobs[key])
                 if at <= self.cycle.now:
-                    found.append(key)
+                    keys.append(key)
                 else:
                     next_at = min(next_at, at)
-            self._victims[wanted] = tuple(found), next_at
-        return self._victims[wanted]
+            self._victims[preemptor] = tuple(keys), next_at
+        return self._victims[preemptor]
 
     def largest_gang(self, job: JobState) -> int:
         """Upper bound of the size of a gang with the job's requirements that could be placed now.
@@ -258,8 +258,8 @@ class NodeAvailability:
         keys, next_at = self.victims(job)
         self.cycle.wake(next_at)
         crosses = self.cycle.may_cross(job)
-        wanted = (*node_requirements(job), crosses, *self._preemptor_key(job))
-        if wanted not in self._most:
+        requirements = (*node_requirements(job), crosses, *self._preemptor_key(job))
+        if requirements not in self._most:
             supply = self.supply(job)
             places = Counter(supply.places)
             for key in keys:
@@ -269,8 +269,8 @@ class NodeAvailability:
             for (node_class, _), count in places.items():
                 by_class.setdefault(node_class, []).append(count)
             sizes = [sorted(counts, reverse=True) for counts in by_class.values()]
-            self._most[wanted] = max((sum(size[: 1 + crosses]) for size in sizes), default=0)
-        return self._most[wanted]
+            self._most[requirements] = max((sum(size[: 1 + crosses]) for size in sizes), default=0)
+        return self._most[requirements]
 
     def _preemptor_key(self, job: JobState) -> tuple[object, ...]:
         """The properties of a waiting job that decide which jobs it may preempt, and when."""
@@ -306,18 +306,18 @@ class NodeAvailability:
         A failure may be caused by the job, so one user's jobs must not make others avoid nodes.
         """
         since = self.cycle.now - self.cycle.settings.suspect_seconds
-        found: dict[str, list[str]] = {}
+        suspects: dict[str, list[str]] = {}
         for name, state in self.cycle.nodes.items():
             users = [user for _, user, time in state.start_failures if time >= since]
             if len(users) >= _SUSPECT_JOBS:
-                found[name] = users
-        if not found:
+                suspects[name] = users
+        if not suspects:
             return frozenset()
-        known = {job.user for job in self.cycle.jobs.values() if not job.ended}
+        active_users = {job.user for job in self.cycle.jobs.values() if not job.ended}
         return frozenset(
             name
-            for name, users in found.items()
-            if len(set(users)) >= _SUSPECT_JOBS or len(known | set(users)) == 1
+            for name, users in suspects.items()
+            if len(set(users)) >= _SUSPECT_JOBS or len(active_users | set(users)) == 1
         )
 
     def available_times(
@@ -334,10 +334,10 @@ class NodeAvailability:
                 (zone,): sorted(self._available_at(job, members, given_back_at))
                 for zone, members in by_zone(nodes).items()
             }
-        found = self._times[key]
-        if zones not in found:
-            found[zones] = sorted(match for zone in zones for match in found[zone,])
-        return found[zones]
+        times = self._times[key]
+        if zones not in times:
+            times[zones] = sorted(match for zone in zones for match in times[zone,])
+        return times[zones]
 
     def _available_at(
         self, job: JobState, nodes: Sequence[Node], given_back_at: dict[str, float]

@@ -77,7 +77,9 @@ def same_zone_layout_options(
     counts = history.split
     if not counts or len(counts) > 2:
         return []
-    orders = sorted(permutations(sorted(zones), len(counts)), key=lambda one: one != history.zones)
+    orders = sorted(
+        permutations(sorted(zones), len(counts)), key=lambda order: order != history.zones
+    )
     return [PlacementOption(order, sum(counts), counts) for order in orders]
 
 
@@ -90,28 +92,30 @@ def best(
 
     Tightest: fewest nodes left in its zones, then fewest leaves.
     """
-    found: list[tuple[tuple[int, int, int, int], PlacementOption, tuple[Node, ...]]] = []
+    candidates: list[tuple[tuple[int, int, int, int], PlacementOption, tuple[Node, ...]]] = []
     for index, option in enumerate(options):
-        chosen = choose(option, available, history)
-        if chosen is None:
+        selection = choose(option, available, history)
+        if selection is None:
             continue
         remaining = sum(len(available.get(zone, ())) for zone in option.zones) - option.nodes
-        leaves = len({(node.zone, node.leaf) for node in chosen})
-        known = option.zones == history.zones
-        avoided = sum(node.name in history.avoid for node in chosen)
-        found.append(((avoided, -1 if known else remaining, leaves, index), option, chosen))
-    if not found:
+        leaves = len({(node.zone, node.leaf) for node in selection})
+        same_layout = option.zones == history.zones
+        avoided = sum(node.name in history.avoid for node in selection)
+        candidates.append(
+            ((avoided, -1 if same_layout else remaining, leaves, index), option, selection)
+        )
+    if not candidates:
         return None
-    _, option, chosen = min(found, key=lambda one: one[0])
-    return option, chosen
+    _, option, selection = min(candidates, key=lambda candidate: candidate[0])
+    return option, selection
 
 
 def by_zone(nodes: Sequence[Node]) -> dict[str, list[Node]]:
     """The nodes as one list per zone."""
-    found: dict[str, list[Node]] = {}
+    groups: dict[str, list[Node]] = {}
     for node in nodes:
-        found.setdefault(node.zone, []).append(node)
-    return found
+        groups.setdefault(node.zone, []).append(node)
+    return groups
 
 
 def choose(
@@ -122,11 +126,11 @@ def choose(
     counts = option.counts or _split(option.nodes, free)
     if counts is None or any(want > have for want, have in zip(counts, free, strict=True)):
         return None
-    chosen: list[Node] = []
+    selection: list[Node] = []
     for zone, count in zip(option.zones, counts, strict=True):
-        before = history.previous[len(chosen) : len(chosen) + count]
-        chosen.extend(_in_zone(available[zone], count, before, history.avoid))
-    return tuple(chosen)
+        before = history.previous[len(selection) : len(selection) + count]
+        selection.extend(_in_zone(available[zone], count, before, history.avoid))
+    return tuple(selection)
 
 
 def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
@@ -138,11 +142,11 @@ def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
     for _ in range(nodes):
         fullest = max(range(len(remaining)), key=lambda index: (remaining[index], -index))
         remaining[fullest] -= 1
-    taken = [have - rest for have, rest in zip(free, remaining, strict=True)]
-    if min(taken) == 0:
-        empty, other = taken.index(0), taken.index(max(taken))
-        taken[empty], taken[other] = 1, taken[other] - 1
-    return tuple(taken)
+    used_counts = [have - rest for have, rest in zip(free, remaining, strict=True)]
+    if min(used_counts) == 0:
+        empty, other = used_counts.index(0), used_counts.index(max(used_counts))
+        used_counts[empty], used_counts[other] = 1, used_counts[other] - 1
+    return tuple(used_counts)
 
 
 def _in_zone(
@@ -154,14 +158,16 @@ def _in_zone(
         by_name[name] if name in by_name and name not in avoid else None for name, _ in before
     ]
     places += [None] * (count - len(places))
-    kept = [node for node in places if node is not None]
-    taken = {node.name for node in kept}
-    others = [node for node in nodes if node.name not in taken]
-    wanted = [node for node in others if node.name not in avoid]
-    missing = count - len(kept)
-    fill = list(_fewest_leaves(wanted, min(missing, len(wanted)), {node.leaf for node in kept}))
+    reused = [node for node in places if node is not None]
+    reused_names = {node.name for node in reused}
+    other_nodes = [node for node in nodes if node.name not in reused_names]
+    preferred = [node for node in other_nodes if node.name not in avoid]
+    missing = count - len(reused)
+    fill = list(
+        _fewest_leaves(preferred, min(missing, len(preferred)), {node.leaf for node in reused})
+    )
     if len(fill) < missing:
-        avoided = [node for node in others if node.name in avoid]
+        avoided = [node for node in other_nodes if node.name in avoid]
         fill += list(_fewest_leaves(avoided, missing - len(fill), {node.leaf for node in fill}))
     fillers = iter(fill)
     return [node if node is not None else next(fillers) for node in places]
@@ -176,14 +182,14 @@ def _fewest_leaves(nodes: Sequence[Node], count: int, near: Collection[str]) -> 
         fitting = [leaf for leaf in leaves if len(leaves[leaf]) >= count]
         close = [leaf for leaf in leaves if leaf in near]
         if close:
-            leaf = max(close, key=lambda one: (len(leaves[one]), one))
+            leaf = max(close, key=lambda name: (len(leaves[name]), name))
         elif fitting:
-            leaf = min(fitting, key=lambda one: (len(leaves[one]), natural_order(one)))
+            leaf = min(fitting, key=lambda name: (len(leaves[name]), natural_order(name)))
         else:
-            leaf = max(leaves, key=lambda one: (len(leaves[one]), one))
-        taken = leaves.pop(leaf)[:count]
-        yield from taken
-        count -= len(taken)
+            leaf = max(leaves, key=lambda name: (len(leaves[name]), name))
+        leaf_nodes = leaves.pop(leaf)[:count]
+        yield from leaf_nodes
+        count -= len(leaf_nodes)
 
 
 __all__ = [

@@ -33,20 +33,22 @@ def placement_options(
     cycle: CycleState, job: JobState, zones: Iterable[str], *, same_zone_layout: bool
 ) -> list[list[PlacementOption]]:
     """Placement options by kind, the best first; only the previous layout if requested."""
-    known = set(zones)
+    zone_names = set(zones)
     crossing = cycle.may_cross(job)
     history = placement_history(job)
     like_before: list[PlacementOption] = []
     if sum(history.split) == job.spec.nodes:
         like_before = [
             same_zone_layout_option
-            for same_zone_layout_option in node_selection.same_zone_layout_options(history, known)
+            for same_zone_layout_option in node_selection.same_zone_layout_options(
+                history, zone_names
+            )
             if crossing or not same_zone_layout_option.crosses
         ]
     if same_zone_layout:
         return [like_before]
-    single = node_selection.single_zone_options(job.spec.nodes, known)
-    cross = node_selection.cross_zone_options(job.spec.nodes, known) if crossing else []
+    single = node_selection.single_zone_options(job.spec.nodes, zone_names)
+    cross = node_selection.cross_zone_options(job.spec.nodes, zone_names) if crossing else []
     return [kind for kind in (like_before, single, cross) if kind]
 
 

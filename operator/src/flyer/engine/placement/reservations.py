@@ -96,7 +96,7 @@ def reservation_for(
 
     `admits` says of which classes of nodes the job may have some.
     """
-    taken = {name for reservation in reservations for name in reservation.nodes}
+    reserved_names = {name for reservation in reservations for name in reservation.nodes}
     best: tuple[float, int, tuple[str, ...], frozenset[str]] | None = None
     count = job.spec.nodes
     for nodes in availability.classes(job):
@@ -110,12 +110,15 @@ def reservation_for(
                 for cross_zone_option in node_selection.cross_zone_options(count, zones)
             ]
         for pool in pools:
-            found = _first(
-                availability.available_times(job, nodes, pool), taken, count, availability.cycle.now
+            times = _first(
+                availability.available_times(job, nodes, pool),
+                reserved_names,
+                count,
+                availability.cycle.now,
             )
-            if found is None:
+            if times is None:
                 continue
-            rank = (found[0], found[1], pool, found[2])
+            rank = (times[0], times[1], pool, times[2])
             # One zone is better than two, unless two are available earlier.
             if best is None or (rank[0], len(rank[2]), *rank[1:3]) < (
                 best[0], len(best[2]), *best[1:3],
@@ -128,19 +131,19 @@ def reservation_for(
 
 
 def _first(
-    times: Sequence[AvailableAt], taken: set[str], count: int, now: float
+    times: Sequence[AvailableAt], reserved_names: set[str], count: int, now: float
 ) -> tuple[float, int, frozenset[str]] | None:
     """The first `count` untaken nodes: their time, minus the number of free ones, and names."""
-    first = list(islice((time for time in times if time[1] not in taken), count))
+    first = list(islice((time for time in times if time[1] not in reserved_names), count))
     if len(first) < count:
         return None
     needed_at = first[-1][0]
     # If the time is known, leave free nodes to other jobs as long as later ones suffice.
     if math.isfinite(needed_at):
         in_time = reversed(times[: bisect_right(times, needed_at, key=_at)])
-        first = list(islice((time for time in in_time if time[1] not in taken), count))
+        first = list(islice((time for time in in_time if time[1] not in reserved_names), count))
     free = times[: bisect_right(times, now, key=_at)]
-    free_now = sum(time[1] not in taken for time in free)
+    free_now = sum(time[1] not in reserved_names for time in free)
     return needed_at, -free_now, frozenset(name for _, name in first)
 
 

@@ -42,28 +42,28 @@ def preemption_plan(
         if availability.is_open(node)
         and not is_reserved_for_others(availability, job, node, reservations)
     ]
-    kept = _kept_for_others(availability, reservations)
-    wanted = {node.name for node in nodes if node.name not in kept}
-    freed = {key: availability.freed_by(victim, wanted) for key, victim in victims.items()}
+    reserved_names = _kept_for_others(availability, reservations)
+    node_names = {node.name for node in nodes if node.name not in reserved_names}
+    freed = {key: availability.freed_by(victim, node_names) for key, victim in victims.items()}
     plans: list[tuple[tuple[int, int, int, int], tuple[Node, ...], tuple[str, ...]]] = []
     for index, option in enumerate(kind):
         needed_holders = holders if option.crosses else set()
         if not needed_holders <= victims.keys():
             continue
-        chosen = _victims_for(availability, job, option, free, freed, needed_holders)
-        if chosen is None:
+        selection = _victims_for(availability, job, option, free, freed, needed_holders)
+        if selection is None:
             continue
-        pool = free + [node for key in chosen for node in freed[key]]
+        pool = free + [node for key in selection for node in freed[key]]
         laid = node_selection.choose(option, by_zone(pool), availability.placement_history(job))
         if laid is None:
             continue
-        cost = sum(availability.cost_node_ms(victims[key]) for key in chosen)
+        cost = sum(availability.cost_node_ms(victims[key]) for key in selection)
         remaining = len([node for node in pool if node.zone in option.zones]) - option.nodes
-        plans.append(((cost, len(chosen), remaining, index), laid, chosen))
+        plans.append(((cost, len(selection), remaining, index), laid, selection))
     if not plans:
         return None
-    _, laid, chosen = min(plans, key=lambda plan: plan[0])
-    return laid, chosen
+    _, laid, selection = min(plans, key=lambda plan: plan[0])
+    return laid, selection
 
 
 def _kept_for_others(
@@ -74,12 +74,12 @@ def _kept_for_others(
     A reservation of a crash-looping job does not count: no job of its priority gives way to it.
     """
     cycle = availability.cycle
-    held = [
+    others_reservations = [
         reservation
         for reservation in reservations
         if not ordering.is_crash_looping(cycle, cycle.jobs[reservation.job])
     ]
-    return {name for reservation in held for name in reservation.nodes}
+    return {name for reservation in others_reservations for name in reservation.nodes}
 
 
 def _victims(availability: NodeAvailability, job: JobState, *, anyone: bool) -> dict[str, JobState]:
@@ -117,22 +117,22 @@ def _victims_for(
         )
     )  # fmt: skip
     if not option.crosses:
-        here = sum(node.zone in option.zones for node in free)
-        cover = cheapest_cover(candidates, option.nodes - here)
+        in_zones = sum(node.zone in option.zones for node in free)
+        cover = cheapest_cover(candidates, option.nodes - in_zones)
         return None if cover is None else tuple(sorted(victim.job for victim in cover))
     history = availability.placement_history(job)
 
-    def enough(chosen: Sequence[Candidate]) -> bool:
-        if not holders <= {victim.job for victim in chosen}:
+    def enough(selection: Sequence[Candidate]) -> bool:
+        if not holders <= {victim.job for victim in selection}:
             return False
-        pool = list(free) + [node for victim in chosen for node in freed[victim.job]]
+        pool = list(free) + [node for victim in selection for node in freed[victim.job]]
         return node_selection.choose(option, by_zone(pool), history) is not None
 
-    found = cheapest_set(
+    selection = cheapest_set(
         [candidate for candidate in candidates if candidate.gain or candidate.job in holders],
         enough,
     )
-    return None if found is None else tuple(sorted(match.job for match in found))
+    return None if selection is None else tuple(sorted(match.job for match in selection))
 
 
 __all__ = ["preemption_plan"]

@@ -30,18 +30,18 @@ def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidat
         return ()
     if len(useful) * need > _CELLS_MAX:
         return cheapest_set(
-            useful, lambda chosen: sum(candidate.gain for candidate in chosen) >= need
+            useful, lambda selection: sum(candidate.gain for candidate in selection) >= need
         )
     # cover[k]: the best set that frees at least k nodes, as (cost, size, positions).
     cover: list[tuple[int, int, tuple[int, ...]] | None] = [(0, 0, ())] + [None] * need
-    for position, one in enumerate(useful):
+    for position, item in enumerate(useful):
         for count in range(need, 0, -1):
-            rest = cover[max(0, count - one.gain)]
+            rest = cover[max(0, count - item.gain)]
             if rest is None:
                 continue
-            better = (rest[0] + one.cost_node_ms, rest[1] + 1, (*rest[2], position))
-            known = cover[count]
-            if known is None or better < known:
+            better = (rest[0] + item.cost_node_ms, rest[1] + 1, (*rest[2], position))
+            previous = cover[count]
+            if previous is None or better < previous:
                 cover[count] = better
     best = cover[need]
     assert best is not None, "the sum of gains covers the need"
@@ -52,18 +52,18 @@ def cheapest_set(
     candidates: Sequence[Candidate], enough: Callable[[Sequence[Candidate]], bool]
 ) -> tuple[Candidate, ...] | None:
     """A small set for which `enough` holds: add the cheapest, then drop the most expensive."""
-    chosen: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda one: one.cost_node_ms):
-        if enough(chosen):
+    selection: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda item: item.cost_node_ms):
+        if enough(selection):
             break
-        chosen.append(candidate)
-    if not enough(chosen):
+        selection.append(candidate)
+    if not enough(selection):
         return None
-    for candidate in sorted(chosen, key=lambda candidate: -candidate.cost_node_ms):
-        without = [other for other in chosen if other is not candidate]
+    for candidate in sorted(selection, key=lambda candidate: -candidate.cost_node_ms):
+        without = [other for other in selection if other is not candidate]
         if enough(without):
-            chosen = without
-    return tuple(chosen)
+            selection = without
+    return tuple(selection)
 
 
 __all__ = ["Candidate", "cheapest_cover", "cheapest_set"]

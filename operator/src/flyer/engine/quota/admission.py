@@ -38,16 +38,16 @@ class QuotaAdmission:
         active = cycle.active_jobs()
         for key in sorted(active):
             job = active[key]
-            wanted, held = job.spec.priority, job.status.priority
-            if not job.holding or wanted in (Priority.AUTO, held):
+            requested, current = job.spec.priority, job.status.priority
+            if not job.holding or requested in (Priority.AUTO, current):
                 continue
             if not self.snapshot.quotas:
-                cycle.update(key, priority=wanted)
+                cycle.update(key, priority=requested)
                 continue
             node_class = self.snapshot.holdings[key].node_class
-            if self.snapshot.first_full_quota(job, wanted, node_class) is None:
-                cycle.update(key, priority=wanted)
-                self.snapshot.charge(cycle.jobs[key], wanted, node_class)
+            if self.snapshot.first_full_quota(job, requested, node_class) is None:
+                cycle.update(key, priority=requested)
+                self.snapshot.charge(cycle.jobs[key], requested, node_class)
 
     @property
     def limited(self) -> bool:
@@ -85,29 +85,29 @@ class QuotaAdmission:
         if not self.snapshot.quotas:
             return None
         spec, classes = job.spec, self._classes(job)
-        wanted = (
+        requirement = (
             self.snapshot.subjects(job), spec.nodes, spec.priority, spec.node_class, *classes
         )  # fmt: skip
-        if wanted not in self._verdicts:
-            self._verdicts[wanted] = eligibility.quota_exceeded(
+        if requirement not in self._verdicts:
+            self._verdicts[requirement] = eligibility.quota_exceeded(
                 self.availability.cycle, job, classes
             )
-        return self._verdicts[wanted]
+        return self._verdicts[requirement]
 
     def refusal(self, job: JobState) -> Pending | None:
         """Why the job has to wait for room; None: it has room. It keeps its place in the quota."""
         if not self.snapshot.quotas or self._fits(job):
             return None
         cycle = self.availability.cycle
-        found = [
+        violations = [
             quota
             for node_class in self._classes(job) or (job.spec.node_class,)
             if (quota := self.snapshot.first_full_quota(job, cycle.priority(job), node_class))
             is not None
         ]
-        pending, reasons = self.snapshot.out_of_quota(job, found[0])
+        pending, reasons = self.snapshot.out_of_quota(job, violations[0])
         cycle.quota_blockers[job.key] = reasons
-        for quota in found:
+        for quota in violations:
             self.snapshot.wait_in(quota, job)
         return pending
 

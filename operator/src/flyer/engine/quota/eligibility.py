@@ -29,7 +29,7 @@ def allowed_priorities(cycle: CycleState, job: JobState, quotas: Iterable[Quota]
         if quota.priority != ANY and quota.concerns(subjects)
         and (job.spec.node_class is None or quota.node_class in (ANY, job.spec.node_class))
     } | {cycle.settings.auto_priority}  # fmt: skip
-    return sorted(named, key=lambda one: -one.level)
+    return sorted(named, key=lambda quota: -quota.level)
 
 
 def quota_exceeded(cycle: CycleState, job: JobState, classes: Sequence[str]) -> Pending | None:
@@ -42,21 +42,21 @@ def quota_exceeded(cycle: CycleState, job: JobState, classes: Sequence[str]) -> 
     for priority in allowed_priorities(cycle, job, snapshot.quotas):
         for node_class in classes or (job.spec.node_class,):
             limits = snapshot.limits(subjects, priority, node_class)
-            least = min(limits, key=lambda one: (one.nodes, one.name), default=None)
+            least = min(limits, key=lambda limit: (limit.nodes, limit.name), default=None)
             if least is None or least.nodes >= job.spec.nodes:
                 return None
             tightest.append((least, priority))
     if not tightest:
         return None
-    quota, priority = max(tightest, key=lambda one: (one[0].nodes, one[1].level, one[0].name))
-    what = f"priority {quota.priority}" if quota.priority != ANY else "any priority"
+    quota, priority = max(tightest, key=lambda item: (item[0].nodes, item[1].level, item[0].name))
+    level = f"priority {quota.priority}" if quota.priority != ANY else "any priority"
     where = f"node class {quota.node_class}" if quota.node_class != ANY else "all node classes"
     fewer = f"set spec.nodes to {quota.nodes} or less, " if quota.nodes else ""
     return Pending(
         verdict="Never",
         reason="QuotaExceeded",
         message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives "
-        f"{quota.subject_name(subjects)} {quota.nodes or 'none'} at {what} in {where}: {fewer}"
+        f"{quota.subject_name(subjects)} {quota.nodes or 'none'} at {level} in {where}: {fewer}"
         f"choose another priority or node class, or ask for a larger FlyerQuota {quota.name}",
     )
 

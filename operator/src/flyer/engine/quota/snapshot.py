@@ -47,22 +47,24 @@ class QuotaSnapshot:
         """The quotas that apply, the narrowest first, then the smallest."""
         key = (subjects, priority, node_class)
         if key not in self._limits:
-            found = [
+            matches = [
                 quota for quota in self.quotas if quota.applies(subjects, priority, node_class)
             ]
             own = {
                 (match.kind, match.priority, match.node_class)
-                for match in found
+                for match in matches
                 if match.subject != ANY
             }
-            kept = [
+            applicable = [
                 match
-                for match in found
+                for match in matches
                 if match.total
                 or match.subject != ANY
                 or (match.kind, match.priority, match.node_class) not in own
             ]
-            self._limits[key] = sorted(kept, key=lambda one: (one.width, one.nodes, one.name))
+            self._limits[key] = sorted(
+                applicable, key=lambda limit: (limit.width, limit.nodes, limit.name)
+            )
         return self._limits[key]
 
     def subjects(self, job: JobState) -> Subjects:
@@ -72,11 +74,11 @@ class QuotaSnapshot:
     def hold(self, holding: Holding) -> None:
         """Set what a job holds."""
         before = self.holdings.get(holding.job)
-        for one, nodes in ((before, -before.nodes if before else 0), (holding, holding.nodes)):
-            if one is None:
+        for usage, nodes in ((before, -before.nodes if before else 0), (holding, holding.nodes)):
+            if usage is None:
                 continue
-            for quota in self._limits_of(one):
-                key = quota.account(one.subjects)
+            for quota in self._limits_of(usage):
+                key = quota.account(usage.subjects)
                 self._used[key] = self._used.get(key, 0) + nodes
         self.holdings[holding.job] = holding
 
@@ -96,13 +98,13 @@ class QuotaSnapshot:
     def holders(self, quota: Quota, subjects: Subjects | None = None) -> list[Holding]:
         """The jobs that hold nodes in this account, or under the quota, the largest first."""
         account = quota.account(subjects) if subjects is not None else None
-        found = [
+        holders_of_quota = [
             holding
             for holding in self.holdings.values()
             if account in (None, quota.account(holding.subjects))
             and quota in self._limits_of(holding)
         ]
-        return sorted(found, key=lambda one: (-one.nodes, one.job))
+        return sorted(holders_of_quota, key=lambda holder: (-holder.nodes, holder.job))
 
     def _limits_of(self, holding: Holding) -> list[Quota]:
         return self.limits(holding.subjects, holding.priority, holding.node_class)
@@ -131,17 +133,17 @@ class QuotaSnapshot:
         """Why the job waits for room: the quota, its use, and the jobs that hold nodes."""
         subjects = self.subjects(job)
         holders = [holder for holder in self.holders(quota, subjects) if holder.job != job.key]
-        used = sum(holder.nodes for holder in holders)
+        used_nodes = sum(holder.nodes for holder in holders)
         ahead = self._waiting.get(quota.account(subjects), job.key)
         named = ", ".join(f"{holder.job} ({holder.nodes})" for holder in holders[:_HOLDERS_MAX])
         if len(holders) > _HOLDERS_MAX:
             named += f" and {len(holders) - _HOLDERS_MAX} more jobs"
-        remaining = max(0, quota.nodes - used)
+        remaining = max(0, quota.nodes - used_nodes)
         message = (
             f"quota {quota.name} has {remaining} of {quota.nodes} nodes left for "
             f"{quota.subject_name(subjects)}, wants {job.spec.nodes}"
         )
-        message += f": {used} used by {named}" if holders else ""
+        message += f": {used_nodes} used by {named}" if holders else ""
         blockers = [Blocker(WAITING_FOR_QUOTA, message, user=job.user, until=quota.expires_at)]
         blockers += [
             Blocker(
@@ -164,16 +166,16 @@ class QuotaSnapshot:
 
 def quota_snapshot(cycle: CycleState) -> QuotaSnapshot:
     """The usage of the quotas that have not expired. The next expiry causes a step."""
-    found = QuotaSnapshot(active_quotas(cycle), teams=cycle.teams)
-    if not found.quotas:
-        return found  # without quotas nothing is counted
+    snapshot = QuotaSnapshot(active_quotas(cycle), teams=cycle.teams)
+    if not snapshot.quotas:
+        return snapshot  # without quotas nothing is counted
     for job in cycle.active_jobs().values():
         holding = holding_of(cycle, job)
         if holding is not None:
-            found.hold(holding)
+            snapshot.hold(holding)
     for holding in cycle.quarantined:
-        found.hold(holding)
-    return found
+        snapshot.hold(holding)
+    return snapshot
 
 
 def subjects_of(job: JobState, teams: Mapping[str, str]) -> Subjects:
@@ -184,14 +186,14 @@ def subjects_of(job: JobState, teams: Mapping[str, str]) -> Subjects:
 
 def active_quotas(cycle: CycleState) -> tuple[Quota, ...]:
     """The quotas that have not expired, by name."""
-    found = []
+    quotas = []
     for quota in cycle.quotas.values():
         if quota.expires_at is not None:
             if quota.expires_at <= cycle.now:
                 continue
             cycle.wake(quota.expires_at)
-        found.append(quota)
-    return tuple(sorted(found, key=lambda one: one.name))
+        quotas.append(quota)
+    return tuple(sorted(quotas, key=lambda quota: quota.name))
 
 
 def holding_of(cycle: CycleState, job: JobState) -> Holding | None:

@@ -30,13 +30,13 @@ def quota_usage(state: EngineState, now: float) -> dict[str, QuotaUsage]:
     """Usage of every quota that applies now, by name."""
     cycle = CycleState(state, now)
     snapshot = quota_snapshot(cycle)
-    found = {quota.name: QuotaUsage() for quota in snapshot.quotas}
-    for held in snapshot.holdings.values():
-        for quota in snapshot.limits(held.subjects, held.priority, held.node_class):
-            name = held.subjects.of(quota.kind)
-            found[quota.name].held.setdefault(name, []).append(held.nodes)
-    waiting: dict[str, set[str]] = {name: set() for name in found}
-    jobs = [job for job in cycle.jobs.values() if _waits(job)] if found else []
+    usage = {quota.name: QuotaUsage() for quota in snapshot.quotas}
+    for holding in snapshot.holdings.values():
+        for quota in snapshot.limits(holding.subjects, holding.priority, holding.node_class):
+            name = holding.subjects.of(quota.kind)
+            usage[quota.name].held.setdefault(name, []).append(holding.nodes)
+    waiting: dict[str, set[str]] = {name: set() for name in usage}
+    jobs = [job for job in cycle.jobs.values() if _waits(job)] if usage else []
     # The second pass finds jobs that have room, but wait behind others of their account.
     for _ in range(2):
         for job in jobs:
@@ -44,8 +44,8 @@ def quota_usage(state: EngineState, now: float) -> dict[str, QuotaUsage]:
                 snapshot.wait_in(quota, job)
                 waiting[quota.name].add(job.key)
     for name, keys in waiting.items():
-        found[name].waiting = len(keys)
-    return found
+        usage[name].waiting = len(keys)
+    return usage
 
 
 def _waits(job: JobState) -> bool:
@@ -58,9 +58,11 @@ def _waits(job: JobState) -> bool:
 
 
 def _full_quotas(cycle: CycleState, snapshot: QuotaSnapshot, job: JobState) -> Iterator[Quota]:
-    wanted = job.spec.node_class
+    required_class = job.spec.node_class
     classes = (
-        {wanted} if wanted is not None else {node.node.node_class for node in cycle.nodes.values()}
+        {required_class}
+        if required_class is not None
+        else {node.node.node_class for node in cycle.nodes.values()}
     )
     for node_class in sorted(classes):
         quota = snapshot.first_full_quota(job, cycle.priority(job), node_class)

@@ -33,12 +33,12 @@ def with_conditions(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) 
     status = status.replace(
         reason=reason, message=message, zones=zones, observed_generation=job.generation
     )
-    known = {condition.type: condition for condition in status.conditions}
+    before_by_type = {condition.type: condition for condition in status.conditions}
     conditions = []
     priority = status.priority or job.spec.priority
     for kind, holds, why, text in _facts(status, limits.clamped(job.spec, priority)):
         value: Literal["True", "False"] = "True" if holds else "False"
-        before = known.get(kind)
+        before = before_by_type.get(kind)
         if before is None and not holds and kind in _LATER:
             continue
         same = before is not None and before.status == value
@@ -61,8 +61,8 @@ def _summary(status: FlyerJobStatus) -> tuple[str, str]:
     if status.phase is Phase.SUSPENDING and status.suspension is not None:
         return status.suspension.reason, status.suspension.message
     if status.phase is Phase.SUSPENDED:
-        asked = status.eviction
-        return "Suspended", asked.message if asked and asked.reason == "Suspended" else ""
+        eviction = status.eviction
+        return "Suspended", eviction.message if eviction and eviction.reason == "Suspended" else ""
     if status.phase is Phase.STARTING:
         return "WaitingForPodsReady", "the pods are starting"
     if status.pending is not None:

@@ -83,8 +83,8 @@ class CycleState:
 
     def put(self, job: JobState) -> JobState:
         """Replace a job."""
-        known = self.jobs.get(job.key)
-        self.changed = self.changed or known is None or _affects_scheduling(known, job)
+        previous = self.jobs.get(job.key)
+        self.changed = self.changed or previous is None or _affects_scheduling(previous, job)
         return self.put_bookkeeping(job)
 
     def update(self, key: str, **changes: Any) -> JobState:
@@ -193,15 +193,15 @@ class CycleState:
     def terms(self, job: JobState) -> PreemptionTerms:
         """How the job may be preempted: as it requests, within the administrator's limits."""
         priority, limits, spec = self.priority(job), self.zones.limits, job.spec
-        wanted = id(spec), priority
-        known = self._terms.get(wanted)
-        if known is None or known[0] is not limits:
-            known = self._terms_before.get(wanted)
-            if known is None or known[0] is not limits:
+        terms_key = id(spec), priority
+        cached = self._terms.get(terms_key)
+        if cached is None or cached[0] is not limits:
+            cached = self._terms_before.get(terms_key)
+            if cached is None or cached[0] is not limits:
                 # The entry keeps the spec alive, so that its id is not reused.
-                known = limits, spec, limits.terms(spec, priority)
-            self._terms[wanted] = known
-        return known[2]
+                cached = limits, spec, limits.terms(spec, priority)
+            self._terms[terms_key] = cached
+        return cached[2]
 
     def reserved_by(self) -> dict[str, str]:
         """The job that has reserved each node, by node name."""
@@ -275,21 +275,23 @@ class CycleState:
     def usable_nodes(self, job: JobState) -> Iterator[Node]:
         """Every known node of the right class and size, ready or not, in natural order."""
         spec = job.spec
-        for node in sorted(self.known_nodes(), key=lambda one: natural_order(one.name)):
+        for node in sorted(self.known_nodes(), key=lambda node: natural_order(node.name)):
             if spec.node_class not in (None, node.node_class) or spec.zone not in (None, node.zone):
                 continue
             if node.slots >= spec.ranks_per_node:
                 yield node
 
 
-def _affects_scheduling(known: JobState, job: JobState) -> bool:
+def _affects_scheduling(previous: JobState, job: JobState) -> bool:
     """Whether the copies differ in an input of scheduling, not only in `seen` and `sent`."""
     return not (
-        known.status is job.status
-        and known.spec is job.spec
-        and known.sent.stops is job.sent.stops
-        and (known.suspend, known.requeue, known.removed) == (job.suspend, job.requeue, job.removed)
-        and (known.user, known.queue, known.generation) == (job.user, job.queue, job.generation)
+        previous.status is job.status
+        and previous.spec is job.spec
+        and previous.sent.stops is job.sent.stops
+        and (previous.suspend, previous.requeue, previous.removed)
+        == (job.suspend, job.requeue, job.removed)
+        and (previous.user, previous.queue, previous.generation)
+        == (job.user, job.queue, job.generation)
     )
 
 

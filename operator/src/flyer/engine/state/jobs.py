@@ -73,11 +73,11 @@ class JobState:
     @property
     def is_only_queued(self) -> bool:
         """Whether a step can do nothing for the job except give it nodes."""
-        status, sent = self.status, self.sent
+        status, reported = self.status, self.sent
         return (
             status.phase is Phase.QUEUED
-            and not (self.suspend or self.removed or status.occupied or sent.stops)
-            and sent.token is False
+            and not (self.suspend or self.removed or status.occupied or reported.stops)
+            and reported.token is False
             and self.spec.stop is None
             and self.generation == status.observed_generation
         )

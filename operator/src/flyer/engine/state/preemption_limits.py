@@ -76,14 +76,14 @@ class Limits:
 
     def terms(self, spec: FlyerJobSpec, priority: Priority) -> PreemptionTerms:
         """The terms of a job at this priority: its own values within the limits."""
-        asked, own = spec.preemption, self._own(priority)
+        preemption, own = spec.preemption, self._own(priority)
         grace = _least(
-            asked.checkpoint_grace_period.seconds,
+            preemption.checkpoint_grace_period.seconds,
             self.checkpoint_grace_seconds,
             own.checkpoint_grace_seconds,
         )
         longest = _least(
-            asked.max_checkpoint_grace_period.seconds,
+            preemption.max_checkpoint_grace_period.seconds,
             self.max_checkpoint_grace_seconds,
             own.max_checkpoint_grace_seconds,
         )
@@ -91,7 +91,9 @@ class Limits:
         return PreemptionTerms(
             grace,
             max(grace, longest),
-            _least(asked.min_runtime.seconds, self.min_runtime_seconds, own.min_runtime_seconds),
+            _least(
+                preemption.min_runtime.seconds, self.min_runtime_seconds, own.min_runtime_seconds
+            ),
             min(saves, self.interval_seconds),
         )
 
@@ -100,30 +102,34 @@ class Limits:
         return ", ".join(self._clamped(spec, priority))
 
     def _clamped(self, spec: FlyerJobSpec, priority: Priority) -> Iterator[str]:
-        asked, terms = spec.preemption, self.terms(spec, priority)
-        for name, wanted, seconds in (
-            ("checkpointGracePeriod", asked.checkpoint_grace_period, terms.checkpoint_grace_period),
+        preemption, terms = spec.preemption, self.terms(spec, priority)
+        for name, requested, seconds in (
+            (
+                "checkpointGracePeriod",
+                preemption.checkpoint_grace_period,
+                terms.checkpoint_grace_period,
+            ),
             (
                 "maxCheckpointGracePeriod",
-                asked.max_checkpoint_grace_period,
+                preemption.max_checkpoint_grace_period,
                 terms.max_checkpoint_grace_period,
             ),
-            ("minRuntime", asked.min_runtime, terms.min_runtime),
+            ("minRuntime", preemption.min_runtime, terms.min_runtime),
         ):
-            if seconds < wanted.seconds:
+            if seconds < requested.seconds:
                 cap = Duration.of_seconds(seconds)
-                yield f"spec.preemption.{name}: {wanted} is capped to {cap}"
+                yield f"spec.preemption.{name}: {requested} is capped to {cap}"
 
     def _own(self, priority: Priority) -> PriorityCaps:
-        found = (entry for entry in self.priorities if entry.priority == priority.value)
-        return next(found, PriorityCaps(priority.value))
+        matches = (entry for entry in self.priorities if entry.priority == priority.value)
+        return next(matches, PriorityCaps(priority.value))
 
 
 DEFAULT_LIMITS = Limits()
 
 
-def _least(asked: float, cap: float, own: float | None) -> float:
-    return min(asked, cap) if own is None else min(asked, cap, own)
+def _least(requested: float, cap: float, own: float | None) -> float:
+    return min(requested, cap) if own is None else min(requested, cap, own)
 
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "PreemptionTerms", "PriorityCaps"]

@@ -47,24 +47,26 @@ def apply_removal_budget(
     """
     suspects: dict[str, list[NodeState]] = {}
     sizes: Counter[str] = Counter()
-    found = dict(nodes)
+    states_after = dict(nodes)
     for name, state in nodes.items():
         if not state.removed:
             sizes[state.node.node_class] += 1
         if _is_unproven(state):
             since = state.unproven_at if state.unproven_at is not None else now
-            found[name] = replace(state, unproven_at=since)
-            suspects.setdefault(state.node.node_class, []).append(found[name])
+            states_after[name] = replace(state, unproven_at=since)
+            suspects.setdefault(state.node.node_class, []).append(states_after[name])
         elif state.out or state.unproven_at is not None:
-            found[name] = replace(state, out="", unproven_at=None)
+            states_after[name] = replace(state, out="", unproven_at=None)
     for node_class, states in suspects.items():
         budget = zones.removal_budget(sizes[node_class])
-        states.sort(key=lambda one: (not one.out, one.unproven_at, natural_order(one.node.name)))
+        states.sort(
+            key=lambda state: (not state.out, state.unproven_at, natural_order(state.node.name))
+        )
         for index, state in enumerate(states):
             out = state.node.unproven if index < budget else ""
             if out != state.out:
-                found[state.node.name] = replace(state, out=out)
-    return found
+                states_after[state.node.name] = replace(state, out=out)
+    return states_after
 
 
 def removal_budgets(state: EngineState) -> list[RemovalBudget]:

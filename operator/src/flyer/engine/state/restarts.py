@@ -96,10 +96,12 @@ def suspect_nodes(cycle: CycleState, key: str, nodes: Sequence[str]) -> None:
     for name in nodes:
         state = cycle.nodes.get(name)
         if state is not None:
-            others = tuple(
+            other_failures = tuple(
                 start_failure for start_failure in state.start_failures if start_failure[0] != key
             )
-            failures = (*others, (key, cycle.jobs[key].user, cycle.now))[-_START_FAILURES_MAX:]
+            failures = (*other_failures, (key, cycle.jobs[key].user, cycle.now))[
+                -_START_FAILURES_MAX:
+            ]
             cycle.nodes[name] = replace(state, start_failures=failures)
 
 

@@ -160,14 +160,14 @@ def start(cycle: CycleState, key: str) -> None:
         ),
         pending=None,
     )
-    seen = replace(
+    observed = replace(
         job.seen,
         activity_at=cycle.now,
         step=progress.step if progress else None,
         stream_lost_at=None,
         absent=(),
     )
-    cycle.put(replace(cycle.jobs[key], seen=seen))
+    cycle.put(replace(cycle.jobs[key], seen=observed))
 
 
 def record_nodes(cycle: CycleState, key: str) -> None:
@@ -214,12 +214,12 @@ def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> No
     if job.status.phase is Phase.SUSPENDING and suspension is not None:
         if suspension.reason == "Stopped" and (suspension.expired or not kill):
             return
-        asked = suspension.replace(
+        request = suspension.replace(
             reason="Stopped", by=truncated(by, BY_CHARS_MAX), message=message
         )
         if kill:
-            asked = asked.replace(deadline=cycle.now, expired=True)
-        cycle.update(key, suspension=asked)
+            request = request.replace(deadline=cycle.now, expired=True)
+        cycle.update(key, suspension=request)
     elif job.status.phase in (Phase.STARTING, Phase.RUNNING):
         request_suspension(cycle, key, reason="Stopped", by=by, message=message, kill=kill)
     else:
@@ -230,8 +230,8 @@ def extend_grace(cycle: CycleState, key: str) -> None:
     """Extend the deadline of a job that received the signal and reports progress, up to limit."""
     job = cycle.jobs[key]
     suspension = job.status.suspension
-    knows = job.status.suspend_code is SuspendCode.RECEIVED
-    if suspension is None or suspension.expired or not knows:
+    acknowledged = job.status.suspend_code is SuspendCode.RECEIVED
+    if suspension is None or suspension.expired or not acknowledged:
         return
     grace = cycle.terms(job).checkpoint_grace_period
     deadline = quantize(min(suspension.limit, cycle.now + grace))
@@ -270,8 +270,8 @@ def truncated(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
 def flush_progress(cycle: CycleState, key: str) -> JobState:
     """Write the latest observed step into the status."""
     job = cycle.jobs[key]
-    step, known = job.seen.step, job.status.progress
-    if step is None or (known is not None and known.step == step):
+    step, published = job.seen.step, job.status.progress
+    if step is None or (published is not None and published.step == step):
         return job
     job = cycle.update(key, progress=Progress(step=step, time=job.seen.activity_at))
     return cycle.put(replace(job, seen=replace(job.seen, progress_committed_at=cycle.now)))
@@ -281,13 +281,13 @@ def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> 
     """End the attempt and queue the job again, or suspend it if its owner asked for that."""
     job = cycle.jobs[key]
     status = job.status
-    lost = None
+    lost_steps = None
     if status.suspend_code is SuspendCode.MAY_SUSPEND:
         # The job reported a checkpoint before it released its nodes.
-        lost = 0
+        lost_steps = 0
     elif status.progress is not None:
         saved = status.checkpoint.step if status.checkpoint else 0
-        lost = max(0, status.progress.step - saved)
+        lost_steps = max(0, status.progress.step - saved)
     cycle.update(
         key,
         phase=Phase.SUSPENDED if job.suspend else Phase.QUEUED,
@@ -295,7 +295,7 @@ def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> 
         priority=_still_held(job),
         suspension=None,
         pending=None,
-        past_attempts=_with_attempt(status, cycle.now, reason, lost),
+        past_attempts=_with_attempt(status, cycle.now, reason, lost_steps),
         eviction=Eviction(
             reason=reason,
             by=truncated(by, BY_CHARS_MAX),
@@ -303,14 +303,14 @@ def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> 
             time=cycle.now,
             attempt=status.history.attempt,
             suspend_code=status.suspend_code,
-            lost_steps=lost,
+            lost_steps=lost_steps,
         ),
         history=status.history.replace(queued_at=cycle.now, slice_used=_slice_used(cycle, job)),
     )
 
 
 def _with_attempt(
-    status: FlyerJobStatus, now: float, reason: str, lost: int | None
+    status: FlyerJobStatus, now: float, reason: str, lost_steps: int | None
 ) -> tuple[PastAttempt, ...]:
     """The past attempts with the one that ends now, if its pods were started."""
     assignment = status.assignment
@@ -326,7 +326,7 @@ def _with_attempt(
         nodes=tuple(PreviousNode(name=name, zone=zone) for name, zone in names),
         restored_step=assignment.restored_step,
         same_zone_layout=assignment.same_zone_layout,
-        lost_steps=lost,
+        lost_steps=lost_steps,
     )
     return (*status.past_attempts, ended)[-PAST_ATTEMPTS_MAX:]
 
@@ -346,8 +346,8 @@ def count_preemption(cycle: CycleState, key: str) -> None:
     history = cycle.jobs[key].status.history
     since = cycle.now - cycle.settings.preemptions_seconds
     recent = [at for at in history.preempted_at if at > since]
-    kept = tuple([*recent, cycle.now][-PREEMPTIONS_MAX:])
-    cycle.update(key, history=history.replace(preempted_at=kept))
+    latest = tuple([*recent, cycle.now][-PREEMPTIONS_MAX:])
+    cycle.update(key, history=history.replace(preempted_at=latest))
 
 
 def _slice_used(cycle: CycleState, job: JobState) -> float:

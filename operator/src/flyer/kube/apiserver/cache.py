@@ -95,12 +95,12 @@ class Cache(Generic[T]):
 
     def get(self, namespace: str, name: str) -> T | None:
         """The object as last seen."""
-        held = self._held.get((namespace, name))
-        return held.value if held else None
+        entry = self._held.get((namespace, name))
+        return entry.value if entry else None
 
     def values(self) -> Iterator[T]:
         """All objects."""
-        return (held.value for held in self._held.values())
+        return (entry.value for entry in self._held.values())
 
     def __len__(self) -> int:
         return len(self._held)
@@ -134,8 +134,8 @@ class Cache(Generic[T]):
 
     def put(self, key: Key, version: int, shaped: T) -> None:
         """As `offer`, for a converted object; `changed` is not called."""
-        held = self._held.get(key)
-        if version > max(held.version if held else 0, self._deleted.get(key, 0)):
+        entry = self._held.get(key)
+        if version > max(entry.version if entry else 0, self._deleted.get(key, 0)):
             self._held[key] = _Held(version, shaped)
 
     async def refresh(self) -> None:
@@ -159,7 +159,9 @@ class Cache(Generic[T]):
             except NotFoundError as error:
                 version = ""
                 if self._optional:
-                    self._drop_missing(set(), {key: one.version for key, one in self._held.items()})
+                    self._drop_missing(
+                        set(), {key: entry.version for key, entry in self._held.items()}
+                    )
                     self._heard()
                     pause_seconds = self._settings.backoff_seconds_max
                 else:
@@ -203,26 +205,26 @@ class Cache(Generic[T]):
         return self._api.snapshot(self.resource, **self._selectors)
 
     async def _list(self, pages: AsyncIterator[Page]) -> str:
-        found: set[Key] = set()
-        before = {key: held.version for key, held in self._held.items()}
+        keys: set[Key] = set()
+        before = {key: entry.version for key, entry in self._held.items()}
         version = ""
         # Page by page: the JSON of all objects at once would need many times the memory.
         async for page in pages:
             version = version or page.version
             for item in page.items:
                 key = _key(item)
-                found.add(key)
+                keys.add(key)
                 self._put(key, _version(item), item)
             self._heard_at = time.monotonic()
-        self._drop_missing(found, before)
+        self._drop_missing(keys, before)
         self._heard(version)
         return version
 
-    def _drop_missing(self, found: set[Key], before: dict[Key, int]) -> None:
+    def _drop_missing(self, listed: set[Key], before: dict[Key, int]) -> None:
         """Drop objects cached before the list that are not in it and have not changed since."""
         for key, version in before.items():
-            held = self._held.get(key)
-            if key not in found and held is not None and held.version == version:
+            entry = self._held.get(key)
+            if key not in listed and entry is not None and entry.version == version:
                 self._drop(key, version)
 
     async def _watch(self, version: str) -> str:
@@ -259,8 +261,8 @@ class Cache(Generic[T]):
         return min(longest, self._settings.backoff_seconds_max) * random.uniform(0.5, 1.5)  # noqa: S311
 
     def _put(self, key: Key, version: int, value: dict[str, Any]) -> None:
-        held = self._held.get(key)
-        if held is not None and version <= held.version:
+        entry = self._held.get(key)
+        if entry is not None and version <= entry.version:
             return
         try:
             shaped = self._shape(value)
@@ -268,19 +270,19 @@ class Cache(Generic[T]):
             # One object's content must not end the watch. The previous version stays.
             log.exception("ignoring unreadable %s %s", self.resource.plural, key)
             return
-        before = held.value if held else None
+        before = entry.value if entry else None
         self._held[key] = _Held(version, shaped)
         self._changed(key, before, shaped)
 
     def _drop(self, key: Key, version: int) -> None:
-        held = self._held.get(key)
-        if held is None or version < held.version:
+        entry = self._held.get(key)
+        if entry is None or version < entry.version:
             return
         del self._held[key]
         self._deleted[key] = version
         if len(self._deleted) > _DELETIONS_KEPT:
             self._deleted.popitem(last=False)
-        self._changed(key, held.value, None)
+        self._changed(key, entry.value, None)
 
 
 def _key(value: dict[str, Any]) -> Key:

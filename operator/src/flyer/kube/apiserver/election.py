@@ -117,11 +117,13 @@ class Election:
         started = self._valid_until - settings.renew_seconds  # the last renewal that succeeded
         while self.leads:
             # From start to start: a slow response does not shorten the time for the next renewal.
-            due = max(started + settings.retry_seconds, time.monotonic())
-            await asyncio.sleep(due - time.monotonic())
+            renew_at = max(started + settings.retry_seconds, time.monotonic())
+            await asyncio.sleep(renew_at - time.monotonic())
             started = time.monotonic()
             if started >= self._valid_until:
-                log.warning("cannot renew the Lease: the event loop was %.1f s late", started - due)
+                log.warning(
+                    "cannot renew the Lease: the event loop was %.1f s late", started - renew_at
+                )
                 break
             try:
                 async with asyncio.timeout(self._valid_until - started):
@@ -131,7 +133,7 @@ class Election:
                     "cannot renew the Lease: %s after %.1f s; the event loop was %.1f s late",
                     str(error) or "no answer",
                     time.monotonic() - started,
-                    started - due,
+                    started - renew_at,
                 )
                 if isinstance(error, ConflictError) and not await self._still_ours():
                     break
@@ -192,9 +194,9 @@ class Election:
             self._seen = (version, started)
         self.holder = spec.get("holderIdentity") or ""
         duration = spec.get("leaseDurationSeconds") or settings.duration_seconds
-        ours = self.holder == self.identity  # the response to an earlier write was lost
+        is_ours = self.holder == self.identity  # the response to an earlier write was lost
         self._expires_at = self._seen[1] + duration
-        if self.holder and not ours and started < self._expires_at:
+        if self.holder and not is_ours and started < self._expires_at:
             return False
         self._lease = lease
         with contextlib.suppress(ConflictError):
@@ -237,10 +239,10 @@ class Election:
         except ConflictError:
             # Possibly a conflict with a previous try of this write whose response was lost. Without
             # this check, no process would lead while responses get lost.
-            written = await self._find(spec)
-            if written is None:
+            stored = await self._find(spec)
+            if stored is None:
                 raise
-            self._lease = written
+            self._lease = stored
         self._valid_until = started + settings.renew_seconds
         self.epoch = transitions + 1
         self.holder = self.identity

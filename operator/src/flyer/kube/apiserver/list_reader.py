@@ -111,6 +111,6 @@ class _IncompleteError(Exception):
 
 
 def _end_of_space(text: str, at: int) -> int:
-    found = _BETWEEN.match(text, at)
-    assert found is not None, "matches everything"
-    return found.end()
+    match = _BETWEEN.match(text, at)
+    assert match is not None, "matches everything"
+    return match.end()

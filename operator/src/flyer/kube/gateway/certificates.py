@@ -89,29 +89,32 @@ def renewed(
     `names`: DNS names and IP addresses of the operator. Unreadable data is replaced: pods that run
     then have to be restarted, but new ones can connect.
     """
-    kept = dict(data or {})
-    secret = kept.get(SECRET, b"")
-    authority = _pair(kept, AUTHORITY, AUTHORITY_KEY, now)
+    secret_data = dict(data or {})
+    secret = secret_data.get(SECRET, b"")
+    authority = _pair(secret_data, AUTHORITY, AUTHORITY_KEY, now)
     if authority is None:
-        kept = {}
-        authority = _new_authority(kept, AUTHORITY, AUTHORITY_KEY, now)
-    successor = _pair(kept, SUCCESSOR, SUCCESSOR_KEY, now)
+        secret_data = {}
+        authority = _new_authority(secret_data, AUTHORITY, AUTHORITY_KEY, now)
+    successor = _pair(secret_data, SUCCESSOR, SUCCESSOR_KEY, now)
     remaining = authority[0].not_valid_after_utc - now
     if successor is None and remaining < SUCCESSOR_BEFORE:
-        successor = _new_authority(kept, SUCCESSOR, SUCCESSOR_KEY, now)
-        kept[BUNDLE] = kept[AUTHORITY] + kept[SUCCESSOR]
+        successor = _new_authority(secret_data, SUCCESSOR, SUCCESSOR_KEY, now)
+        secret_data[BUNDLE] = secret_data[AUTHORITY] + secret_data[SUCCESSOR]
     elif successor is not None and remaining < HANDOVER_BEFORE:
-        old = kept[AUTHORITY]
-        kept[AUTHORITY], kept[AUTHORITY_KEY] = kept.pop(SUCCESSOR), kept.pop(SUCCESSOR_KEY)
-        kept[BUNDLE] = kept[AUTHORITY] + old
+        old = secret_data[AUTHORITY]
+        secret_data[AUTHORITY], secret_data[AUTHORITY_KEY] = (
+            secret_data.pop(SUCCESSOR),
+            secret_data.pop(SUCCESSOR_KEY),
+        )
+        secret_data[BUNDLE] = secret_data[AUTHORITY] + old
         authority = successor
-        kept.pop(LEAF, None)
-    if not _is_bundle(kept.get(BUNDLE, b""), kept[AUTHORITY]):
-        kept[BUNDLE] = kept[AUTHORITY] + kept.get(SUCCESSOR, b"")
-    if not _leaf_is_good(kept, authority[0], names, now):
-        _new_leaf(kept, authority, names, now)
-    kept[SECRET] = secret if _is_secret(secret) else secrets.token_hex(SECRET_BYTES).encode()
-    return kept
+        secret_data.pop(LEAF, None)
+    if not _is_bundle(secret_data.get(BUNDLE, b""), secret_data[AUTHORITY]):
+        secret_data[BUNDLE] = secret_data[AUTHORITY] + secret_data.get(SUCCESSOR, b"")
+    if not _leaf_is_good(secret_data, authority[0], names, now):
+        _new_leaf(secret_data, authority, names, now)
+    secret_data[SECRET] = secret if _is_secret(secret) else secrets.token_hex(SECRET_BYTES).encode()
+    return secret_data
 
 
 def renewed_webhook(
@@ -127,11 +130,11 @@ def renewed_webhook(
     authority = _pair(authorities, AUTHORITY, AUTHORITY_KEY, now)
     if authority is None:
         raise ValueError("the authority is missing or has ended: renew it first")
-    kept = {name: data[name] for name in (LEAF, LEAF_KEY) if name in data}
-    kept[BUNDLE] = authorities[BUNDLE]
-    if not _leaf_is_good(kept, authority[0], names, now):
-        _new_leaf(kept, authority, names, now)
-    return kept
+    secret_data = {name: data[name] for name in (LEAF, LEAF_KEY) if name in data}
+    secret_data[BUNDLE] = authorities[BUNDLE]
+    if not _leaf_is_good(secret_data, authority[0], names, now):
+        _new_leaf(secret_data, authority, names, now)
+    return secret_data
 
 
 def _is_secret(value: bytes) -> bool:
@@ -153,8 +156,8 @@ def _pair(data: Mapping[str, bytes], name: str, key_name: str, now: datetime) ->
         return None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         return None
-    mine = certificate.public_key() == key.public_key()
-    return (certificate, key) if mine and certificate.not_valid_after_utc > now else None
+    matches = certificate.public_key() == key.public_key()
+    return (certificate, key) if matches and certificate.not_valid_after_utc > now else None
 
 
 def _is_bundle(bundle: bytes, authority: bytes) -> bool:
@@ -172,10 +175,12 @@ def _leaf_is_good(
         return False
     try:
         pair[0].verify_directly_issued_by(authority)
-        held = pair[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        alternative_names = (
+            pair[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        )
     except Exception:  # noqa: BLE001  whatever is wrong with it: it is replaced
         return False
-    return set(held) == set(_general_names(names))
+    return set(alternative_names) == set(_general_names(names))
 
 
 def _new_authority(data: dict[str, bytes], name: str, key_name: str, now: datetime) -> _Pair:
@@ -230,13 +235,13 @@ def _new_leaf(
 
 
 def _general_names(names: Sequence[str]) -> list[x509.GeneralName]:
-    held: list[x509.GeneralName] = []
+    general_names: list[x509.GeneralName] = []
     for name in dict.fromkeys(names):
         try:
-            held.append(x509.IPAddress(ipaddress.ip_address(name)))
+            general_names.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
-            held.append(x509.DNSName(name))
-    return held
+            general_names.append(x509.DNSName(name))
+    return general_names
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -64,10 +64,10 @@ class Exits:
         pause = self._settings.first_failure_seconds
         if lost_peers:
             pause = self._settings.peer_lost_seconds
-        known = failure or _unknown(node_rank, outcome, now, lost_peers=lost_peers)
+        cause = failure or _unknown(node_rank, outcome, now, lost_peers=lost_peers)
         unexplained = isinstance(outcome, Killed) and outcome.signal == signal.SIGKILL
         status_due = now + self._settings.status_seconds if unexplained else None
-        self._waiting[node_rank] = _Waiting(outcome, known, now + pause, status_due)
+        self._waiting[node_rank] = _Waiting(outcome, cause, now + pause, status_due)
         return []
 
     def explain(self, node_rank: int, status: Outcome) -> None:
@@ -82,20 +82,20 @@ class Exits:
         """When `tick` has exits to report."""
         if not self._waiting:
             return None
-        due = min(item.due for item in self._waiting.values())
+        next_due = min(item.due for item in self._waiting.values())
         unexplained = [item.status_due for item in self._waiting.values() if item.status_due]
-        return max(due, min(unexplained, default=due))
+        return max(next_due, min(unexplained, default=next_due))
 
     def tick(self, now: float) -> list[tuple[int, Outcome]]:
         """The exits to report now, the root cause first."""
-        due = self.due()
-        if due is None or now < due:
+        next_due = self.due()
+        if next_due is None or now < next_due:
             return []
         ordered = []
         while self._waiting:
             root_cause = first(item.failure for item in self._waiting.values())
             node_rank = next(
-                rank for rank, one in self._waiting.items() if one.failure is root_cause
+                rank for rank, waiting in self._waiting.items() if waiting.failure is root_cause
             )
             ended = self._waiting.pop(node_rank)
             ordered.append((node_rank, explained(ended.outcome, ended.failure)))

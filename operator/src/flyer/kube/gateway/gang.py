@@ -154,13 +154,13 @@ class Gang:
         """
         if self.started_at is None and not self.adopted:
             return []
-        heard = all(
+        streams_connected = all(
             member.connected or self.exits.known(member.node_rank) for member in self.members
         )
-        if heard == self._heard:
+        if streams_connected == self._heard:
             return []
-        self._heard = heard
-        kind = StreamRestored if heard else StreamLost
+        self._heard = streams_connected
+        kind = StreamRestored if streams_connected else StreamLost
         return [kind(self.start.job, self.start.attempt)]
 
     def all_streams(self) -> list[Event]:
@@ -269,8 +269,8 @@ class Gang:
     # -- the start -----------------------------------------------------------------------------
 
     def _is_ready(self, member: Member) -> bool:
-        there = member.connected and member.launcher is not LauncherState.ABSENT
-        return there and bool(member.ip)
+        present = member.connected and member.launcher is not LauncherState.ABSENT
+        return present and bool(member.ip)
 
     def _pass_barrier(self) -> None:
         """Start all ranks once every launcher waits and every address is known."""

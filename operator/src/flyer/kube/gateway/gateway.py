@@ -115,20 +115,20 @@ class Gateway:
         call changes nothing; a later attempt replaces an earlier one. Pods that are already gone
         are missing. GangStarted is reported once; the gang's reports become events.
         """
-        known = self._gangs.get(start.job)
-        if known is not None and known.start.attempt > start.attempt:
+        current = self._gangs.get(start.job)
+        if current is not None and current.start.attempt > start.attempt:
             return
-        if known is not None and known.start.attempt == start.attempt:
-            before = {item.identity.uid for item in known.members}
-            self._addresses -= Counter(item.ip for item in known.members)
-            known.replace(pods)
-            self._addresses += Counter(item.ip for item in known.members if item.ip)
+        if current is not None and current.start.attempt == start.attempt:
+            before = {item.identity.uid for item in current.members}
+            self._addresses -= Counter(item.ip for item in current.members)
+            current.replace(pods)
+            self._addresses += Counter(item.ip for item in current.members if item.ip)
             for uid in before - {pod.uid for pod in pods}:
                 self._dismiss(uid)
-            gang = known
+            gang = current
         else:
-            if known is not None:
-                self.forget(start.job, known.start.attempt)
+            if current is not None:
+                self.forget(start.job, current.start.attempt)
             gang = Gang(job, start, pods, self._settings, self._clock(), self._key(job, start))
             self._gangs[start.job] = gang
             self._addresses += Counter(item.ip for item in gang.members if item.ip)
@@ -251,7 +251,7 @@ class Gateway:
         of a gang, or a job of one node, could continue. In a gang that an earlier leader started, a
         sidecar that never connected counts as silent; in a starting gang it does not.
         """
-        found: dict[str, Heartbeat] = {}
+        latest: dict[str, Heartbeat] = {}
         running = [
             member for member in self._members.items() if not member[1][0].exits.known(member[1][1])
         ]
@@ -260,14 +260,14 @@ class Gateway:
             stream = self._streams.get(uid)
             received_at = stream.heard_at if stream else self._received_at.get(uid, 0.0)
             launched = gang.members[node_rank].launcher is not LauncherState.ABSENT
-            heard = Heartbeat(
+            heartbeat = Heartbeat(
                 received_at,
                 replaceable=nodes[gang] > 1 and (received_at > 0 or gang.adopted),
                 runs=launched or not received_at,
             )
             name = gang.start.assignment.names[node_rank]
-            found[name] = max(heard, found.get(name, heard))
-        return found
+            latest[name] = max(heartbeat, latest.get(name, heartbeat))
+        return latest
 
     def progress(self, job: str) -> tuple[int, dict[str, float]] | None:
         """The latest step of the job's attempt, with the numbers reported with it."""
@@ -398,9 +398,9 @@ class Gateway:
         timer = self._timers.pop(gang, None)
         if timer is not None:
             timer.cancel()
-        due = gang.due()
-        if due is not None and self._gangs.get(gang.start.job) is gang:
-            pause = max(due - self._clock(), 0.0)
+        due_at = gang.due()
+        if due_at is not None and self._gangs.get(gang.start.job) is gang:
+            pause = max(due_at - self._clock(), 0.0)
             self._timers[gang] = asyncio.get_running_loop().call_later(pause, self._tick, gang)
 
     def _tick(self, gang: Gang) -> None:

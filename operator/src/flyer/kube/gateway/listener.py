@@ -128,12 +128,12 @@ class Listener:
             if protocol.transport is not None:
                 protocol.transport.abort()
 
-    async def _serve_stream(self, one: Connection, address: str) -> None:
+    async def _serve_stream(self, connection: Connection, address: str) -> None:
         try:
-            await self._serve(one)
+            await self._serve(connection)
         except RefusedError as error:
             if error.code:
                 self._metrics.refusals.labels(error.code).inc()
                 # Any client can cause these, in any number: a metric counts them.
                 log.debug("gateway: %s refused: %s: %s", address, error.code, error)
-            await one.stream.refuse(error)
+            await connection.stream.refuse(error)

@@ -92,22 +92,24 @@ class Stream:
         order: Callable[[], Order],
         version: Callable[[], int],
         stored: Callable[[], bool] = lambda: True,
-        spoken: int = VERSION,
+        protocol_version: int = VERSION,
     ) -> None:
         """Serve until one side ends the stream. Raises `RefusedError`, or OSError of the network.
 
         A report is acknowledged once `stored` returns true; `wake` has it called again.
         """
         settings = self._settings
-        welcome = Welcome(settings.sidecars_beat_seconds, settings.silence_seconds, spoken)
+        welcome = Welcome(
+            settings.sidecars_beat_seconds, settings.silence_seconds, protocol_version
+        )
         self._writer.write(encode(welcome))
         tasks = [
             asyncio.create_task(self._listen(take)),
             asyncio.create_task(self._speak(order, version, stored)),
         ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
                 task.result()
         finally:
             for task in tasks:
@@ -144,7 +146,7 @@ class Stream:
     async def _speak(
         self, order: Callable[[], Order], version: Callable[[], int], stored: Callable[[], bool]
     ) -> None:
-        sent = 0
+        sent_version = 0
         while True:
             self._wake.clear()
             if self._ending is not None:
@@ -153,8 +155,8 @@ class Stream:
             if self._taken is not None and stored():
                 lines.append(encode(Acknowledgement(self._taken)))
                 self._taken = None
-            if version() != sent:
-                sent = version()
+            if version() != sent_version:
+                sent_version = version()
                 lines.append(encode(order()))
             self._writer.write(b"".join(lines) or encode(Beat()))
             try:

@@ -28,10 +28,10 @@ def quota_verdict(value: Mapping[str, Any], nodes: Collection[Node]) -> Verdict:
         return "Effective", False, "Invalid", _first(error)
     classes = {node.node_class for node in nodes}
     if spec.node_class not in ("*", *classes):
-        known = ", ".join(sorted(classes)[:_NAMES_MAX]) or "none"
+        class_names = ", ".join(sorted(classes)[:_NAMES_MAX]) or "none"
         return (
             "Effective", False, "UnknownNodeClass",
-            f"spec.node_class: no node has the class {spec.node_class}; there are: {known}",
+            f"spec.node_class: no node has the class {spec.node_class}; there are: {class_names}",
         )  # fmt: skip
     have = sum(spec.node_class in ("*", node.node_class) for node in nodes)
     if spec.nodes >= have:
@@ -79,8 +79,8 @@ def condition_patch(
     kind, holds, reason, message = verdict
     status = value.get("status") or {}
     generation = value["metadata"].get("generation")
-    known = {entry["type"]: dict(entry) for entry in status.get("conditions") or ()}
-    before = known.get(kind, {})
+    conditions = {entry["type"]: dict(entry) for entry in status.get("conditions") or ()}
+    before = conditions.get(kind, {})
     text = "True" if holds else "False"
     since = before.get("lastTransitionTime") if before.get("status") == text else None
     condition = {
@@ -89,14 +89,14 @@ def condition_patch(
     }  # fmt: skip
     if before == condition and status.get("observedGeneration") == generation:
         return None
-    known[kind] = condition
-    return {"conditions": list(known.values()), "observedGeneration": generation}
+    conditions[kind] = condition
+    return {"conditions": list(conditions.values()), "observedGeneration": generation}
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     metadata = {name: field for name, field in value["metadata"].items() if name != "managedFields"}
-    kept = {name: value[name] for name in ("apiVersion", "kind", "spec") if name in value}
-    return {**kept, "metadata": metadata}
+    main_fields = {name: value[name] for name in ("apiVersion", "kind", "spec") if name in value}
+    return {**main_fields, "metadata": metadata}
 
 
 def _first(error: ValidationError) -> str:

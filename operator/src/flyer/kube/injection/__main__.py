@@ -90,21 +90,21 @@ class _Process:
             group.create_task(self._serve_status())
             serving: asyncio.Task[None] | None = None
             while True:
-                there = self._renew(self._webhook.use)
-                if there and serving is None:
+                has_certificates = self._renew(self._webhook.use)
+                if has_certificates and serving is None:
                     serving = group.create_task(self._webhook.serve())
-                await asyncio.sleep(LOOK_SECONDS if there else LOOK_SECONDS / 10)
+                await asyncio.sleep(LOOK_SECONDS if has_certificates else LOOK_SECONDS / 10)
 
     def _renew(self, use: Callable[[Certificates], None]) -> bool:
         """Read the files. Returns whether there are certificates."""
         folder = Path(self._settings.certificates_folder)
         try:
-            found = Certificates(
+            certificates = Certificates(
                 *((folder / name).read_text(encoding="ascii") for name in (BUNDLE, LEAF, LEAF_KEY))
             )
-            if found != self._held:
-                use(found)
-                self._held = found
+            if certificates != self._held:
+                use(certificates)
+                self._held = certificates
         except (OSError, ValueError) as error:  # missing, or being replaced
             if self._held is None:
                 log.info("no certificates yet: %s", error)

@@ -45,12 +45,12 @@ def inject(pod: dict[str, Any], settings: PodSettings) -> tuple[dict[str, Any], 
         return pod, []
     changed = copy.deepcopy(pod)
     spec = changed["spec"]
-    wanted = annotations.get(ANNOTATION_CONTAINER)
-    trainer = _trainer(spec, wanted or annotations.get(ANNOTATION_DEFAULT_CONTAINER))
+    name = annotations.get(ANNOTATION_CONTAINER)
+    trainer = _trainer(spec, name or annotations.get(ANNOTATION_DEFAULT_CONTAINER))
     if trainer is None:
         names = ", ".join(str(container.get("name")) for container in spec["containers"])
         return pod, [
-            f'{ANNOTATION_CONTAINER}: the pod has no container "{wanted}" (containers: {names}); '
+            f'{ANNOTATION_CONTAINER}: the pod has no container "{name}" (containers: {names}); '
             "nothing was injected"
         ]
     warnings = _warnings(trainer, with_daemon=labels[LABEL_INJECT] == WITH_DAEMON)
@@ -82,15 +82,17 @@ def _warnings(trainer: dict[str, Any], *, with_daemon: bool) -> list[str]:
             f"container {trainer.get('name')} sets PYTHONPATH, which is left alone: add "
             f"{LIBRARY_FOLDER} to it, or `import hfreduce` finds nothing"
         )
-    ours = {TOOLS_FOLDER: "the collectives"}
+    own_folders = {TOOLS_FOLDER: "the collectives"}
     if with_daemon:
-        ours[RUN_FOLDER] = "hfreduced's socket"
+        own_folders[RUN_FOLDER] = "hfreduced's socket"
     for volume_mount in trainer.get("volumeMounts") or []:
         folder = volume_mount.get("mountPath")
-        if folder in ours and not str(volume_mount.get("name", "")).startswith(VOLUME_PREFIX):
+        if folder in own_folders and not str(volume_mount.get("name", "")).startswith(
+            VOLUME_PREFIX
+        ):
             warnings.append(
                 f"container {trainer.get('name')} mounts its own volume at {folder}, where "
-                f"{ours[folder]} would be: mount it elsewhere"
+                f"{own_folders[folder]} would be: mount it elsewhere"
             )
     return warnings
 

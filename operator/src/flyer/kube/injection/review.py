@@ -36,10 +36,10 @@ def respond(
     pod = request.get("object")
     patch: list[dict[str, Any]] = []
     warnings: list[str] = []
-    mine = request.get("namespace") in own_namespaces
+    is_own = request.get("namespace") in own_namespaces
     kind = (request.get("kind") or {}).get("kind")
     created = kind == "Pod" and request.get("operation") == "CREATE"
-    if not mine and created and isinstance(pod, dict) and _has_containers(pod):
+    if not is_own and created and isinstance(pod, dict) and _has_containers(pod):
         changed, warnings = inject(pod, settings)
         patch = _patch(pod, changed)
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}

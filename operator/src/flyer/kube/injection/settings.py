@@ -43,6 +43,6 @@ def parse_webhook_settings(
         "variable: --metrics-port as FLYER_METRICS_PORT.",
     )
     add_flags(parser, WebhookSettings, dict(os.environ) if env is None else env)
-    found = WebhookSettings(**vars(parser.parse_args(arguments)))
-    check_log_level(parser, found.log_level)
-    return found
+    settings = WebhookSettings(**vars(parser.parse_args(arguments)))
+    check_log_level(parser, settings.log_level)
+    return settings

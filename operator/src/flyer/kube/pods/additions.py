@@ -172,9 +172,9 @@ def add_traffic_classes(trainer: dict[str, Any], allocatable: Mapping[str, str])
 def add_environment(container: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Add variables that the user did not set, before the user's, which may refer to them."""
     own = _list(container, "env")
-    known = {item.get("name") for item in own}
+    names_present = {item.get("name") for item in own}
     added = [{"name": key, "value": value} for key, value in environment.items()]
-    container["env"] = [entry for entry in added if entry["name"] not in known] + own
+    container["env"] = [entry for entry in added if entry["name"] not in names_present] + own
 
 
 def add_resource(container: dict[str, Any], name: str, amount: str) -> None:

@@ -78,8 +78,8 @@ def _pod(
     # An eviction of the pod takes no longer than a preemption by the operator. With a period of 0,
     # a deleted pod would disappear before its processes end, and its node would look empty.
     longest = math.ceil(job.spec.preemption.max_checkpoint_grace_period.seconds)
-    asked = spec.get("terminationGracePeriodSeconds")
-    granted = min(asked, longest) if isinstance(asked, int) else longest
+    requested = spec.get("terminationGracePeriodSeconds")
+    granted = min(requested, longest) if isinstance(requested, int) else longest
     spec["terminationGracePeriodSeconds"] = max(granted, GRACE_SECONDS_MIN)
     spec.setdefault("hostname", names.host_name(job.metadata.name, start.attempt, node_rank))
     spec.setdefault("subdomain", job.metadata.name)
@@ -105,14 +105,14 @@ def _template_spec(job: FlyerJob) -> dict[str, Any]:
 
 
 def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict[str, Any]:
-    theirs = job.spec.template.metadata.to_object()
+    template_metadata = job.spec.template.metadata.to_object()
     return {
         "name": names.pod_name(job.metadata.name, start.attempt, node_rank),
         "namespace": job.metadata.namespace,
         "labels": {
             "app.kubernetes.io/name": job.metadata.name,
             "app.kubernetes.io/managed-by": "fire-flyer",
-            **theirs.get("labels", {}),
+            **template_metadata.get("labels", {}),
             names.LABEL_JOB: job.metadata.name,
             names.LABEL_HISTORY: names.label_value(_history_id(job)),
             names.LABEL_ATTEMPT: str(start.attempt),
@@ -124,7 +124,7 @@ def _metadata(job: FlyerJob, start: Start, node_rank: int, trainer: str) -> dict
         },
         "annotations": {
             names.ANNOTATION_DEFAULT_CONTAINER: trainer,
-            **theirs.get("annotations", {}),
+            **template_metadata.get("annotations", {}),
         },
         "ownerReferences": [
             {
@@ -180,14 +180,14 @@ def _history_id(job: FlyerJob) -> str:
 
 def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None:
     """Request all GPUs of the node, unless the user requests GPUs."""
-    asked = {
+    requested = {
         name
         for kind in ("limits", "requests")
         for name in trainer.get("resources", {}).get(kind, {})
         if name.endswith("/gpu") or "/mig-" in name
     }
     gpus = str(node.allocatable.get(names.RESOURCE_GPU, "0"))
-    if not asked and gpus != "0":
+    if not requested and gpus != "0":
         add_resource(trainer, names.RESOURCE_GPU, gpus)
     if job.spec.collectives.inject:
         add_traffic_classes(trainer, node.allocatable)
@@ -197,8 +197,12 @@ def _place(spec: dict[str, Any], node: PlacedNode) -> None:
     """Dedicated node: the operator binds. Shared node: kube-scheduler, once the gate is removed."""
     tolerations = spec.get("tolerations") or []
     if all(toleration.get("key") != names.DEDICATED_KEY for toleration in tolerations):
-        ours = {"key": names.DEDICATED_KEY, "operator": "Exists", "effect": "NoSchedule"}
-        spec["tolerations"] = [*tolerations, ours]
+        dedicated_toleration = {
+            "key": names.DEDICATED_KEY,
+            "operator": "Exists",
+            "effect": "NoSchedule",
+        }
+        spec["tolerations"] = [*tolerations, dedicated_toleration]
     if node.dedicated:
         spec["schedulerName"] = names.SCHEDULER_NAME
         return

@@ -136,22 +136,22 @@ def _holds(term: Mapping[str, Any], node: NodeFacts) -> bool:
 
 
 def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    found = labels.get(expression.get("key", ""))
+    value = labels.get(expression.get("key", ""))
     values = expression.get("values") or []
     match expression.get("operator"):
         case "In":
-            return found in values
+            return value in values
         case "NotIn":
-            return found not in values
+            return value not in values
         case "Exists":
-            return found is not None
+            return value is not None
         case "DoesNotExist":
-            return found is None
+            return value is None
         case "Gt" | "Lt" as operator:
-            if found is None or len(values) != 1:
+            if value is None or len(values) != 1:
                 return False
             try:
-                difference = int(found[:20]) - int(values[0][:20])
+                difference = int(value[:20]) - int(values[0][:20])
             except ValueError:
                 return False
             return difference > 0 if operator == "Gt" else difference < 0
@@ -167,12 +167,14 @@ def _requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
 
 def _amounts(values: Mapping[str, Any]) -> dict[str, Decimal]:
     # The API server rejects invalid quantities.
-    return {name: found for name, one in values.items() if (found := quantity(one)) is not None}
+    return {
+        name: parsed for name, amount in values.items() if (parsed := quantity(amount)) is not None
+    }
 
 
 def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
-    for name, one in more.items():
-        total[name] = total.get(name, Decimal(0)) + one
+    for name, amount in more.items():
+        total[name] = total.get(name, Decimal(0)) + amount
 
 
 def _text(amount: Decimal) -> str:

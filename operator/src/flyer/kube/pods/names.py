@@ -97,8 +97,8 @@ def host_name(job: str, attempt: int, node_rank: int) -> str:
 
 def label_value(text: str) -> str:
     """The text as a valid label value."""
-    kept = "".join(
+    allowed = "".join(
         character if character.isascii() and (character.isalnum() or character in "-_.") else "."
         for character in text
     )
-    return kept[:LABEL_CHARACTERS_MAX].strip("-_.")
+    return allowed[:LABEL_CHARACTERS_MAX].strip("-_.")

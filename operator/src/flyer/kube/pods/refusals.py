@@ -66,8 +66,8 @@ def refusals(job: FlyerJob) -> Iterator[str]:
 
 def _reserved_keys(metadata: TemplateMetadata) -> Iterator[str]:
     """Keys reserved for the operator, the gateway, network policies and the webhook."""
-    for kind, found in (("labels", metadata.labels), ("annotations", metadata.annotations)):
-        for key in found:
+    for kind, entries in (("labels", metadata.labels), ("annotations", metadata.annotations)):
+        for key in entries:
             if key.startswith(f"{GROUP}/") or f".{GROUP}/" in key:
                 yield (
                     f"spec.template.metadata.{kind}[{key}]: keys of {GROUP} are reserved for "
@@ -77,7 +77,9 @@ def _reserved_keys(metadata: TemplateMetadata) -> Iterator[str]:
 
 def _restart_policy(spec: dict[str, Any]) -> Iterator[str]:
     bodies = [(PLACE, spec)]
-    bodies += [(f"{PLACE}.containers[{i}]", one) for i, one in enumerate(spec["containers"])]
+    bodies += [
+        (f"{PLACE}.containers[{i}]", container) for i, container in enumerate(spec["containers"])
+    ]
     for place, body in bodies:
         policy = body.get("restartPolicy", "Never")
         if policy != "Never":

@@ -105,37 +105,41 @@ def without_nulls(value: Any, depth: int = 0) -> Any:
     if depth > _DEPTH_MAX:
         raise RecursionError(f"nested deeper than {_DEPTH_MAX} levels")
     if isinstance(value, dict):
-        return {key: without_nulls(one, depth + 1) for key, one in value.items() if one is not None}
+        return {
+            key: without_nulls(member, depth + 1)
+            for key, member in value.items()
+            if member is not None
+        }
     if isinstance(value, list):
         return [without_nulls(item, depth + 1) for item in value]
     return value
 
 
-def _check(value: Any, wanted: Any, place: str) -> Iterator[str]:
+def _check(value: Any, expected: Any, place: str) -> Iterator[str]:
     if value is None and not place.endswith("]"):
         return
-    match wanted:
+    match expected:
         case _Scalar():
             is_flag = isinstance(value, bool)
-            if not isinstance(value, wanted.types) or (is_flag and bool not in wanted.types):
-                yield _refusal(place, value, wanted.name)
+            if not isinstance(value, expected.types) or (is_flag and bool not in expected.types):
+                yield _refusal(place, value, expected.name)
         case _List() if isinstance(value, list):
-            for index, one in enumerate(value):
-                yield from _check(one, wanted.of, f"{place}[{index}]")
+            for index, item in enumerate(value):
+                yield from _check(item, expected.of, f"{place}[{index}]")
         case _List():
             yield _refusal(place, value, "a list")
         case _ if not isinstance(value, dict):
             yield _refusal(place, value, "an object")
         case _Map():
-            for key, one in value.items() if wanted.of is not None else ():
-                yield from _check(one, wanted.of, f"{place}.{key}")
+            for key, item in value.items() if expected.of is not None else ():
+                yield from _check(item, expected.of, f"{place}.{key}")
         case _:
-            for key in [key for key in wanted if key in value]:
-                yield from _check(value[key], wanted[key], f"{place}.{key}")
+            for key in [key for key in expected if key in value]:
+                yield from _check(value[key], expected[key], f"{place}.{key}")
 
 
-def _refusal(place: str, value: Any, wanted: str) -> str:
-    return f"{place}: is {_kind(value)}, expected {wanted}"
+def _refusal(place: str, value: Any, expected: str) -> str:
+    return f"{place}: is {_kind(value)}, expected {expected}"
 
 
 def _kind(value: Any) -> str:

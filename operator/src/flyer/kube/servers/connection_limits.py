@@ -140,10 +140,10 @@ class ConnectionLimits:
         if not rates.own.spend(now, *self._limit(expected=expected)):
             return Admission(None)
         if expected:
-            mine = self._expected.get(source, {})
+            connections = self._expected.get(source, {})
             evicted = None
-            if len(mine) >= settings.expected_source_max:
-                evicted = _oldest_silent(mine)
+            if len(connections) >= settings.expected_source_max:
+                evicted = _oldest_silent(connections)
                 if evicted is None:
                     return Admission(None)
                 self.release(evicted)
@@ -152,14 +152,14 @@ class ConnectionLimits:
             return Admission(slot, evicted)
         if not self._spend_together(rates, now):
             return Admission(None)
-        mine = self._held.get(source, {})
+        connections = self._held.get(source, {})
         evicted = None
-        if len(mine) >= settings.source_max:
-            evicted = _oldest_silent(mine)
+        if len(connections) >= settings.source_max:
+            evicted = _oldest_silent(connections)
         elif self._total >= settings.total_max:
-            evicted = self._victim(len(mine))
+            evicted = self._victim(len(connections))
         if evicted is None and (
-            len(mine) >= settings.source_max or self._total >= settings.total_max
+            len(connections) >= settings.source_max or self._total >= settings.total_max
         ):
             return Admission(None)
         if evicted is not None:
@@ -172,11 +172,11 @@ class ConnectionLimits:
     def release(self, slot: ConnectionSlot) -> None:
         """The connection authenticated or ended. Idempotent."""
         pool = self._expected if slot.expected else self._held
-        mine = pool.get(slot.source)
-        if mine is None or slot not in mine:
+        connections = pool.get(slot.source)
+        if connections is None or slot not in connections:
             return
-        del mine[slot]
-        if not mine:
+        del connections[slot]
+        if not connections:
             del pool[slot.source]
         if not slot.expected:
             self._total -= 1

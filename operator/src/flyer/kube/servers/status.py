@@ -71,8 +71,8 @@ class StatusServer:
             return web.Response(status=503, text=text)
         page = self._pages.get(request.path)
         if page is None:
-            known = request.path in ("/healthz", "/readyz", "/leaderz")
-            return web.Response(status=503 if known else 404, text="not available yet\n")
+            is_probe = request.path in ("/healthz", "/readyz", "/leaderz")
+            return web.Response(status=503 if is_probe else 404, text="not available yet\n")
         return web.Response(status=page[0], text=f"{page[1]}\n")
 
     async def _metrics_page(self) -> web.Response:

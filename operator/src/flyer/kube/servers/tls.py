@@ -42,12 +42,12 @@ async def accept_tls(
     OSError: the handshake failed or timed out; the connection is closed.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    accepted: asyncio.Future[None] = loop.create_future()
     tls = TlsProtocol(
         loop,
         protocol,
         context,
-        done,
+        accepted,
         server_side=True,
         # asyncio's own calls pass floats; typeshed says int.
         ssl_handshake_timeout=handshake_seconds,  # type: ignore[arg-type]
@@ -55,9 +55,9 @@ async def accept_tls(
     )
     transport, _ = await loop.connect_accepted_socket(lambda: tls, connection)
     try:
-        await done
+        await accepted
     except BaseException as error:
         transport.abort()
         traceback.clear_frames(error.__traceback__)
-        del done  # it refers to the exception, whose traceback refers to this frame
+        del accepted  # it refers to the exception, whose traceback refers to this frame
         raise

@@ -119,16 +119,18 @@ class WebServer:
         response.force_close()
         return response
 
-    async def _serve(self, one: Accepted) -> None:
+    async def _serve(self, accepted: Accepted) -> None:
         assert self._server is not None, "not running"
-        protocol = _Protocol(self._server, one.slot, self._settings)
+        protocol = _Protocol(self._server, accepted.slot, self._settings)
         try:
             if self._context is None:
                 loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(lambda: protocol, one.socket)
+                await loop.connect_accepted_socket(lambda: protocol, accepted.socket)
             else:
                 seconds = self._settings.head_seconds
-                await accept_tls(one.socket, self._context, protocol, handshake_seconds=seconds)
+                await accept_tls(
+                    accepted.socket, self._context, protocol, handshake_seconds=seconds
+                )
             await protocol.closed
         except OSError:
             pass  # no TLS, or the peer disconnected
