@@ -68,7 +68,7 @@ class PluginHarness:
                     plugin.connected and plugin.messages for plugin in self.kubelet.plugins.values()
                 )
             ),
-            what="all resources registered and listed",
+            description="all resources registered and listed",
         )
 
 
@@ -101,10 +101,10 @@ async def plugin_harness(view: NodeView | None = None) -> AsyncIterator[PluginHa
 
 async def _ended(before: set[asyncio.Task[object]]) -> None:
     """Every stream and server has ended; their tasks need some turns of the loop for that."""
-    mine = {*before, asyncio.current_task()}
+    expected = {*before, asyncio.current_task()}
     try:
         async with asyncio.timeout(ENDING_SECONDS):
-            while asyncio.all_tasks() - mine:  # noqa: ASYNC110 - no notification exists
+            while asyncio.all_tasks() - expected:  # noqa: ASYNC110 - no notification exists
                 await asyncio.sleep(0.005)
     except TimeoutError:
-        raise AssertionError(f"left behind: {asyncio.all_tasks() - mine}") from None
+        raise AssertionError(f"left behind: {asyncio.all_tasks() - expected}") from None

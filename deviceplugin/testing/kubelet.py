@@ -42,7 +42,7 @@ async def call(
     raw = request if isinstance(request, bytes) else request.SerializeToString()
     stub: Any = channel.unary_unary(
         SERVICE + method,
-        request_serializer=lambda one: one,
+        request_serializer=lambda data: data,
         response_deserializer=REQUESTS[method][1].FromString,
     )
     return await stub(raw, timeout=timeout_seconds)
@@ -133,20 +133,25 @@ class FakeKubelet:
         self._notify()
 
     async def until(
-        self, condition: Callable[[], object], timeout_seconds: float = 60.0, what: str = ""
+        self,
+        condition: Callable[[], object],
+        timeout_seconds: float = 60.0,
+        description: str = "",
     ) -> float:
         """Waits until something holds; how long it took."""
         started = time.monotonic()
         deadline = started + timeout_seconds
         while not condition():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 state = {name: len(plugin.healthy) for name, plugin in self.plugins.items()}
-                raise AssertionError(f"not within {timeout_seconds} s: {what}; healthy: {state}")
+                raise AssertionError(
+                    f"not within {timeout_seconds} s: {description}; healthy: {state}"
+                )
             changed = self._changed
             with contextlib.suppress(TimeoutError):
                 # Some conditions depend on files, not on messages: poll.
-                async with asyncio.timeout(min(left, 0.05)):
+                async with asyncio.timeout(min(remaining, 0.05)):
                     await changed.wait()
         return time.monotonic() - started
 
@@ -157,8 +162,8 @@ class FakeKubelet:
 
     def free(self, resource: str) -> list[str]:
         """Allocatable ids that no container holds."""
-        held = set().union(*self.allocated.get(resource, {}).values())
-        return sorted(self.healthy(resource) - held)
+        allocated = set().union(*self.allocated.get(resource, {}).values())
+        return sorted(self.healthy(resource) - allocated)
 
     async def admit(
         self, resource: str, container: str, count: int, must: Iterable[str] = ()
@@ -167,20 +172,20 @@ class FakeKubelet:
         plugin = self.plugins[resource]
         available = self.free(resource)
         assert len(available) >= count, f"{resource}: {count} asked, {len(available)} free"
-        chosen = available[:count]
+        selection = available[:count]
         if plugin.options.get_preferred_allocation_available:
             question = pb.PreferredAllocationRequest()
             question.container_requests.add(
                 available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=count
             )
             answer = await call(plugin.channel, "GetPreferredAllocation", question)
-            chosen = list(answer.container_responses[0].deviceIDs)
-            assert len(chosen) == count
-            assert set(chosen) <= set(available), "the plugin chose what was not offered"
+            selection = list(answer.container_responses[0].deviceIDs)
+            assert len(selection) == count
+            assert set(selection) <= set(available), "the plugin chose what was not offered"
         request = pb.AllocateRequest()
-        request.container_requests.add(devices_ids=chosen)
+        request.container_requests.add(devices_ids=selection)
         response: pb.AllocateResponse = await call(plugin.channel, "Allocate", request)
-        self.allocated.setdefault(resource, {})[container] = set(chosen)
+        self.allocated.setdefault(resource, {})[container] = set(selection)
         return response.container_responses[0]
 
     def release(self, container: str) -> None:

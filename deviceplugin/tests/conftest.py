@@ -109,7 +109,7 @@ class Node:
                 await self.task
         self.task = None
 
-    async def until(self, condition: Any, what: str = "") -> float:
+    async def until(self, condition: Any, description: str = "") -> float:
         """Waits; an agent that died reports its reason."""
 
         def check() -> Any:
@@ -117,7 +117,7 @@ class Node:
                 self.task.result()
             return condition()
 
-        return await self.kubelet.until(check, what=what)
+        return await self.kubelet.until(check, description=description)
 
     async def ready(self) -> float:
         return await self.until(

@@ -315,7 +315,7 @@ async def test_a_metrics_port_that_is_taken_is_named(node: Node) -> None:
 
 async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> None:
     """By the specification that the allocate names."""
-    got = await node.kubelet.admit("fireflyer.dev/rdma-nccl", "a", 1)
+    response = await node.kubelet.admit("fireflyer.dev/rdma-nccl", "a", 1)
     text = await asyncio.to_thread((node.folder / "state/nccl-topology.xml").read_text)
     paths = sorted((node.folder / "cdi").glob("*.json"))
     specifications = [json.loads(path.read_text()) for path in paths]
@@ -323,7 +323,7 @@ async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> N
         mount["hostPath"]
         for spec in specifications
         for device in spec["devices"]
-        if f"{spec['kind']}={device['name']}" in {granted.name for granted in got.cdi_devices}
+        if f"{spec['kind']}={device['name']}" in {granted.name for granted in response.cdi_devices}
         for mount in device["containerEdits"].get("mounts", [])
     ]
     assert mounts == [str(node.folder / "state/nccl-topology.xml")]

@@ -49,21 +49,21 @@ PAPER = machine(
 )
 
 
-def slow_cost(node: Inventory, free: set[str], chosen: set[str]) -> tuple[object, ...]:
+def slow_cost(node: Inventory, free: set[str], selection: set[str]) -> tuple[object, ...]:
     """The definition in words of sets; shares nothing with the product but the model."""
     place = {gpu.uuid: node.pci_by_address[gpu.address] for gpu in node.gpus}
     index = {gpu.uuid: gpu.index for gpu in node.gpus}
     broken = loose = sharing = 0
     for bridge in node.bridges:
         both = {bridge.first, bridge.second}
-        if len(both & chosen) == 1:
+        if len(both & selection) == 1:
             loose += 1
             if both <= free:
                 broken += 1
-    for one, other in itertools.combinations(sorted(chosen), 2):
-        sharing += place[one].root_complex == place[other].root_complex
+    for first, other in itertools.combinations(sorted(selection), 2):
+        sharing += place[first].root_complex == place[other].root_complex
     distance = 0
-    for uuid in chosen:
+    for uuid in selection:
         options = [4]
         for hca in node.hcas:
             nic = node.pci_by_address[hca.address or ""]
@@ -72,27 +72,28 @@ def slow_cost(node: Inventory, free: set[str], chosen: set[str]) -> tuple[object
             elif None not in (place[uuid].numa_node, nic.numa_node):
                 options.append(2 if place[uuid].numa_node == nic.numa_node else 3)
         distance += min(options)
-    numa = len({place[uuid].numa_node for uuid in chosen})
-    return broken, loose, numa, sharing, distance, tuple(sorted(index[uuid] for uuid in chosen))
+    numa = len({place[uuid].numa_node for uuid in selection})
+    return broken, loose, numa, sharing, distance, tuple(sorted(index[uuid] for uuid in selection))
 
 
 def brute_force(node: Inventory, free: set[str], must: set[str], size: int) -> set[str]:
     options = (set(some) for some in itertools.combinations(sorted(free), size))
     return min(
-        (option for option in options if must <= option), key=lambda one: slow_cost(node, free, one)
+        (option for option in options if must <= option),
+        key=lambda option: slow_cost(node, free, option),
     )
 
 
 def test_the_choice_equals_brute_force_on_every_free_set_and_size() -> None:
     topology = gpu_topology(PAPER)
     names = [gpu.uuid for gpu in PAPER.gpus]
-    asked = 0
+    queries = 0
     for bits in range(256):
         free = {name for place, name in enumerate(names) if bits >> place & 1}
         for size in range(len(free) + 1):
             assert set(choose(topology, free, (), size)) == brute_force(PAPER, free, set(), size)
-            asked += 1
-    assert asked == sum(bits.bit_count() + 1 for bits in range(256))
+            queries += 1
+    assert queries == sum(bits.bit_count() + 1 for bits in range(256))
 
 
 def test_the_choice_equals_brute_force_with_every_must_include() -> None:
@@ -105,12 +106,12 @@ def test_the_choice_equals_brute_force_with_every_must_include() -> None:
             for some in itertools.combinations(sorted(free), size):
                 by_size.setdefault(size, []).append((slow_cost(PAPER, free, set(some)), set(some)))
         for ranked in by_size.values():
-            ranked.sort(key=lambda one: one[0])
+            ranked.sort(key=lambda pair: pair[0])
         # All subsets of the free set as must-include: 3^8 requests times the sizes.
         for musts in range(len(free) + 1):
             for must in itertools.combinations(sorted(free), musts):
                 for size in range(musts, len(free) + 1):
-                    expected = next(one for _, one in by_size[size] if set(must) <= one)
+                    expected = next(option for _, option in by_size[size] if set(must) <= option)
                     assert set(choose(topology, free, must, size)) == expected, (free, must, size)
 
 
@@ -143,20 +144,20 @@ def test_no_sequence_of_requests_breaks_a_pair_needlessly() -> None:
 
     def walk(free: frozenset[str]) -> None:
         for size in range(1, min(4, len(free)) + 1):
-            taken = frozenset(choose(topology, free, (), size))
+            selection = frozenset(choose(topology, free, (), size))
             halves = [b for b in PAPER.bridges if len({b.first, b.second} & free) == 1]
             broken = [
                 b
                 for b in PAPER.bridges
-                if {b.first, b.second} <= free and len({b.first, b.second} & taken) == 1
+                if {b.first, b.second} <= free and len({b.first, b.second} & selection) == 1
             ]
-            needed = 0 if size % 2 == 0 or halves else 1
-            assert len(broken) <= needed, (sorted(free), size)
-            if (key := free - taken) not in seen:
-                seen.add(key)
+            breakable = 0 if size % 2 == 0 or halves else 1
+            assert len(broken) <= breakable, (sorted(free), size)
+            if (key := free - selection) not in visited:
+                visited.add(key)
                 walk(key)
 
-    seen: set[frozenset[str]] = set()
+    visited: set[frozenset[str]] = set()
     walk(frozenset(topology.gpus))
 
 
@@ -189,15 +190,15 @@ def test_a_broken_bridge_makes_its_gpus_single() -> None:
 def test_errors_of_invalid_requests_name_the_value(
     available: list[str], must: list[str], size: int, code: str, names: str
 ) -> None:
-    with pytest.raises(RequestError, match=names) as caught:
+    with pytest.raises(RequestError, match=names) as excinfo:
         choose(gpu_topology(PAPER), available, must, size)
-    assert caught.value.code == code
+    assert excinfo.value.code == code
 
 
 def test_a_larger_node_than_the_bound_keeps_pairs_whole() -> None:
     node = machine([("00", 0)] * 24, [], [(i, i + 12) for i in range(12)])
-    chosen = choose(gpu_topology(node), [gpu.uuid for gpu in node.gpus], (), 12)
-    indices = {int(name.removeprefix("GPU-")) for name in chosen}
+    selection = choose(gpu_topology(node), [gpu.uuid for gpu in node.gpus], (), 12)
+    indices = {int(name.removeprefix("GPU-")) for name in selection}
     assert all((index + 12) % 24 in indices for index in indices)
 
 

@@ -60,8 +60,8 @@ class Runtime:
         for name in names:
             kind, _, device = name.partition("=")
             spec = next(item for item in self._specs if item["kind"] == kind)
-            found = next(item for item in spec["devices"] if item["name"] == device)
-            edits += [found["containerEdits"], spec.get("containerEdits", {})]
+            cdi_device = next(item for item in spec["devices"] if item["name"] == device)
+            edits += [cdi_device["containerEdits"], spec.get("containerEdits", {})]
         nodes = {node["path"] for edit in edits for node in edit.get("deviceNodes", [])}
         mounts = {mount["containerPath"] for edit in edits for mount in edit.get("mounts", [])}
         if self._accepts and environment.get("NVIDIA_VISIBLE_DEVICES") == "all":
@@ -142,9 +142,9 @@ def test_nvidias_specification_adds_the_libraries_of_its_gpus(
     uuid = view.inventory.gpus[0].uuid
     (tmp_path / "nvidia.yaml").write_text(NVIDIA_YAML.format(kind="nvidia.com/gpu", uuid=uuid))
     (tmp_path / "broken.yaml").write_bytes(b"\xff\xfe")
-    found = nvidia_cdi_gpus([tmp_path / "none", tmp_path])
-    assert found == {uuid}
-    with_libraries = replace(view, nvidia_cdi=found)
+    uuids = nvidia_cdi_gpus([tmp_path / "none", tmp_path])
+    assert uuids == {uuid}
+    with_libraries = replace(view, nvidia_cdi=uuids)
     allocate = resources_of(with_libraries)[GPU].allocate(
         [gpu.uuid for gpu in view.inventory.gpus[:2]]
     )
@@ -164,8 +164,8 @@ def test_an_index_or_another_kind_does_not_name_a_gpu(view: NodeView) -> None:
 
 async def test_the_agent_writes_specifications_before_it_offers_devices(node: Node) -> None:
     await node.gpus(8)
-    got = await node.kubelet.admit(GPU, "a", 2)
+    response = await node.kubelet.admit(GPU, "a", 2)
     runtime = Runtime(node.folder / "cdi", accepts_environment=False)
-    nodes, _ = runtime.start([device.name for device in got.cdi_devices], dict(got.envs))
+    nodes, _ = runtime.start([device.name for device in response.cdi_devices], dict(response.envs))
     assert len(gpus(nodes)) == 2
-    assert not got.devices
+    assert not response.devices

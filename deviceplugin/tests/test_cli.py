@@ -29,9 +29,9 @@ def flyer_node(node: Node, *arguments: str, **flags: str) -> subprocess.Complete
 
 
 def test_the_inventory_as_text_and_json(machine: Node) -> None:
-    done = flyer_node(machine, "inventory", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)
+    result = flyer_node(machine, "inventory", "-o", "json")
+    assert result.returncode == 0, result.stderr
+    data = json.loads(result.stdout)
     assert (len(data["gpus"]), len(data["bridges"]), len(data["hcas"])) == (8, 4, 1)
     text = flyer_node(machine, "inventory").stdout
     assert "12 links to GPU 1" in text
@@ -49,10 +49,10 @@ def test_the_pcie_tree_and_nccls_topology_file(machine: Node) -> None:
 def test_the_doctor_reports_problems_and_remedies(machine: Node) -> None:
     set_port(machine.sysfs, "mlx5_0", up=False)
     (machine.folder / "dev/nvidia5").unlink()
-    done = flyer_node(machine, "doctor")
-    assert done.returncode == 1
+    result = flyer_node(machine, "doctor")
+    assert result.returncode == 1
     for part in ("no kubelet at", "no nvidia5 below", "mlx5_0 port 1 is down", "->"):
-        assert part in done.stdout
+        assert part in result.stdout
     levels = {
         finding["level"] for finding in json.loads(flyer_node(machine, "doctor", "-o=json").stdout)
     }
@@ -63,8 +63,8 @@ def test_a_node_without_a_driver_has_no_gpus(
     machine: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH")
-    done = flyer_node(machine, "inventory", "-o", "json")
-    data = json.loads(done.stdout)
+    result = flyer_node(machine, "inventory", "-o", "json")
+    data = json.loads(result.stdout)
     assert data["gpus"] == []
     assert len(data["hcas"]) == 1
     assert {finding["kind"] for finding in data["findings"]} == {"Driver"}
@@ -72,13 +72,13 @@ def test_a_node_without_a_driver_has_no_gpus(
 
 def test_the_commands_of_the_guide_run(machine: Node) -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "gpus-and-traffic-classes.md"
-    shown = re.findall(r"^\$ flyer-node ([^#\n]*)", guide.read_text(), re.MULTILINE)
-    assert len(shown) >= 4
-    for words in shown:
-        done = flyer_node(machine, *words.split())
+    commands = re.findall(r"^\$ flyer-node ([^#\n]*)", guide.read_text(), re.MULTILINE)
+    assert len(commands) >= 4
+    for words in commands:
+        result = flyer_node(machine, *words.split())
         # The doctor reports the missing kubelet.
-        assert done.returncode == (1 if "doctor" in words else 0), (words, done.stderr)
-        assert done.stdout
+        assert result.returncode == (1 if "doctor" in words else 0), (words, result.stderr)
+        assert result.stdout
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_environment_variables_set_flags(machine: Node) -> None:
     settings = settings_from([], {"FLYER_NODE_SLOTS": "7", "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert (settings.slots, settings.api_server) == (7, "https://10.0.0.1:443")
     assert settings_from(["--slots=9"], {"FLYER_NODE_SLOTS": "7"}).slots == 9
-    done = flyer_node(machine, "run", slots="0")
-    assert done.returncode == 2
-    assert "--slots: invalid value '0'" in done.stderr
+    result = flyer_node(machine, "run", slots="0")
+    assert result.returncode == 2
+    assert "--slots: invalid value '0'" in result.stderr
 
 
 def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -> None:
@@ -125,10 +125,10 @@ def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -
     finally:
         agent.kill()
     assert not list(folder.iterdir())
-    found = subprocess.run(
+    result = subprocess.run(
         ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=False
     )
-    assert not found.stdout
+    assert not result.stdout
 
 
 RESIDENT_KIB_MAX = 80_000
@@ -149,10 +149,10 @@ def test_agent_and_worker_are_small_on_eight_gpus(machine: Node) -> None:
             assert time.monotonic() < deadline
             assert agent.poll() is None
             time.sleep(0.02)
-        found = subprocess.run(
+        result = subprocess.run(
             ["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=True
         )
-        [worker] = (int(pid) for pid in found.stdout.split())
+        [worker] = (int(pid) for pid in result.stdout.split())
         sizes = {"agent": resident_kib(agent.pid), "worker": resident_kib(worker)}
         print(sizes)
         assert sum(sizes.values()) <= RESIDENT_KIB_MAX, sizes

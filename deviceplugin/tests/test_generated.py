@@ -28,10 +28,10 @@ def test_the_traffic_classes_equal_those_of_the_fabric_crate() -> None:
         r"Self::(\w+) => Marks \{ service_level: (\d+), roce_traffic_class: (\d+), dscp: (\d+) \}",
         source,
     )
-    theirs = {name.lower(): tuple(int(value) for value in values) for name, *values in rows}
-    ours = {
-        one.value: (marks.service_level, marks.roce_traffic_class, marks.dscp)
-        for one, marks in MARKS.items()
+    fabric_marks = {name.lower(): tuple(int(value) for value in values) for name, *values in rows}
+    own_marks = {
+        traffic.value: (marks.service_level, marks.roce_traffic_class, marks.dscp)
+        for traffic, marks in MARKS.items()
     }
-    assert ours == theirs
-    assert set(ours) == {traffic_class.value for traffic_class in TrafficClass}
+    assert own_marks == fabric_marks
+    assert set(own_marks) == {traffic_class.value for traffic_class in TrafficClass}

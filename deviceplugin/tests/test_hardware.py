@@ -28,11 +28,11 @@ async def hardware(
 ) -> AsyncIterator[tuple[Hardware, list[DriverEvent], list[str]]]:
     events: list[DriverEvent] = []
     kills: list[str] = []
-    one = Hardware(node.sysfs, deadlines=deadlines, on_event=events.append, on_kill=kills.append)
+    hw = Hardware(node.sysfs, deadlines=deadlines, on_event=events.append, on_kill=kills.append)
     try:
-        yield one, events, kills
+        yield hw, events, kills
     finally:
-        await one.close()
+        await hw.close()
 
 
 async def settled(condition: object) -> None:
@@ -48,8 +48,8 @@ async def test_the_real_bindings_read_the_stand_in_driver(machine: Node) -> None
     machine.driver.lost.add(5)
     machine.driver.recovery = {6: 4, 7: -1}
     machine.driver.write()
-    async with hardware(machine) as (one, _, kills):
-        facts = await one.facts()
+    async with hardware(machine) as (hw, _, kills):
+        facts = await hw.facts()
         assert facts.driver_version == "550.90.07"
         assert [gpu.gpu.index for gpu in facts.gpus] == [0, 1, 2, 3, 4, 6, 7]
         assert [finding.where for finding in facts.findings] == ["nvml index 5"]
@@ -57,7 +57,7 @@ async def test_the_real_bindings_read_the_stand_in_driver(machine: Node) -> None
         assert (first.gpu.address, first.gpu.minor) == ("0000:01:00.0", 0)
         assert first.gpu.compute_capability == (8, 0)
         assert first.link_peers == ("0000:21:00.0",) * 12
-        statuses = await one.status([machine.uuid(index) for index in range(8)])
+        statuses = await hw.status([machine.uuid(index) for index in range(8)])
         assert [status.answers for status in statuses] == [True] * 5 + [False] + [True] * 2
         assert statuses[1].remap_pending
         assert statuses[2].uncorrectable_errors == 7
@@ -68,9 +68,9 @@ async def test_the_real_bindings_read_the_stand_in_driver(machine: Node) -> None
 
 async def test_events_arrive_once_and_in_order(machine: Node) -> None:
     machine.driver.xid(0, 13)
-    async with hardware(machine) as (one, events, _):
-        await one.facts()
-        await one.listen([machine.uuid(index) for index in range(8)])
+    async with hardware(machine) as (hw, events, _):
+        await hw.facts()
+        await hw.listen([machine.uuid(index) for index in range(8)])
         for gpu, code in ((1, 31), (1, 31), (2, 79)):
             machine.driver.xid(gpu, code)
         await settled(lambda: len(events) >= 3)
@@ -78,81 +78,81 @@ async def test_events_arrive_once_and_in_order(machine: Node) -> None:
             DriverEvent(machine.uuid(gpu), EventKind.XID, code)
             for gpu, code in ((1, 31), (1, 31), (2, 79))
         ]
-        assert one.listening
+        assert hw.listening
 
 
 async def test_ports_are_read_while_the_driver_hangs(machine: Node) -> None:
     machine.driver.hang = "nvml"
     machine.driver.write()
-    async with hardware(machine, Deadlines(facts=3, ports=60)) as (one, _, kills):
-        waiting = asyncio.create_task(one.facts())
+    async with hardware(machine, Deadlines(facts=3, ports=60)) as (hw, _, kills):
+        waiting = asyncio.create_task(hw.facts())
         for _ in range(5):
-            (port,) = await one.ports()
+            (port,) = await hw.ports()
             assert port.state == "active"
-        with pytest.raises(HardwareError, match="no answer after 3 s") as caught:
+        with pytest.raises(HardwareError, match="no answer after 3 s") as excinfo:
             await waiting
-        assert caught.value.kind == "hung"
+        assert excinfo.value.kind == "hung"
         assert len(kills) == 1
         with pytest.raises(HardwareError, match="next query in"):
-            await one.facts()
-        assert await one.ports(), "no pause for the ports"
+            await hw.facts()
+        assert await hw.ports(), "no pause for the ports"
         machine.driver.hang = ""
         machine.driver.write()
 
-        async def answered() -> bool:
+        async def ports_answer() -> bool:
             with contextlib.suppress(HardwareError):
-                return len((await one.facts()).gpus) == 8
+                return len((await hw.facts()).gpus) == 8
             return False
 
         async with asyncio.timeout(60):
-            while not await answered():
+            while not await ports_answer():
                 await asyncio.sleep(0.1)
 
 
 async def test_a_worker_that_is_killed_is_replaced(machine: Node) -> None:
-    async with hardware(machine) as (one, _, kills):
+    async with hardware(machine) as (hw, _, kills):
         for _ in range(3):
-            assert len((await one.facts()).gpus) == 8
-            assert one._worker is not None
-            os.kill(one._worker.process.pid, signal.SIGKILL)
-            await settled(lambda: one._worker is None)
+            assert len((await hw.facts()).gpus) == 8
+            assert hw._worker is not None
+            os.kill(hw._worker.process.pid, signal.SIGKILL)
+            await settled(lambda: hw._worker is None)
         assert len(kills) == 3
 
 
 async def test_a_wait_for_events_that_hangs_alone_is_noticed(machine: Node) -> None:
     deadlines = Deadlines(facts=60, status=60, sysfs=60, ports=60, listen=60, beat=2)
-    async with hardware(machine, deadlines) as (one, _, kills):
-        await one.facts()
+    async with hardware(machine, deadlines) as (hw, _, kills):
+        await hw.facts()
         machine.driver.hang = "EventSetWait"
         machine.driver.write()
-        await one.listen([machine.uuid(0)])
-        await settled(lambda: not one.listening)
+        await hw.listen([machine.uuid(0)])
+        await settled(lambda: not hw.listening)
         assert kills == ["the event thread sent no heartbeat"]
         machine.driver.hang = ""
         machine.driver.write()
-        await one.listen([machine.uuid(0)])
-        assert one.listening
+        await hw.listen([machine.uuid(0)])
+        assert hw.listening
 
 
 async def test_a_driver_that_refuses_says_why(machine: Node) -> None:
     machine.driver.control.unlink()
-    async with hardware(machine) as (one, _, kills):
-        with pytest.raises(HardwareError, match="Uninitialized") as caught:
-            await one.facts()
-        assert caught.value.kind == "refused"
+    async with hardware(machine) as (hw, _, kills):
+        with pytest.raises(HardwareError, match="Uninitialized") as excinfo:
+            await hw.facts()
+        assert excinfo.value.kind == "refused"
         assert not kills, "a refusal is an answer"
 
 
 async def test_no_worker_outlives_its_parent(machine: Node) -> None:
-    async with hardware(machine) as (one, _, _kills):
-        await one.facts()
-        assert one._worker is not None
-        pid = one._worker.process.pid
+    async with hardware(machine) as (hw, _, _kills):
+        await hw.facts()
+        assert hw._worker is not None
+        pid = hw._worker.process.pid
         machine.driver.hang = "nvml"
         machine.driver.write()
-        hung = asyncio.create_task(one.facts())
+        hung = asyncio.create_task(hw.facts())
         await asyncio.sleep(0)
-        await one.close()
+        await hw.close()
         with pytest.raises(HardwareError):
             await hung
         await settled(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
@@ -161,24 +161,24 @@ async def test_no_worker_outlives_its_parent(machine: Node) -> None:
 async def test_a_hang_differs_from_a_busy_node_by_the_workers_heartbeat(machine: Node) -> None:
     """A worker that runs while the driver is silent; one that is stopped is not the driver's."""
     quick = replace(PATIENT, alive=3, status=60)
-    async with hardware(machine, quick) as (one, _, kills):
-        await one.facts()
+    async with hardware(machine, quick) as (hw, _, kills):
+        await hw.facts()
         machine.driver.hang = "nvmlDeviceGetHandleByUUID"
         machine.driver.write()
         with pytest.raises(HardwareError, match="no answer in 3 s in which the worker ran"):
-            await one.status([machine.uuid(0)])
+            await hw.status([machine.uuid(0)])
         assert len(kills) == 1
     machine.driver.hang = ""
     machine.driver.write()
-    async with hardware(machine, quick) as (one, _, kills):
-        await one.facts()
-        assert one._worker is not None
-        worker = one._worker.process.pid
+    async with hardware(machine, quick) as (hw, _, kills):
+        await hw.facts()
+        assert hw._worker is not None
+        worker = hw._worker.process.pid
         os.kill(worker, signal.SIGSTOP)
-        asking = asyncio.create_task(one.status([machine.uuid(0)]))
-        done, _ = await asyncio.wait([asking], timeout=5)
+        asking = asyncio.create_task(hw.status([machine.uuid(0)]))
+        finished, _ = await asyncio.wait([asking], timeout=5)
         os.kill(worker, signal.SIGCONT)
-        assert not done, "no pulse, no verdict"
+        assert not finished, "no pulse, no verdict"
         [status] = await asking
         assert status.answers
         assert not kills
@@ -190,10 +190,10 @@ async def test_the_closer_look_asks_what_needs_a_gpu_that_works(machine: Node) -
     machine.driver.idle[3] = 3  # not supported
     machine.driver.lost.add(4)
     machine.driver.write()
-    async with hardware(machine) as (one, _, _):
-        await one.facts()
-        found = await one.probe([machine.uuid(index) for index in range(5)])
-    assert [(gpu.link_width, gpu.link_width_max) for gpu in found[:2]] == [(16, 16), (8, 16)]
-    assert found[2].refused.startswith("its utilisation (")
-    assert not found[3].refused
-    assert found[4].refused.startswith("to answer (")
+    async with hardware(machine) as (hw, _, _):
+        await hw.facts()
+        probes = await hw.probe([machine.uuid(index) for index in range(5)])
+    assert [(gpu.link_width, gpu.link_width_max) for gpu in probes[:2]] == [(16, 16), (8, 16)]
+    assert probes[2].refused.startswith("its utilisation (")
+    assert not probes[3].refused
+    assert probes[4].refused.startswith("to answer (")

@@ -84,9 +84,9 @@ def test_two_rows_of_one_xid_are_refused() -> None:
     ],
 )
 def test_lines_of_the_kernels_log(line: str, address: str, code: int, process: str) -> None:
-    seen = kernel_xid(line)
-    assert seen is not None
-    assert (seen.address, seen.code, seen.process) == (address, code, process)
+    xid = kernel_xid(line)
+    assert xid is not None
+    assert (xid.address, xid.code, xid.process) == (address, code, process)
 
 
 def test_other_lines_are_not_xids() -> None:
@@ -221,8 +221,8 @@ def test_a_reboot_proves_every_reset_and_keeps_the_cause() -> None:
     record = dict(book.health)
     later = health_store()
     later.restore(record, same_boot=False)
-    mine = later.health[Subject("gpu", "G0")]
-    assert (mine.reason, mine.reset_seen) == ("Xid79", True)
+    device = later.health[Subject("gpu", "G0")]
+    assert (device.reason, device.reset_seen) == ("Xid79", True)
     again = health_store()
     again.restore(record, same_boot=True)
     assert not again.health[Subject("gpu", "G0")].reset_seen
@@ -252,7 +252,7 @@ GOOD = GpuProbe("G0", uncorrectable_errors=2, link_width=16, link_width_max=16)
         (replace(GOOD, uncorrectable_errors=5), "3 new uncorrectable memory errors"),
         (replace(GOOD, link_width=8), "8 of 16 lanes"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_gpu_returns_only_after_a_probe_at_each_end_of_its_probation(
     after: GpuProbe, expected: str
@@ -296,21 +296,21 @@ def test_a_pair_returns_when_both_ends_prove_all_links() -> None:
         book.gpu_statuses(NODE, ends, 100)
         assert book.gpus_to_probe(NODE, 100) == ("G0", "G1")
         for now in (100, book.health[record].until + 60):
-            found = [GpuProbe("G0", links_active=12), GpuProbe("G1", links_active=links)]
-            book.gpus_probed(NODE, found, now)
+            probes = [GpuProbe("G0", links_active=12), GpuProbe("G1", links_active=links)]
+            book.gpus_probed(NODE, probes, now)
         assert book.health[record].state is state
 
 
 def test_a_port_returns_when_its_counters_are_constant() -> None:
     record = Subject("hca", "mlx5_0-1")
-    for grown, state in ((0, State.HEALTHY), (4, State.UNHEALTHY)):
+    for increase, state in ((0, State.HEALTHY), (4, State.UNHEALTHY)):
         book = health_store()
         for now in (0, 1):
             book.port_statuses([port("down")], now)
         up = port()
         book.port_statuses([up], 50)
         assert book.health[record].state is State.RECOVERING
-        worse = replace(up, counters={**up.counters, "symbol_error": grown})
+        worse = replace(up, counters={**up.counters, "symbol_error": increase})
         book.port_statuses([worse], 60)
         assert book.health[record].state is State.RECOVERING
         book.port_statuses([worse], 71)

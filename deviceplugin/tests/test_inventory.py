@@ -41,30 +41,30 @@ def inventory(node: FakeNode, root: Path) -> Inventory:
     return assemble("node-1", read_sysfs(write_sysfs(node, root)), driver_facts(node))
 
 
-def kinds(found: Inventory) -> set[FindingKind]:
-    return {finding.kind for finding in found.findings}
+def kinds(node: Inventory) -> set[FindingKind]:
+    return {finding.kind for finding in node.findings}
 
 
 def test_the_papers_node_has_no_finding(tmp_path: Path) -> None:
-    found = inventory(paper_node(), tmp_path / "sys")
-    assert not found.findings
-    assert [found.numa_of_gpu(gpu.uuid) for gpu in found.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
-    indices = {gpu.uuid: gpu.index for gpu in found.gpus}
+    node = inventory(paper_node(), tmp_path / "sys")
+    assert not node.findings
+    assert [node.numa_of_gpu(gpu.uuid) for gpu in node.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    indices = {gpu.uuid: gpu.index for gpu in node.gpus}
     pairs = [
-        (indices[bridge.first], indices[bridge.second], bridge.links) for bridge in found.bridges
+        (indices[bridge.first], indices[bridge.second], bridge.links) for bridge in node.bridges
     ]
     assert pairs == [(0, 1, 12), (2, 3, 12), (4, 5, 12), (6, 7, 12)]
-    place = found.pci_by_address
-    roots = [place[gpu.address].root_complex for gpu in found.gpus]
+    place = node.pci_by_address
+    roots = [place[gpu.address].root_complex for gpu in node.gpus]
     assert roots[5] == roots[6]
     assert len(set(roots)) == 7, "only GPUs 5 and 6 share a root complex"
-    hca = found.hcas[0]
+    hca = node.hcas[0]
     assert place[hca.address or ""].root_complex not in roots, "the NIC has its own"
     assert (hca.verbs_device, hca.management_devices, hca.numa_node) == ("uverbs0", ("umad0",), 1)
     assert [(port.link_layer, port.rate_gbps) for port in hca.ports] == [
         (LinkLayer.INFINIBAND, 200.0)
     ]
-    link = place[found.gpus[0].address].link
+    link = place[node.gpus[0].address].link
     assert link is not None
     assert (link.gigatransfers, link.lanes) == (16.0, 16)
 
@@ -85,13 +85,13 @@ def test_the_papers_node_has_no_finding(tmp_path: Path) -> None:
 def test_every_variant_survives_json_and_has_a_topology_file(
     node: FakeNode, tmp_path: Path
 ) -> None:
-    found = inventory(node, tmp_path / "sys")
-    assert not found.findings
-    assert from_json(Inventory, json.loads(json.dumps(to_json(found)))) == found
-    system = ET.fromstring(nccl_topology(found))
+    result = inventory(node, tmp_path / "sys")
+    assert not result.findings
+    assert from_json(Inventory, json.loads(json.dumps(to_json(result)))) == result
+    system = ET.fromstring(nccl_topology(result))
     addresses = {element.get("busid") for element in system.iter("pci")}
-    assert {gpu.address for gpu in found.gpus} <= addresses
-    assert {hca.address for hca in found.hcas} <= addresses
+    assert {gpu.address for gpu in result.gpus} <= addresses
+    assert {hca.address for hca in result.hcas} <= addresses
 
 
 def test_the_topology_file_has_numa_nodes_and_links_but_no_gpu_index(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_the_topology_file_has_numa_nodes_and_links_but_no_gpu_index(tmp_path: P
     assert set(cpus) == {"0", "1"}
     assert cpus["1"].get("affinity") == "ffffffff,00000000"
     assert [len(cpus[numa_id].findall("pci")) for numa_id in ("0", "1")] == [4, 5]
-    one = cpus["0"].findall("pci")[0]
-    assert (one.get("link_speed"), one.get("link_width")) == ("16.0 GT/s PCIe", "16")
+    bridge = cpus["0"].findall("pci")[0]
+    assert (bridge.get("link_speed"), bridge.get("link_width")) == ("16.0 GT/s PCIe", "16")
     assert not list(system.iter("gpu"))
 
 
@@ -137,16 +137,16 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_wrong_content_of_files_becomes_findings(lie: str, tmp_path: Path) -> None:
     odd, kind = LIES[lie]
-    found = inventory(replace(paper_node(), odd=odd), tmp_path / "sys")
-    assert kind in kinds(found), found.findings
-    assert len(found.gpus) == 8, "GPUs that the driver lists remain"
-    assert all(finding.detail and finding.where for finding in found.findings)
-    nccl_topology(found)
+    result = inventory(replace(paper_node(), odd=odd), tmp_path / "sys")
+    assert kind in kinds(result), result.findings
+    assert len(result.gpus) == 8, "GPUs that the driver lists remain"
+    assert all(finding.detail and finding.where for finding in result.findings)
+    nccl_topology(result)
 
 
 def test_an_unknown_numa_node_is_unknown_and_never_zero(tmp_path: Path) -> None:
-    found = inventory(replace(paper_node(), odd={f"{GPU0}/numa_node": "-1"}), tmp_path / "sys")
-    assert found.numa_of_gpu(found.gpus[0].uuid) is None
+    node = inventory(replace(paper_node(), odd={f"{GPU0}/numa_node": "-1"}), tmp_path / "sys")
+    assert node.numa_of_gpu(node.gpus[0].uuid) is None
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_broken_trees_become_findings(break_it: object, kind: FindingKind, tmp_p
     if kind is FindingKind.MISSING and not (root / PORT).exists():
         raise AssertionError("the tree has no port")
     break_it(root)  # type: ignore[operator]
-    found = assemble("node-1", read_sysfs(root), driver_facts(node))
+    result = assemble("node-1", read_sysfs(root), driver_facts(node))
     if not (root / PORT).exists():
-        assert found.hcas[0].ports == ()
+        assert result.hcas[0].ports == ()
     else:
-        assert kind in kinds(found), found.findings
-    assert len(found.gpus) == 8
-    nccl_topology(found)
+        assert kind in kinds(result), result.findings
+    assert len(result.gpus) == 8
+    nccl_topology(result)
 
 
 def _link(path: Path, target: str) -> None:
@@ -199,9 +199,9 @@ def _folder(path: Path) -> None:
 
 
 def test_an_empty_root_is_an_empty_node(tmp_path: Path) -> None:
-    found = assemble("node-1", read_sysfs(tmp_path), DriverFacts())
-    assert (found.gpus, found.hcas, found.pci) == ((), (), ())
-    assert found.findings
+    node = assemble("node-1", read_sysfs(tmp_path), DriverFacts())
+    assert (node.gpus, node.hcas, node.pci) == ((), (), ())
+    assert node.findings
 
 
 def test_a_refused_attribute_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,13 +242,13 @@ def test_inconsistent_bridges_are_ignored(
     node = paper_node()
     plain = driver_facts(node).gpus
     gpus = tuple(
-        replace(one, link_peers=tuple(node.gpus[peer].address for peer in peers.get(index, ())))
-        for index, one in enumerate(plain)
+        replace(gpu, link_peers=tuple(node.gpus[peer].address for peer in peers.get(index, ())))
+        for index, gpu in enumerate(plain)
     )
     root = write_sysfs(node, tmp_path / "sys")
-    found = assemble("node-1", read_sysfs(root), DriverFacts("550", gpus))
-    assert found.bridges == ()
-    assert FindingKind.CONFLICT in kinds(found)
+    result = assemble("node-1", read_sysfs(root), DriverFacts("550", gpus))
+    assert result.bridges == ()
+    assert FindingKind.CONFLICT in kinds(result)
 
 
 def test_duplicate_and_overlong_uuids_are_not_advertised(tmp_path: Path) -> None:
@@ -261,17 +261,17 @@ def test_duplicate_and_overlong_uuids_are_not_advertised(tmp_path: Path) -> None
         *rest,
     )
     root = write_sysfs(node, tmp_path / "sys")
-    found = assemble("node-1", read_sysfs(root), DriverFacts("550", gpus))
-    assert len(found.gpus) == 6
-    assert {FindingKind.CONFLICT, FindingKind.MALFORMED} <= kinds(found)
+    result = assemble("node-1", read_sysfs(root), DriverFacts("550", gpus))
+    assert len(result.gpus) == 6
+    assert {FindingKind.CONFLICT, FindingKind.MALFORMED} <= kinds(result)
 
 
 def test_a_gpu_that_the_driver_does_not_list_is_a_finding(tmp_path: Path) -> None:
     node = paper_node()
     root = write_sysfs(node, tmp_path / "sys")
     facts = driver_facts(node)
-    found = assemble("node-1", read_sysfs(root), replace(facts, gpus=facts.gpus[:7]))
-    assert FindingKind.DRIVER in kinds(found)
+    result = assemble("node-1", read_sysfs(root), replace(facts, gpus=facts.gpus[:7]))
+    assert FindingKind.DRIVER in kinds(result)
 
 
 @settings(
@@ -284,11 +284,11 @@ def test_random_file_contents_never_raise(data: st.DataObject, tmp_path: Path) -
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     for path in data.draw(st.lists(st.sampled_from(files), max_size=8, unique=True)):
         path.write_bytes(data.draw(st.binary(max_size=40)))
-    found = assemble("node-1", read_sysfs(root), driver_facts(node))
-    assert len(found.gpus) == 8
-    nccl_topology(found)
+    result = assemble("node-1", read_sysfs(root), driver_facts(node))
+    assert len(result.gpus) == 8
+    nccl_topology(result)
     read_ports(SysfsTree(root))
-    assert from_json(Inventory, json.loads(json.dumps(to_json(found)))) == found
+    assert from_json(Inventory, json.loads(json.dumps(to_json(result)))) == result
 
 
 def test_addresses_and_processor_lists_are_parsed() -> None:

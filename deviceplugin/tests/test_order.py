@@ -31,8 +31,8 @@ NCCL = "fireflyer.dev/rdma-nccl"
 
 @pytest.fixture
 async def harness() -> AsyncIterator[PluginHarness]:
-    async with plugin_harness() as one:
-        yield one
+    async with plugin_harness() as started:
+        yield started
 
 
 def preferred(available: list[str], size: int) -> pb.PreferredAllocationRequest:
@@ -62,12 +62,12 @@ async def refused(
     harness: PluginHarness, resource: str, method: str, request: Any
 ) -> tuple[str, str]:
     """The code and the words; it is counted once."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(grpc.aio.AioRpcError) as excinfo:
         await call(harness.kubelet.plugins[resource].channel, method, request)
-    code = caught.value.code().name
+    code = excinfo.value.code().name
     details = {"resource": resource, "method": method, "code": code}
     assert harness.count("flyer_node_requests_total", **details) == 1
-    return code, caught.value.details() or ""
+    return code, excinfo.value.details() or ""
 
 
 async def test_any_order_of_the_first_calls_gets_the_same_answers() -> None:
@@ -95,15 +95,17 @@ async def test_any_order_of_the_first_calls_gets_the_same_answers() -> None:
                         answer = await call(channel, method, requests[method])
                     answers[method].add(answer.SerializeToString(deterministic=True))
             await server.stop()
-    assert {method: len(found) for method, found in answers.items()} == dict.fromkeys(METHODS, 1)
+    assert {method: len(responses) for method, responses in answers.items()} == dict.fromkeys(
+        METHODS, 1
+    )
 
 
-def without(view: NodeView, gone: set[str]) -> NodeView:
+def without(view: NodeView, uuids: set[str]) -> NodeView:
     """As after these GPUs fell off the bus."""
     inventory = view.inventory
-    gpus = tuple(item for item in inventory.gpus if item.uuid not in gone)
+    gpus = tuple(item for item in inventory.gpus if item.uuid not in uuids)
     bridges = tuple(
-        bridge for bridge in inventory.bridges if not {bridge.first, bridge.second} & gone
+        bridge for bridge in inventory.bridges if not {bridge.first, bridge.second} & uuids
     )
     return replace(view, inventory=replace(inventory, gpus=gpus, bridges=bridges))
 
@@ -112,23 +114,23 @@ async def test_ids_of_the_list_before_are_unknown_and_good_again_with_it(
     harness: PluginHarness,
 ) -> None:
     await harness.ready()
-    gone = UUIDS[-2:]
-    harness.device_lists.publish(without(harness.view, set(gone)))
+    dropped = UUIDS[-2:]
+    harness.device_lists.publish(without(harness.view, set(dropped)))
     # Refused at once, even before the kubelet has the new list.
     for method, request in (
         ("GetPreferredAllocation", preferred(UUIDS, 4)),
-        ("Allocate", allocate([UUIDS[0], gone[0]])),
+        ("Allocate", allocate([UUIDS[0], dropped[0]])),
     ):
         code, words = await refused(harness, GPU, method, request)
         assert code == "NOT_FOUND"
-        assert gone[0] in words or gone[1] in words
+        assert dropped[0] in words or dropped[1] in words
     await harness.kubelet.until(lambda: harness.kubelet.healthy(GPU) == set(UUIDS[:-2]))
     await harness.kubelet.admit(GPU, "six", 6)
     harness.kubelet.release("six")
     harness.device_lists.publish(harness.view)
     await harness.kubelet.until(lambda: harness.kubelet.healthy(GPU) == set(UUIDS))
     channel = harness.kubelet.plugins[GPU].channel
-    await call(channel, "Allocate", allocate(gone))
+    await call(channel, "Allocate", allocate(dropped))
     answer = await call(channel, "GetPreferredAllocation", preferred(UUIDS, 4))
     assert set(answer.container_responses[0].deviceIDs) <= set(UUIDS)
 

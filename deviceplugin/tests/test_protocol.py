@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def harness() -> AsyncIterator[PluginHarness]:
-    async with plugin_harness() as one:
-        yield one
+    async with plugin_harness() as started:
+        yield started
 
 
 async def test_every_resource_is_offered_with_numa_hints(harness: PluginHarness) -> None:
@@ -46,10 +46,10 @@ async def test_every_resource_is_offered_with_numa_hints(harness: PluginHarness)
 async def test_unknown_numa_nodes_give_no_hint() -> None:
     with tempfile.TemporaryDirectory() as folder:
         inventory = inventory_of(paper_node(), Path(folder) / "sys")
-    lost = replace(
+    without_numa = replace(
         inventory, pci=tuple(replace(device, numa_node=None) for device in inventory.pci)
     )
-    async with plugin_harness(NodeView(lost)) as harness:
+    async with plugin_harness(NodeView(without_numa)) as harness:
         await harness.ready()
         devices = harness.kubelet.plugins[GPU].devices.values()
         assert all(not device.HasField("topology") for device in devices)
@@ -63,16 +63,16 @@ async def test_a_node_without_devices_reports_no_capacity() -> None:
 
 async def test_a_container_gets_whole_pairs_nodes_and_environment(harness: PluginHarness) -> None:
     await harness.ready()
-    got = await harness.kubelet.admit(GPU, "a", 4)
-    pairs = [set(pair.split("+")) for pair in got.envs["FLYER_GPU_PAIRS"].split(",")]
+    response = await harness.kubelet.admit(GPU, "a", 4)
+    pairs = [set(pair.split("+")) for pair in response.envs["FLYER_GPU_PAIRS"].split(",")]
     assert len(pairs) == 2
-    assert set().union(*pairs) == set(got.envs["FLYER_GPUS"].split(","))
+    assert set().union(*pairs) == set(response.envs["FLYER_GPUS"].split(","))
     nodes = [
-        (device.container_path, device.host_path, device.permissions) for device in got.devices
+        (device.container_path, device.host_path, device.permissions) for device in response.devices
     ]
     assert ("/dev/nvidiactl", "/dev/nvidiactl", "rw") in nodes
     assert sum(path.removeprefix("/dev/nvidia").isdecimal() for path, _, _ in nodes) == 4
-    assert not got.cdi_devices
+    assert not response.cdi_devices
 
 
 async def test_a_grant_of_gpus_never_speaks_through_the_environment(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ async def test_a_grant_of_gpus_never_speaks_through_the_environment(tmp_path: Pa
     for mode in ("nodes", "cdi"):
         async with plugin_harness(NodeView(inventory, device_mode=mode)) as harness:
             await harness.ready()
-            got = await harness.kubelet.admit(GPU, "a", 2)
-            assert got.envs["NVIDIA_VISIBLE_DEVICES"] == "void", mode
+            response = await harness.kubelet.admit(GPU, "a", 2)
+            assert response.envs["NVIDIA_VISIBLE_DEVICES"] == "void", mode
 
 
 async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
@@ -91,13 +91,15 @@ async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
     async with plugin_harness(view) as harness:
         await harness.ready()
         for resource in RESOURCES:
-            got = await harness.kubelet.admit(resource, f"a-{resource[-3:]}", 2)
-            assert not got.devices, resource
-            assert not got.mounts, resource
-            assert got.cdi_devices, resource
-        got = await harness.kubelet.admit(GPU, "b", 2)
-        names = [device.name for device in got.cdi_devices]
-        assert names == [f"fireflyer.dev/gpu={uuid}" for uuid in got.envs["FLYER_GPUS"].split(",")]
+            response = await harness.kubelet.admit(resource, f"a-{resource[-3:]}", 2)
+            assert not response.devices, resource
+            assert not response.mounts, resource
+            assert response.cdi_devices, resource
+        response = await harness.kubelet.admit(GPU, "b", 2)
+        names = [device.name for device in response.cdi_devices]
+        assert names == [
+            f"fireflyer.dev/gpu={uuid}" for uuid in response.envs["FLYER_GPUS"].split(",")
+        ]
 
 
 async def test_without_specifications_a_grant_says_why(tmp_path: Path) -> None:
@@ -154,12 +156,14 @@ async def test_a_bad_gpu_leaves_and_returns_without_a_new_registration(
 
 async def test_kubelet_restarts_are_survived_with_the_same_ids(harness: PluginHarness) -> None:
     await harness.ready()
-    ids = {name: set(one.devices) for name, one in harness.kubelet.plugins.items()}
+    ids = {name: set(plugin.devices) for name, plugin in harness.kubelet.plugins.items()}
     slowest = 0.0
     for _ in range(25):
         await harness.kubelet.restart()
         slowest = max(slowest, await harness.ready())
-        assert {name: set(one.devices) for name, one in harness.kubelet.plugins.items()} == ids
+        assert {
+            name: set(plugin.devices) for name, plugin in harness.kubelet.plugins.items()
+        } == ids
     assert harness.count("flyer_node_kubelet_restarts_total") == 25
     assert slowest < 30, "seconds; the figure on an idle machine is in the benchmarks' table"
 
@@ -188,7 +192,7 @@ async def test_a_wiped_folder_with_the_old_kubelet_is_served_again(harness: Plug
     for plugin in old.values():
         (harness.kubelet.folder / plugin.endpoint).unlink()
     await harness.kubelet.until(
-        lambda: all(harness.kubelet.plugins[name] is not one for name, one in old.items())
+        lambda: all(harness.kubelet.plugins[name] is not plugin for name, plugin in old.items())
     )
     await harness.ready()
 
@@ -264,9 +268,9 @@ async def test_hostile_requests_get_their_code_and_are_counted(
     await harness.ready()
     method, request, code = HOSTILE[case]
     channel = harness.kubelet.plugins[GPU].channel
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(grpc.aio.AioRpcError) as excinfo:
         await call(channel, method, request)
-    assert caught.value.code().name == code
+    assert excinfo.value.code().name == code
     details = {"resource": GPU, "method": method, "code": code}
     assert harness.count("flyer_node_requests_total", **details) == 1
     assert len(harness.kubelet.healthy(GPU)) == 8
@@ -275,9 +279,9 @@ async def test_hostile_requests_get_their_code_and_are_counted(
 
 async def test_a_message_past_grpcs_own_bound_is_refused(harness: PluginHarness) -> None:
     await harness.ready()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(grpc.aio.AioRpcError) as excinfo:
         await call(harness.kubelet.plugins[GPU].channel, "Allocate", b"\x0a" * (9 << 20))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert excinfo.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await harness.kubelet.admit(GPU, "after", 2)
 
 
@@ -285,10 +289,10 @@ async def test_an_unhealthy_gpu_is_not_given_out(harness: PluginHarness) -> None
     await harness.ready()
     channel = harness.kubelet.plugins[GPU].channel
     harness.device_lists.publish(replace(harness.view, bad_gpus=frozenset({UUID})))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(grpc.aio.AioRpcError) as excinfo:
         await call(channel, "Allocate", allocate([UUID]))
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "out of service" in (caught.value.details() or "")
+    assert excinfo.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "out of service" in (excinfo.value.details() or "")
 
 
 async def test_a_missing_device_node_is_reported_before_the_runtime_fails(tmp_path: Path) -> None:
@@ -309,8 +313,8 @@ async def test_repeated_and_concurrent_calls_all_get_the_same_answer(
     answers = await asyncio.gather(*questions)
     assert len({tuple(answer.container_responses[0].deviceIDs) for answer in answers}) == 1
     ids = list(answers[0].container_responses[0].deviceIDs)
-    given = await asyncio.gather(*(call(channel, "Allocate", allocate(ids)) for _ in range(48)))
-    assert len({answer.SerializeToString(deterministic=True) for answer in given}) == 1
+    responses = await asyncio.gather(*(call(channel, "Allocate", allocate(ids)) for _ in range(48)))
+    assert len({answer.SerializeToString(deterministic=True) for answer in responses}) == 1
 
 
 async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(
@@ -327,9 +331,9 @@ async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(
         streams = [method(pb.Empty()) for _ in range(7)]
         for stream in streams:
             assert len((await stream.read()).devices) == 8
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with pytest.raises(grpc.aio.AioRpcError) as excinfo:
             await method(pb.Empty()).read()
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert excinfo.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for stream in streams:
             stream.cancel()
     harness.device_lists.publish(replace(harness.view, bad_gpus=frozenset({UUID})))
@@ -339,9 +343,9 @@ async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(
 async def test_an_unknown_method_is_unimplemented(harness: PluginHarness) -> None:
     await harness.ready()
     channel = harness.kubelet.plugins[GPU].channel
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(grpc.aio.AioRpcError) as excinfo:
         await channel.unary_unary("/v1beta1.DevicePlugin/Deallocate")(b"", timeout=30)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert excinfo.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_folder_with_a_path_that_is_too_long_is_reported() -> None:

@@ -75,9 +75,9 @@ class Chaos:
         count = self.random.randint(1, min(4, len(free)))
         self.containers += 1
         name = f"c{self.containers}"
-        held = set().union(*self.kubelet.allocated.get(GPU, {}).values())
+        allocated = set().union(*self.kubelet.allocated.get(GPU, {}).values())
         try:
-            got = await self.kubelet.admit(GPU, name, count)
+            response = await self.kubelet.admit(GPU, name, count)
         except grpc.aio.UsageError:
             return  # registered again between the two calls: the kubelet's old channel is closed
         except grpc.aio.AioRpcError as error:
@@ -85,15 +85,15 @@ class Chaos:
             if error.code() in REFUSALS:
                 return
             raise
-        chosen = set(got.envs["FLYER_GPUS"].split(","))
-        assert len(chosen) == count
-        assert not chosen & held, "held already"
-        assert not chosen & self.bad, "out of service"
+        selection = set(response.envs["FLYER_GPUS"].split(","))
+        assert len(selection) == count
+        assert not selection & allocated, "held already"
+        assert not selection & self.bad, "out of service"
         pairs = [b for b in self.bridges if b.id not in self.bad_pairs]
         broken = [
             b
             for b in pairs
-            if {b.first, b.second} <= free and len({b.first, b.second} & chosen) == 1
+            if {b.first, b.second} <= free and len({b.first, b.second} & selection) == 1
         ]
         paired = {
             uuid for b in pairs for uuid in (b.first, b.second) if {b.first, b.second} <= free
@@ -121,7 +121,8 @@ class Chaos:
 
     async def settle(self) -> None:
         await self.kubelet.until(
-            lambda: self.kubelet.healthy(GPU) == self.ids - self.bad, what="all good GPUs offered"
+            lambda: self.kubelet.healthy(GPU) == self.ids - self.bad,
+            description="all good GPUs offered",
         )
         assert set(self.kubelet.plugins[GPU].devices) == self.ids, "ids never change"
 

@@ -140,18 +140,18 @@ def test_a_suspect_fault_never_replaces_a_worse_state() -> None:
 
 
 def test_the_first_reason_stays_unless_a_fault_is_stricter() -> None:
-    lost = observe(DeviceHealth(), LOST, 0, TIMES)
-    strict = apply_fault(lost, replace(RESET, reason="Xid79"), 1, TIMES)
+    fault = observe(DeviceHealth(), LOST, 0, TIMES)
+    strict = apply_fault(fault, replace(RESET, reason="Xid79"), 1, TIMES)
     assert strict.reason == "Xid79"
     assert apply_fault(strict, replace(RESET, reason="Xid62"), 2, TIMES).reason == "Xid79"
 
 
 def test_an_unobservable_device_keeps_its_state() -> None:
-    for known in (DeviceHealth(), apply_fault(DeviceHealth(), RESET, 0, TIMES)):
-        hidden = mark_unobservable(known, "the driver hangs")
+    for before in (DeviceHealth(), apply_fault(DeviceHealth(), RESET, 0, TIMES)):
+        hidden = mark_unobservable(before, "the driver hangs")
         assert hidden.state is State.UNKNOWN
         assert not hidden.in_service
-        assert observe(hidden, Observation(), 5, TIMES).state is known.state
+        assert observe(hidden, Observation(), 5, TIMES).state is before.state
 
 
 EVENTS: dict[str, Callable[[DeviceHealth, float], DeviceHealth]] = {

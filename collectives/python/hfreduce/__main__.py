@@ -25,53 +25,55 @@ FINE, BAD, USAGE, NONE = 0, 1, 2, 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit status."""
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     while True:
         try:
-            found, recorders = _look(asked)
+            status_groups, recorders = _look(options)
         except (PermissionError, ProcessLookupError) as error:
             sys.stderr.write(f"hfreduce status: {error}\n")
             return USAGE
-        _show(found, recorders, asked.output, clear=asked.watch is not None)
-        if asked.watch is None:
+        _show(status_groups, recorders, options.output, clear=options.watch is not None)
+        if options.watch is None:
             break
         try:
-            time.sleep(asked.watch)
+            time.sleep(options.watch)
         except KeyboardInterrupt:
             break
-    if not found:
+    if not status_groups:
         return NONE
-    return BAD if any(group.verdict in status.BAD for group in found) else FINE
+    return BAD if any(group.verdict in status.BAD for group in status_groups) else FINE
 
 
-def _look(asked: argparse.Namespace) -> tuple[list[status.Group], list[flight.Recorder]]:
-    if asked.pid:
-        recorders = [found for pid in asked.pid for found in flight.of_process(pid)]
+def _look(options: argparse.Namespace) -> tuple[list[status.Group], list[flight.Recorder]]:
+    if options.pid:
+        recorders = [
+            status_groups for pid in options.pid for status_groups in flight.of_process(pid)
+        ]
         # Its peers are in the same groups: they are shown with it.
         groups = {recorder.data["group"] for recorder in recorders}
         own = {(r.data["group"], r.data["rank"]) for r in recorders}
-        others = flight.find(asked.run_dir or flight.folders())
+        all_recorders = flight.find(options.run_dir or flight.folders())
         recorders += [
-            r for r in others
+            r for r in all_recorders
             if r.data["group"] in groups and (r.data["group"], r.data["rank"]) not in own
         ]  # fmt: skip
     else:
-        recorders = list(flight.find(asked.run_dir or flight.folders()))
-    found = status.groups(recorders, asked.stuck_after, ended=asked.ended)
-    return [group for group in found if asked.job in (None, group.job)], recorders
+        recorders = list(flight.find(options.run_dir or flight.folders()))
+    status_groups = status.groups(recorders, options.stuck_after, ended=options.ended)
+    return [group for group in status_groups if options.job in (None, group.job)], recorders
 
 
 def _show(
-    found: list[status.Group], recorders: list[flight.Recorder], output: str, *, clear: bool
+    status_groups: list[status.Group], recorders: list[flight.Recorder], output: str, *, clear: bool
 ) -> None:
     if output == "json":
-        text = json.dumps({"groups": [group.as_json() for group in found]})
+        text = json.dumps({"groups": [group.as_json() for group in status_groups]})
     elif output == "prometheus":
-        text = exposition.prometheus(found, recorders)
+        text = exposition.prometheus(status_groups, recorders)
     elif output == "trace":
-        text = exposition.trace(found, recorders)
-    elif found:
-        text = "\n\n".join(status.table(group) for group in found)
+        text = exposition.trace(status_groups, recorders)
+    elif status_groups:
+        text = "\n\n".join(status.table(group) for group in status_groups)
     else:
         text = "no rank of HFReduce runs here (or it is another user's)"
     if clear and sys.stdout.isatty():

@@ -434,10 +434,10 @@ class HFReduceBackend(Group):
             names = ", ".join(sorted(str(dtype) for dtype in dtypes))
             raise ValueError(f"all_to_all: tensors are of several types: {names}")
         code, scale = tensors.unit(dtypes.pop())
-        sent, received = ([count * scale for count in side] for side in counts)
+        send_counts, received = ([count * scale for count in side] for side in counts)
         target, keep, finish = blocks
         seconds, lazy = self._terms(opts)
         operation = self._on(*outputs, *inputs).alltoall(
-            source[0], target, sent, received, code, seconds, lazy, (source[1], keep)
+            source[0], target, send_counts, received, code, seconds, lazy, (source[1], keep)
         )
         return self._work("all_to_all", [operation], outputs, inputs=inputs, finish=finish)

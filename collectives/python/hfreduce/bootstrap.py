@@ -175,14 +175,14 @@ def _exchange_infos(
     """Endpoints of all ranks; in a group of a known world also checks what step 1 would."""
     if world is None:
         return meeting.exchange("endpoint", info.decode(), deadline)
-    said = {"world": world.meeting, "ranks": membership.digest, "info": info.decode()}
+    message = {"world": world.meeting, "ranks": membership.digest, "info": info.decode()}
     infos: list[bytes] = []
-    for index, answer in enumerate(meeting.exchange("endpoint", json.dumps(said), deadline)):
+    for index, answer in enumerate(meeting.exchange("endpoint", json.dumps(message), deadline)):
         other = json.loads(answer)
         problem = None
-        if other["world"] != said["world"]:
+        if other["world"] != message["world"]:
             problem = "comes from another start of the job: start all ranks anew"
-        elif other["ranks"] != said["ranks"]:
+        elif other["ranks"] != message["ranks"]:
             problem = "takes the group for other ranks: give all the same list"
         if problem is not None:
             rank = membership.global_ranks[index]
@@ -240,8 +240,10 @@ def _own_place(
         return _native.Place(settings.node, settings.zone), None
     places = topology.places(membership.global_ranks, membership.world_size)
     nodes, zones = ({getattr(place, name) for place in places} for name in ("node", "zone"))
-    here = [pair for pair in topology.bridges if nodes.issuperset(pair)]
-    return places[membership.rank], here[0] if len(here) == 1 and len(zones) == 2 else None
+    own_bridges = [pair for pair in topology.bridges if nodes.issuperset(pair)]
+    return places[membership.rank], own_bridges[0] if len(own_bridges) == 1 and len(
+        zones
+    ) == 2 else None
 
 
 def _agree_on_places(
@@ -253,31 +255,31 @@ def _agree_on_places(
     deadline: float,
 ) -> list[Place]:
     """The places that the ranks report, checked against the topology file of this rank."""
-    said = {
+    message = {
         "place": {"node": own.node, "zone": own.zone, "address": own.address},
         "job": settings.job,
         "ranks": membership.digest,
         "size": membership.size,
         "bridges": [list(pair) for pair in topology.bridges] if topology else [],
     }
-    answers = meeting.exchange("place", json.dumps(said), deadline)
+    answers = meeting.exchange("place", json.dumps(message), deadline)
     expected: list[Place] | None = None
     if topology is not None:
         expected = topology.places(membership.global_ranks, membership.world_size)
     places: list[Place] = []
     # Ranks of one node have equal answers.
-    read = {answer: json.loads(answer) for answer in set(answers)}
+    parsed = {answer: json.loads(answer) for answer in set(answers)}
     for index, answer in enumerate(answers):
-        other = read[answer]
+        other = parsed[answer]
         place = _native.Place(**other["place"])
         problem = None
-        if other["job"] != said["job"]:
-            problem = f"belongs to job {other['job']!r}, this rank to {said['job']!r}"
-        elif other["ranks"] != said["ranks"]:
-            sizes = f"{other['size']} ranks, this rank for one of {said['size']}"
+        if other["job"] != message["job"]:
+            problem = f"belongs to job {other['job']!r}, this rank to {message['job']!r}"
+        elif other["ranks"] != message["ranks"]:
+            sizes = f"{other['size']} ranks, this rank for one of {message['size']}"
             problem = f"takes the group for one of {sizes}: their lists differ"
-        elif other["bridges"] != said["bridges"]:
-            problem = f"has bridges {other['bridges']}, this rank {said['bridges']}"
+        elif other["bridges"] != message["bridges"]:
+            problem = f"has bridges {other['bridges']}, this rank {message['bridges']}"
         elif expected is not None and place != expected[index]:
             problem = f"runs on {place}, but {settings.topology_path} says {expected[index]}"
         if problem is not None:

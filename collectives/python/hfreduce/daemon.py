@@ -43,21 +43,21 @@ exit status: 0 stopped by SIGTERM or SIGINT, 1 cannot listen, 2 the command line
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; returns its exit status."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: stop.append(received))
     try:
-        daemon = _native.Daemon(given.socket, given.mode, given.ranks_max, given.memory_max)
+        daemon = _native.Daemon(options.socket, options.mode, options.ranks_max, options.memory_max)
     except OSError as error:
         sys.stderr.write(f"hfreduced: {error}\n")
         return FAILED
-    sys.stderr.write(f"hfreduced: process {os.getpid()} listens at {given.socket}\n")
+    sys.stderr.write(f"hfreduced: process {os.getpid()} listens at {options.socket}\n")
     try:
         while not stop:
             daemon.accept(LOOK_SECONDS)
     except OSError as error:
-        sys.stderr.write(f"hfreduced: {given.socket}: {error}\n")
+        sys.stderr.write(f"hfreduced: {options.socket}: {error}\n")
         return FAILED
     finally:
         daemon.close()

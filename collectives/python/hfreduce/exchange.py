@@ -193,8 +193,8 @@ def _absence(
     try:
         if store.check([key]):
             return _error(member, phase, f"torch's store failed: {error}")
-    except RuntimeError as lost:
-        return _error(member, phase, f"torch's store is gone: {lost}")
+    except RuntimeError as store_error:
+        return _error(member, phase, f"torch's store is gone: {store_error}")
     return _named(member, phase, ranks, str(error))
 
 
@@ -204,8 +204,8 @@ def _absent(
     """The ranks whose keys do not exist."""
     try:
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-    except RuntimeError as lost:
-        raise _error(member, phase, f"torch's store is gone: {lost}") from error
+    except RuntimeError as store_error:
+        raise _error(member, phase, f"torch's store is gone: {store_error}") from error
     if not absent:
         raise _error(member, phase, f"torch's store failed: {error}") from error
     return absent

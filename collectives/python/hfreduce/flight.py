@@ -100,9 +100,9 @@ def _read(path: Path, pid: int | None) -> Iterator[Recorder]:
         return
     if data["boot_id"] != _boot_id():
         return
-    seen = data["pid_namespace"] == Path("/proc/self/ns/pid").stat().st_ino
+    same_namespace = data["pid_namespace"] == Path("/proc/self/ns/pid").stat().st_ino
     number = pid if pid is not None else data["pid"]
-    life = _life(number, data["process_start"]) if seen or pid is not None else None
+    life = _life(number, data["process_start"]) if same_namespace or pid is not None else None
     if life is None:
         age = (data["read_ns"] - data["beat_ns"]) / 1e9
         beats = age < BEATS_SECONDS or data["state"] == "connecting"

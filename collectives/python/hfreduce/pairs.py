@@ -49,13 +49,15 @@ class Pairs:
             )
         own = dist.get_rank()
         # torch requires that all ranks create all groups in the same order.
-        mine = [dist.new_group(list(pair), timeout=timeout, backend=pair_backend) for pair in pairs]
+        subgroups = [
+            dist.new_group(list(pair), timeout=timeout, backend=pair_backend) for pair in pairs
+        ]
         columns = [
             dist.new_group([pair[half] for pair in pairs], timeout=timeout, backend=half_backend)
             for half in range(2)
         ]
         at = next(index for index, pair in enumerate(pairs) if own in pair)
-        pair, halves = mine[at], columns[pairs[at].index(own)]
+        pair, halves = subgroups[at], columns[pairs[at].index(own)]
         if not (isinstance(pair, dist.ProcessGroup) and isinstance(halves, dist.ProcessGroup)):
             raise TypeError(f"rank {own} is not a member of the groups of its pair")  # torch's -100
         return cls(pair, halves)

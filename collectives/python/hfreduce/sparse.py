@@ -48,10 +48,10 @@ def allreduce(backend: Gathering, tensor: torch.Tensor, opts: Any) -> None:
         values = gathered(_padded(own.values(), longest))
         # Columns first: an entry's place is a row.
         places = gathered(_padded(own.indices().t(), longest))
-        kept = [slice(count) for count in counts]
+        slices = [slice(count) for count in counts]
         summed = torch.sparse_coo_tensor(
-            torch.cat([each[few] for each, few in zip(places, kept, strict=True)]).t(),
-            torch.cat([each[few] for each, few in zip(values, kept, strict=True)]),
+            torch.cat([each[few] for each, few in zip(places, slices, strict=True)]).t(),
+            torch.cat([each[few] for each, few in zip(values, slices, strict=True)]),
             size=own.shape,
         )
         tensor.copy_(summed.coalesce())

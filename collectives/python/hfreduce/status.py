@@ -85,7 +85,7 @@ def groups(
     by_group: dict[str, list[Recorder]] = {}
     for recorder in recorders:
         by_group.setdefault(recorder.data["group"], []).append(recorder)
-    found = []
+    result = []
     for name, members in sorted(by_group.items()):
         if not ended and all(member.life == "dead" for member in members):
             continue
@@ -93,8 +93,8 @@ def groups(
         group = Group(name, data["job"], data["epoch"], data["world_size"])
         group.ranks = _ranks(members)
         _conclude(group, patience_seconds)
-        found.append(group)
-    return sorted(found, key=lambda group: (group.verdict not in BAD, group.job, group.group))
+        result.append(group)
+    return sorted(result, key=lambda group: (group.verdict not in BAD, group.job, group.group))
 
 
 def _ranks(recorders: Sequence[Recorder]) -> list[Rank]:
@@ -103,12 +103,13 @@ def _ranks(recorders: Sequence[Recorder]) -> list[Rank]:
         if recorder.life == "dead":
             continue
         for peer in recorder.data["peers"]:
-            heard = _heard(recorder, peer)
-            known = ranks.get(heard.rank)
-            if known is None or (
-                known.seen != HERE and (known.heard_seconds or 0) > (heard.heard_seconds or 0)
+            peer_rank = _heard(recorder, peer)
+            previous = ranks.get(peer_rank.rank)
+            if previous is None or (
+                previous.seen != HERE
+                and (previous.heard_seconds or 0) > (peer_rank.heard_seconds or 0)
             ):
-                ranks[heard.rank] = heard
+                ranks[peer_rank.rank] = peer_rank
     return [ranks[rank] for rank in sorted(ranks)]
 
 
@@ -143,7 +144,7 @@ def _own(recorder: Recorder) -> Rank:
 
 
 def _heard(recorder: Recorder, peer: dict[str, Any]) -> Rank:
-    heard = max(recorder.data["read_ns"] - peer["heard_ns"], 0) / 1e9
+    seconds = max(recorder.data["read_ns"] - peer["heard_ns"], 0) / 1e9
     rank = Rank(
         peer["rank"],
         peer["node"],
@@ -154,7 +155,7 @@ def _heard(recorder: Recorder, peer: dict[str, Any]) -> Rank:
         f"heard by rank {recorder.data['rank']}",
     )
     rank.state = "left" if peer["left"] else "open"
-    rank.entered, rank.heard_seconds = peer["sequence"], heard
+    rank.entered, rank.heard_seconds = peer["sequence"], seconds
     if peer["link"]:
         rank.sequence, rank.waits_for = peer["sequence"], peer["waiting_for"]
         rank.phase = "" if peer["sequence"] is None else "under way there"
@@ -164,22 +165,22 @@ def _heard(recorder: Recorder, peer: dict[str, Any]) -> Rank:
 def _conclude(group: Group, patience: float) -> None:
     judges = (_broken, _ended, _disagreement, _absent, _together, _connecting)
     for judge in judges:
-        found = judge(group, patience)
-        if found is not None:
-            group.verdict, group.culprits, group.conclusion = found
+        verdict = judge(group, patience)
+        if verdict is not None:
+            group.verdict, group.culprits, group.conclusion = verdict
             return
-    here = [rank for rank in group.ranks if rank.seen == HERE]
-    active = [rank for rank in here if rank.sequence is not None]
+    local_ranks = [rank for rank in group.ranks if rank.seen == HERE]
+    active = [rank for rank in local_ranks if rank.sequence is not None]
     if active:
         oldest = min(active, key=lambda rank: rank.sequence or 0)
         group.verdict = "moving"
         group.conclusion = (
-            f"{len(active)} of {len(here)} ranks here are in {oldest.operation} "
+            f"{len(active)} of {len(local_ranks)} ranks here are in {oldest.operation} "
             f"#{oldest.sequence}, for {_seconds(oldest.since_seconds)}"
         )
     else:
-        last = max((rank.entered for rank in here if rank.entered is not None), default=None)
-        since = min((rank.since_seconds for rank in here), default=0.0)
+        last = max((rank.entered for rank in local_ranks if rank.entered is not None), default=None)
+        since = min((rank.since_seconds for rank in local_ranks), default=0.0)
         after = "" if last is None else f", after operation #{last}"
         group.conclusion = f"no operation is under way for {_seconds(since)}{after}"
 
@@ -204,16 +205,15 @@ def _broken(group: Group, _patience: float) -> Finding | None:
 
 def _ended(group: Group, _patience: float) -> Finding | None:
     """Processes that are dead or stopped, in this order."""
-    for life, what in (("dead", "is dead"), ("stopped", "is stopped"), ("silent", "does not run")):
+    for life, state in (("dead", "is dead"), ("stopped", "is stopped"), ("silent", "does not run")):
         bad = [rank for rank in group.ranks if rank.life == life]
         if bad:
             first = bad[0]
             others = f", and so {_are(len(bad) - 1)} others" if len(bad) > 1 else ""
             since = f" for {_seconds(first.heard_seconds or 0)}" if life != "dead" else ""
             waiting = [r for r in group.ranks if r.sequence is not None and r not in bad]
-            text = (
-                f"{_name(first)} {what}{since}{others}; {_ranks_do(len(waiting), 'waits', 'wait')}"
-            )
+            waits = _ranks_do(len(waiting), "waits", "wait")
+            text = f"{_name(first)} {state}{since}{others}; {waits}"
             verdict = "stopped" if life == "silent" else life
             return verdict, [rank.rank for rank in bad], text
     return None
@@ -278,25 +278,28 @@ def _together(group: Group, patience: float) -> Finding | None:
     ends = Counter(_end_of_chain(rank, by_rank) for rank in late)
     ends.pop(None, None)
     since = max(rank.since_seconds for rank in late)
-    what = f"{late[0].operation} #{late[0].sequence} for {_seconds(since)}"
+    operation = f"{late[0].operation} #{late[0].sequence} for {_seconds(since)}"
     if not ends:
-        return "stuck", [], f"{_ranks_do(len(late), 'is', 'are')} in {what}"
+        return "stuck", [], f"{_ranks_do(len(late), 'is', 'are')} in {operation}"
     culprit, count = ends.most_common(1)[0]
     assert culprit is not None
-    known = by_rank.get(culprit)
-    who = f"rank {culprit} (not on this machine)" if known is None else _name(known)
-    heard = ""
-    if known is not None and known.seen != HERE:
-        heard = f", last heard {_seconds(known.heard_seconds or 0)} ago ({known.seen})"
-    text = f"{_ranks_do(len(late), 'is', 'are')} in {what}; {count} of them wait for {who}{heard}"
+    culprit_rank = by_rank.get(culprit)
+    subject = (
+        f"rank {culprit} (not on this machine)" if culprit_rank is None else _name(culprit_rank)
+    )
+    age = ""
+    if culprit_rank is not None and culprit_rank.seen != HERE:
+        age = f", last heard {_seconds(culprit_rank.heard_seconds or 0)} ago ({culprit_rank.seen})"
+    late_ranks = _ranks_do(len(late), "is", "are")
+    text = f"{late_ranks} in {operation}; {count} of them wait for {subject}{age}"
     return "stuck", [culprit], text
 
 
 def _end_of_chain(rank: Rank, by_rank: dict[int, Rank]) -> int | None:
-    seen = {rank.rank}
+    visited = {rank.rank}
     at = rank.waits_for
-    while at is not None and at not in seen:
-        seen.add(at)
+    while at is not None and at not in visited:
+        visited.add(at)
         following = by_rank.get(at)
         if following is None or following.waits_for is None:
             return at
@@ -336,8 +339,8 @@ def _are(count: int) -> str:
     return f"{'is' if count == 1 else 'are'} {count}"
 
 
-def _ranks_do(count: int, one: str, many: str) -> str:
-    return f"{count} rank {one}" if count == 1 else f"{count} ranks {many}"
+def _ranks_do(count: int, single: str, many: str) -> str:
+    return f"{count} rank {single}" if count == 1 else f"{count} ranks {many}"
 
 
 def _seconds(seconds: float) -> str:
@@ -358,10 +361,10 @@ def table(group: Group) -> str:
         for row in rows
     ]
     job = group.job or "(no name)"
-    unseen = group.world_size - len(group.ranks)
+    missing = group.world_size - len(group.ranks)
     title = f"job {job}, group {group.group}, epoch {group.epoch}, {group.world_size} ranks"
-    if unseen > 0:
-        title += f" ({unseen} on other machines, not heard here)"
+    if missing > 0:
+        title += f" ({missing} on other machines, not heard here)"
     places = {rank.node: rank.reached_at for rank in group.ranks if rank.reached_at}
     if len({rank.node for rank in group.ranks}) > 1 and places:
         reached = ", ".join(f"{n} {at}" for n, at in sorted(places.items()))

@@ -158,8 +158,8 @@ def for_reduction(tensor: torch.Tensor, operation: str, op: int) -> Buffer:
         return Buffer(pointer, numel, _native.UINT8, _BOOLEAN[op])
     if dtype in _COMPLEX and op in (_native.SUM, _native.AVG):
         return Buffer(pointer, 2 * numel, _COMPLEX[dtype], op)
-    known = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-    raise TypeError(f"{operation}: cannot reduce {dtype} with this operation; known are {known}")
+    valid = ", ".join(str(valid).removeprefix("torch.") for valid in _DTYPES)
+    raise TypeError(f"{operation}: cannot reduce {dtype} with this operation; known are {valid}")
 
 
 def for_transport(tensor: torch.Tensor) -> Buffer:
@@ -323,8 +323,10 @@ def _apart(
     blocks: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], own: int | None
 ) -> bool:
     ranges = [(block.data_ptr(), block.nbytes) for block in blocks]
-    mine = None if own is None else ranges[own]
-    ranges += [range_ for each in sources if (range_ := (each.data_ptr(), each.nbytes)) != mine]
+    own_range = None if own is None else ranges[own]
+    ranges += [
+        range_ for each in sources if (range_ := (each.data_ptr(), each.nbytes)) != own_range
+    ]
     ranges = sorted(range_ for range_ in ranges if range_[1])
     return all(start + size <= after for (start, size), (after, _) in itertools.pairwise(ranges))
 
@@ -361,13 +363,15 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _check(tensor: torch.Tensor, operation: str) -> None:
-    known = tensor.is_cpu or tensor.is_cuda
-    if known and tensor.layout is torch.strided:
+    supported = tensor.is_cpu or tensor.is_cuda
+    if supported and tensor.layout is torch.strided:
         return
-    what = f"{operation}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
-    if not known:
+    subject = f"{operation}: tensor of shape {tuple(tensor.shape)}, {tensor.dtype}"
+    if not supported:
         raise ValueError(
-            f"{what} is on {tensor.device}: hfreduce takes tensors of the CPU and of CUDA GPUs, "
+            f"{subject} is on {tensor.device}: hfreduce takes tensors of the CPU and of CUDA GPUs, "
             "call .cpu()"
         )
-    raise ValueError(f"{what} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()")
+    raise ValueError(
+        f"{subject} is {tensor.layout}: hfreduce takes dense tensors, call .to_dense()"
+    )

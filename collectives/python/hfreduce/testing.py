@@ -110,7 +110,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     per_rank: Mapping[int, Mapping[str, str]] | None = None,
     absent: Sequence[int] = (),
-    lost: Sequence[int] = (),
+    lost_ranks: Sequence[int] = (),
 ) -> list[Outcome]:
     """Runs ``function(rank, world_size, *arguments)`` on every rank that is not `absent`.
 
@@ -151,7 +151,7 @@ def run(
                 processes[rank].start()
                 sender.close()
                 answers[receiver] = rank
-            _collect(answers, outcomes, start, deadline_seconds, frozenset(lost))
+            _collect(answers, outcomes, start, deadline_seconds, frozenset(lost_ranks))
         finally:
             for process in processes.values():
                 with contextlib.suppress(ProcessLookupError):
@@ -165,9 +165,9 @@ def _collect(
     outcomes: list[Outcome],
     start: float,
     deadline: float,
-    lost: frozenset[int],
+    lost_ranks: frozenset[int],
 ) -> None:
-    while set(answers.values()) - lost:
+    while set(answers.values()) - lost_ranks:
         remaining = start + deadline - time.monotonic()
         ready = wait(list(answers), timeout=max(remaining, 0))
         if not ready:
@@ -203,8 +203,8 @@ def _main(task: _Task, sender: Connection) -> None:
     try:
         value = _call(task)
     except Exception as error:  # noqa: BLE001  (every failure is an answer)
-        known = {name: getattr(error, name) for name in ERROR_FIELDS if hasattr(error, name)}
-        failure = Failure(type(error).__name__, str(error), known)
+        error_fields = {name: getattr(error, name) for name in ERROR_FIELDS if hasattr(error, name)}
+        failure = Failure(type(error).__name__, str(error), error_fields)
         if os.environ.get("HFREDUCE_TESTING_TRACEBACK"):
             traceback.print_exc()
     sender.send((value, failure))

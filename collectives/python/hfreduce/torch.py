@@ -108,8 +108,8 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     if isinstance(backend_options, Options):
         settings = settings.with_priority(backend_options.priority)
     elif backend_options is not None:
-        given = type(backend_options).__name__
-        raise TypeError(f"pg_options is of type {given}: give hfreduce.torch.Options")
+        type_name = type(backend_options).__name__
+        raise TypeError(f"pg_options is of type {type_name}: give hfreduce.torch.Options")
     # torch gives no list for the default group, and ranks of the job for every other one.
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     world = dist.get_world_size() if dist.is_initialized() else options.group_size

@@ -108,9 +108,9 @@ class CollectiveWork(Work):
         alone (C++ would see a success and train on unreduced gradients). What a callback raises
         reaches both, therefore the future handed out is a callback's.
         """
-        asked = _ASKING.works
-        if asked is not None:
-            asked.append(self)
+        works = _ASKING.works
+        if works is not None:
+            works.append(self)
             return _NO_ANSWER
         with _LOCK:
             if self._future is not None:
@@ -225,30 +225,38 @@ def answer_for_works() -> None:
     and has fixed answers for the other methods: never completed, successful, no source. A script
     that polls would not end. The works of other backends are called as before.
     """
-    theirs = {
+    torch_methods = {
         name: getattr(Work, name)
         for name in ("is_completed", "is_success", "exception", "result", "_source_rank")
     }
 
     def is_completed(self: Work) -> bool:
-        ours = _behind(self)
-        return bool(theirs["is_completed"](self)) if ours is None else ours.is_completed()
+        own_work = _behind(self)
+        return (
+            bool(torch_methods["is_completed"](self))
+            if own_work is None
+            else own_work.is_completed()
+        )
 
     def is_success(self: Work) -> bool:
-        ours = _behind(self)
-        return bool(theirs["is_success"](self)) if ours is None else ours.is_success()
+        own_work = _behind(self)
+        return (
+            bool(torch_methods["is_success"](self)) if own_work is None else own_work.is_success()
+        )
 
     def exception(self: Work) -> Any:
-        ours = _behind(self)
-        return theirs["exception"](self) if ours is None else ours.exception()
+        own_work = _behind(self)
+        return torch_methods["exception"](self) if own_work is None else own_work.exception()
 
     def result(self: Work) -> Any:
-        ours = _behind(self)
-        return theirs["result"](self) if ours is None else ours.result()
+        own_work = _behind(self)
+        return torch_methods["result"](self) if own_work is None else own_work.result()
 
     def source_rank(self: Work) -> int:
-        ours = _behind(self)
-        return int(theirs["_source_rank"](self)) if ours is None else ours.source_rank()
+        own_work = _behind(self)
+        return (
+            int(torch_methods["_source_rank"](self)) if own_work is None else own_work.source_rank()
+        )
 
     Work.is_completed = is_completed  # type: ignore[method-assign]
     Work.is_success = is_success  # type: ignore[method-assign]
@@ -261,12 +269,12 @@ def _behind(work: Work) -> CollectiveWork | None:
     """Our work behind one of torch's: the one that this thread asks for a future now."""
     if work._get_op_type() != _UNKNOWN:  # type: ignore[attr-defined]
         return None
-    asked: list[CollectiveWork] = []
-    _ASKING.works = asked
+    works: list[CollectiveWork] = []
+    _ASKING.works = works
     try:
         work.get_future()
     except RuntimeError:
         return None  # a work of another backend: HFReduce's have one
     finally:
         _ASKING.works = None
-    return asked[0] if asked else None
+    return works[0] if works else None

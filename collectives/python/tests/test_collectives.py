@@ -108,9 +108,9 @@ def movements(rank, size):
         expected = content(other, 6 * size).view(2 * size, 3)[2 * rank : 2 * rank + 2]
         assert torch.equal(output[2 * other : 2 * other + 2], expected)
     # Uneven: rank r sends i + 1 elements to rank i.
-    sent = [torch.full((i + 1,), float(rank * 10 + i)) for i in range(size)]
+    inputs = [torch.full((i + 1,), float(rank * 10 + i)) for i in range(size)]
     received = [torch.empty(rank + 1) for _ in range(size)]
-    dist.all_to_all(received, sent)
+    dist.all_to_all(received, inputs)
     assert all(part.eq(other * 10 + rank).all() for other, part in enumerate(received))
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})

@@ -152,21 +152,21 @@ LAYOUTS = {"one-node": Layout.one_node(2), "two-nodes": Layout.two_zones(1, 1)}
 def test_a_hook_of_torch_trains_as_over_gloo(name):
     gloo = values(run(train, LAYOUTS["one-node"], name, backend="gloo"))
     for layout in LAYOUTS.values():
-        ours = values(run(train, layout, name))
+        hfreduce_values = values(run(train, layout, name))
         if name in REFUSED:
-            assert all(REFUSED[name] in our for our in ours), ours
+            assert all(REFUSED[name] in our for our in hfreduce_values), hfreduce_values
             continue
         if isinstance(gloo[0], str) and "Gloo" not in gloo[0]:
             # A hook that torch itself does not support without a GPU fails the same way.
-            assert ours == gloo
+            assert hfreduce_values == gloo
             continue
-        assert not isinstance(ours[0], str), ours
+        assert not isinstance(hfreduce_values[0], str), hfreduce_values
         if isinstance(gloo[0], str):
             # torch refuses Gloo by its name, as its threads may hang there; HFReduce trains.
-            assert ours[0] == ours[1]
+            assert hfreduce_values[0] == hfreduce_values[1]
             continue
-        for rank, parameters in enumerate(ours):
-            for own, theirs in zip(parameters, gloo[rank], strict=True):
+        for rank, parameters in enumerate(hfreduce_values):
+            for own, expected in zip(parameters, gloo[rank], strict=True):
                 torch.testing.assert_close(
-                    torch.tensor(own), torch.tensor(theirs), rtol=2e-3, atol=2e-4
+                    torch.tensor(own), torch.tensor(expected), rtol=2e-3, atol=2e-4
                 )

@@ -76,12 +76,13 @@ def signaled(rank, size, number, pid):
     return "continued"
 
 
-def failures(daemon_of, number, pid=0, lost=()):
+def failures(daemon_of, number, pid=0, lost_ranks=()):
     outcomes = run(
-        signaled, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of, lost=lost,
+        signaled, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of,
+        lost_ranks=lost_ranks,
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
-    survivors = [outcome for outcome in outcomes if outcome.rank not in lost]
+    survivors = [outcome for outcome in outcomes if outcome.rank not in lost_ranks]
     for outcome in survivors:
         assert outcome.failure is not None, f"rank {outcome.rank} has no failure: {outcome}"
         assert outcome.failure.type == "CollectiveError", outcome
@@ -92,7 +93,7 @@ def failures(daemon_of, number, pid=0, lost=()):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_lost_rank_is_named_and_the_daemon_serves_the_next_group(number, daemons):
     first, second = daemons(), daemons()
-    for failure in failures(by_node(first, second), number, lost=[BAD]):
+    for failure in failures(by_node(first, second), number, lost_ranks=[BAD]):
         assert failure.fields["peer"] == BAD, failure
         assert failure.fields["peer_node"] == "a0", failure
         assert failure.fields["kind"] == (
@@ -127,7 +128,7 @@ def test_a_death_is_detected_across_pid_namespaces_while_a_child_keeps_the_socke
     """As in a pod, where each container has its own processes."""
     daemon = daemons("unshare", "--pid", "--fork", "--kill-child")
     outcomes = run(
-        leave_a_child, Layout.one_node(2), environment=daemon.environment, lost=[BAD],
+        leave_a_child, Layout.one_node(2), environment=daemon.environment, lost_ranks=[BAD],
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     failure = outcomes[0].failure
@@ -185,7 +186,7 @@ def test_survivors_continue_through_their_daemons(number, mixed, daemons):
     if mixed:
         del served[2]
     outcomes = run(
-        continues, NODES, int(number), environment=LIVENESS, per_rank=served, lost=[BAD],
+        continues, NODES, int(number), environment=LIVENESS, per_rank=served, lost_ranks=[BAD],
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     assert [outcome.value for outcome in outcomes if outcome.rank != BAD] == [6.0] * 3, outcomes
@@ -197,10 +198,10 @@ def continues_without_the_daemon(rank, size, pid):
     communicator, error = broken(rank, pid, signal.SIGKILL)
     assert "hfreduced" in str(error)
     if rank == 0:
-        with pytest.raises(CollectiveError, match="as a newcomer") as lost:
+        with pytest.raises(CollectiveError, match="as a newcomer") as excinfo:
             communicator.reconfigure([0, 2, 3], 50.0)
-        assert "hfreduced (process" in str(lost.value)
-        assert (lost.value.kind, lost.value.peer) == ("peer_died", 0)
+        assert "hfreduced (process" in str(excinfo.value)
+        assert (excinfo.value.kind, excinfo.value.peer) == ("peer_died", 0)
         return None
     # A rank that the daemon served cannot be called any more, and is named.
     with pytest.raises(CollectiveError) as absent:
@@ -213,7 +214,7 @@ def test_a_daemon_that_is_killed_with_a_rank_names_itself(daemons):
     first, second = daemons(), daemons()
     outcomes = run(
         continues_without_the_daemon, NODES, first.pid, environment=LIVENESS,
-        per_rank=by_node(first, second), lost=[BAD], timeout_seconds=PATIENCE_SECONDS,
+        per_rank=by_node(first, second), lost_ranks=[BAD], timeout_seconds=PATIENCE_SECONDS,
         deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     assert values([outcomes[0], *outcomes[2:]]) == [None, 3.0, 3.0]
@@ -277,9 +278,9 @@ def test_the_program_prints_its_usage_and_ends_in_order(tmp_path, daemons):
     assert ask("--socket", "x", "--mode", "9").returncode == 2
     assert "folder" in ask("--socket", str(tmp_path / "no" / "x")).stderr
     daemon = daemons()
-    taken = ask("--socket", str(daemon.path))
-    assert taken.returncode == 1
-    assert "another hfreduced is listening" in taken.stderr
+    result = ask("--socket", str(daemon.path))
+    assert result.returncode == 1
+    assert "another hfreduced is listening" in result.stderr
     assert daemon.path.stat().st_mode & 0o777 == 0o600
     assert daemon.end() == 0
     assert not daemon.path.exists()

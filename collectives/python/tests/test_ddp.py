@@ -39,12 +39,12 @@ def results(**options):
 
 
 def test_training_equals_gloo_within_rounding_and_itself_in_every_bit():
-    ours = [results(), results()]
+    runs = [results(), results()]
     gloo = results(backend="gloo")
-    digests = {digest for results_of_run in ours for digest, _ in results_of_run}
+    digests = {digest for results_of_run in runs for digest, _ in results_of_run}
     assert len(digests) == 1, "ranks or runs differ"
     torch.testing.assert_close(
-        torch.tensor(ours[0][0][1]), torch.tensor(gloo[0][1]), rtol=1e-4, atol=1e-5
+        torch.tensor(runs[0][0][1]), torch.tensor(gloo[0][1]), rtol=1e-4, atol=1e-5
     )
 
 

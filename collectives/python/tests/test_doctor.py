@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hfreduce.doctor import checks, cli
-from hfreduce.doctor.machine import Machine, Wanted, numbers
+from hfreduce.doctor.machine import Layout, Machine, numbers
 
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
@@ -49,18 +49,18 @@ SECOND = {"sys/class/net/ib0/operstate": "up", "sys/class/net/ib0/speed": "20000
 
 @pytest.fixture
 def machine(tmp_path):
-    def make(files=None, environment=None, used="avx512", best="avx512"):
+    def make(files=None, environment=None, instruction_set="avx512", best="avx512"):
         for path, text in (GOOD | (files or {})).items():
             file = tmp_path / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text + "\n")
-        return Machine(tmp_path, environment or {}, used, best)
+        return Machine(tmp_path, environment or {}, instruction_set, best)
 
     return make
 
 
 def findings_of(machine, name, *, ranks=8, world=64, peer=None):
-    findings = checks.examine(machine, Wanted(ranks, world, peer))
+    findings = checks.examine(machine, Layout(ranks, world, peer))
     return [finding for finding in findings if finding.name == name]
 
 
@@ -135,10 +135,10 @@ def test_the_instruction_set_in_use_is_reported(machine):
 
 def test_gdrcopy_is_reported_on_nodes_with_gpus(machine):
     assert "no GPU" in findings_of(machine(), "gdrcopy")[0].found
-    here = machine({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: none"})
-    assert "by the processor" in findings_of(here, "gdrcopy")[0].found
-    lost = findings_of(replace(here, without_gdrcopy="no /dev/gdrdrv"), "gdrcopy")[0]
-    assert (lost.status, "no /dev/gdrdrv" in lost.found) == ("ok", True)
+    node = machine({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: none"})
+    assert "by the processor" in findings_of(node, "gdrcopy")[0].found
+    finding = findings_of(replace(node, without_gdrcopy="no /dev/gdrdrv"), "gdrcopy")[0]
+    assert (finding.status, "no /dev/gdrdrv" in finding.found) == ("ok", True)
 
 
 def test_a_small_dev_shm_is_not_reported(machine):
@@ -151,20 +151,20 @@ def test_the_route_to_a_peer_follows_the_routing_table(machine):
     assert "through ib0" in findings_of(both, "route", peer="10.100.9.9")[0].found
     assert "through eth0" in findings_of(both, "route", peer="10.99.0.1")[0].found
     assert findings_of(both, "interfaces")[0].status == "ok"
-    lost = machine({"proc/net/route": ROUTES.splitlines()[0]})
-    assert findings_of(lost, "route", peer="10.100.9.9")[0].status == "problem"
+    node = machine({"proc/net/route": ROUTES.splitlines()[0]})
+    assert findings_of(node, "route", peer="10.100.9.9")[0].status == "problem"
 
 
 def test_the_address_that_others_use_is_reported(machine):
-    def chosen(address, towards):
+    def reached_at(address, towards):
         if address == "ib9":
             raise ValueError("no interface that is up matches `ib9`; available: eth0 10.0.0.5")
         return [address or "eth0 10.0.0.5", f"ib0 towards {towards}"]
 
     def address(setting=None):
         environment = {"HFREDUCE_ADDRESS": setting} if setting else {}
-        here = replace(machine(SECOND, environment), reached_at=chosen)
-        return findings_of(here, "address", peer="10.100.9.9")[0]
+        node = replace(machine(SECOND, environment), reached_at=reached_at)
+        return findings_of(node, "address", peer="10.100.9.9")[0]
 
     assert "others reach eth0 10.0.0.5, chosen by the routes, else ib0" in address().found
     assert "towards 10.100.9.9" in address().found
@@ -177,8 +177,8 @@ def test_invalid_settings_are_found(machine, tmp_path):
     assert (bad.status, "HFREDUCE_CHUNK_BYTES" in bad.remedy) == ("problem", True)
     near = findings_of(machine(environment={"HFREDUCE_CHUNK_BITES": "4096"}), "settings")[0]
     assert (near.status, "HFREDUCE_CHUNK_BYTES" in near.found) == ("warning", True)
-    lost = machine(environment={"FLYER_TOPOLOGY": str(tmp_path / "none")})
-    assert findings_of(lost, "topology")[0].status == "problem"
+    node = machine(environment={"FLYER_TOPOLOGY": str(tmp_path / "none")})
+    assert findings_of(node, "topology")[0].status == "problem"
 
 
 def test_version_1_control_groups_are_understood(machine):
@@ -194,7 +194,7 @@ def test_version_1_control_groups_are_understood(machine):
 
 
 def test_an_empty_root_gives_no_problem(tmp_path):
-    findings = checks.examine(Machine(tmp_path, {}, "scalar", "scalar"), Wanted(1, 1))
+    findings = checks.examine(Machine(tmp_path, {}, "scalar", "scalar"), Layout(1, 1))
     assert {finding.status for finding in findings} <= {"ok", "warning"}
 
 
@@ -220,6 +220,6 @@ def test_lists_of_the_kernel():
 def test_the_page_lists_every_check():
     page = Path(__file__).resolve().parents[3] / "docs/guides/measure-and-check.md"
     table = page.read_text(encoding="utf-8").split("| check |")[1]
-    here = Machine(Path("/"), {}, "avx2", "avx2")
-    names = {finding.name for finding in checks.examine(here, Wanted(8, 8))}
+    node = Machine(Path("/"), {}, "avx2", "avx2")
+    names = {finding.name for finding in checks.examine(node, Layout(8, 8))}
     assert [name for name in names if name not in table] == []

@@ -17,11 +17,11 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("backend", ["hfreduce", "cpu:hfreduce"])
 def test_changing_the_backend_name_is_enough(tmp_path, backend):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", SCRIPT, tmp_path / "store", backend],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, f"{backend} [1.0, 1.0, 1.0]\n"), done.stderr
+    assert (result.returncode, result.stdout) == (0, f"{backend} [1.0, 1.0, 1.0]\n"), result.stderr

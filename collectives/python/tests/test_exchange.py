@@ -164,7 +164,7 @@ def cards(size):
 
 
 def test_a_rank_reads_at_most_64_bytes_per_rank_at_a_start():
-    size, store, read = 1024, CountingStore(), 0
+    size, store, bytes_read = 1024, CountingStore(), 0
     for phase, values in cards(size).items():
         for rank in range(1, size):
             store.values[f"hfreduce/{phase}/{rank}"] = values[rank].encode()
@@ -173,8 +173,8 @@ def test_a_rank_reads_at_most_64_bytes_per_rank_at_a_start():
             deadline = time.monotonic() + LONG_SECONDS
             result = gather(store, Member(rank, range(size)), phase, values[rank], deadline)
             assert result.values == [value.encode() for value in values]
-        read += sum(store.read.values())
-    assert read <= 64 * size, read / size
+        bytes_read += sum(store.read.values())
+    assert bytes_read <= 64 * size, bytes_read / size
 
 
 def test_all_ranks_name_the_same_absent_ranks():

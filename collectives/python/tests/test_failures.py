@@ -72,7 +72,7 @@ def signaled(rank, size, number, when):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_killed_or_stopped_peer_is_named_by_every_survivor(number, when, layout):
     outcomes = run(
-        signaled, layout, int(number), when, environment=LIVENESS, lost=[BAD],
+        signaled, layout, int(number), when, environment=LIVENESS, lost_ranks=[BAD],
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     for outcome in survivors(outcomes):
@@ -195,7 +195,7 @@ def late(rank, size):
 
 
 def test_a_peer_that_never_calls_is_named_at_the_deadline():
-    outcomes = run(late, LAYOUTS["two-zones"], timeout_seconds=4, lost=[BAD], environment=JOB)
+    outcomes = run(late, LAYOUTS["two-zones"], timeout_seconds=4, lost_ranks=[BAD], environment=JOB)
     for outcome in survivors(outcomes):
         assert_named(outcome)
         assert outcome.seconds < PROMPT_SECONDS

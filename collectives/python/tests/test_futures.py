@@ -65,11 +65,11 @@ def blocks_in_callbacks(rank, size, depth):
         if remaining:
             tensor = torch.tensor([float(remaining)])
             following = dist.all_reduce(tensor, async_op=True).get_future()
-            following.then(lambda done: again(done, remaining - 1)).wait()
+            following.then(lambda future: again(future, remaining - 1)).wait()
         return future.value()
 
     first = dist.all_reduce(torch.tensor([100.0]), async_op=True).get_future()
-    first.then(lambda done: again(done, depth)).wait()
+    first.then(lambda future: again(future, depth)).wait()
     return totals
 
 
@@ -83,7 +83,7 @@ def blocked_callback(rank, size):
     """A blocking callback delays no other future, and ends with the test's event."""
     release = threading.Event()
     first = dist.irecv(torch.zeros(1), 1 - rank).get_future()
-    blocked = first.then(lambda done: release.wait(SECONDS))
+    blocked = first.then(lambda future: release.wait(SECONDS))
     # torch would run the callback of a completed future on this thread.
     store().set(f"waits/{rank}", "1")
     store().wait([f"waits/{1 - rank}"], timedelta(seconds=SECONDS))
@@ -104,7 +104,7 @@ def test_a_callback_that_blocks_delays_no_other_future():
 def raising_callback(rank, size):
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
 
-    def fail(done):
+    def fail(raise_error):
         raise KeyError("from a callback")
 
     with pytest.raises(RuntimeError, match="from a callback"):
@@ -290,15 +290,15 @@ def test_a_forked_child_can_neither_wait_nor_abort(layout):
 def many_messages(rank, size, count):
     """All receives are posted before the sends; then receives in another order than the sends."""
     peer = 1 - rank
-    received, sent = torch.zeros(count, 1), torch.arange(float(count)).view(count, 1)
+    received, inputs = torch.zeros(count, 1), torch.arange(float(count)).view(count, 1)
     operations = [dist.P2POp(dist.irecv, row, peer) for row in received]
-    operations += [dist.P2POp(dist.isend, row, peer) for row in sent]
+    operations += [dist.P2POp(dist.isend, row, peer) for row in inputs]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    assert torch.equal(received, sent)
+    assert torch.equal(received, inputs)
     # By tag, the last first: no message delays one that is received earlier.
     tags = range(2000)
-    works = [dist.isend(sent[tag], peer, tag=tag) for tag in tags]
+    works = [dist.isend(inputs[tag], peer, tag=tag) for tag in tags]
     works += [dist.irecv(received[tag], peer, tag=tag) for tag in reversed(tags)]
     for work in works:
         work.wait()

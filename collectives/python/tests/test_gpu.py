@@ -98,7 +98,7 @@ def plain(tensor):
 
 def clean(library):
     """Checks that no copy was late and no kernel ran."""
-    counts = [library.stub_count(what) for what in (b"violations", b"launches")]
+    counts = [library.stub_count(counter) for counter in (b"violations", b"launches")]
     assert counts == [0, 0], counts
     # The worker releases an operation a moment after its caller was notified.
     wait_until(lambda: not is_held())
@@ -256,22 +256,22 @@ def backend_operations(rank, size):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert dist.group.WORLD._get_backend(torch.device("cuda")) is backend
 
-    def put(tensor):
+    def place(tensor):
         return on_stub(library, tensor)
 
     total = sum(content(r) for r in members)
-    tensor = put(content(rank))
+    tensor = place(content(rank))
     backend.allreduce([tensor], dist.AllreduceOptions()).wait()
     assert torch.equal(plain(tensor), total)
     # DDP waits for the future.
-    tensor = put(content(rank))
+    tensor = place(content(rank))
     reduced = backend.allreduce([tensor], dist.AllreduceOptions()).get_future()
     assert torch.equal(plain(reduced.wait()[0]), total)
     # With its devices torch orders the streams of callbacks and waiters.
     assert devices_of_futures == [[torch.device("cuda", 0)]]
     backend.barrier(dist.BarrierOptions()).wait()
     assert synchronized == [0]
-    several = [put(content(rank, numel)) for numel in (3, 5, 70_001)]
+    several = [place(content(rank, numel)) for numel in (3, 5, 70_001)]
     backend.allreduce_coalesced(several, dist.AllreduceCoalescedOptions()).wait()
     assert torch.equal(plain(several[2]), sum(content(r, 70_001) for r in members))
     # On the CPU in between: one order of operations for all devices.
@@ -279,36 +279,36 @@ def backend_operations(rank, size):
     dist.all_reduce(host, async_op=True).get_future().wait()
     assert torch.equal(host, total)
     assert devices_of_futures[1:] == [None]
-    tensor, options = put(content(rank)), dist.BroadcastOptions()
+    tensor, options = place(content(rank)), dist.BroadcastOptions()
     options.rootRank = size - 1
     backend.broadcast([tensor], options).wait()
     assert torch.equal(plain(tensor), content(size - 1))
-    tensor, options = put(content(rank)), dist.ReduceOptions()
+    tensor, options = place(content(rank)), dist.ReduceOptions()
     options.rootRank = 0
     backend.reduce([tensor], options).wait()
     assert torch.equal(plain(tensor), total if rank == 0 else content(rank))
-    output = put(torch.zeros(size * NUMEL))
-    backend.all_gather_single(output, put(content(rank)), AllgatherOptions()).wait()
+    output = place(torch.zeros(size * NUMEL))
+    backend.all_gather_single(output, place(content(rank)), AllgatherOptions()).wait()
     assert torch.equal(plain(output), torch.cat([content(r) for r in members]))
-    output = put(torch.zeros(11))
+    output = place(torch.zeros(11))
     backend.reduce_scatter_single(
-        output, put(content(rank, 11 * size)), ReduceScatterOptions()
+        output, place(content(rank, 11 * size)), ReduceScatterOptions()
     ).wait()
     whole = sum(content(r, 11 * size) for r in members)
     assert torch.equal(plain(output), whole[rank * 11 : rank * 11 + 11])
-    output = put(torch.zeros(3 * size))
+    output = place(torch.zeros(3 * size))
     backend.all_to_all_single(
-        output, put(content(rank, 3 * size)), [], [], AllToAllOptions()
+        output, place(content(rank, 3 * size)), [], [], AllToAllOptions()
     ).wait()
     rows = [content(r, 3 * size)[rank * 3 : rank * 3 + 3] for r in members]
     assert torch.equal(plain(output), torch.cat(rows))
-    message, peer = put(content(rank, 100)), (rank + 1) % size
-    sent = backend.send([message], peer, 0)
-    backend.recv([received := put(torch.zeros(100))], (rank - 1) % size, 0).wait()
-    sent.wait()
+    message, peer = place(content(rank, 100)), (rank + 1) % size
+    send_work = backend.send([message], peer, 0)
+    backend.recv([received := place(torch.zeros(100))], (rank - 1) % size, 0).wait()
+    send_work.wait()
     assert torch.equal(plain(received), content((rank - 1) % size, 100))
     with pytest.raises(ValueError, match="cpu, cuda:0"):
-        backend.all_gather_single(torch.zeros(size), put(torch.ones(1)), AllgatherOptions())
+        backend.all_gather_single(torch.zeros(size), place(torch.ones(1)), AllgatherOptions())
     return clean(library)
 
 

@@ -59,9 +59,9 @@ def forms(rank, size):
         tensor = form(torch.zeros(2, 3, 4, 5))
         dist.reduce_scatter(tensor, [form(content(rank + r)) for r in ranks])
         assert torch.equal(tensor, sum(content(r + rank) for r in ranks))
-        sent = [form(content(10 * rank + r)) for r in ranks]
+        inputs = [form(content(10 * rank + r)) for r in ranks]
         received = [form(torch.zeros(2, 3, 4, 5)) for _ in ranks]
-        dist.all_to_all(received, sent)
+        dist.all_to_all(received, inputs)
         assert all(torch.equal(part, content(10 * r + rank)) for r, part in enumerate(received))
         after, before = (rank + 1) % size, (rank - 1) % size
         work = dist.isend(form(content(rank)), after)
@@ -84,10 +84,10 @@ def like_gloo(rank, size):
     """With equal strides on all ranks the result is the same as Gloo's."""
     gloo = dist.new_group(backend="gloo")
     for name in ("channels_last", "transposed"):
-        ours, theirs = (FORMS[name](content(rank)) for _ in range(2))
-        dist.all_reduce(ours)
-        dist.all_reduce(theirs, group=gloo)
-        assert torch.equal(ours, theirs), name
+        by_hfreduce, by_gloo = (FORMS[name](content(rank)) for _ in range(2))
+        dist.all_reduce(by_hfreduce)
+        dist.all_reduce(by_gloo, group=gloo)
+        assert torch.equal(by_hfreduce, by_gloo), name
     return True
 
 

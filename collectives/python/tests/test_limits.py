@@ -62,8 +62,8 @@ def few_descriptors(rank, size, store, more, room):
     opened = len(list(Path("/proc/self/fd").iterdir()))
     resource.setrlimit(resource.RLIMIT_NOFILE, (opened + more, opened + room))
     dist.init_process_group("hfreduce", init_method=f"file://{store}", rank=rank, world_size=size)
-    sent, received = torch.full((size,), float(rank)), torch.empty(size)
-    dist.all_to_all_single(received, sent)
+    inputs, received = torch.full((size,), float(rank)), torch.empty(size)
+    dist.all_to_all_single(received, inputs)
     assert received.tolist() == list(range(size))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - opened
 

@@ -56,11 +56,13 @@ def shard_and_train(rank, size, kind):
 
 @pytest.mark.parametrize("kind", ["flat", "hybrid", "bf16"])
 def test_fsdp2_equals_gloo_within_rounding(kind):
-    ours = values(run(shard_and_train, LAYOUT, kind, deadline_seconds=100))
+    hfreduce_values = values(run(shard_and_train, LAYOUT, kind, deadline_seconds=100))
     gloo = values(run(shard_and_train, LAYOUT, kind, backend="gloo", deadline_seconds=100))
-    assert all(result == ours[0] for result in ours), "ranks differ"
-    for mine, theirs in zip(ours[0], gloo[0], strict=True):
-        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-4, atol=1e-5)
+    assert all(result == hfreduce_values[0] for result in hfreduce_values), "ranks differ"
+    for actual, expected in zip(hfreduce_values[0], gloo[0], strict=True):
+        torch.testing.assert_close(
+            torch.tensor(actual), torch.tensor(expected), rtol=1e-4, atol=1e-5
+        )
 
 
 def functional(rank, size):
@@ -100,8 +102,8 @@ def functional(rank, size):
         torch.cat([each.chunk(size)[rank] for each in inputs]),
     )
     # Uneven: rank r sends r + 1 elements to every rank. Gloo refuses this.
-    sent, expected = [rank + 1] * size, [r + 1 for r in range(size)]
-    output = fc.all_to_all_single(torch.full((sum(sent),), float(rank)), expected, sent, group)
+    counts, expected = [rank + 1] * size, [r + 1 for r in range(size)]
+    output = fc.all_to_all_single(torch.full((sum(counts),), float(rank)), expected, counts, group)
     same(output, torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
     output = fc.permute_tensor(own, [(r + 1) % size for r in range(size)], group)
     same(output, inputs[(rank - 1) % size])
@@ -147,9 +149,9 @@ def objects(rank, size):
     objects = [f"of {rank}", None] if rank == 2 else [None, None]
     dist.broadcast_object_list(objects, src=2)
     assert objects == ["of 2", None]
-    mine = [None]
-    dist.scatter_object_list(mine, list(range(size)) if rank == 0 else None, src=0)
-    assert mine == [rank]
+    received = [None]
+    dist.scatter_object_list(received, list(range(size)) if rank == 0 else None, src=0)
+    assert received == [rank]
     if rank in (0, 1):
         box = [("from", 0)] if rank == 0 else [None]
         dist.send_object_list(box, 1) if rank == 0 else dist.recv_object_list(box, 0)

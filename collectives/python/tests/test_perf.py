@@ -141,9 +141,9 @@ def test_options_are_those_of_nccl_tests():
 )
 def test_every_collective_is_right(arguments):
     sizes = ["-g", "3", "-b", "24", "-e", "60000", "-f", "2500", "-n", "1", "-w", "0"]
-    done = perf(*arguments, *sizes, "-J", "-")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    result = perf(*arguments, *sizes, "-J", "-")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["summary"]["wrong"] == 0
     assert {row["wrong"] for row in report["rows"]} == {0}
     assert all(row["time_us"] > 0 and row["of_limit"] > 0 for row in report["rows"])
@@ -152,9 +152,9 @@ def test_every_collective_is_right(arguments):
 def test_the_table_and_the_trace(tmp_path):
     trace = tmp_path / "trace.json"
     sizes = ["-b", "1K", "-e", "4K", "-n", "6", "-w", "0"]
-    done = perf("-g", "2", *sizes, "--trace", str(trace))
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    result = perf("-g", "2", *sizes, "--trace", str(trace))
+    assert result.returncode == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines() if not line.startswith("#")]
     assert [row[:5] for row in rows] == [
         ["1024", "256", "float32", "sum", "-1"],
         ["4096", "1024", "float32", "sum", "-1"],

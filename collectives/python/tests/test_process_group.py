@@ -83,6 +83,6 @@ def test_an_older_torch_gives_the_same_results(tmp_path):
 def test_a_torch_that_is_too_old_is_refused():
     script = "import torch; torch.__version__ = '2.8.0+cpu'; import hfreduce.torch"
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
-    assert "ImportError: torch 2.8.0+cpu: hfreduce needs 2.9 or later" in done.stderr
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 1
+    assert "ImportError: torch 2.8.0+cpu: hfreduce needs 2.9 or later" in result.stderr

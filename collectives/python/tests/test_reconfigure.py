@@ -67,7 +67,7 @@ def continues(rank, size, number):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_survivors_go_on_without_the_lost(number, layout):
     outcomes = run(
-        continues, layout, int(number), environment=LIVENESS, lost=[BAD],
+        continues, layout, int(number), environment=LIVENESS, lost_ranks=[BAD],
         timeout_seconds=90, deadline_seconds=110,
     )  # fmt: skip
     remaining = layout.world_size - 1

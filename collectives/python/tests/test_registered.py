@@ -64,10 +64,10 @@ def refusals(rank, size):
         hfreduce.empty(1 << 60, "uint8", group)
     assert hfreduce.empty((0, 3), np.int8, group).shape == (0, 3)
     assert hfreduce.torch.empty(0, 4).shape == (0, 4)
-    kept = hfreduce.torch.empty(10)
+    buffer = hfreduce.torch.empty(10)
     dist.destroy_process_group()
-    kept += 1  # it outlives its group
-    return float(kept.sum())
+    buffer += 1  # it outlives its group
+    return float(buffer.sum())
 
 
 def test_invalid_allocations_are_refused_and_memory_outlives_its_group():

@@ -24,12 +24,12 @@ UNSEEN = r"hfreduce\._native\.Registered\.__buffer__"
 
 
 def test_the_engine_needs_only_libraries_of_the_system():
-    read = subprocess.run(
+    readelf = subprocess.run(
         ["readelf", "--dynamic", _native.__file__], capture_output=True, text=True, check=True
     )
-    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", read.stdout))
-    assert "libc.so.6" in needed, read.stdout
-    assert {name for name in needed if not name.startswith("ld-linux")} <= ANYWHERE
+    libraries = set(re.findall(r"\(NEEDED\).*\[(.+)\]", readelf.stdout))
+    assert "libc.so.6" in libraries, readelf.stdout
+    assert {name for name in libraries if not name.startswith("ld-linux")} <= ANYWHERE
 
 
 def test_the_stubs_match_the_engine(tmp_path):

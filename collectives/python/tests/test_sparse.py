@@ -42,9 +42,9 @@ def differ(rank, size):
     errors = []
     for shape in ((4, 4), (4,)):
         own = torch.zeros(shape if rank == 2 else (5, 5)).to_sparse()
-        with pytest.raises(ValueError, match="rank 2 has another shape than rank 0") as caught:
+        with pytest.raises(ValueError, match="rank 2 has another shape than rank 0") as excinfo:
             dist.all_reduce(own)
-        errors.append(str(caught.value))
+        errors.append(str(excinfo.value))
     # The group works after that.
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
@@ -53,8 +53,8 @@ def differ(rank, size):
 
 
 def test_different_shapes_are_refused_on_all_ranks():
-    first, *others = values(run(differ, LAYOUT))
-    assert all(other == first for other in others)
+    first, *rest = values(run(differ, LAYOUT))
+    assert all(other == first for other in rest)
     assert "[2, 4, 4] and [2, 5, 5]" in first[0]
 
 
@@ -71,7 +71,7 @@ def train(rank, size):
 
 
 def test_ddp_trains_sparse_embeddings_as_it_does_over_gloo():
-    ours = values(run(train, LAYOUT))
+    hfreduce_values = values(run(train, LAYOUT))
     gloo = values(run(train, LAYOUT, backend="gloo"))
-    assert all(weights == ours[0] for weights in ours)
-    torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(gloo[0]))
+    assert all(weights == hfreduce_values[0] for weights in hfreduce_values)
+    torch.testing.assert_close(torch.tensor(hfreduce_values[0]), torch.tensor(gloo[0]))

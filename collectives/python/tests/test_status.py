@@ -46,12 +46,13 @@ def two_sums(rank, size, folder):
 
 
 @contextmanager
-def running(folder, layout, lost=()):
+def running(folder, layout, lost_ranks=()):
     """Runs the ranks during the block; afterwards the yielded list has their outcomes."""
     with ThreadPoolExecutor(1) as pool:
         outcomes = []
         future = pool.submit(
-            run, two_sums, layout, str(folder), lost=list(lost), timeout_seconds=PATIENCE_SECONDS,
+            run, two_sums, layout, str(folder), lost_ranks=list(lost_ranks),
+            timeout_seconds=PATIENCE_SECONDS,
             deadline_seconds=PATIENCE_SECONDS, environment=PATIENT | directories(folder),
         )  # fmt: skip
         try:
@@ -88,9 +89,9 @@ def in_second_sum(group, waiting=2):
 def commands_of_the_page(group, run_dir):
     """Runs the commands of docs/operations/hung-jobs.md for a running job."""
     page = (Path(__file__).parents[3] / "docs/operations/hung-jobs.md").read_text()
-    shown = re.findall(r"^hfreduce (status.*)$", page, re.MULTILINE)
-    assert len(shown) >= 7
-    for line in shown:
+    commands = re.findall(r"^hfreduce (status.*)$", page, re.MULTILINE)
+    assert len(commands) >= 7
+    for line in commands:
         line = line.replace("4711", str(group.ranks[0].pid)).replace(
             "default/gpt", shlex.quote(group.job)
         )
@@ -120,9 +121,9 @@ def test_an_absent_rank_is_named_while_the_others_wait(tmp_path, capsys):
         patient, impatient = ["--stuck-after", "3600"], ["--stuck-after", "0", "-o", "json"]
         where = ["--run-dir", str(tmp_path / "run")]
         assert main(["status", *where, *patient]) == 0
-        shown = capsys.readouterr().out
-        assert "2 of 3 ranks here are in allreduce(10 × float32, sum) #2" in shown
-        assert "waiting for rank 1 to call it" in shown
+        output = capsys.readouterr().out
+        assert "2 of 3 ranks here are in allreduce(10 × float32, sum) #2" in output
+        assert "waiting for rank 1 to call it" in output
         by_process = ["--pid", str(group.ranks[0].pid)]
         assert main(["status", *where, *by_process, *impatient]) == 1
         [printed] = json.loads(capsys.readouterr().out)["groups"]
@@ -149,7 +150,7 @@ def test_a_stopped_rank_is_reported_and_may_continue(tmp_path):
 
 
 def test_a_killed_rank_and_its_survivors_can_be_read_afterwards(tmp_path):
-    with running(tmp_path, Layout.one_node(3), lost=[BAD]) as outcomes:
+    with running(tmp_path, Layout.one_node(3), lost_ranks=[BAD]) as outcomes:
         group = look_until(tmp_path, in_second_sum)
         os.kill(group.ranks[BAD].pid, signal.SIGKILL)
         dead = []
@@ -279,10 +280,12 @@ def test_a_cycle_of_waiting_ranks_is_reported():
 
 
 def test_output_for_prometheus_and_for_the_trace_viewer():
-    done = entry(1, state="completed", called=2_000_000_000) | {"finished_ns": 5_000_000_000}
-    held = entry(2, called=6_000_000_000)
-    recorders = [recorder(rank, [done, held], world=3, waits=1, operations=3) for rank in (0, 2)]
-    recorders.append(recorder(1, [done], world=3, operations=2))
+    completed = entry(1, state="completed", called=2_000_000_000) | {"finished_ns": 5_000_000_000}
+    pending = entry(2, called=6_000_000_000)
+    recorders = [
+        recorder(rank, [completed, pending], world=3, waits=1, operations=3) for rank in (0, 2)
+    ]
+    recorders.append(recorder(1, [completed], world=3, operations=2))
     [group] = status.groups(recorders, 5.0)
     lines = exposition.prometheus([group], recorders).splitlines()
     assert all(

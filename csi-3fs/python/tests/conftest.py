@@ -44,9 +44,9 @@ class Cluster:
             pid = self.status_file()["pids"].get(service)
             return pid if pid is not None and is_alive(pid) else None
 
-        found = wait_for(living, 20, f"a process of {service}")
-        assert found is not None
-        return found
+        process_id = wait_for(living, 20, f"a process of {service}")
+        assert process_id is not None
+        return process_id
 
     def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> int:
         pid = self.pid(service)
@@ -69,8 +69,8 @@ class Cluster:
         wait_for(whole, seconds, "all targets SERVING")
 
     @staticmethod
-    def wait_for(look: Callable[[], T], seconds: float, what: str) -> T:
-        return wait_for(look, seconds, what)
+    def wait_for(look: Callable[[], T], seconds: float, description: str) -> T:
+        return wait_for(look, seconds, description)
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -89,13 +89,13 @@ def is_alive(pid: int) -> bool:
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T], seconds: float, what: str) -> T:
+def wait_for(look: Callable[[], T], seconds: float, description: str) -> T:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := look():
-            return found
+        if value := look():
+            return value
         time.sleep(0.02)
-    raise AssertionError(f"no {what} within {seconds} s")
+    raise AssertionError(f"no {description} within {seconds} s")
 
 
 def serve(folder: Path, *options: str) -> Cluster:

@@ -51,10 +51,10 @@ class Cell:
         with self.lock:
             write.effective = min(write.effective, time.monotonic())
 
-    def check(self, read: bytes, started: float, where: str) -> None:
+    def check(self, content: bytes, started: float, where: str) -> None:
         """Check the result of a read that started at `started` and has just ended."""
         with self.lock:
-            matches = [write for write in self.writes if write.value == read]
+            matches = [write for write in self.writes if write.value == content]
             assert matches, f"{where}: bytes of no write, or parts of several writes"
             (returned,) = matches
             replaced = [
@@ -116,15 +116,15 @@ class SharedWriter:
         started = time.monotonic()
         first = seeded.randrange(CELLS - 4)
         request = (self.file.path, first * CELL_BYTES, 4 * CELL_BYTES)
-        (read,) = self.client.batch_read([request])
+        (content,) = self.client.batch_read([request])
         # Missing bytes at the end count as zeros: no write there may have been acknowledged.
         for number in range(4):
             where = f"cell {first + number}"
-            self.file.cells[first + number].check(cell_of(read, number), started, where)
+            self.file.cells[first + number].check(cell_of(content, number), started, where)
 
-    def own(self, which: int) -> int:
+    def own(self, index: int) -> int:
         """A cell of this writer; the cells of all writers are interleaved and none is a hole."""
-        number = 6 + (self.number * OWN_CELLS + which) * 11 % (CELLS - 6)
+        number = 6 + (self.number * OWN_CELLS + index) * 11 % (CELLS - 6)
         return number + 1 if number % HOLE_EVERY == HOLE_EVERY - 1 else number
 
 

@@ -25,8 +25,8 @@ def test_a_lost_metadata_store_comes_back_from_a_dump(
     dump = tmp_path / "meta.dump"
     with cluster.client() as client:
         client.write_file("/kept", b"k" * (3 << 20))
-        done = threefs("meta", "dump", "--data", str(store), "--file", str(dump))
-        assert done.returncode == 0, done.stderr
+        result = threefs("meta", "dump", "--data", str(store), "--file", str(dump))
+        assert result.returncode == 0, result.stderr
         assert threefs("meta", "verify", "--file", str(dump)).returncode == 0
         client.write_file("/later", b"l" * (3 << 20))
     cluster.stop()
@@ -34,8 +34,8 @@ def test_a_lost_metadata_store_comes_back_from_a_dump(
     assert again.returncode != 0
     assert "already has a store" in again.stderr
     shutil.rmtree(store)
-    done = threefs("meta", "load", "--data", str(store), "--file", str(dump))
-    assert done.returncode == 0, done.stderr
+    result = threefs("meta", "load", "--data", str(store), "--file", str(dump))
+    assert result.returncode == 0, result.stderr
     cluster = start_cluster("first")
     with cluster.client() as client:
         assert client.read_file("/kept") == b"k" * (3 << 20)
@@ -48,6 +48,6 @@ def test_a_lost_metadata_store_comes_back_from_a_dump(
 
 def test_a_damaged_dump_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dump").write_bytes(b"3FSDUMP1 and nothing else")
-    done = threefs("mgmtd", "verify", "--file", str(tmp_path / "dump"))
-    assert done.returncode != 0
-    assert "is not a complete dump of kind `mgmtd`" in done.stderr
+    result = threefs("mgmtd", "verify", "--file", str(tmp_path / "dump"))
+    assert result.returncode != 0
+    assert "is not a complete dump of kind `mgmtd`" in result.stderr

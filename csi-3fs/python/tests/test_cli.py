@@ -44,14 +44,14 @@ def threefs_command(
 
 
 def test_it_is_a_program_too(cluster: Any) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "threefs", "cat", "--cluster", str(cluster.file), "/none"],
         capture_output=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 102
-    assert done.stderr == b"threefs: error: `/none`: no such file or directory\n"
+    assert result.returncode == 102
+    assert result.stderr == b"threefs: error: `/none`: no such file or directory\n"
 
 
 def test_copy_list_and_print(threefs_command: Any, folder: str, tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_a_large_file_goes_in_and_out(threefs_command: Any, folder: str, tmp_pat
 
 
 def test_status_shows_every_target(threefs_command: Any) -> None:
-    done = threefs_command("status")
-    assert done.returncode == 0
-    text = done.stdout.decode()
+    result = threefs_command("status")
+    assert result.returncode == 0
+    text = result.stdout.decode()
     assert text.count("SERVING") == 9
     assert "3 of 3 whole" in text
     status = json.loads(threefs_command("status", "-o", "json").stdout)
@@ -106,10 +106,10 @@ def test_status_shows_every_target(threefs_command: Any) -> None:
 
 
 def test_bench_reports_rates(threefs_command: Any, cluster: Any) -> None:
-    done = threefs_command(
+    result = threefs_command(
         "bench", "--size", "8M", "--batch", "4M", "--raw", str(cluster.folder), "-o", "json"
     )
-    figures = json.loads(done.stdout)
+    figures = json.loads(result.stdout)
     assert figures["bytes"] == 8 << 20
     assert figures["write_bytes_per_second"] > 0
     assert figures["read_bytes_per_second"] > 0
@@ -134,11 +134,11 @@ def test_bench_reports_rates(threefs_command: Any, cluster: Any) -> None:
 def test_errors_are_one_line_and_a_status(
     threefs_command: Any, arguments: list[str], status: int, words: str
 ) -> None:
-    done = threefs_command(*arguments)
-    assert done.returncode == status, done.stderr
-    assert words in done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-    assert done.stdout == b""
+    result = threefs_command(*arguments)
+    assert result.returncode == status, result.stderr
+    assert words in result.stderr.decode()
+    assert b"Traceback" not in result.stderr
+    assert result.stdout == b""
 
 
 def test_a_cluster_that_does_not_answer_has_its_own_status(
@@ -147,9 +147,9 @@ def test_a_cluster_that_does_not_answer_has_its_own_status(
     contents = cluster.status_file()
     contents["mgmtd"] = ["127.0.0.1:9"]
     (tmp_path / "cluster.json").write_text(json.dumps(contents))
-    done = threefs_command("status", "--timeout", "0.5", THREEFS_CLUSTER=str(tmp_path))
-    assert done.returncode == 107
-    assert b"mgmtd at 127.0.0.1:9" in done.stderr
+    result = threefs_command("status", "--timeout", "0.5", THREEFS_CLUSTER=str(tmp_path))
+    assert result.returncode == 107
+    assert b"mgmtd at 127.0.0.1:9" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "status", "ls", "cp", "cat", "bench"])

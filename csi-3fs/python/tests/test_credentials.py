@@ -33,8 +33,8 @@ def ticket_cluster(cluster: Any, ticket: Path) -> Path:
 @contextlib.contextmanager
 def holder(cluster: Any, folder: str, tmp_path: Path, **options: Any) -> Iterator[threefs.Client]:
     ticket = tmp_path / f"ticket-{secrets.token_hex(4)}"
-    given: Any = {"read_only": False, "expires": "1h", "node": "node-1"} | options
-    issue(cluster.file, folder, to=ticket, **given)
+    arguments: Any = {"read_only": False, "expires": "1h", "node": "node-1"} | options
+    issue(cluster.file, folder, to=ticket, **arguments)
     assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
     with threefs.connect(ticket_cluster(cluster, ticket), timeout_seconds=20) as files:
         yield files
@@ -89,20 +89,20 @@ def test_issuing_and_showing(
 ) -> None:
     client.mkdir(f"{folder}/plain")
     to = tmp_path / "ticket"
-    given: Any = {"read_only": True, "expires": "90s", "node": "", "to": to}
+    arguments: Any = {"read_only": True, "expires": "90s", "node": "", "to": to}
     with pytest.raises(errors.InvalidArgument, match="set_quota"):
-        issue(cluster.file, f"{folder}/plain", **given)
+        issue(cluster.file, f"{folder}/plain", **arguments)
     client.set_quota(f"{folder}/plain")
-    issue(cluster.file, f"{folder}/plain", **given)
+    issue(cluster.file, f"{folder}/plain", **arguments)
     show(to, Output.JSON)
     text = capsys.readouterr().out
-    shown = json.loads(text)
-    assert shown["path"] == f"{folder}/plain"
-    assert shown["readOnly"] is True
+    ticket_fields = json.loads(text)
+    assert ticket_fields["path"] == f"{folder}/plain"
+    assert ticket_fields["readOnly"] is True
     assert to.read_text().strip().rsplit(":", 1)[1] not in text
     # Services do not start with a ticket instead of the key, and it cannot issue tickets.
     with pytest.raises(errors.InvalidArgument, match="ticket"):
-        issue(ticket_cluster(cluster, to), "/", **given)
+        issue(ticket_cluster(cluster, to), "/", **arguments)
 
 
 @pytest.mark.parametrize("text", ["", "1", "h", "0h", "-1h", "1.5h", "367d", "9" * 30 + "s", "1h "])
@@ -120,20 +120,20 @@ def test_keys_are_rotated_under_load(start_cluster: Any) -> None:
     cluster = start_cluster("rotated")
     key_file = cluster.folder / "key"
     old, new = f"0:{key_file.read_text().strip()}", f"1:{secrets.token_hex(32)}"
-    stop, failed, written = threading.Event(), [], [0]
+    stop, failed, count = threading.Event(), [], [0]
 
     def write() -> None:
         with cluster.client() as files:
             while not stop.is_set():
                 try:
-                    files.batch_write([(f"/{written[0] % 7}", 0, os.urandom(4096))], create=True)
+                    files.batch_write([(f"/{count[0] % 7}", 0, os.urandom(4096))], create=True)
                     # New connections, too.
                     with cluster.client() as fresh:
                         fresh.listdir("/")
                 except threefs.ThreeFSError as error:
                     failed.append(error)
                     return
-                written[0] += 1
+                count[0] += 1
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -143,8 +143,8 @@ def test_keys_are_rotated_under_load(start_cluster: Any) -> None:
             temporary.write_text(content)
             temporary.rename(key_file)
             # Key files are reloaded at most a second after their last use.
-            before, until = written[0], time.monotonic() + 3
-            while time.monotonic() < until or written[0] < before + 3:
+            before, until = count[0], time.monotonic() + 3
+            while time.monotonic() < until or count[0] < before + 3:
                 assert writer.is_alive(), failed
                 time.sleep(0.05)
     finally:

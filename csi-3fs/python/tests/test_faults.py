@@ -78,9 +78,9 @@ def under_writes(cluster: Any, folder: str, disturb: Any, seed: int = 1) -> Writ
             lambda: len(writer.acknowledged) >= 3 or writer.error, DELAY_SECONDS_MAX, "first writes"
         )
         disturb()
-        known = len(writer.acknowledged)
+        acknowledged = len(writer.acknowledged)
         cluster.wait_for(
-            lambda: len(writer.acknowledged) >= known + 1 or writer.error,
+            lambda: len(writer.acknowledged) >= acknowledged + 1 or writer.error,
             DELAY_SECONDS_MAX,
             "writes afterwards",
         )
@@ -239,34 +239,34 @@ def damage(cluster: Any, node: int, content: bytes) -> None:
     assert hits == 1
 
 
-def read_until(cluster: Any, client: threefs.Client, path: str, done: Any) -> None:
-    def read() -> bool:
+def read_until(cluster: Any, client: threefs.Client, path: str, condition: Any) -> None:
+    def try_read() -> bool:
         client.read_file(path)
-        return bool(done())
+        return bool(condition())
 
-    cluster.wait_for(read, REPAIR_SECONDS, "repair")
+    cluster.wait_for(try_read, REPAIR_SECONDS, "repair")
 
 
-def fill(client: threefs.Client, written: dict[str, bytes]) -> None:
+def fill(client: threefs.Client, files: dict[str, bytes]) -> None:
     for number in range(500):
         data = os.urandom(2 * CHUNK)
         client.write_file(f"/{number}", data)
-        written[f"/{number}"] = data
+        files[f"/{number}"] = data
 
 
 def test_a_full_target_is_a_typed_error_and_freed_space_can_be_used(start_cluster: Any) -> None:
     cluster = start_cluster("data", "--capacity", "256M")
     with cluster.client(20) as client:
         client.write_file("/kept", b"k" * 1000)
-        written: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         with pytest.raises(threefs.NoSpace, match=r"no space left on target-\d+"):
-            fill(client, written)
-        assert len(written) >= 4
+            fill(client, files)
+        assert len(files) >= 4
         assert client.read_file("/kept") == b"k" * 1000
-        assert client.batch_read([(p, 0, None) for p in written]) == list(written.values())
+        assert client.batch_read([(p, 0, None) for p in files]) == list(files.values())
         with pytest.raises(threefs.NoSpace):
             client.write_file("/kept", os.urandom(8 * CHUNK))
-        assert set(client.listdir("/")) - {"kept"} <= {p[1:] for p in written} | {str(len(written))}
+        assert set(client.listdir("/")) - {"kept"} <= {p[1:] for p in files} | {str(len(files))}
         assert client.read_file("/kept") == b"k" * 1000
         assert all(cluster.pid(service) for service in SERVICES)
         for entry in client.scandir("/"):
@@ -295,18 +295,18 @@ def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(
     try:
         cluster = start_cluster("disk")
         with cluster.client(20) as client:
-            written: dict[str, bytes] = {}
+            files: dict[str, bytes] = {}
             with pytest.raises(threefs.NoSpace):
-                fill(client, written)
-            assert client.batch_read([(p, 0, None) for p in written]) == list(written.values())
-            first = next(iter(written))
+                fill(client, files)
+            assert client.batch_read([(p, 0, None) for p in files]) == list(files.values())
+            first = next(iter(files))
             client.remove(first)
-            del written[first]
+            del files[first]
             for service in ("storage-1", "meta"):
                 cluster.kill(service)
         # Services restart as soon as the removed data has freed space for them.
         with cluster.client(120) as waiting:
-            assert waiting.batch_read([(p, 0, None) for p in written]) == list(written.values())
+            assert waiting.batch_read([(p, 0, None) for p in files]) == list(files.values())
         cluster.stop()
     finally:
         os.system(f"umount -l {disk}")
@@ -318,14 +318,14 @@ def test_the_error_names_the_service_that_does_not_answer(start_cluster: Any) ->
         client.write_file("/file", b"data")
         cluster.kill("meta")
         started = time.monotonic()
-        with pytest.raises(threefs.Unavailable, match=r"stat `/file`.*1\.0 s.*meta at") as caught:
+        with pytest.raises(threefs.Unavailable, match=r"stat `/file`.*1\.0 s.*meta at") as excinfo:
             client.stat("/file")
         # The client's timeout is 1 s.
         assert time.monotonic() - started < 1 + DELAY_SECONDS_MAX / 2
-        assert caught.value.deadline_seconds == 1.0
-        assert "meta" in (caught.value.who or "")
+        assert excinfo.value.deadline_seconds == 1.0
+        assert "meta" in (excinfo.value.who or "")
         for service in SERVICES[2:]:
             cluster.kill(service)
-        with pytest.raises(threefs.Unavailable) as caught:
+        with pytest.raises(threefs.Unavailable) as excinfo:
             client.batch_write([("/file", 0, b"more")])
-        assert caught.value.who
+        assert excinfo.value.who

@@ -180,11 +180,11 @@ def test_errors_name_the_cause_and_the_path(
 
 
 def test_errors_are_the_systems_too(client: threefs.Client, folder: str) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(FileNotFoundError) as excinfo:
         client.read_file(f"{folder}/none")
-    assert caught.value.errno == 2
-    assert isinstance(caught.value, threefs.ThreeFSError)
-    assert caught.value.path == f"{folder}/none"
+    assert excinfo.value.errno == 2
+    assert isinstance(excinfo.value, threefs.ThreeFSError)
+    assert excinfo.value.path == f"{folder}/none"
 
 
 def test_buffers_that_share_memory_are_refused(client: threefs.Client, folder: str) -> None:
@@ -222,14 +222,14 @@ def test_a_forked_child_gets_an_error_that_asks_to_reconnect(
 ) -> None:
     """In a process with only a client's threads: locks of other threads stay held in a child."""
     client.write_file(f"{folder}/file", b"data")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", FORKING, str(cluster.file), f"{folder}/file"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def test_calls_on_a_closed_client_raise_value_error(client: threefs.Client) -> None:

@@ -27,7 +27,7 @@ def test_the_shell_example_runs(cluster: Any, tmp_path: Path) -> None:
     example = example.replace("/tmp/3fs", str(cluster.folder)).replace("--size 1G", "--size 4M")
     (tmp_path / "model.bin").write_bytes(os.urandom(1000))
     program = f'threefs() {{ "{sys.executable}" -m threefs "$@"; }}\n{example}'
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", program],
         cwd=tmp_path,
         capture_output=True,
@@ -35,5 +35,5 @@ def test_the_shell_example_runs(cluster: Any, tmp_path: Path) -> None:
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert (tmp_path / "models" / "model.bin").exists()

@@ -33,12 +33,12 @@ def authenticated(cluster: Any, service: str) -> socket.socket:
     connection = dial(cluster, service)
     key = bytes((cluster.folder / "key").read_bytes().strip())
     context = f"threefs/{service.partition('-')[0]}"
-    mine = os.urandom(32)
-    hello = b"FFAUTH02" + mine + bytes(8)
+    nonce = os.urandom(32)
+    hello = b"FFAUTH02" + nonce + bytes(8)
     connection.sendall(hello)
-    theirs = receive(connection, 64)[:32]
+    peer_nonce = receive(connection, 64)[:32]
     secret = mac(key, b"derive", b"service", b"")
-    connection.sendall(mac(secret, b"dialer", context.encode(), b"", hello, theirs))
+    connection.sendall(mac(secret, b"dialer", context.encode(), b"", hello, peer_nonce))
     assert receive(connection, 1) == b"\x06"
     return connection
 

@@ -65,7 +65,7 @@ def test_calls_wait_for_a_service_that_stands_still_and_go_on(
     def all_go_on() -> bool:
         broken = [load.error for load in loads if load.error]
         assert not broken, broken
-        return all(load.calls > known + 1 for load, known in zip(loads, before, strict=True))
+        return all(load.calls > calls + 1 for load, calls in zip(loads, before, strict=True))
 
     cluster.wait_for(all_go_on, 60, "calls after the outage")
     for load in loads:

@@ -57,35 +57,35 @@ class Worker:
             self.error = error
 
     def step(self, seeded: random.Random, path: str) -> None:
-        known = self.acknowledged.get(path)
+        expected = self.acknowledged.get(path)
         choice = seeded.random()
-        if known is None or choice < 0.1:
+        if expected is None or choice < 0.1:
             data = bytearray(seeded.randbytes(seeded.randrange(FILE_BYTES)))
             self.client.write_file(path, data)
             self.acknowledged[path] = data
         elif choice < 0.5:
-            offset = seeded.randrange(len(known) + 1)
+            offset = seeded.randrange(len(expected) + 1)
             piece = seeded.randbytes(seeded.randrange(1, 100_000))
             self.client.batch_write([(path, offset, piece)])
-            known.extend(bytes(max(0, offset + len(piece) - len(known))))
-            known[offset : offset + len(piece)] = piece
+            expected.extend(bytes(max(0, offset + len(piece) - len(expected))))
+            expected[offset : offset + len(piece)] = piece
         elif choice < 0.55:
             self.client.remove(path)
             del self.acknowledged[path]
         else:
-            assert self.client.read_file(path) == known, path
+            assert self.client.read_file(path) == expected, path
 
     def check(self, client: threefs.Client) -> None:
         for path, data in self.acknowledged.items():
             assert client.read_file(path) == data, path
-        mine = {f"{self.folder}/{name}" for name in client.listdir(self.folder)}
-        mine = {path for path in mine if f"/{self.seed}-" in path}
-        assert mine == set(self.acknowledged)
+        names = {f"{self.folder}/{name}" for name in client.listdir(self.folder)}
+        names = {path for path in names if f"/{self.seed}-" in path}
+        assert names == set(self.acknowledged)
 
 
 def disturb(cluster: Any, seeded: random.Random, seconds: float) -> list[str]:
     """Kill or stop one service after the other, sometimes two at once."""
-    done = []
+    actions = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for service in seeded.sample(SERVICES, seeded.choice([1, 1, 1, 2])):
@@ -93,12 +93,12 @@ def disturb(cluster: Any, seeded: random.Random, seconds: float) -> list[str]:
             if seeded.random() < 0.2:
                 os.kill(pid, signal.SIGSTOP)
                 threading.Timer(seeded.uniform(0.1, 2.0), resume, [pid]).start()
-                done.append(f"stop {service}")
+                actions.append(f"stop {service}")
             else:
                 os.kill(pid, signal.SIGKILL)
-                done.append(f"kill {service}")
+                actions.append(f"kill {service}")
         time.sleep(seeded.uniform(0.0, 1.0))
-    return done
+    return actions
 
 
 def resume(pid: int) -> None:
@@ -117,21 +117,23 @@ def run_seed(cluster: Any, folder: str, seed: int, seconds: float) -> None:
         client.write_file(shared.path, b"")
         workers = [Worker(client, folder, seed * 100 + number) for number in range(WORKERS)]
         writers = [
-            SharedWriter(one, shared, number, seed * 100 + 50 + number)
-            for number, one in enumerate(clients)
+            SharedWriter(writer_client, shared, number, seed * 100 + 50 + number)
+            for number, writer_client in enumerate(clients)
         ]
         everyone: list[Worker | SharedWriter] = [*workers, *writers]
         threads = [threading.Thread(target=worker.run, args=[enough]) for worker in everyone]
         for thread in threads:
             thread.start()
         try:
-            done = disturb(cluster, random.Random(seed), seconds)
+            actions = disturb(cluster, random.Random(seed), seconds)
         finally:
             enough.set()
             for thread in threads:
                 thread.join(70)
         operations = [sum(w.operations for w in group) for group in (workers, writers)]
-        print(f"{len(done)} disturbances, {operations[0]} operations, {operations[1]} of one file")
+        print(
+            f"{len(actions)} disturbances, {operations[0]} operations, {operations[1]} of one file"
+        )
         for worker in everyone:
             if worker.error is not None:
                 raise worker.error
@@ -140,7 +142,7 @@ def run_seed(cluster: Any, folder: str, seed: int, seconds: float) -> None:
         for worker in workers:
             worker.check(fresh)
         shared.check(fresh)
-    assert done
+    assert actions
     assert all(operations)
 
 

@@ -37,12 +37,12 @@ def test_a_replaced_write_and_unwritten_bytes_are_errors() -> None:
     cell = Cell()
     for value in (OLD, NEW):
         cell.acknowledged(cell.start(value))
-    for read in (OLD, ZEROS):
+    for content in (OLD, ZEROS):
         with pytest.raises(AssertionError, match="had replaced"):
-            cell.check(read, time.monotonic(), "stale")
-    for read in (NEWEST, NEW[:100] + OLD[100:]):
+            cell.check(content, time.monotonic(), "stale")
+    for content in (NEWEST, NEW[:100] + OLD[100:]):
         with pytest.raises(AssertionError, match="bytes of no write"):
-            cell.check(read, time.monotonic(), "invented")
+            cell.check(content, time.monotonic(), "invented")
 
 
 def test_a_write_that_was_read_has_taken_effect_even_without_an_acknowledgement() -> None:

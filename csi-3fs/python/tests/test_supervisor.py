@@ -87,9 +87,9 @@ def test_nothing_survives_the_supervisor(start_cluster: Any, number: signal.Sign
     ],
 )
 def test_wrong_options_are_named(tmp_path: Path, options: list[str], words: str) -> None:
-    done = run_serve(tmp_path / "data", *options)
-    assert done.returncode == 2
-    assert words in done.stderr
+    result = run_serve(tmp_path / "data", *options)
+    assert result.returncode == 2
+    assert words in result.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -127,9 +127,9 @@ def test_a_wrong_cluster_file_is_named_with_its_field(
 ) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(text)
-    with pytest.raises(threefs.InvalidArgument, match=str(path)) as caught:
+    with pytest.raises(threefs.InvalidArgument, match=str(path)) as excinfo:
         ClusterFile.read(path)
-    assert words in str(caught.value)
+    assert words in str(excinfo.value)
 
 
 def test_connecting_without_a_cluster_names_the_remedy(

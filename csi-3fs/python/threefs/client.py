@@ -220,10 +220,10 @@ class Client:
         try:
             return _stat(self._native.make_directory(path, mode))
         except Exists:
-            found = self.stat(path)
-            if not (exist_ok and found.is_dir):
+            status = self.stat(path)
+            if not (exist_ok and status.is_dir):
                 raise
-            return found
+            return status
 
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
         """Remove a path with everything below it, as one change.

@@ -49,8 +49,8 @@ class ClusterFile:
 
     @classmethod
     def _checked(cls, path: Path, data: Any) -> ClusterFile:
-        def wrong(name: str, value: object, wanted: str) -> InvalidArgument:
-            return InvalidArgument(f"`{path}`: `{name}` is {value!r}; it must be {wanted}")
+        def wrong(name: str, value: object, expected: str) -> InvalidArgument:
+            return InvalidArgument(f"`{path}`: `{name}` is {value!r}; it must be {expected}")
 
         if not isinstance(data, dict):
             raise wrong("(the file)", data, "an object")

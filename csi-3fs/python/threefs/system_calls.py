@@ -77,9 +77,9 @@ def refuse_system_calls() -> bool:
     if platform.machine() not in ARCHITECTURES:
         return False
     code = program(platform.machine())
-    held = _Program(len(code) // INSTRUCTION.size, code)
+    filter_program = _Program(len(code) // INSTRUCTION.size, code)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(held), 0, 0) != 0:
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP)")
     return True
 

@@ -116,8 +116,8 @@ class Agent:
                 loops.append(self.event_recorder.run())
             trim_heap()
             tasks = [asyncio.ensure_future(loop) for loop in loops]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
                 task.result()
         finally:
             for task in tasks:
@@ -293,22 +293,20 @@ class Agent:
 
     def _on_kernel_line(self, line: str) -> None:
         self.metrics.observed.labels("kernel-log").set_to_current_time()
-        seen = kernel_xid(line)
-        if seen is None:
+        xid = kernel_xid(line)
+        if xid is None:
             return
         for gpu in self.inventory.gpus:
-            if gpu.address.startswith(seen.address) or seen.address.endswith(gpu.address[:-2]):
-                self._xid(
-                    gpu.uuid, seen.code, source="kernel", process=seen.process, line=seen.line
-                )
+            if gpu.address.startswith(xid.address) or xid.address.endswith(gpu.address[:-2]):
+                self._xid(gpu.uuid, xid.code, source="kernel", process=xid.process, line=xid.line)
 
-    def _xid(self, uuid: str, code: int, *, source: str, **seen: str) -> None:
+    def _xid(self, uuid: str, code: int, *, source: str, **details: str) -> None:
         fresh = self.health_store.xid(
-            self.inventory, uuid, code, time.time(), source=source, **seen
+            self.inventory, uuid, code, time.time(), source=source, **details
         )
         if fresh:
             self.metrics.xids.labels(uuid, str(code), self.policy.rule(code).klass).inc()
-            log.warning("xid", gpu=uuid, xid=code, source=source, **seen)
+            log.warning("xid", gpu=uuid, xid=code, source=source, **details)
             self._publish_changes()
             if self.reporter is not None:
                 self.reporter.changed()
@@ -377,8 +375,8 @@ class Agent:
     def _make_kernel_log(self) -> KernelLog | None:
         if self.settings.kernel_log is None:
             return None
-        lost = self.metrics.kernel_log_lost
-        return KernelLog(self.settings.kernel_log, self._on_kernel_line, lost.inc)
+        counter = self.metrics.kernel_log_lost
+        return KernelLog(self.settings.kernel_log, self._on_kernel_line, counter.inc)
 
     def _make_reporter(self) -> Reporter | None:
         settings = self.settings
@@ -406,8 +404,8 @@ def _with_missing(
     current: Inventory, before: Inventory, missing: list[str], extra: list[Finding]
 ) -> Inventory:
     """Keeps GPUs that the driver no longer lists, so that their ids stay as unhealthy devices."""
-    kept = tuple(gpu for gpu in before.gpus if gpu.uuid in missing)
-    gpus = tuple(sorted((*current.gpus, *kept), key=lambda gpu: (gpu.index, gpu.uuid)))
+    missing_gpus = tuple(gpu for gpu in before.gpus if gpu.uuid in missing)
+    gpus = tuple(sorted((*current.gpus, *missing_gpus), key=lambda gpu: (gpu.index, gpu.uuid)))
     present = {gpu.uuid for gpu in gpus}
     bridges = {bridge.id: bridge for bridge in before.bridges}
     bridges |= {bridge.id: bridge for bridge in current.bridges}

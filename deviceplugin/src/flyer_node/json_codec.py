@@ -99,16 +99,16 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     unknown = value.keys() - hints.keys()
     if unknown:
         raise DataError(where, sorted(unknown), f"known here; fields are {sorted(hints)}")
-    read = {
+    values = {
         name: _read(hints[name], item, f"{where}.{name}" if where else name)
         for name, item in value.items()
     }
-    needed = {
+    required = {
         field.name
         for field in dataclasses.fields(kind)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    missing = needed - read.keys()
+    missing = required - values.keys()
     if missing:
         raise DataError(where, sorted(missing), "allowed to be absent")
-    return kind(**read)
+    return kind(**values)

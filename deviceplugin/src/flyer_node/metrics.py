@@ -203,6 +203,6 @@ class Metrics:
             key = (status.hca, status.port)
             before = self._port_last.get(key, status.counters)
             for name, value in status.counters.items():
-                grown = max(0, value - before.get(name, value))
-                self.port_errors.labels(status.hca, str(status.port), name).inc(grown)
+                increase = max(0, value - before.get(name, value))
+                self.port_errors.labels(status.hca, str(status.port), name).inc(increase)
             self._port_last[key] = status.counters

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hfreduce import _native
 from hfreduce._native import Settings, load_topology
 from hfreduce.doctor import network
-from hfreduce.doctor.machine import Finding, Machine, Wanted, numbers
+from hfreduce.doctor.machine import Finding, Layout, Machine, numbers
 from hfreduce.errors import SettingError, TopologyError
 
 if TYPE_CHECKING:
@@ -30,79 +30,79 @@ KERNEL = (5, 3)
 """The first one with pidfd_open, by which the end of a local rank is seen at once."""
 
 
-def examine(machine: Machine, wanted: Wanted) -> list[Finding]:
+def examine(machine: Machine, layout: Layout) -> list[Finding]:
     """All findings, in the order of the checks."""
-    return [finding for check in CHECKS for finding in check(machine, wanted)]
+    return [finding for check in CHECKS for finding in check(machine, layout)]
 
 
-def kernel(machine: Machine, _: Wanted) -> list[Finding]:
+def kernel(machine: Machine, _: Layout) -> list[Finding]:
     """Old kernels see the end of a rank later."""
     release = machine.text("proc/sys/kernel/osrelease")
-    found = re.match(r"(\d+)\.(\d+)", release)
-    if not found:
+    version = re.match(r"(\d+)\.(\d+)", release)
+    if not version:
         return [Finding("kernel", "warning", f"release `{release}` cannot be read")]
-    if (int(found[1]), int(found[2])) < KERNEL:
+    if (int(version[1]), int(version[2])) < KERNEL:
         remedy = "install a kernel from 5.3 on: older ones report an ended rank only by its socket"
         return [Finding("kernel", "warning", f"Linux {release}", remedy)]
     return [Finding("kernel", "ok", f"Linux {release}")]
 
 
-def locked_memory(machine: Machine, _: Wanted) -> list[Finding]:
+def locked_memory(machine: Machine, _: Layout) -> list[Finding]:
     """Reported because other libraries need it: HFReduce locks no memory."""
     limit = machine.limit("Max locked memory")
     soft = "unknown" if limit is None else _bytes(limit[0])
     return [Finding("locked memory", "ok", f"{soft} allowed; none is needed")]
 
 
-def open_files(machine: Machine, wanted: Wanted) -> list[Finding]:
+def open_files(machine: Machine, layout: Layout) -> list[Finding]:
     """A descriptor for every bell and socket; ranks raise the soft limit themselves."""
     name, limit = "open files", machine.limit("Max open files")
-    needed = PROGRAM_DESCRIPTORS + _native.descriptors_needed(wanted.world_size, wanted.ranks)
+    required = PROGRAM_DESCRIPTORS + _native.descriptors_needed(layout.world_size, layout.ranks)
     if limit is None:
         return [Finding(name, "warning", "/proc/self/limits cannot be read")]
     soft, hard = limit
-    found = f"{soft:.0f} allowed, about {needed} needed"
-    if soft >= needed:
-        return [Finding(name, "ok", found)]
-    if hard >= needed:
-        return [Finding(name, "ok", f"{found}: each rank raises its limit")]
+    detail = f"{soft:.0f} allowed, about {required} needed"
+    if soft >= required:
+        return [Finding(name, "ok", detail)]
+    if hard >= required:
+        return [Finding(name, "ok", f"{detail}: each rank raises its limit")]
     remedy = (
-        f"raise the hard limit ({hard:.0f}) to {needed}: LimitNOFILE= of the container "
+        f"raise the hard limit ({hard:.0f}) to {required}: LimitNOFILE= of the container "
         "runtime's unit, or nofile in /etc/security/limits.conf"
     )
-    return [Finding(name, "problem", found, remedy)]
+    return [Finding(name, "problem", detail, remedy)]
 
 
-def shared_memory(machine: Machine, _: Wanted) -> list[Finding]:
+def shared_memory(machine: Machine, _: Layout) -> list[Finding]:
     """It may be full: memory is shared through descriptors."""
     mounts = machine.text("proc/self/mountinfo").splitlines()
     sizes = [re.search(r"size=(\d+[kmg]?)", line) for line in mounts if " /dev/shm " in line]
     size = sizes[-1][1] if sizes and sizes[-1] else "unknown size"
-    found = f"{size} mounted; it may be full (ranks share through memfd)"
-    return [Finding("shared memory", "ok", found)]
+    detail = f"{size} mounted; it may be full (ranks share through memfd)"
+    return [Finding("shared memory", "ok", detail)]
 
 
-def memory(machine: Machine, wanted: Wanted) -> list[Finding]:
+def memory(machine: Machine, layout: Layout) -> list[Finding]:
     """Shared memory is charged to the control group of the process that touches it first."""
-    needed = (wanted.ranks + 1) * SLOTS * CHUNK_BYTES
+    required = (layout.ranks + 1) * SLOTS * CHUNK_BYTES
     folder = machine.cgroup("memory")
     limit = None
     if folder is not None:
         limit = machine.number(f"{folder}/memory.max")
         limit = limit or machine.number(f"{folder}/memory.limit_in_bytes")
     if limit is None or limit > 1 << 60:
-        return [Finding("memory", "ok", f"no limit; the ranks share {_bytes(needed)}")]
-    found = f"limit {_bytes(limit)}; the ranks share {_bytes(needed)} of it"
-    if limit < 2 * needed:
+        return [Finding("memory", "ok", f"no limit; the ranks share {_bytes(required)}")]
+    detail = f"limit {_bytes(limit)}; the ranks share {_bytes(required)} of it"
+    if limit < 2 * required:
         remedy = (
             "raise resources.limits.memory of the container, or lower HFREDUCE_CHUNK_BYTES: what "
             "is shared counts as its memory"
         )
-        return [Finding("memory", "problem", found, remedy)]
-    return [Finding("memory", "ok", found)]
+        return [Finding("memory", "problem", detail, remedy)]
+    return [Finding("memory", "ok", detail)]
 
 
-def processors(machine: Machine, wanted: Wanted) -> list[Finding]:
+def processors(machine: Machine, layout: Layout) -> list[Finding]:
     """A rank without a processor sleeps instead of looking: small operations take longer."""
     name, allowed = "processors", len(numbers(machine.status("Cpus_allowed_list")))
     if not allowed:
@@ -110,15 +110,15 @@ def processors(machine: Machine, wanted: Wanted) -> list[Finding]:
     quota = _quota(machine)
     usable = min(float(allowed), quota) if quota else float(allowed)
     time = f", time of {quota:.1f} by the control group" if quota else ""
-    found = f"{allowed} allowed{time}; {wanted.ranks} ranks"
-    if usable >= wanted.ranks:
-        return [Finding(name, "ok", found)]
+    detail = f"{allowed} allowed{time}; {layout.ranks} ranks"
+    if usable >= layout.ranks:
+        return [Finding(name, "ok", detail)]
     remedy = (
-        f"give the container {wanted.ranks} processors (resources.limits.cpu, whole numbers, and "
+        f"give the container {layout.ranks} processors (resources.limits.cpu, whole numbers, and "
         "the kubelet's static CPU manager), or start fewer ranks: ranks that share processors "
         "sleep, and small operations take ten times as long"
     )
-    return [Finding(name, "warning", found, remedy)]
+    return [Finding(name, "warning", detail, remedy)]
 
 
 def _quota(machine: Machine) -> float | None:
@@ -126,15 +126,15 @@ def _quota(machine: Machine) -> float | None:
     folder = machine.cgroup("cpu")
     if folder is None:
         return None
-    found = re.fullmatch(r"(\d+) (\d+)", machine.text(f"{folder}/cpu.max"))
-    if found:
-        return int(found[1]) / int(found[2])
+    match = re.fullmatch(r"(\d+) (\d+)", machine.text(f"{folder}/cpu.max"))
+    if match:
+        return int(match[1]) / int(match[2])
     quota = machine.number(f"{folder}/cpu.cfs_quota_us")
     period = machine.number(f"{folder}/cpu.cfs_period_us")
     return quota / period if quota and period and quota > 0 else None
 
 
-def numa(machine: Machine, _: Wanted) -> list[Finding]:
+def numa(machine: Machine, _: Layout) -> list[Finding]:
     """Memory far from the processors that read it costs half of its speed."""
     name, findings = "numa", []
     folders = sorted((machine.root / "sys/devices/system/node").glob("node[0-9]*"))
@@ -147,89 +147,89 @@ def numa(machine: Machine, _: Wanted) -> list[Finding]:
             with_processors.add(int(folder.name.removeprefix("node")))
     with_memory = numbers(machine.status("Mems_allowed_list"))
     where = f"processors on {_list(with_processors)}, memory on {_list(with_memory)}"
-    found = f"{len(folders)} nodes; {where}"
+    detail = f"{len(folders)} nodes; {where}"
     if with_processors - with_memory:
         remedy = (
             "let the container have memory where its processors are: the kubelet's "
             "memoryManagerPolicy=Static and topologyManagerPolicy=best-effort, or numactl"
         )
-        findings.append(Finding(name, "warning", found, remedy))
+        findings.append(Finding(name, "warning", detail, remedy))
     else:
-        findings.append(Finding(name, "ok", found))
+        findings.append(Finding(name, "ok", detail))
     if machine.text("proc/sys/kernel/numa_balancing") not in ("", "0"):
         remedy = "`sysctl -w kernel.numa_balancing=0`: it takes pages away to see who uses them"
         findings.append(Finding("numa balancing", "warning", "on", remedy))
     return findings
 
 
-def huge_pages(machine: Machine, _: Wanted) -> list[Finding]:
+def huge_pages(machine: Machine, _: Layout) -> list[Finding]:
     """Huge pages reduce TLB misses, unless page faults wait for compaction."""
     folder = "sys/kernel/mm/transparent_hugepage"
     enabled, defrag = machine.chosen(f"{folder}/enabled"), machine.chosen(f"{folder}/defrag")
     if not enabled:
         return [Finding("huge pages", "ok", "the kernel has none; they are not needed")]
-    found = f"transparent: {enabled}, compaction: {defrag or 'unknown'}"
+    detail = f"transparent: {enabled}, compaction: {defrag or 'unknown'}"
     if enabled == "always" and defrag == "always":
         remedy = (
             f"`echo defer+madvise > /{folder}/defrag`: a rank that touches new memory waits for "
             "compaction, and all ranks wait for that rank"
         )
-        return [Finding("huge pages", "warning", found, remedy)]
-    return [Finding("huge pages", "ok", found)]
+        return [Finding("huge pages", "warning", detail, remedy)]
+    return [Finding("huge pages", "ok", detail)]
 
 
-def instructions(machine: Machine, _: Wanted) -> list[Finding]:
+def instructions(machine: Machine, _: Layout) -> list[Finding]:
     """Scalar sums are a sixth as fast."""
-    name, used, best = "instructions", machine.instruction_set, machine.best_instruction_set
-    if used != best:
+    name, current, best = "instructions", machine.instruction_set, machine.best_instruction_set
+    if current != best:
         remedy = "unset HFREDUCE_ISA: all give the same bits"
-        found = f"{used}, by HFREDUCE_ISA; the processor has {best}"
-        return [Finding(name, "warning", found, remedy)]
-    if used == "scalar":
+        detail = f"{current}, by HFREDUCE_ISA; the processor has {best}"
+        return [Finding(name, "warning", detail, remedy)]
+    if current == "scalar":
         remedy = (
             "run on a processor with AVX2; in a virtual machine, pass the host's processor through"
         )
         return [Finding(name, "warning", "scalar: the processor shows no AVX2", remedy)]
-    return [Finding(name, "ok", used)]
+    return [Finding(name, "ok", current)]
 
 
-def gdrcopy(machine: Machine, _: Wanted) -> list[Finding]:
+def gdrcopy(machine: Machine, _: Layout) -> list[Finding]:
     """Optional: small GPU tensors are some microseconds slower without it."""
     if not any((machine.root / "proc/driver/nvidia/gpus").glob("*")):
         return [Finding("gdrcopy", "ok", "no GPU here; not needed")]
     why = machine.without_gdrcopy
-    found = "small tensors of GPUs are copied by the processor"
+    detail = "small tensors of GPUs are copied by the processor"
     if why is not None:
-        found = f"small tensors of GPUs take some µs more by the copy engines: {why}"
-    return [Finding("gdrcopy", "ok", found)]
+        detail = f"small tensors of GPUs take some µs more by the copy engines: {why}"
+    return [Finding("gdrcopy", "ok", detail)]
 
 
-def tracing(machine: Machine, _: Wanted) -> list[Finding]:
+def tracing(machine: Machine, _: Layout) -> list[Finding]:
     """Reported because other libraries need it."""
     scope = machine.text("proc/sys/kernel/yama/ptrace_scope")
     mode = f"yama.ptrace_scope {scope}" if scope else "no yama"
-    found = f"{mode}; not needed (memory is shared through descriptors)"
-    return [Finding("ptrace", "ok", found)]
+    detail = f"{mode}; not needed (memory is shared through descriptors)"
+    return [Finding("ptrace", "ok", detail)]
 
 
-def settings(machine: Machine, _: Wanted) -> list[Finding]:
+def settings(machine: Machine, _: Layout) -> list[Finding]:
     """Variables that a job would stumble over."""
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as warning_entries:
         warnings.simplefilter("always")
         try:
-            read = Settings.read(machine.environment)
-            read.key()
+            values = Settings.read(machine.environment)
+            values.key()
         except SettingError as error:
             return [Finding("settings", "problem", str(error), f"correct or unset {error.name}")]
     findings = [
         Finding("settings", "warning", str(entry.message), "correct the name, or unset it")
-        for entry in caught
+        for entry in warning_entries
     ]
     names = sorted(name for name in machine.environment if name.startswith("HFREDUCE_"))
-    found = ", ".join(names) if names else "all at their defaults"
-    findings = findings or [Finding("settings", "ok", found)]
-    if read.topology_path is not None:
-        findings.append(_topology(read.topology_path))
+    detail = ", ".join(names) if names else "all at their defaults"
+    findings = findings or [Finding("settings", "ok", detail)]
+    if values.topology_path is not None:
+        findings.append(_topology(values.topology_path))
     return findings
 
 
@@ -256,7 +256,7 @@ def _list(those: set[int]) -> str:
     return ",".join(map(str, sorted(those))) or "none"
 
 
-CHECKS: tuple[Callable[[Machine, Wanted], list[Finding]], ...] = (
+CHECKS: tuple[Callable[[Machine, Layout], list[Finding]], ...] = (
     kernel,
     instructions,
     processors,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hfreduce import _native
 from hfreduce.doctor.checks import examine
-from hfreduce.doctor.machine import Finding, Machine, Wanted
+from hfreduce.doctor.machine import Finding, Layout, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
     parser.add_argument("--world-size", type=int, metavar="N", help="ranks of the whole job")
     parser.add_argument("--peer", metavar="ADDRESS", help="IPv4 address of another machine")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     machine = machine or Machine(
         Path("/"),
         os.environ,
@@ -68,16 +68,16 @@ def main(arguments: Sequence[str] | None = None, machine: Machine | None = None)
         _native.without_gdrcopy(os.environ.get("HFREDUCE_GDRCOPY") or None),
         _native.reached_at,
     )
-    ranks, world = given.ranks, given.world_size
+    ranks, world = options.ranks, options.world_size
     if ranks is None:
         ranks = _from(machine, "LOCAL_WORLD_SIZE") or 8
     if world is None:
         world = max(_from(machine, "WORLD_SIZE"), ranks)
     if not 1 <= ranks <= world:
         parser.error(f"-g {ranks} of --world-size {world}: at least 1, at most all")
-    findings = examine(machine, Wanted(ranks, world, given.peer))
+    findings = examine(machine, Layout(ranks, world, options.peer))
     worst = max(findings, key=lambda finding: STATUSES[finding.status]).status
-    if given.output == "json":
+    if options.output == "json":
         listed = [asdict(finding) for finding in findings]
         print(json.dumps({"version": VERSION, "status": worst, "findings": listed}, indent=1))
     else:

@@ -17,7 +17,7 @@ from hfreduce import _native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Finding", "Interface", "Machine", "Wanted", "numbers"]
+__all__ = ["Finding", "Interface", "Layout", "Machine", "numbers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What shall run here."""
+class Layout:
+    """The ranks of the job that this machine is checked for."""
 
     ranks: int
-    """On this machine."""
+    """Number of ranks on this machine."""
     world_size: int
     peer: str | None = None
-    """The address of another machine of the job."""
+    """Address of another machine of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Interface:
     """None if the driver does not report it, as for virtual interfaces."""
     mtu: int | None
     virtual: bool
-    """Of this machine's own making (bridge, veth, tunnel): not a way to other machines."""
+    """Created by software (bridge, veth, tunnel): it does not lead to other machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +84,21 @@ class Machine:
 
     def chosen(self, path: str) -> str:
         """The word in brackets of a file that lists choices: `always [madvise] never`."""
-        found = re.search(r"\[(\w+)\]", self.text(path))
-        return found[1] if found else ""
+        match = re.search(r"\[(\w+)\]", self.text(path))
+        return match[1] if match else ""
 
     def status(self, name: str) -> str:
         """A line of /proc/self/status."""
-        found = re.search(rf"^{name}:\s*(.*)$", self.text("proc/self/status"), re.MULTILINE)
-        return found[1].strip() if found else ""
+        match = re.search(rf"^{name}:\s*(.*)$", self.text("proc/self/status"), re.MULTILINE)
+        return match[1].strip() if match else ""
 
     def limit(self, name: str) -> tuple[float, float] | None:
         """Soft and hard limit of /proc/self/limits."""
-        found = re.search(rf"^{name}\s+(\S+)\s+(\S+)", self.text("proc/self/limits"), re.MULTILINE)
-        if not found:
+        match = re.search(rf"^{name}\s+(\S+)\s+(\S+)", self.text("proc/self/limits"), re.MULTILINE)
+        if not match:
             return None
         soft, hard = (
-            float("inf") if word == "unlimited" else float(word) for word in found.groups()
+            float("inf") if word == "unlimited" else float(word) for word in match.groups()
         )
         return soft, hard
 
@@ -121,7 +121,7 @@ class Machine:
 
     def interfaces(self) -> list[Interface]:
         """All that are up, loopback excluded."""
-        found = []
+        result = []
         for folder in sorted((self.root / "sys/class/net").glob("*")):
             name = folder.name
             path = f"sys/class/net/{name}"
@@ -130,18 +130,18 @@ class Machine:
             speed = self.number(f"{path}/speed")
             virtual = name.startswith(_native.INWARD) or (folder / "bridge").exists()
             speed = speed if speed and speed > 0 else None
-            found.append(Interface(name, speed, self.number(f"{path}/mtu"), virtual))
-        return found
+            result.append(Interface(name, speed, self.number(f"{path}/mtu"), virtual))
+        return result
 
     def route(self, address: str) -> str | None:
         """The interface that leads to an IPv4 address (0.0.0.0: anywhere), by the routing table."""
-        wanted = struct.unpack("=I", socket.inet_aton(address))[0]
+        target = struct.unpack("=I", socket.inet_aton(address))[0]
         best: tuple[int, int, str] | None = None
         for line in self.text("proc/net/route").splitlines()[1:]:
             fields = line.split()
             destination, mask = int(fields[1], 16), int(fields[7], 16)
             up = int(fields[3], 16) & 1
-            if up and wanted & mask == destination:
+            if up and target & mask == destination:
                 this = (-mask.bit_count(), int(fields[6]), fields[0])
                 best = min(best, this) if best else this
         return best[2] if best else None
@@ -149,8 +149,8 @@ class Machine:
 
 def numbers(text: str) -> set[int]:
     """A list as the kernel writes it: 0-3,8,10-11."""
-    found: set[int] = set()
+    result: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        result.update(range(int(first), int(last or first) + 1))
+    return result

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hfreduce.doctor.machine import Finding
 
 if TYPE_CHECKING:
-    from hfreduce.doctor.machine import Interface, Machine, Wanted
+    from hfreduce.doctor.machine import Interface, Layout, Machine
 
 __all__ = ["buffers", "congestion", "interfaces"]
 
@@ -22,49 +22,49 @@ _CONGESTION = {"cubic", "dctcp", "reno"}
 """Algorithms for the short round trips of a data centre."""
 
 
-def interfaces(machine: Machine, wanted: Wanted) -> list[Finding]:
+def interfaces(machine: Machine, layout: Layout) -> list[Finding]:
     """The interface that leads to the peers, and whether ranks have to probe for it."""
     name, up = "interfaces", machine.interfaces()
     if not up:
-        found = "none is up but loopback: one machine only"
-        status = "problem" if wanted.world_size > wanted.ranks else "ok"
-        return [Finding(name, status, found, "bring one up" if status == "problem" else "")]
+        detail = "none is up but loopback: one machine only"
+        status = "problem" if layout.world_size > layout.ranks else "ok"
+        return [Finding(name, status, detail, "bring one up" if status == "problem" else "")]
     listed = ", ".join(map(_describe, up))
-    findings = [Finding(name, "ok", f"up: {listed}"), _address(machine, wanted)]
+    findings = [Finding(name, "ok", f"up: {listed}"), _address(machine, layout)]
     ways = [interface for interface in up if not interface.virtual]
-    return findings + _route(machine, wanted, ways or up)
+    return findings + _route(machine, layout, ways or up)
 
 
-def _address(machine: Machine, wanted: Wanted) -> Finding:
+def _address(machine: Machine, layout: Layout) -> Finding:
     """The address at which peers would reach the ranks of this machine."""
     setting = machine.environment.get("HFREDUCE_ADDRESS") or None
-    peer = wanted.peer or machine.environment.get("MASTER_ADDR") or None
+    peer = layout.peer or machine.environment.get("MASTER_ADDR") or None
     by = f"by HFREDUCE_ADDRESS={setting}" if setting else "by the routes"
     try:
-        chosen = machine.reached_at(setting, peer)
+        addresses = machine.reached_at(setting, peer)
     except ValueError as error:
         return Finding("address", "problem", str(error), "name one of those in HFREDUCE_ADDRESS")
-    if not chosen:
+    if not addresses:
         return Finding("address", "ok", "none: one machine only")
-    rest = f", else {', '.join(chosen[1:])}" if chosen[1:] else ""
-    return Finding("address", "ok", f"others reach {chosen[0]}, chosen {by}{rest}")
+    rest = f", else {', '.join(addresses[1:])}" if addresses[1:] else ""
+    return Finding("address", "ok", f"others reach {addresses[0]}, chosen {by}{rest}")
 
 
-def _route(machine: Machine, wanted: Wanted, ways: list[Interface]) -> list[Finding]:
+def _route(machine: Machine, layout: Layout, ways: list[Interface]) -> list[Finding]:
     """The interface that leads to the peer, or anywhere."""
-    peer = wanted.peer or machine.environment.get("MASTER_ADDR", "")
+    peer = layout.peer or machine.environment.get("MASTER_ADDR", "")
     address = _ipv4(peer) or "0.0.0.0"  # noqa: S104  (the default route's destination)
     to = peer if _ipv4(peer) else "other networks"
     if peer and ipaddress.ip_address(address).is_loopback:
         return [Finding("route", "ok", f"{peer} is this machine")]
-    chosen = machine.route(address)
-    if chosen is None:
+    interface = machine.route(address)
+    if interface is None:
         # Without a default route a flat network may still be reached.
         status = "problem" if to == peer else "ok"
         remedy = f"`ip route get {peer}` says why" if status == "problem" else ""
         return [Finding("route", status, f"none to {to}", remedy)]
-    found = f"{to} through {chosen}"
-    way = next((candidate for candidate in ways if candidate.name == chosen), None)
+    detail = f"{to} through {interface}"
+    way = next((candidate for candidate in ways if candidate.name == interface), None)
     if way is not None and way.speed_mbps is not None and way.speed_mbps < SPEED_MBPS:
         faster = [other for other in ways if (other.speed_mbps or 0) > way.speed_mbps]
         remedy = (
@@ -73,26 +73,26 @@ def _route(machine: Machine, wanted: Wanted, ways: list[Interface]) -> list[Find
             else f"allreduce cannot pass {way.speed_mbps / 16:.0f} MB/s between machines: use a "
             "faster network, or fewer and larger steps"
         )
-        return [Finding("route", "warning", f"{found}, {way.speed_mbps} Mb/s", remedy)]
-    return [Finding("route", "ok", found)]
+        return [Finding("route", "warning", f"{detail}, {way.speed_mbps} Mb/s", remedy)]
+    return [Finding("route", "ok", detail)]
 
 
-def congestion(machine: Machine, _: Wanted) -> list[Finding]:
+def congestion(machine: Machine, _: Layout) -> list[Finding]:
     """Algorithms for long paths give away short ones."""
     name, folder = "congestion control", "proc/sys/net/ipv4"
-    used = machine.text(f"{folder}/tcp_congestion_control")
-    if used in _CONGESTION or not used:
-        return [Finding(name, "ok", used or "unknown")]
+    algorithm = machine.text(f"{folder}/tcp_congestion_control")
+    if algorithm in _CONGESTION or not algorithm:
+        return [Finding(name, "ok", algorithm or "unknown")]
     available = machine.text(f"{folder}/tcp_available_congestion_control").split()
     better = "cubic" if "cubic" in available or not available else available[0]
     remedy = (
         f"`sysctl -w net.ipv4.tcp_congestion_control={better}` in the job's network namespace: "
-        f"{used} was made for long paths"
+        f"{algorithm} was made for long paths"
     )
-    return [Finding(name, "warning", used, remedy)]
+    return [Finding(name, "warning", algorithm, remedy)]
 
 
-def buffers(machine: Machine, _: Wanted) -> list[Finding]:
+def buffers(machine: Machine, _: Layout) -> list[Finding]:
     """How much one connection may have under way."""
     findings = []
     for name in ("tcp_wmem", "tcp_rmem"):
@@ -100,8 +100,8 @@ def buffers(machine: Machine, _: Wanted) -> list[Finding]:
         if len(fields) != 3 or int(fields[2]) >= BUFFER_BYTES:
             continue
         remedy = f'`sysctl -w net.ipv4.{name}="{fields[0]} {fields[1]} {16 << 20}"`'
-        found = f"{name} ends at {fields[2]} bytes: fast links stay empty"
-        findings.append(Finding("socket buffers", "warning", found, remedy))
+        detail = f"{name} ends at {fields[2]} bytes: fast links stay empty"
+        findings.append(Finding("socket buffers", "warning", detail, remedy))
     return findings or [Finding("socket buffers", "ok", "they grow as far as fast links need")]
 
 
@@ -112,7 +112,7 @@ def _ipv4(text: str) -> str | None:
         return None
 
 
-def _describe(one: Interface) -> str:
-    speed = "" if one.speed_mbps is None else f" {one.speed_mbps} Mb/s"
-    mtu = "" if one.mtu is None else f" mtu {one.mtu}"
-    return f"{one.name}{speed}{mtu}"
+def _describe(interface: Interface) -> str:
+    speed = "" if interface.speed_mbps is None else f" {interface.speed_mbps} Mb/s"
+    mtu = "" if interface.mtu is None else f" mtu {interface.mtu}"
+    return f"{interface.name}{speed}{mtu}"

@@ -76,10 +76,10 @@ def _measure(options: Options, environment: Mapping[str, str], port: local.Port 
     communicator = bootstrap.join(meeting, meeting.membership, settings, limit)
     calls: list[Call] | None = [] if options.trace else None
     rows: list[Row] = []
-    shown = rank == 0
+    visible = rank == 0
     to_stdout = options.json == "-"
-    table = Table(options, machines, sys.stderr if to_stdout else sys.stdout) if shown else None
-    progress = _Progress(options, size, shown=shown and sys.stderr.isatty() and not to_stdout)
+    table = Table(options, machines, sys.stderr if to_stdout else sys.stdout) if visible else None
+    progress = _Progress(options, size, visible=visible and sys.stderr.isatty() and not to_stdout)
     for row in measure(communicator, options, machines, calls):
         rows.append(row)
         progress.clear()
@@ -101,8 +101,8 @@ def _meet(
         return standalone.Rendezvous(environment, settings)
     first = environment["RANK"] == "0"
     at = 0 if first else port.wait()
-    here = {**environment, "HFREDUCE_RENDEZVOUS": f"127.0.0.1:{at}"}
-    meeting = standalone.Rendezvous(here, settings)
+    local_environment = {**environment, "HFREDUCE_RENDEZVOUS": f"127.0.0.1:{at}"}
+    meeting = standalone.Rendezvous(local_environment, settings)
     if first:
         port.publish(meeting.port)
     return meeting
@@ -148,17 +148,17 @@ def _write(
 class _Progress:
     """What is being measured now, on a terminal: one line that is written over."""
 
-    def __init__(self, options: Options, size: int, *, shown: bool) -> None:
-        self._rows = shapes(options, size) if shown else []
+    def __init__(self, options: Options, size: int, *, visible: bool) -> None:
+        self._rows = shapes(options, size) if visible else []
         self._size = size
         self.show(0)
 
-    def show(self, done: int) -> None:
+    def show(self, count: int) -> None:
         """Row `done` is under way."""
-        if done < len(self._rows):
-            shape = self._rows[done]
+        if count < len(self._rows):
+            shape = self._rows[count]
             text = f"{shape.kind.name} {shape.op} {size_text(shape.size_bytes(self._size))}"
-            print(f"\r{done + 1}/{len(self._rows)}: {text} …", end="", file=sys.stderr, flush=True)
+            print(f"\r{count + 1}/{len(self._rows)}: {text} …", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Makes room for the table."""

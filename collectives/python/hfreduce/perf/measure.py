@@ -60,7 +60,7 @@ class Call:
 
 def shapes(options: Options, ranks: int) -> list[Shape]:
     """All rows, in the order of the table."""
-    found = []
+    result = []
     for kind in options.kinds:
         for op in options.ops:
             if options.collective.reduces and not oracle.supports(kind, op):
@@ -68,9 +68,9 @@ def shapes(options: Options, ranks: int) -> list[Shape]:
             for size in options.sizes:
                 count = size // kind.item_bytes // (ranks if options.collective.split else 1)
                 shape = Shape(options.collective, kind, op, options.root, count, options.tensors)
-                if shape not in found:
-                    found.append(shape)
-    return found
+                if shape not in result:
+                    result.append(shape)
+    return result
 
 
 def measure(
@@ -81,8 +81,8 @@ def measure(
 ) -> Iterator[Row]:
     """Yields every row when it is measured, equal on all ranks. Adds to `calls` on rank 0."""
     rank, ranks = communicator.rank, communicator.world_size
-    here = [other for other in range(ranks) if machines[other] == machines[rank]]
-    triad = _triad(len(here)) if rank == here[0] else None
+    local_ranks = [other for other in range(ranks) if machines[other] == machines[rank]]
+    triad = _triad(len(local_ranks)) if rank == local_ranks[0] else None
     rows = shapes(options, ranks)
     size = max(shape.size_bytes(ranks) for shape in rows)
     memories = (Pages(size), Pages(size if _needs_output(options) else 0))

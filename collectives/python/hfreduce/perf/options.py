@@ -71,44 +71,46 @@ class Options:
 def parse(arguments: Sequence[str]) -> Options:
     """Reads the command line; ends the program with status 2 where it makes no sense."""
     parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.maxbytes < given.minbytes:
-        parser.error(f"-e {given.maxbytes} is smaller than -b {given.minbytes}")
-    if given.stepfactor is not None and given.stepbytes is not None:
+    options = parser.parse_args(arguments)
+    if options.maxbytes < options.minbytes:
+        parser.error(f"-e {options.maxbytes} is smaller than -b {options.minbytes}")
+    if options.stepfactor is not None and options.stepbytes is not None:
         parser.error("-f and -i exclude each other")
-    kinds = _kinds(parser, given.datatype)
-    collective = COLLECTIVES[given.collective]
-    ops = oracle.OPERATIONS if given.op == "all" else (given.op,)
+    kinds = _kinds(parser, options.datatype)
+    collective = COLLECTIVES[options.collective]
+    ops = oracle.OPERATIONS if options.op == "all" else (options.op,)
     if not collective.reduces:
         ops = ("sum",)
     elif not any(oracle.supports(kind, op) for kind in kinds for op in ops):
-        parser.error(f"-o {given.op} is not defined for {given.datatype}")
-    if given.tensors > 1 and collective.name != "allreduce":
+        parser.error(f"-o {options.op} is not defined for {options.datatype}")
+    if options.tensors > 1 and collective.name != "allreduce":
         parser.error("--tensors goes with allreduce")
-    if given.nodes < given.zones:
-        parser.error(f"--zones {given.zones} needs --nodes {given.zones} or more")
-    ranks = given.ranks
-    if ranks is None and given.nodes > 1:
+    if options.nodes < options.zones:
+        parser.error(f"--zones {options.zones} needs --nodes {options.zones} or more")
+    ranks = options.ranks
+    if ranks is None and options.nodes > 1:
         ranks = 8
-    if ranks is not None and ranks % given.nodes:
-        parser.error(f"{ranks} ranks cannot be spread evenly over --nodes {given.nodes}")
+    if ranks is not None and ranks % options.nodes:
+        parser.error(f"{ranks} ranks cannot be spread evenly over --nodes {options.nodes}")
     return Options(
         collective=collective,
         ranks=ranks,
-        nodes=given.nodes,
-        zones=given.zones,
-        sizes=tuple(_sizes(given.minbytes, given.maxbytes, given.stepfactor, given.stepbytes)),
+        nodes=options.nodes,
+        zones=options.zones,
+        sizes=tuple(
+            _sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
+        ),
         kinds=kinds,
         ops=ops,
-        root=given.root,
-        iterations=given.iters,
-        warmup=given.warmup_iters,
-        tensors=given.tensors,
-        check=bool(given.check),
-        average=given.average,
-        timeout_seconds=given.timeout,
-        json=given.json,
-        trace=given.trace,
+        root=options.root,
+        iterations=options.iters,
+        warmup=options.warmup_iters,
+        tensors=options.tensors,
+        check=bool(options.check),
+        average=options.average,
+        timeout_seconds=options.timeout,
+        json=options.json,
+        trace=options.trace,
     )
 
 
@@ -202,8 +204,8 @@ def _collective(text: str) -> str:
 
 
 def _size(text: str) -> int:
-    found = _SIZE.fullmatch(text)
-    if not found or (size := int(found[1]) << _UNITS[found[2].upper()]) > 1 << 40:
+    match = _SIZE.fullmatch(text)
+    if not match or (size := int(match[1]) << _UNITS[match[2].upper()]) > 1 << 40:
         raise argparse.ArgumentTypeError(
             f"invalid size `{text}`: expected at most 1T, for example 4K"
         )

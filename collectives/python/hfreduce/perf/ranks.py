@@ -39,8 +39,8 @@ _PR_SET_PDEATHSIG = 1
 class Port:
     """Rank 0's port: rank 0 publishes it, the other ranks wait for it."""
 
-    def __init__(self, others: int) -> None:
-        self._others = others
+    def __init__(self, peers: int) -> None:
+        self._others = peers
         self._reader, self._writer = os.pipe()
         self._word, writer = os.pipe()
         os.write(writer, b"!")
@@ -159,8 +159,8 @@ def _wait(children: dict[int, int], port: Port) -> int:
     status, first, ended = 0, 0, False
     deadline: float | None = None
     while children:
-        left = None if deadline is None else max(deadline - time.monotonic(), 0)
-        ready = poller.poll(None if left is None else left * 1000)
+        remaining = None if deadline is None else max(deadline - time.monotonic(), 0)
+        ready = poller.poll(None if remaining is None else remaining * 1000)
         if not ready:
             break
         for descriptor, _ in ready:

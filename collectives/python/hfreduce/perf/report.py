@@ -38,11 +38,11 @@ class Table:
         self._options = options
         self._out = out
         self._rows: list[Row] = []
-        here = "one machine" if len(set(machines)) == 1 else f"{len(set(machines))} machines"
+        place = "one machine" if len(set(machines)) == 1 else f"{len(set(machines))} machines"
         ranks = "1 rank" if len(machines) == 1 else f"{len(machines)} ranks"
         pretended = f", as {options.nodes} nodes in {options.zones} zones"
         self._line(
-            f"# hfreduce-perf {options.collective.name}: {ranks} on {here}"
+            f"# hfreduce-perf {options.collective.name}: {ranks} on {place}"
             f"{pretended if options.nodes > 1 else ''}; {_native.instruction_set()}; "
             f"{options.warmup} warm-up and {options.iterations} timed operations a row, "
             f"time of {options.average}"

@@ -65,7 +65,7 @@ COLLECTIVES = {
             rooted=False,
             split=False,
             bus_factor=lambda n: 2 * _ring_share(n),
-            traffic=lambda here, _: 2 * here,
+            traffic=lambda n_bytes, _: 2 * n_bytes,
         ),
         Collective(
             "broadcast",
@@ -73,7 +73,7 @@ COLLECTIVES = {
             rooted=True,
             split=False,
             bus_factor=lambda _: 1.0,
-            traffic=lambda here, _: here,
+            traffic=lambda n_bytes, _: n_bytes,
         ),
         Collective(
             "reduce",
@@ -81,7 +81,7 @@ COLLECTIVES = {
             rooted=True,
             split=False,
             bus_factor=lambda _: 1.0,
-            traffic=lambda here, _: here + 1,
+            traffic=lambda n_bytes, _: n_bytes + 1,
         ),
         Collective(
             "allgather",
@@ -89,7 +89,7 @@ COLLECTIVES = {
             rooted=False,
             split=True,
             bus_factor=_ring_share,
-            traffic=lambda here, n: here + here / n,
+            traffic=lambda n_bytes, n: n_bytes + n_bytes / n,
         ),
         Collective(
             "reduce_scatter",
@@ -97,7 +97,7 @@ COLLECTIVES = {
             rooted=False,
             split=True,
             bus_factor=_ring_share,
-            traffic=lambda here, n: here + here / n,
+            traffic=lambda n_bytes, n: n_bytes + n_bytes / n,
         ),
         Collective(
             "alltoall",
@@ -105,7 +105,7 @@ COLLECTIVES = {
             rooted=False,
             split=True,
             bus_factor=_ring_share,
-            traffic=lambda here, _: 2 * here,
+            traffic=lambda n_bytes, _: 2 * n_bytes,
         ),
         Collective(
             "gather",
@@ -113,7 +113,7 @@ COLLECTIVES = {
             rooted=True,
             split=True,
             bus_factor=_ring_share,
-            traffic=lambda here, n: 1 + here / n,
+            traffic=lambda n_bytes, n: 1 + n_bytes / n,
         ),
         Collective(
             "scatter",
@@ -121,7 +121,7 @@ COLLECTIVES = {
             rooted=True,
             split=True,
             bus_factor=_ring_share,
-            traffic=lambda here, n: 1 + here / n,
+            traffic=lambda n_bytes, n: 1 + n_bytes / n,
         ),
         Collective(
             "sendrecv",
@@ -129,7 +129,7 @@ COLLECTIVES = {
             rooted=False,
             split=False,
             bus_factor=lambda _: 1.0,
-            traffic=lambda here, _: 2 * here,
+            traffic=lambda n_bytes, _: 2 * n_bytes,
         ),
     )
 }

@@ -24,7 +24,9 @@ def ranks_of(files: Any, attempt: str, world_size: int = 3, **more: Any) -> list
 def save(ranks: list[CheckpointManager], step: int, value: bytes) -> None:
     own = [{"mine": value * (rank + 1) * 5000} for rank in range(len(ranks))]
     state = {"x": value * 10_000}
-    handles = [rank.save(step, state, sharded=mine) for rank, mine in zip(ranks, own, strict=True)]
+    handles = [
+        rank.save(step, state, sharded=shards) for rank, shards in zip(ranks, own, strict=True)
+    ]
     for handle in handles:
         handle.wait(20)
 
@@ -127,9 +129,9 @@ def test_after_a_rollback_the_newer_commits_are_loaded_and_kept(tmp_path: Path) 
     assert new.load().state == {"x": b"new"}
     new.save(28, {"x": b"new"}).wait(20)
     new.save(29, {"x": b"new"}).wait(20)  # what a commit leaves to remove is gone before the next
-    kept = {path.name for path in (tmp_path / "c").glob("step-*")}
-    assert {"step-00000028", "step-00000029"} <= kept
-    assert not kept & {"step-00000020", "step-00000030"}, "the abandoned timeline goes"
+    names = {path.name for path in (tmp_path / "c").glob("step-*")}
+    assert {"step-00000028", "step-00000029"} <= names
+    assert not names & {"step-00000020", "step-00000030"}, "the abandoned timeline goes"
 
 
 def test_files_of_a_load_are_swept_by_the_next_attempt(tmp_path: Path) -> None:

@@ -62,10 +62,10 @@ class Folders(LocalFiles):
         """Make it, and note it."""
         super().mkdir(path, **options)
         folder = self._local(path)
-        for made in (folder, *folder.parents):
-            if made == self._root:
+        for directory in (folder, *folder.parents):
+            if directory == self._root:
                 break
-            self._disk._names.setdefault(made.stat().st_ino, {})
+            self._disk._names.setdefault(directory.stat().st_ino, {})
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_a_step_that_is_durable_survives_a_loss_of_power(tmp_path, disk, ranks):
         state = {"step": step, "x": [bytes([step, part]) * 6000 for part in range(5)]}
         for handle in [manager.save(step, state) for manager in managers]:
             handle.wait(20)
-        left = tmp_path / f"left-{step}"
-        disk.after_power_loss(left)
-        loaded = CheckpointManager(LocalFiles(left), "/jobs/c", attempt="reader").load()
+        remains = tmp_path / f"left-{step}"
+        disk.after_power_loss(remains)
+        loaded = CheckpointManager(LocalFiles(remains), "/jobs/c", attempt="reader").load()
         assert (loaded.step, loaded.state) == (step, state)
         assert loaded.report.skipped == []

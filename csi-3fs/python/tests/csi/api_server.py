@@ -47,14 +47,14 @@ class FakeApiServer:
                 length = int(self.headers["Content-Length"])
                 self._answer(fake.review(json.loads(self.rfile.read(length))))
 
-            def _answer(self, found: dict[str, Any] | None) -> None:
+            def _answer(self, document: dict[str, Any] | None) -> None:
                 fake.asked.append(self.path)
-                status = 200 if found is not None else 404
+                status = 200 if document is not None else 404
                 if self.headers["Authorization"] != f"Bearer {fake.own_token}":
-                    status, found = 401, {}
+                    status, document = 401, {}
                 if fake.fail:
-                    status, found = fake.fail, {}
-                body = json.dumps(found or {"kind": "Status"}).encode()
+                    status, document = fake.fail, {}
+                body = json.dumps(document or {"kind": "Status"}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -85,8 +85,8 @@ class FakeApiServer:
     def review(self, body: dict[str, Any]) -> dict[str, Any]:
         spec = body["spec"]
         token = self.tokens.get(spec["token"])
-        wanted = spec.get("audiences") or ["https://kubernetes.default.svc"]
-        audiences = [name for name in (token.audiences if token else ()) if name in wanted]
+        requested = spec.get("audiences") or ["https://kubernetes.default.svc"]
+        audiences = [name for name in (token.audiences if token else ()) if name in requested]
         status: dict[str, Any] = {"authenticated": False, "error": "invalid bearer token"}
         if token is not None and audiences and self._is_bound(token):
             extra = {}

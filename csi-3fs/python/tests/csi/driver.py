@@ -124,9 +124,9 @@ class Driver:
         """The code and message of a request that must be refused; it is counted once."""
         call = type(request).__name__.removesuffix("Request")
         before = self.counts(call)
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as excinfo:
             self.call(request)
-        error: Any = caught.value
+        error: Any = excinfo.value
         code: str = error.code().name
         assert self.counts(call) - before == Counter({code: 1})
         return code, error.details()
@@ -200,16 +200,16 @@ def capability(
 
 
 def stage_request(volume: str, path: str = "/k/stage", **more: Any) -> csi.NodeStageVolumeRequest:
-    wanted = {"volume_capability": capability(), **more}
-    return csi.NodeStageVolumeRequest(volume_id=volume, staging_target_path=path, **wanted)
+    fields = {"volume_capability": capability(), **more}
+    return csi.NodeStageVolumeRequest(volume_id=volume, staging_target_path=path, **fields)
 
 
 def publish_request(
     volume: str, path: str = "/k/pod", stage: str = "/k/stage", **more: Any
 ) -> csi.NodePublishVolumeRequest:
-    wanted = {"volume_capability": capability(), **more}
+    fields = {"volume_capability": capability(), **more}
     return csi.NodePublishVolumeRequest(
-        volume_id=volume, target_path=path, staging_target_path=stage, **wanted
+        volume_id=volume, target_path=path, staging_target_path=stage, **fields
     )
 
 

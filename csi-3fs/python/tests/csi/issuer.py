@@ -49,10 +49,10 @@ class Cluster:
 
     def refused(self, volume: str, pod_token: str, kind: type[CsiError] = NoPermission) -> str:
         before = len(self.seals)
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind) as excinfo:
             self.issue(volume, pod_token)
         assert len(self.seals) == before, "nothing was sealed"
-        return caught.value.message
+        return excinfo.value.message
 
     def node_token(self, token: str) -> None:
         self.client.token_file.write_text(token)
@@ -76,7 +76,7 @@ def certificate(folder: Path, name: str = "localhost") -> None:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)
     names = [x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    made = (
+    cert = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -88,7 +88,7 @@ def certificate(folder: Path, name: str = "localhost") -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    pem = made.public_bytes(serialization.Encoding.PEM)
+    pem = cert.public_bytes(serialization.Encoding.PEM)
     (folder / "tls.crt").write_bytes(pem)
     (folder / "ca.crt").write_bytes(pem)
     private = key.private_bytes(

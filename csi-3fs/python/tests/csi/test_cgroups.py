@@ -73,8 +73,8 @@ def test_the_containers_memory_is_divided_between_mount_manager_and_daemons(grou
 @pytest.mark.parametrize(("limit", "daemons"), [("max", None), (str(128 << 20), str(64 << 20))])
 def test_other_limits_of_the_container(group: Path, limit: str, daemons: str | None) -> None:
     (group / "memory.max").write_text(f"{limit}\n")
-    bound = divide(group).daemons / "memory.max"
-    assert (bound.read_text() if bound.exists() else None) == daemons
+    memory_max = divide(group).daemons / "memory.max"
+    assert (memory_max.read_text() if memory_max.exists() else None) == daemons
 
 
 def test_a_process_that_starts_meanwhile_is_moved_as_well(
@@ -142,8 +142,8 @@ def test_the_reason_is_reported_without_control_groups(group: Path, tmp_path: Pa
 def test_a_daemon_enters_its_volumes_group_before_it_is_executed(group: Path) -> None:
     inside = divide(group).of("one")
     command = [sys.executable, "-I", "-S", "-c", "import sys; print(sys.argv[1:])", "a b", "$c"]
-    done = subprocess.run(inside.enter(command), capture_output=True, text=True, check=True)
-    assert done.stdout == "['a b', '$c']\n"
+    result = subprocess.run(inside.enter(command), capture_output=True, text=True, check=True)
+    assert result.stdout == "['a b', '$c']\n"
     assert (inside.path / "cgroup.procs").read_text() == "0\n"
     assert (inside.path / "memory.max").read_text() == str(VOLUME_BYTES_MAX)
     assert (inside.path / "memory.oom.group").read_text() == "1"
@@ -157,13 +157,13 @@ def test_a_daemon_that_cannot_enter_its_group_serves_and_is_logged(
     """Without delegation the kernel refuses the move after the group was created."""
     inside = divide(group).of("one")
     script = "echo data $(ulimit -H -d) >&2; echo '{}'; exec sleep 60"
-    made = inside.enter(["/bin/true"])
+    group_command = inside.enter(["/bin/true"])
     procs = inside.path / "cgroup.procs"
     if refuses == "write":
         procs.symlink_to("/dev/full")
     else:
         procs.mkdir()
-    assert str(procs) in made
+    assert str(procs) in group_command
     descriptor = os.open("/dev/null", os.O_RDONLY)
     daemon = Daemon(["/bin/sh", "-c", script], descriptor, "v1", inside)
     daemon.start(resume=False)
@@ -171,9 +171,9 @@ def test_a_daemon_that_cannot_enter_its_group_serves_and_is_logged(
     assert daemon.report().restarts == 0
     daemon.stop(at_once=True)
     os.close(descriptor)
-    said = capfd.readouterr().err
-    assert f"v1: the daemon has no control group: cannot enter {procs}" in said
-    assert f"v1: data {UNGROUPED_BYTES_MAX >> 10}\n" in said, "nothing else bounds its memory"
+    log = capfd.readouterr().err
+    assert f"v1: the daemon has no control group: cannot enter {procs}" in log
+    assert f"v1: data {UNGROUPED_BYTES_MAX >> 10}\n" in log, "nothing else bounds its memory"
 
 
 def test_processes_that_may_not_be_moved_leave_the_daemons_without_groups(group: Path) -> None:
@@ -206,17 +206,17 @@ def test_a_daemon_killed_for_memory_is_reported(group: Path, tmp_path: Path) -> 
 def test_a_daemon_without_a_group_starts_and_the_reason_is_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    gone = Cgroups(tmp_path / "gone").of("one")
+    missing = Cgroups(tmp_path / "gone").of("one")
     descriptor = os.open("/dev/null", os.O_RDONLY)
     script = "echo data $(ulimit -H -d) >&2; echo '{}'; exec sleep 60"
-    daemon = Daemon(["/bin/sh", "-c", script], descriptor, "v1", gone)
+    daemon = Daemon(["/bin/sh", "-c", script], descriptor, "v1", missing)
     daemon.start(resume=False)
     assert daemon.wait_ready(10)
     daemon.stop(at_once=True)
     os.close(descriptor)
-    said = capfd.readouterr().err
-    assert "v1: the daemon has no control group: " in said
-    assert f"v1: data {UNGROUPED_BYTES_MAX >> 10}\n" in said, "nothing else bounds its memory"
+    log = capfd.readouterr().err
+    assert "v1: the daemon has no control group: " in log
+    assert f"v1: data {UNGROUPED_BYTES_MAX >> 10}\n" in log, "nothing else bounds its memory"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run it as root")
@@ -229,9 +229,9 @@ def test_a_daemon_keeps_the_lower_limit_that_it_was_started_with(alone: bool) ->
     )
     command = [sys.executable, "-c", code]
     run = cgroups.without_group(command) if alone else command
-    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    result = subprocess.run(run, capture_output=True, text=True, check=True)
     expected = UNGROUPED_BYTES_MAX if alone else DATA_BYTES_MAX
-    assert done.stdout == f"{expected} {expected}\n"
+    assert result.stdout == f"{expected} {expected}\n"
 
 
 def test_groups_of_unmounted_volumes_are_removed(tmp_path: Path) -> None:
@@ -241,16 +241,16 @@ def test_groups_of_unmounted_volumes_are_removed(tmp_path: Path) -> None:
     # Its processes still run.
     (daemons / ticket_folder("two") / "cgroup.procs").write_text("7")
     (daemons / "cgroup.procs").touch()
-    made = DaemonFactory([], tmp_path, tmp_path, Cgroups(daemons))
+    factory = DaemonFactory([], tmp_path, tmp_path, Cgroups(daemons))
 
     def mounts() -> list[ManagedMount]:
         # A concurrent mount: it is in the table first.
         (daemons / ticket_folder("four")).mkdir()
         return [held("one")]
 
-    made.sweep_groups(mounts)
-    left = {path.name for path in daemons.iterdir() if path.is_dir()}
-    assert left == {ticket_folder(name) for name in ("one", "two", "four")}
+    factory.sweep_groups(mounts)
+    groups = {path.name for path in daemons.iterdir() if path.is_dir()}
+    assert groups == {ticket_folder(name) for name in ("one", "two", "four")}
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def kernels_group() -> Iterator[Path]:
     group = root / f"threefs-test-{os.getpid()}"
     group.mkdir()
     yield group
-    for inside in sorted(group.rglob("*"), key=lambda one: -len(one.parts)):
+    for inside in sorted(group.rglob("*"), key=lambda folder: -len(folder.parts)):
         if inside.is_dir():
             _empty(inside)
     _empty(group)

@@ -23,8 +23,8 @@ def size(required: int = 0, limit: int = 0) -> csi.CapacityRange:
 
 
 def create_request(name: str = "pvc-1", **more: Any) -> csi.CreateVolumeRequest:
-    wanted: dict[str, Any] = {"volume_capabilities": [capability()], **more}
-    return csi.CreateVolumeRequest(name=name, **wanted)
+    fields: dict[str, Any] = {"volume_capabilities": [capability()], **more}
+    return csi.CreateVolumeRequest(name=name, **fields)
 
 
 def test_a_volume_is_a_directory_with_a_hard_quota_and_the_classs_owner(driver: Driver) -> None:
@@ -42,10 +42,10 @@ def test_a_volume_is_a_directory_with_a_hard_quota_and_the_classs_owner(driver: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "first", "grown"), [({}, 65536, 196608), ({"inodes": "5000"}, 5000, 5000)]
+    ("parameters", "first", "enlarged"), [({}, 65536, 196608), ({"inodes": "5000"}, 5000, 5000)]
 )
 def test_every_volume_has_a_limit_of_inodes(
-    driver: Driver, asked: dict[str, str], first: int, grown: int
+    driver: Driver, parameters: dict[str, str], first: int, enlarged: int
 ) -> None:
     """All tenants share metadata: without a limit a small claim fills it with empty files."""
 
@@ -53,13 +53,13 @@ def test_every_volume_has_a_limit_of_inodes(
         quota = driver.files.quota("/volumes/a")
         return quota.inodes_max if quota else None
 
-    volume = driver.create("a", capacity_range=size(GIBIBYTE), parameters=asked)
+    volume = driver.create("a", capacity_range=size(GIBIBYTE), parameters=parameters)
     assert limit() == first
     grow = csi.ControllerExpandVolumeRequest(
         volume_id=volume.volume_id, capacity_range=size(3 * GIBIBYTE)
     )
     driver.call(grow)
-    assert limit() == grown
+    assert limit() == enlarged
 
 
 def test_a_large_claim_is_limited_by_the_inodes_of_its_class(driver: Driver) -> None:
@@ -88,12 +88,12 @@ def test_a_repeated_request_returns_the_same_volume(driver: Driver) -> None:
     assert driver.files.paths() == before
 
 
-@pytest.mark.parametrize("wanted", [size(2 * GIBIBYTE), size(1, GIBIBYTE // 2)])
+@pytest.mark.parametrize("capacity", [size(2 * GIBIBYTE), size(1, GIBIBYTE // 2)])
 def test_a_name_that_exists_with_another_size_is_refused(
-    driver: Driver, wanted: csi.CapacityRange
+    driver: Driver, capacity: csi.CapacityRange
 ) -> None:
     driver.create("pvc-1", capacity_range=size(GIBIBYTE))
-    code, words = driver.refused(create_request(capacity_range=wanted))
+    code, words = driver.refused(create_request(capacity_range=capacity))
     assert code == "ALREADY_EXISTS"
     assert "`pvc-1` exists with 1073741824 bytes" in words
 
@@ -266,22 +266,22 @@ def test_removing_twice_or_a_missing_volume_succeeds(driver: Driver) -> None:
 
 def test_pages_together_are_the_complete_list(driver: Driver) -> None:
     assert not driver.call(csi.ListVolumesRequest()).entries
-    made = {
+    created = {
         driver.create(f"v-{number}", parameters={"path": f"/p{number % 3}"}).volume_id
         for number in range(10)
     }
-    found, token = [], ""
+    volume_ids, token = [], ""
     while True:
         page = driver.call(csi.ListVolumesRequest(max_entries=3, starting_token=token))
         assert len(page.entries) <= 3
-        found += [entry.volume.volume_id for entry in page.entries]
+        volume_ids += [entry.volume.volume_id for entry in page.entries]
         token = page.next_token
         if not token:
             break
         # A removal between two pages does not shift the others.
-        driver.call(csi.DeleteVolumeRequest(volume_id=found[0]))
-    assert len(found) == len(set(found)) == 10
-    assert set(found) == made
+        driver.call(csi.DeleteVolumeRequest(volume_id=volume_ids[0]))
+    assert len(volume_ids) == len(set(volume_ids)) == 10
+    assert set(volume_ids) == created
 
 
 @pytest.mark.parametrize("token", ["x", "!!!!", "AAAA", "djE6", "1" * 1000])
@@ -294,8 +294,8 @@ def test_capabilities_are_confirmed_or_explained(driver: Driver) -> None:
     volume = driver.create("a")
 
     def ask(**changed: Any) -> csi.ValidateVolumeCapabilitiesRequest:
-        wanted = {"volume_id": volume.volume_id, "volume_capabilities": [capability()], **changed}
-        return csi.ValidateVolumeCapabilitiesRequest(**wanted)
+        fields = {"volume_id": volume.volume_id, "volume_capabilities": [capability()], **changed}
+        return csi.ValidateVolumeCapabilitiesRequest(**fields)
 
     not_kept = (Mode.MULTI_NODE_SINGLE_WRITER, Mode.SINGLE_NODE_READER_ONLY)
     for mode in range(1, 8):
@@ -319,8 +319,8 @@ def test_a_volume_grows_and_never_shrinks(driver: Driver) -> None:
     volume = driver.create("a", capacity_range=size(GIBIBYTE))
 
     def grow(**changed: Any) -> csi.ControllerExpandVolumeRequest:
-        wanted = {"volume_id": volume.volume_id, **changed}
-        return csi.ControllerExpandVolumeRequest(**wanted)
+        fields = {"volume_id": volume.volume_id, **changed}
+        return csi.ControllerExpandVolumeRequest(**fields)
 
     for _ in range(2):
         reply = driver.call(grow(capacity_range=size(3 * GIBIBYTE)))
@@ -333,8 +333,8 @@ def test_a_volume_grows_and_never_shrinks(driver: Driver) -> None:
     assert driver.refused(grow(capacity_range=size(1, 2)))[0] == "OUT_OF_RANGE"
     assert driver.refused(grow())[0] == "INVALID_ARGUMENT"
     assert driver.refused(grow(volume_id="", capacity_range=size(1)))[0] == "INVALID_ARGUMENT"
-    gone = grow(volume_id="v1:default:/volumes/b", capacity_range=size(1))
-    assert driver.refused(gone)[0] == "NOT_FOUND"
+    missing = grow(volume_id="v1:default:/volumes/b", capacity_range=size(1))
+    assert driver.refused(missing)[0] == "NOT_FOUND"
 
 
 def test_the_condition_reports_a_full_volume(driver: Driver) -> None:
@@ -380,9 +380,9 @@ def test_an_unreadable_record_hides_only_its_volume(
     listed = driver.call(csi.ListVolumesRequest()).entries
     assert [entry.volume.volume_id[-1] for entry in listed] == ["a", "c"]
     assert driver.metrics.registry.get_sample_value("threefs_csi_unreadable_records_total") == 1
-    said = "".join(capfd.readouterr())
-    assert "v1:default:/volumes/b" in said
-    assert "cannot be read" in said
+    log = "".join(capfd.readouterr())
+    assert "v1:default:/volumes/b" in log
+    assert "cannot be read" in log
 
 
 def test_capacity_is_the_clusters(driver: Driver) -> None:
@@ -409,16 +409,16 @@ def test_a_second_call_for_a_busy_volume_is_aborted(driver: Driver) -> None:
 
 
 def test_concurrent_creations_create_one_volume(driver: Driver) -> None:
-    made: list[str] = []
+    volume_ids: list[str] = []
     threads = [
-        threading.Thread(target=lambda: made.append(driver.create("same").volume_id))
+        threading.Thread(target=lambda: volume_ids.append(driver.create("same").volume_id))
         for _ in range(16)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert made == ["v1:default:/volumes/same"] * 16
+    assert volume_ids == ["v1:default:/volumes/same"] * 16
 
 
 def test_an_unavailable_cluster_is_a_retryable_error(driver: Driver) -> None:
@@ -455,9 +455,9 @@ def test_an_oversized_request_is_refused_before_it_is_parsed(driver: Driver) -> 
 @pytest.mark.parametrize("call", ["Controller/CreateVolume", "Node/NodeStageVolume"])
 def test_an_invalid_message_is_refused_and_counted(driver: Driver, call: str) -> None:
     ask = driver.channel.unary_unary(f"/csi.v1.{call}")
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as excinfo:
         ask(b"\xff" * 100, timeout=60)
-    error: Any = caught.value
+    error: Any = excinfo.value
     name = call.partition("/")[2]
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == f"{name}: 100 bytes are not a {name}Request of CSI 1.12"

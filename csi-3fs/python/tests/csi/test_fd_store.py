@@ -39,10 +39,10 @@ def manager(tmp_path: Path) -> Iterator[MountManagerProcess]:
 
 def read(path: str) -> str:
     """Read in a child process, so that a hung read fails the test with a timeout."""
-    done = subprocess.run(
+    result = subprocess.run(
         ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
     )
-    return done.stdout
+    return result.stdout
 
 
 def opened(path: str) -> subprocess.Popen[str]:
@@ -76,12 +76,12 @@ def test_mounts_and_open_files_survive_a_killed_mount_manager(manager: MountMana
     open_file = opened(manager.place("pod/hello"))
     kill(manager)
     # A request in between waits for the next manager.
-    asked: list[str] = []
-    waiting = threading.Thread(target=lambda: asked.append(read(f"{places[1]}/hello")))
+    contents: list[str] = []
+    waiting = threading.Thread(target=lambda: contents.append(read(f"{places[1]}/hello")))
     waiting.start()
     manager.start()
     waiting.join(WAIT_SECONDS)
-    assert asked
+    assert contents
     for number in range(3):
         manager.wait_state(f"volume-{number}", "serving")
     after = read(manager.place("pod/hello"))
@@ -109,9 +109,9 @@ def test_a_mount_that_the_store_returned_late_is_adopted(
 ) -> None:
     """The descriptor store answered too late at the start, but still has the last descriptor."""
     place = manager.mount("one")
-    gone = manager.mount("gone")
+    missing = manager.mount("gone")
     kill(manager)
-    subprocess.run(["umount", "-l", gone], check=True, timeout=WAIT_SECONDS)
+    subprocess.run(["umount", "-l", missing], check=True, timeout=WAIT_SECONDS)
     assert manager.fd_store is not None
     fd_store = FdStoreClient(manager.fd_store)
     service = MountService(manager.kubelet, tmp_path / "clusters", tmp_path, SMALL_DAEMON, fd_store)

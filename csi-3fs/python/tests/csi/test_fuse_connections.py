@@ -56,8 +56,8 @@ def test_an_unobserved_end_is_not_clean() -> None:
 def wait_for_requests(device: str, *, expected: bool) -> None:
     """Wait until a connection has unanswered requests, or none."""
     deadline = time.monotonic() + WAIT_SECONDS
-    while bool(seen := fuse_connections.waiting(device)) != expected:
-        assert time.monotonic() < deadline, f"{seen} requests have no answer"
+    while bool(count := fuse_connections.waiting(device)) != expected:
+        assert time.monotonic() < deadline, f"{count} requests have no answer"
         time.sleep(0.01)
 
 

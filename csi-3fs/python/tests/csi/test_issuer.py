@@ -47,9 +47,9 @@ def test_a_volume_of_another_tenant_is_refused(cluster: Cluster) -> None:
 
 def test_claim_and_volume_must_name_each_other(cluster: Cluster) -> None:
     """A claim that names another tenant's PersistentVolume is not bound to it."""
-    theirs = cluster.api.objects["/api/v1/namespaces/b/persistentvolumeclaims/claim"]
+    other_claim = cluster.api.objects["/api/v1/namespaces/b/persistentvolumeclaims/claim"]
     forged, _ = cluster.api.add_claim("a", "forged", "v1:default:/volumes/none")
-    forged["spec"]["volumeName"] = theirs["spec"]["volumeName"]
+    forged["spec"]["volumeName"] = other_claim["spec"]["volumeName"]
     cluster.api.add_pod("a", "thief", "node-a", ("forged",))
     assert "no claim" in cluster.refused(THEIRS, cluster.api.issue("a", "thief"))
 
@@ -61,18 +61,18 @@ def test_a_volume_of_another_driver_with_that_handle_is_refused(cluster: Cluster
 
 
 def test_an_ephemeral_claim_must_belong_to_the_pod(cluster: Cluster) -> None:
-    made, _ = cluster.api.add_claim("a", "p-scratch", MINE)
+    claim, _ = cluster.api.add_claim("a", "p-scratch", MINE)
     volumes = [{"name": "scratch", "ephemeral": {}}]
     pod = cluster.api.add_pod("a", "p", "node-a", volumes=volumes)
     token = cluster.api.issue("a", "p")
     cluster.refused(MINE, token)
-    made["metadata"]["ownerReferences"] = [{"controller": True, "uid": pod["metadata"]["uid"]}]
+    claim["metadata"]["ownerReferences"] = [{"controller": True, "uid": pod["metadata"]["uid"]}]
     cluster.issue(MINE, token)
 
 
 def test_tokens_that_are_not_the_pods_are_refused(cluster: Cluster) -> None:
     api = cluster.api
-    gone = api.issue("a", "pod")
+    expired = api.issue("a", "pod")
     unbound = api.issue("a", "")
     for token, words in (
         ("forged", "not valid for audience"),
@@ -83,7 +83,7 @@ def test_tokens_that_are_not_the_pods_are_refused(cluster: Cluster) -> None:
         assert words in cluster.refused(MINE, token)
     # Recreated under the same name: another pod.
     api.add_pod("a", "pod", "node-a", ("claim",))
-    assert "not valid for audience" in cluster.refused(MINE, gone)
+    assert "not valid for audience" in cluster.refused(MINE, expired)
     api.knows_audiences = False
     assert "not valid for audience" in cluster.refused(MINE, api.issue("a", "pod"))
 
@@ -173,9 +173,9 @@ def test_an_invalid_request_is_refused_before_any_review(cluster: Cluster, raw: 
     ca = cluster.client.ca_file.read_bytes()
     with grpc.secure_channel(cluster.client.address, grpc.ssl_channel_credentials(ca)) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{METHOD}")
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.RpcError) as excinfo:
             call(raw, timeout=30)
-    refused: Any = caught.value
+    refused: Any = excinfo.value
     assert refused.code().name in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
     assert cluster.api.asked == []
 
@@ -221,8 +221,8 @@ def test_one_address_is_limited_to_its_share_of_slots() -> None:
     for free in releases:
         assert free is not None
         free()
-    others = [slots.acquire(f"ipv4:10.0.1.{number}:1") for number in range(9)]
-    assert [free is not None for free in others] == [True] * 7 + [False] * 2
+    acquired = [slots.acquire(f"ipv4:10.0.1.{number}:1") for number in range(9)]
+    assert [free is not None for free in acquired] == [True] * 7 + [False] * 2
 
 
 def test_a_node_plugin_trusts_only_the_issuers_certificate(cluster: Cluster) -> None:

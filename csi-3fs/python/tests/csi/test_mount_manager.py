@@ -50,10 +50,10 @@ def manager(tmp_path: Path) -> Iterator[MountManagerProcess]:
 
 def read(path: str) -> str:
     """Read in a child process, so that a hung read fails the test with a timeout."""
-    done = subprocess.run(
+    result = subprocess.run(
         ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
     )
-    return done.stdout
+    return result.stdout
 
 
 def test_a_daemon_uses_the_ticket_of_its_volume_where_there_is_one(
@@ -312,9 +312,9 @@ def test_calls_are_refused_while_a_handover_is_rolled_back(
     service = MountService(tmp_path, tmp_path / "clusters", tmp_path, ["true"], fd_store)
 
     def watched(_: list[ManagedMount]) -> None:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Refused) as excinfo:
             service.unmount(str(tmp_path / "volume"))
-        refused.append(caught.value.kind)
+        refused.append(excinfo.value.kind)
 
     monkeypatch.setattr(service.handover, "adopt", watched)
     service.handover.prepare()
@@ -353,7 +353,7 @@ def test_mounts_of_a_killed_mount_manager_are_reported_lost_and_mounted_again(
 def test_two_calls_for_one_path_are_serialized(manager: MountManagerProcess) -> None:
     outcomes: list[str] = []
 
-    def one(number: int) -> None:
+    def mount_once(number: int) -> None:
         try:
             if number % 2:
                 manager.client.unmount(manager.place("one"))
@@ -362,7 +362,7 @@ def test_two_calls_for_one_path_are_serialized(manager: MountManagerProcess) -> 
         except CsiError as error:
             outcomes.append(type(error).__name__)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=mount_once, args=(number,)) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

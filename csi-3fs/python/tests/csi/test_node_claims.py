@@ -28,8 +28,8 @@ ONE_NODE = (
 
 @pytest.fixture
 def volume(driver: Driver) -> str:
-    made: str = driver.create("a").volume_id
-    return made
+    volume_id: str = driver.create("a").volume_id
+    return volume_id
 
 
 def stage(volume: str, mode: Any = Mode.SINGLE_NODE_WRITER) -> csi.NodeStageVolumeRequest:

@@ -141,65 +141,65 @@ def test_a_ticket_is_renewed_while_one_of_its_pods_exists(cluster: Cluster, node
 
 def test_a_renewal_needs_a_genuine_ticket_of_this_node_and_volume(cluster: Cluster) -> None:
     api, client = cluster.api, cluster.client
-    mine = VolumeId.parse(MINE)
+    own = VolumeId.parse(MINE)
     pod = api.objects[pod_path("a", "pod")]["metadata"]
     pods = [PodName("a", "pod", pod["uid"])]
     ticket = cluster.issue(MINE, api.issue("a", "pod")).ticket
-    client.renew(mine, ticket, pods)
+    client.renew(own, ticket, pods)
     fields = json.loads(ticket)
-    theirs = cluster.driver.files.stat("/volumes/theirs").inode
+    other_inode = cluster.driver.files.stat("/volumes/theirs").inode
     seals = len(cluster.seals)
     for text, names, kind in (
         ("ffticket1:00:00", pods, NoPermission),
         (json.dumps(fields | {"node": "node-b"}), pods, NoPermission),
-        (json.dumps(fields | {"directory": theirs}), pods, FailedPrecondition),
+        (json.dumps(fields | {"directory": other_inode}), pods, FailedPrecondition),
         (ticket, [], InvalidArgument),
         (ticket, [PodName("a", "pod", "another uid")], NoPermission),
         (ticket, [PodName("b", "pod", pod["uid"])], NoPermission),
         (ticket, [PodName("a", "../../b/pods/pod", pod["uid"])], NoPermission),
     ):
         with pytest.raises(kind):
-            client.renew(mine, text, names)
+            client.renew(own, text, names)
     # A ticket is valid for one volume only, even if pods of another one are on this node.
     other = api.objects[pod_path("b", "pod")]["metadata"]
     with pytest.raises(FailedPrecondition):
         client.renew(VolumeId.parse(THEIRS), ticket, [PodName("b", "pod", other["uid"])])
     cluster.node_token(api.issue("a", "pod"))
     with pytest.raises(NoPermission):
-        client.renew(mine, ticket, pods)
+        client.renew(own, ticket, pods)
     assert len(cluster.seals) == seals
 
 
 def test_a_ticket_is_not_renewed_without_its_claim_and_volume(cluster: Cluster) -> None:
-    api, mine = cluster.api, VolumeId.parse(MINE)
+    api, own = cluster.api, VolumeId.parse(MINE)
     pods = [PodName("a", "pod", api.objects[pod_path("a", "pod")]["metadata"]["uid"])]
     ticket = cluster.issue(MINE, api.issue("a", "pod")).ticket
     # Deleted and recreated under the same name by the same tenant: another directory.
     cluster.driver.call(csi.DeleteVolumeRequest(volume_id=MINE))
     with pytest.raises(Missing):
-        cluster.client.renew(mine, ticket, pods)
+        cluster.client.renew(own, ticket, pods)
     cluster.driver.create("mine")
     with pytest.raises(FailedPrecondition, match="deleted and recreated"):
-        cluster.client.renew(mine, ticket, pods)
+        cluster.client.renew(own, ticket, pods)
     fresh = cluster.issue(MINE, api.issue("a", "pod")).ticket
-    cluster.client.renew(mine, fresh, pods)
+    cluster.client.renew(own, fresh, pods)
     seals = len(cluster.seals)
     del api.objects["/api/v1/namespaces/a/persistentvolumeclaims/claim"]
     with pytest.raises(NoPermission, match="no claim"):
-        cluster.client.renew(mine, fresh, pods)
+        cluster.client.renew(own, fresh, pods)
     assert len(cluster.seals) == seals
 
 
 def test_a_claim_of_one_node_is_taken_when_its_volume_is_mounted(
     cluster: Cluster, node: Driver
 ) -> None:
-    one = capability(Mode.SINGLE_NODE_WRITER)
+    single_writer = capability(Mode.SINGLE_NODE_WRITER)
     cluster.driver.files.claim("/volumes/mine", "node-b")
-    code, words = node.refused(published(cluster, volume_capability=one))
+    code, words = node.refused(published(cluster, volume_capability=single_writer))
     assert (code, "node-b" in words) == ("FAILED_PRECONDITION", True)
     assert targets(node) == []
     cluster.driver.files.unclaim("/volumes/mine", "node-b")
-    node.call(published(cluster, volume_capability=one))
+    node.call(published(cluster, volume_capability=single_writer))
     assert cluster.driver.files.claim_of("/volumes/mine") == ("node-a", 1)
     node.call(csi.NodeUnpublishVolumeRequest(volume_id=MINE, target_path="/k/pod"))
     node.call(csi.NodeUnstageVolumeRequest(volume_id=MINE, staging_target_path="/k/stage"))
@@ -223,7 +223,7 @@ def test_tokens_are_in_no_log(
     token = cluster.api.issue("a", "pod")
     node.call(publish_request(MINE, volume_context=tokens(token)))
     node.refused(publish_request(THEIRS, "/k/2", "/k/stage2", volume_context=tokens(token)))
-    said = "".join(capfd.readouterr())
-    assert "ticket issued" in said
-    assert token not in said
-    assert cluster.client.token_file.read_text() not in said
+    log = "".join(capfd.readouterr())
+    assert "ticket issued" in log
+    assert token not in log
+    assert cluster.client.token_file.read_text() not in log

@@ -31,8 +31,8 @@ def stats(volume: str, path: str = "/k/pod") -> csi.NodeGetVolumeStatsRequest:
 
 @pytest.fixture
 def volume(driver: Driver) -> str:
-    made: str = driver.create("a").volume_id
-    return made
+    volume_id: str = driver.create("a").volume_id
+    return volume_id
 
 
 def test_every_step_of_a_volume_on_a_node_can_be_repeated(driver: Driver, volume: str) -> None:
@@ -155,15 +155,15 @@ def test_read_only_comes_from_the_mode_the_flag_or_the_pod(driver: Driver, volum
 
 
 def test_a_single_pods_volume_is_published_once(driver: Driver, volume: str) -> None:
-    one = capability(Mode.SINGLE_NODE_SINGLE_WRITER)
-    driver.stage(volume, volume_capability=one)
+    single_pod = capability(Mode.SINGLE_NODE_SINGLE_WRITER)
+    driver.stage(volume, volume_capability=single_pod)
     for _ in range(2):
-        driver.publish(volume, "/k/pod", volume_capability=one)
-    code, words = driver.refused(publish_request(volume, "/k/two", volume_capability=one))
+        driver.publish(volume, "/k/pod", volume_capability=single_pod)
+    code, words = driver.refused(publish_request(volume, "/k/two", volume_capability=single_pod))
     assert code == "FAILED_PRECONDITION"
     assert "ReadWriteOncePod" in words
     driver.call(unpublish(volume))
-    driver.publish(volume, "/k/two", volume_capability=one)
+    driver.publish(volume, "/k/two", volume_capability=single_pod)
 
 
 def test_many_pods_of_a_node_may_share_a_single_node_volume(driver: Driver, volume: str) -> None:
@@ -234,9 +234,9 @@ def test_unwritten_data_is_counted_and_reported(
     driver.call(unstage(volume))
     outcome = "threefs_csi_unmounts_total"
     assert driver.metrics.registry.get_sample_value(outcome, {"result": "data_lost"}) == 1
-    said = "".join(capfd.readouterr())
-    assert "detached, data not written" in said
-    assert "its daemon is stopped" in said
+    log = "".join(capfd.readouterr())
+    assert "detached, data not written" in log
+    assert "its daemon is stopped" in log
 
 
 def test_calls_without_a_mount_manager_fail_with_a_hint(driver: Driver, volume: str) -> None:
@@ -257,7 +257,7 @@ def test_concurrent_calls_in_any_order_end_in_a_consistent_state(
     driver: Driver, volume: str
 ) -> None:
     other = driver.create("b").volume_id
-    known = ("OK", "NOT_FOUND", "ABORTED", "ALREADY_EXISTS", "FAILED_PRECONDITION")
+    expected = ("OK", "NOT_FOUND", "ABORTED", "ALREADY_EXISTS", "FAILED_PRECONDITION")
     codes: list[str] = []
 
     def call(seed: int) -> None:
@@ -279,7 +279,7 @@ def test_concurrent_calls_in_any_order_end_in_a_consistent_state(
     for thread in threads:
         thread.join(100)
     assert len(codes) == 96
-    assert set(codes) <= set(known)
+    assert set(codes) <= set(expected)
     for volume_id in (volume, other):
         for number in range(3):
             assert driver.code(unpublish(volume_id, f"/k/pod-{number}")) in ("OK", "NOT_FOUND")

@@ -62,7 +62,7 @@ def as_user(at: Path, code: str, *groups: int) -> str:
         "    except OSError as e:\n"
         "        return errno.errorcode[e.errno]\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program + code],
         cwd=at,
         capture_output=True,
@@ -70,5 +70,5 @@ def as_user(at: Path, code: str, *groups: int) -> str:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout

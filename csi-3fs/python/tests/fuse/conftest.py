@@ -24,9 +24,9 @@ from holding import HeldMount, held
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     able = os.geteuid() == 0 and Path("/dev/fuse").exists()
-    here = Path(__file__).parent
+    suite = Path(__file__).parent
     for item in items:
-        if not able and here in item.path.parents:
+        if not able and suite in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="needs root and /dev/fuse"))
 
 
@@ -35,22 +35,22 @@ def mounts(
     cluster: Any, client: threefs.Client, folder: Path
 ) -> Iterator[Callable[..., HeldMount]]:
     """The function of the fixture `mount`, with mount points in `folder`."""
-    made: list[HeldMount] = []
+    running: list[HeldMount] = []
     base = f"/fuse-{uuid.uuid4().hex[:8]}"
     client.make_directory(base, 0o755)
     # Programs of other users need access; pytest's folders are private.
-    ours = Path(tempfile.gettempdir())
-    for path in (folder, *(parent for parent in folder.parents if ours in parent.parents)):
+    temporary = Path(tempfile.gettempdir())
+    for path in (folder, *(parent for parent in folder.parents if temporary in parent.parents)):
         path.chmod(path.stat().st_mode | 0o011)
 
     def make(name: str = "root", **options: object) -> HeldMount:
         client.make_directory(f"{base}/{name}", 0o777, exist_ok=True)
         root = f"{base}/{name}"
-        made.append(held(cluster.file, root, folder, len(made), **options))
-        return made[-1]
+        running.append(held(cluster.file, root, folder, len(running), **options))
+        return running[-1]
 
     yield make
-    for mount in made:
+    for mount in running:
         mount.close()
     client.rmtree(base)
 

@@ -30,8 +30,8 @@ def claimed(mount: Callable[..., HeldMount]) -> HeldMount:
     return mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS, write_back=True)
 
 
-def volume_of(held: HeldMount) -> str:
-    return os.path.dirname(held.root)
+def volume_of(mount: HeldMount) -> str:
+    return os.path.dirname(mount.root)
 
 
 def test_cached_writes_are_durable_after_a_close(
@@ -81,15 +81,15 @@ def test_a_claim_of_another_node_makes_all_operations_fail(
     # A stopped daemon cannot renew; another node observes the unchanged claim and takes it.
     claimed.signal(signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    taken = ("", 0)
-    while taken[0] != "node-b":
+    new_claim = ("", 0)
+    while new_claim[0] != "node-b":
         assert time.monotonic() < deadline
-        taken = client.claim(volume, "node-b", client.claim_of(volume))
+        new_claim = client.claim(volume, "node-b", client.claim_of(volume))
     time.sleep(CLAIM_SECONDS)
     claimed.signal(signal.SIGCONT)
-    with pytest.raises(OSError, match="Input/output error") as caught:
+    with pytest.raises(OSError, match="Input/output error") as excinfo:
         os.stat(claimed.target / "other")
-    assert caught.value.errno == errno.EIO
+    assert excinfo.value.errno == errno.EIO
     assert client.read_file(f"{claimed.root}/file") == b"mine"
     # The next daemon finds the other node's name, too, and fails operations at once.
     claimed.respawn()
@@ -104,10 +104,10 @@ def test_a_claim_that_another_node_had_meanwhile_is_not_retaken(
     volume = volume_of(claimed)
     claimed.signal(signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    taken = ("", 0)
-    while taken[0] != "node-b":
+    claim = ("", 0)
+    while claim[0] != "node-b":
         assert time.monotonic() < deadline
-        taken = client.claim(volume, "node-b", client.claim_of(volume))
+        claim = client.claim(volume, "node-b", client.claim_of(volume))
     client.unclaim(volume, "node-b")
     claimed.signal(signal.SIGCONT)
     number = 0
@@ -125,9 +125,9 @@ def test_a_claim_that_another_node_had_meanwhile_is_not_retaken(
     assert client.claim_of(volume) is None
 
 
-def take_for_another(held: HeldMount, client: threefs.Client) -> str:
+def take_for_another(mount: HeldMount, client: threefs.Client) -> str:
     """Let node-b take the claim of a mount whose daemon is stopped; returns the volume."""
-    volume = volume_of(held)
+    volume = volume_of(mount)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while client.claim(volume, "node-b", client.claim_of(volume))[0] != "node-b":
         assert time.monotonic() < deadline
@@ -138,32 +138,32 @@ def test_a_length_that_was_not_reported_under_the_claim_is_never_reported(
     mount: Callable[..., HeldMount], client: threefs.Client
 ) -> None:
     """It would undo a truncation of the next node."""
-    held = mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS)
-    path, remote = held.target / "file", f"{held.root}/file"
+    mounted = mount(claim_for="node-a", claim_seconds=CLAIM_SECONDS)
+    path, remote = mounted.target / "file", f"{mounted.root}/file"
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.write(file, b"reported")
     os.write(file, b"not reported yet")
-    held.signal(signal.SIGSTOP)
-    take_for_another(held, client)
+    mounted.signal(signal.SIGSTOP)
+    take_for_another(mounted, client)
     # A node takes a claim only after a renewal of the former holder has expired.
     time.sleep(CLAIM_SECONDS)
     with client.open_raw(remote, "r+b") as same:
         same.truncate(3)
-    held.signal(signal.SIGCONT)
+    mounted.signal(signal.SIGCONT)
     with pytest.raises(OSError, match="Input/output error"):
-        os.stat(held.target / "other")
+        os.stat(mounted.target / "other")
     # The close and the end of the daemon report the remaining lengths.
     with pytest.raises(OSError, match="Input/output error"):
         os.close(file)
-    held.close()
+    mounted.close()
     assert client.read_file(remote) == b"rep"
 
 
 def test_a_length_that_a_close_could_not_report_is_reported_at_the_end(
     mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
 ) -> None:
-    held = mount(timeout_seconds=2.0)
-    file = os.open(held.target / "file", os.O_WRONLY | os.O_CREAT)
+    mounted = mount(timeout_seconds=2.0)
+    file = os.open(mounted.target / "file", os.O_WRONLY | os.O_CREAT)
     pid = cluster.kill("meta", signal.SIGSTOP)
     try:
         os.write(file, b"all of it")  # needs only storage
@@ -172,16 +172,16 @@ def test_a_length_that_a_close_could_not_report_is_reported_at_the_end(
         time.sleep(6.0)  # the duration of the daemon's retries, whose end is not visible
     finally:
         os.kill(pid, signal.SIGCONT)
-    held.close()
-    assert client.read_file(f"{held.root}/file") == b"all of it"
+    mounted.close()
+    assert client.read_file(f"{mounted.root}/file") == b"all of it"
 
 
 def test_writes_survive_an_outage_of_storage_while_the_claim_is_renewed(
     mount: Callable[..., HeldMount], cluster: Any, client: threefs.Client
 ) -> None:
     """Longer than one renewal is valid, plus the former extension for running operations."""
-    held = mount(claim_for="node-a", claim_seconds=1.0, write_back=True)
-    path, data = held.target / "file", os.urandom(3 << 20)
+    mounted = mount(claim_for="node-a", claim_seconds=1.0, write_back=True)
+    path, data = mounted.target / "file", os.urandom(3 << 20)
     path.write_bytes(b"before")
     stopped = [cluster.kill(f"storage-{node}", signal.SIGSTOP) for node in (1, 2, 3)]
 
@@ -201,7 +201,7 @@ def test_writes_survive_an_outage_of_storage_while_the_claim_is_renewed(
         timer.join()
         resume()
         cluster.wait_whole()
-    assert client.read_file(f"{held.root}/file") == data
+    assert client.read_file(f"{mounted.root}/file") == data
 
 
 @pytest.mark.parametrize("former", [False, True])
@@ -209,15 +209,15 @@ def test_the_exit_status_of_a_daemon_shows_whether_operations_may_be_pending(
     mount: Callable[..., HeldMount], former: bool
 ) -> None:
     """Services may start requests of a killed daemon until its renewal expires: 20 s."""
-    held = mount(claim_for="node-a", claim_seconds=20.0)
-    (held.target / "file").write_bytes(b"all of it")
+    mounted = mount(claim_for="node-a", claim_seconds=20.0)
+    (mounted.target / "file").write_bytes(b"all of it")
     if former:
-        held.respawn()
-        (held.target / "file").read_bytes()
-    subprocess.run(["umount", str(held.target)], check=True, timeout=PATIENCE_SECONDS)
+        mounted.respawn()
+        (mounted.target / "file").read_bytes()
+    subprocess.run(["umount", str(mounted.target)], check=True, timeout=PATIENCE_SECONDS)
     # Another mount namespace that was just created may keep the mount alive.
-    held.signal(signal.SIGTERM)
-    assert (held.wait() == 0) is not former
+    mounted.signal(signal.SIGTERM)
+    assert (mounted.wait() == 0) is not former
 
 
 def test_data_that_is_not_written_yet_is_not_a_hole(claimed: HeldMount) -> None:

@@ -73,14 +73,14 @@ class Pair:
     def do_write(self) -> None:
         offset, length = self.place()
         data = self.random.randbytes(length)
-        done = [os.pwrite(file, data, offset) for file in self.files]
-        self.both(f"write {offset} {length}", *done)
+        counts = [os.pwrite(file, data, offset) for file in self.files]
+        self.both(f"write {offset} {length}", *counts)
 
     def do_append(self) -> None:
         size = os.fstat(self.files[1]).st_size
         data = self.random.randbytes(self.random.randrange(1, 5000))
-        done = [os.pwrite(file, data, size) for file in self.files]
-        self.both(f"append {size} {len(data)}", *done)
+        counts = [os.pwrite(file, data, size) for file in self.files]
+        self.both(f"append {size} {len(data)}", *counts)
 
     def do_read(self) -> None:
         offset, length = self.place()
@@ -136,11 +136,11 @@ class Pair:
         size = os.fstat(self.files[1]).st_size
         if size:
             offset = self.random.randrange(size)
-            seen = []
+            pieces = []
             for file in self.files:
                 with mmap.mmap(file, size, access=mmap.ACCESS_READ) as memory:
-                    seen.append(memory[offset : offset + PIECE_MAX])
-            self.both(f"mapped read {offset}", *seen)
+                    pieces.append(memory[offset : offset + PIECE_MAX])
+            self.both(f"mapped read {offset}", *pieces)
 
     def do_mapwrite(self) -> None:
         size = os.fstat(self.files[1]).st_size
@@ -179,13 +179,13 @@ def test_a_file_behaves_the_same_while_the_daemon_is_killed(
     mount: Callable[..., HeldMount], tmp_path: Path
 ) -> None:
     seed = int(os.environ.get("THREEFS_FSX_SEED") or random.randrange(1 << 32))
-    made = mount()
-    pair = Pair(made.target / "file", tmp_path / "model", seed)
+    mounted = mount()
+    pair = Pair(mounted.target / "file", tmp_path / "model", seed)
     try:
         for _ in range(4):
             for _ in range(40):
                 pair.step()
-            made.respawn()
+            mounted.respawn()
         pair.do_reopen()
     except BaseException:
         print(f"THREEFS_FSX_SEED={seed}")
@@ -202,9 +202,9 @@ def test_a_file_behaves_the_same_while_the_daemon_is_killed(
 def test_forty_thousand_operations(
     mount: Callable[..., HeldMount], tmp_path: Path, seed: int, write_back: bool
 ) -> None:
-    made = mount("behind", write_back=True) if write_back else mount()
+    mounted = mount("behind", write_back=True) if write_back else mount()
     steps = int(os.environ.get("THREEFS_FSX_STEPS") or 40_000)
-    run(made.target / "file", tmp_path / "model", seed, steps)
+    run(mounted.target / "file", tmp_path / "model", seed, steps)
 
 
 def test_ranges_are_not_collapsed_or_inserted(tree: Path) -> None:

@@ -31,10 +31,10 @@ def resident_bytes(pid: int) -> int:
 def test_requests_over_the_limit_wait_in_the_kernel(
     cluster: Any, client: threefs.Client, mount: Callable[..., HeldMount]
 ) -> None:
-    made = mount()
+    mounted = mount()
     # One file per writer: the kernel sends the writes of one file one after the other.
     descriptors = [
-        os.open(made.target / str(number), os.O_CREAT | os.O_RDWR) for number in range(WRITERS)
+        os.open(mounted.target / str(number), os.O_CREAT | os.O_RDWR) for number in range(WRITERS)
     ]
     problems: list[BaseException] = []
 
@@ -46,7 +46,7 @@ def test_requests_over_the_limit_wait_in_the_kernel(
             problems.append(error)
 
     storage = [cluster.pid(f"storage-{number}") for number in (1, 2, 3)]
-    before = resident_bytes(made.pid)
+    before = resident_bytes(mounted.pid)
     in_work = IN_WORK_MAX * WRITE_BYTES
     writers = [threading.Thread(target=write, args=[number]) for number in range(WRITERS)]
     for pid in storage:
@@ -55,12 +55,12 @@ def test_requests_over_the_limit_wait_in_the_kernel(
         for writer in writers:
             writer.start()
         cluster.wait_for(
-            lambda: resident_bytes(made.pid) - before > in_work // 2, 20, "requests in work"
+            lambda: resident_bytes(mounted.pid) - before > in_work // 2, 20, "requests in work"
         )
         deadline = time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < deadline:
-            grown = resident_bytes(made.pid) - before
-            assert grown < in_work + 16 * MIB, f"{grown >> 20} MiB of requests are in memory"
+            growth = resident_bytes(mounted.pid) - before
+            assert growth < in_work + 16 * MIB, f"{growth >> 20} MiB of requests are in memory"
             time.sleep(0.02)
     finally:
         for pid in storage:
@@ -72,5 +72,5 @@ def test_requests_over_the_limit_wait_in_the_kernel(
         os.close(descriptor)
     assert not problems, problems[:3]
     for number in range(WRITERS):
-        content = client.read_file(f"{made.root}/{number}")
+        content = client.read_file(f"{mounted.root}/{number}")
         assert content == number.to_bytes(2, "little") * (WRITE_BYTES // 2), number

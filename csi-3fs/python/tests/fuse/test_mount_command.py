@@ -34,10 +34,10 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def read(path: Path) -> str:
     """Read in a child process, so that a hung read fails the test with a timeout."""
-    done = subprocess.run(
+    result = subprocess.run(
         ["cat", path], capture_output=True, text=True, timeout=WAIT_SECONDS, check=True
     )
-    return done.stdout
+    return result.stdout
 
 
 @pytest.fixture
@@ -56,8 +56,10 @@ def test_a_directory_is_mounted_in_the_background_and_unmounted(
 ) -> None:
     target, state = tmp_path / "mnt", tmp_path / STATE
     client.write_file(f"{folder}/hello", b"from the client\n")
-    done = run(*mounted())
-    assert (done.returncode, done.stdout) == (0, f"mounted 3fs:{folder} at {target}\n"), done.stderr
+    result = run(*mounted())
+    assert (result.returncode, result.stdout) == (0, f"mounted 3fs:{folder} at {target}\n"), (
+        result.stderr
+    )
     try:
         assert read(target / "hello") == "from the client\n"
         (target / "back").write_text("from the mount\n")
@@ -69,8 +71,8 @@ def test_a_directory_is_mounted_in_the_background_and_unmounted(
             assert "is busy" in busy.stderr
         assert os.path.ismount(target)
     finally:
-        done = run("umount", "--state", state, target)
-    assert done.returncode == 0, done.stderr
+        result = run("umount", "--state", state, target)
+    assert result.returncode == 0, result.stderr
     assert not os.path.ismount(target)
     assert list(target.iterdir()) == list(state.iterdir()) == []
 
@@ -96,18 +98,18 @@ def test_a_mount_that_fails_leaves_nothing(
     mounted: Callable[..., list[str | Path]], tmp_path: Path
 ) -> None:
     started = time.monotonic()
-    done = run(*mounted("--root", "/does/not/exist"))
-    assert done.returncode == 1
-    assert "does not serve" in done.stderr
+    result = run(*mounted("--root", "/does/not/exist"))
+    assert result.returncode == 1
+    assert "does not serve" in result.stderr
     assert not os.path.ismount(tmp_path / "mnt")
     assert list((tmp_path / STATE).iterdir()) == []
     assert time.monotonic() - started < WAIT_SECONDS
 
 
 def test_a_directory_that_is_not_mounted_is_refused(tmp_path: Path) -> None:
-    done = run("umount", "--state", tmp_path, tmp_path / "mnt")
-    assert done.returncode == 102
-    assert "is not mounted by `threefs mount`" in done.stderr
+    result = run("umount", "--state", tmp_path, tmp_path / "mnt")
+    assert result.returncode == 102
+    assert "is not mounted by `threefs mount`" in result.stderr
 
 
 def test_a_manager_that_never_becomes_ready_is_killed_and_reported(

@@ -29,13 +29,13 @@ def in_a_pod(at: Path, uid: int, gid: int, groups: str, code: str) -> str:
     """Run in another PID namespace, where the daemon cannot see the process."""
     command = ["unshare", "--pid", "--fork", "--kill-child"]
     program = [sys.executable, "-I", "-S", "-c", PROGRAM, str(uid), str(gid), groups, code]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *program], cwd=at, capture_output=True, text=True, timeout=60, check=False
     )
-    if "unshare failed" in done.stderr:
+    if "unshare failed" in result.stderr:
         pytest.skip("PID namespaces cannot be created here")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def test_supplementary_groups_count_in_another_pid_namespace(tree: Path) -> None:
@@ -44,8 +44,8 @@ def test_supplementary_groups_count_in_another_pid_namespace(tree: Path) -> None
     team.mkdir()
     os.chown(team, 1000, 2000)
     team.chmod(0o2770)
-    made = "open('made', 'x').write('x'); os.mkdir('folder'); os.symlink('made', 'link')"
-    assert in_a_pod(team, 1001, 1001, "2000", made) == "done"
+    creation = "open('made', 'x').write('x'); os.mkdir('folder'); os.symlink('made', 'link')"
+    assert in_a_pod(team, 1001, 1001, "2000", creation) == "done"
     assert (team / "made").stat().st_gid == 2000
     work = (
         "os.listdir('.'); open('made').read(); os.rename('made', 'other'); os.link('other', 'two');"
@@ -65,6 +65,6 @@ def test_supplementary_groups_count_in_another_pid_namespace(tree: Path) -> None
     assert in_a_pod(team, 1001, 1001, "2000", "os.chown('shared', 1001, -1)") == "EPERM"
     os.chmod(team / "shared", 0o606)
     assert in_a_pod(team, 1001, 1001, "2000", "open('shared')") == "EACCES", "its class decides"
-    mine = "os.close(os.open('mine', os.O_CREAT, 0o600)); os.chown('mine', -1, 3000)"
-    assert in_a_pod(team, 1001, 1001, "2000,3000", mine) == "done"
+    ownership = "os.close(os.open('mine', os.O_CREAT, 0o600)); os.chown('mine', -1, 3000)"
+    assert in_a_pod(team, 1001, 1001, "2000,3000", ownership) == "done"
     assert in_a_pod(team, 1001, 1001, "2000", "os.chown('mine', -1, 4000)") == "EPERM"

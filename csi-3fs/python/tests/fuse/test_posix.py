@@ -24,9 +24,9 @@ def write(path: Path, data: bytes = b"data", mode: int = 0o644) -> None:
 
 
 def fails(code: int, call: Callable[..., Any], *arguments: Any, **more: Any) -> None:
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError) as excinfo:
         call(*arguments, **more)
-    assert caught.value.errno == code, f"{caught.value!r}, expected {errno.errorcode[code]}"
+    assert excinfo.value.errno == code, f"{excinfo.value!r}, expected {errno.errorcode[code]}"
 
 
 def as_user(uid: int, gid: int, groups: list[int], work: Callable[[], None]) -> str:
@@ -192,8 +192,11 @@ def rename2(source: Path, destination: Path, flags: int) -> None:
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)
-    here = ctypes.c_int(-100)
-    if library.renameat2(here, bytes(source), here, bytes(destination), ctypes.c_uint(flags)) != 0:
+    at_cwd = ctypes.c_int(-100)
+    if (
+        library.renameat2(at_cwd, bytes(source), at_cwd, bytes(destination), ctypes.c_uint(flags))
+        != 0
+    ):
         raise OSError(ctypes.get_errno(), "renameat2")
 
 
@@ -272,9 +275,9 @@ def test_times(tree: Path) -> None:
     path = tree / "file"
     write(path)
     os.utime(path, ns=(1_000_000_007, 2_000_000_009))
-    found = path.stat()
-    assert (found.st_atime_ns, found.st_mtime_ns) == (1_000_000_007, 2_000_000_009)
-    changed = found.st_ctime_ns
+    status = path.stat()
+    assert (status.st_atime_ns, status.st_mtime_ns) == (1_000_000_007, 2_000_000_009)
+    changed = status.st_ctime_ns
     assert abs(changed / 1e9 - time.time()) < 600
     path.chmod(0o600)
     after = path.stat()
@@ -300,21 +303,21 @@ def test_modes_and_owners(tree: Path) -> None:
     path = tree / "file"
     write(path, mode=0o640)
     os.chown(path, 1000, 2000)
-    found = path.stat()
-    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1000, 2000, 0o640)
-    read = lambda: os.close(os.open(path, os.O_RDONLY))  # noqa: E731
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1000, 2000, 0o640)
+    open_it = lambda: os.close(os.open(path, os.O_RDONLY))  # noqa: E731
     change = lambda: os.close(os.open(path, os.O_WRONLY))  # noqa: E731
     assert as_user(1000, 1, [], change) == ""
-    assert as_user(1001, 2000, [], read) == ""
-    assert as_user(1001, 1, [7, 2000], read) == "", "a further group"
+    assert as_user(1001, 2000, [], open_it) == ""
+    assert as_user(1001, 1, [7, 2000], open_it) == "", "a further group"
     assert as_user(1001, 2000, [], change) == "EACCES"
-    assert as_user(1001, 1, [], read) == "EACCES"
+    assert as_user(1001, 1, [], open_it) == "EACCES"
     assert as_user(1001, 1, [], lambda: os.chmod(path, 0o777)) == "EPERM"
     assert as_user(1000, 1, [], lambda: os.chown(path, 1001, -1)) == "EPERM"
     assert as_user(1000, 1, [55], lambda: os.chown(path, -1, 55)) == ""
-    made = tree / "made"
-    assert as_user(1001, 1001, [], lambda: write(made)) == ""
-    assert (made.stat().st_uid, made.stat().st_gid) == (1001, 1001)
+    new_file = tree / "made"
+    assert as_user(1001, 1001, [], lambda: write(new_file)) == ""
+    assert (new_file.stat().st_uid, new_file.stat().st_gid) == (1001, 1001)
     (tree / "private").mkdir(mode=0o700)
     write(tree / "private" / "file")
     assert as_user(1001, 1, [], lambda: os.listdir(tree / "private")) == "EACCES"
@@ -382,13 +385,13 @@ def test_locks_are_of_the_mount(tree: Path) -> None:
 
     path = tree / "file"
     write(path)
-    with path.open("r+b") as one, path.open("r+b") as two:
-        fcntl.flock(one, fcntl.LOCK_EX)
+    with path.open("r+b") as first, path.open("r+b") as two:
+        fcntl.flock(first, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
             fcntl.flock(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(one, fcntl.LOCK_UN)
+        fcntl.flock(first, fcntl.LOCK_UN)
         fcntl.flock(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.lockf(one, fcntl.LOCK_EX | fcntl.LOCK_NB, 10)
+        fcntl.lockf(first, fcntl.LOCK_EX | fcntl.LOCK_NB, 10)
 
         def other() -> None:
             with path.open("r+b") as three:
@@ -419,21 +422,21 @@ def test_concurrent_writers(tree: Path) -> None:
 
 
 def test_a_file_closed_on_one_mount_is_current_on_another(mount: Callable[..., Any]) -> None:
-    one, two = mount("shared").target, mount("shared").target
+    first, two = mount("shared").target, mount("shared").target
     for round_ in range(30):
         content = os.urandom(1000 + 977 * round_)
-        (one / "file").write_bytes(content)
+        (first / "file").write_bytes(content)
         assert (two / "file").read_bytes() == content, f"round {round_}"
         os.truncate(two / "file", round_)
-        with open(one / "file", "rb") as file:
+        with open(first / "file", "rb") as file:
             assert file.read() == content[:round_]
             assert os.fstat(file.fileno()).st_size == round_
-    (one / "other").write_bytes(b"replaced")
-    os.rename(one / "other", one / "file")
+    (first / "other").write_bytes(b"replaced")
+    os.rename(first / "other", first / "file")
     with open(two / "file", "rb") as file:
         old = file.read()
     assert old in {b"replaced", content[:round_]}
-    with open(one / "held", "w+b", buffering=0) as file:
+    with open(first / "held", "w+b", buffering=0) as file:
         file.write(b"still here")
         os.fsync(file.fileno())
         os.unlink(two / "held")

@@ -230,13 +230,13 @@ def truncation_both_ways_and_holes(at: Path) -> Any:
 @case
 def shared_maps(at: Path) -> Any:
     file = touch(at / "file", bytes(10_000))
-    with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as one:
+    with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as first:
         with mmap.mmap(handle.fileno(), 0) as other:
-            one[5000:5005] = b"hello"
+            first[5000:5005] = b"hello"
             seen_by_other = other[5000:5005]
         os.pwrite(handle.fileno(), b"pwrite", 9000)
-        seen_after_write = one[9000:9006]
-        one.flush()
+        seen_after_write = first[9000:9006]
+        first.flush()
     return (seen_by_other, seen_after_write, file.read_bytes()[5000:5005])
 
 
@@ -348,8 +348,8 @@ def locks_of_both_kinds(at: Path) -> Any:
         fcntl.lockf(handle, fcntl.LOCK_EX, 20, 0)
         fcntl.lockf(handle, fcntl.LOCK_SH, 10, 20)
         fcntl.flock(handle, fcntl.LOCK_SH)
-        held = as_user(at, code)
-    return (held, as_user(at, code))
+        status = as_user(at, code)
+    return (status, as_user(at, code))
 
 
 @case
@@ -394,12 +394,14 @@ def a_directory_that_was_removed(at: Path) -> Any:
         os.close(number)
 
 
-@pytest.mark.parametrize("asked", CASES, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("operation", CASES, ids=lambda function: function.__name__)
 def test_a_mount_gives_the_results_of_a_local_file_system(
-    asked: Callable[[Path], Any], tree_of_the_module: Path, tmp_path_factory: pytest.TempPathFactory
+    operation: Callable[[Path], Any],
+    tree_of_the_module: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    local, mounted = tmp_path_factory.mktemp("local"), tree_of_the_module / asked.__name__
+    local, mounted = tmp_path_factory.mktemp("local"), tree_of_the_module / operation.__name__
     mounted.mkdir()
     for at in (local, mounted):
         at.chmod(0o755)
-    assert asked(mounted) == asked(local)
+    assert operation(mounted) == operation(local)

@@ -27,7 +27,7 @@ def run(*command: str | Path, folder: Path) -> str:
         "GIT_COMMITTER_NAME": "a",
         "GIT_COMMITTER_EMAIL": "a@example.org",
     }
-    done = subprocess.run(
+    result = subprocess.run(
         [str(part) for part in command],
         cwd=folder,
         env=environment,
@@ -36,8 +36,8 @@ def run(*command: str | Path, folder: Path) -> str:
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -67,14 +67,14 @@ def test_sqlite(tree: Path, journal: str) -> None:
         assert base.execute(f"pragma journal_mode={journal}").fetchone()[0] == journal
         base.execute("create table counts (who integer, value integer)")
 
-    def add(who: int) -> None:
+    def add(writer: int) -> None:
         own = sqlite3.connect(path, timeout=60)
         for value in range(5):
             with own:
-                own.execute("insert into counts values (?, ?)", (who, value))
+                own.execute("insert into counts values (?, ?)", (writer, value))
         own.close()
 
-    threads = [threading.Thread(target=add, args=(who,)) for who in range(2)]
+    threads = [threading.Thread(target=add, args=(writer,)) for writer in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def settled(client: threefs.Client, path: str, wanted: tuple[int, int]) -> tuple[int, int]:
+def settled(client: threefs.Client, path: str, expected: tuple[int, int]) -> tuple[int, int]:
     """The usage once all closes are reported; the kernel reports the last one a moment later."""
     deadline = time.monotonic() + 30
     while True:
         quota = client.quota(path)
         assert quota is not None
-        used = (quota.bytes_used, quota.inodes_used)
-        if used == wanted or time.monotonic() > deadline:
-            return used
+        usage = (quota.bytes_used, quota.inodes_used)
+        if usage == expected or time.monotonic() > deadline:
+            return usage
         time.sleep(0.05)
 
 
 def fill(path: str, piece: int, limit: int) -> tuple[int, int]:
     """Write until refused; returns the acknowledged bytes and the errno."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    written = 0
+    total = 0
     try:
-        while written < limit:
-            written += os.write(descriptor, b"x" * piece)
-        return written, 0
+        while total < limit:
+            total += os.write(descriptor, b"x" * piece)
+        return total, 0
     except OSError as error:
-        return written, error.errno or 0
+        return total, error.errno or 0
     finally:
         os.close(descriptor)
 
@@ -62,7 +62,7 @@ def test_concurrent_writers_stop_at_the_last_byte(
     for thread in threads:
         thread.join()
     assert {code for _, code in results} == {errno.EDQUOT}
-    total = sum(written for written, _ in results)
+    total = sum(count for count, _ in results)
     assert total <= 20 * MIB
     assert settled(client, root, (total, 6)) == (total, 6)
     sizes = sum(entry.stat().st_size for entry in os.scandir(mounts[0].target))
@@ -79,9 +79,9 @@ def test_concurrent_writers_stop_at_the_last_byte(
 
 
 def test_inodes_truncation_and_space(client: threefs.Client, mount: Callable[..., Any]) -> None:
-    made = mount("volume")
-    client.set_quota(made.root, 10 * MIB, 3)
-    tree = made.target
+    mounted = mount("volume")
+    client.set_quota(mounted.root, 10 * MIB, 3)
+    tree = mounted.target
     (tree / "one").write_bytes(b"1" * MIB)
     (tree / "two").mkdir()
     os.symlink("one", tree / "three")
@@ -90,51 +90,51 @@ def test_inodes_truncation_and_space(client: threefs.Client, mount: Callable[...
         lambda: os.symlink("x", tree / "four"),
         lambda: (tree / "four").write_bytes(b""),
     ):
-        with pytest.raises(OSError, match="quota") as caught:
+        with pytest.raises(OSError, match="quota") as excinfo:
             call()
-        assert caught.value.errno == errno.EDQUOT
+        assert excinfo.value.errno == errno.EDQUOT
     os.link(tree / "one", tree / "another name")
     space = os.statvfs(tree)
     assert space.f_blocks * space.f_frsize == 10 * MIB
     assert (space.f_files, space.f_ffree) == (3, 0)
-    assert settled(client, made.root, (MIB, 3)) == (MIB, 3)
+    assert settled(client, mounted.root, (MIB, 3)) == (MIB, 3)
     with pytest.raises(OSError, match="quota"):
         os.truncate(tree / "one", 11 * MIB)
     os.truncate(tree / "one", 10 * MIB)
-    assert settled(client, made.root, (10 * MIB, 3)) == (10 * MIB, 3)
+    assert settled(client, mounted.root, (10 * MIB, 3)) == (10 * MIB, 3)
     # Truncated bytes are free at once, up to an eighth of the limit; the rest minutes later.
     os.truncate(tree / "one", 9 * MIB)
-    assert settled(client, made.root, (9 * MIB, 3)) == (9 * MIB, 3)
+    assert settled(client, mounted.root, (9 * MIB, 3)) == (9 * MIB, 3)
     os.truncate(tree / "one", 5)
-    left = 10 * MIB - 10 * MIB // 8
-    assert settled(client, made.root, (left, 3)) == (left, 3)
-    client.set_quota(made.root, 30 * MIB, None)
+    remainder = 10 * MIB - 10 * MIB // 8
+    assert settled(client, mounted.root, (remainder, 3)) == (remainder, 3)
+    client.set_quota(mounted.root, 30 * MIB, None)
     (tree / "four").write_bytes(b"4" * 15 * MIB)
-    assert settled(client, made.root, (15 * MIB + left, 4)) == (15 * MIB + left, 4)
+    assert settled(client, mounted.root, (15 * MIB + remainder, 4)) == (15 * MIB + remainder, 4)
     # The same file can use its remaining charge.
     (tree / "one").write_bytes(b"1" * 9 * MIB)
-    wanted = (24 * MIB, 4)
-    assert settled(client, made.root, wanted) == wanted
+    expected = (24 * MIB, 4)
+    assert settled(client, mounted.root, expected) == expected
 
 
 def test_moves_between_quotas(client: threefs.Client, mount: Callable[..., Any]) -> None:
-    made = mount("volumes")
-    tree = made.target
+    mounted = mount("volumes")
+    tree = mounted.target
     for name in ("a", "b"):
         (tree / name).mkdir()
-        client.set_quota(f"{made.root}/{name}", 10 * MIB, 10)
+        client.set_quota(f"{mounted.root}/{name}", 10 * MIB, 10)
     (tree / "a" / "file").write_bytes(b"f" * 6 * MIB)
     os.rename(tree / "a" / "file", tree / "b" / "file")
-    assert settled(client, f"{made.root}/a", (0, 0)) == (0, 0)
-    assert settled(client, f"{made.root}/b", (6 * MIB, 1)) == (6 * MIB, 1)
+    assert settled(client, f"{mounted.root}/a", (0, 0)) == (0, 0)
+    assert settled(client, f"{mounted.root}/b", (6 * MIB, 1)) == (6 * MIB, 1)
     (tree / "a" / "file").write_bytes(b"f" * 6 * MIB)
     with pytest.raises(OSError, match="quota"):
         os.rename(tree / "a" / "file", tree / "b" / "second")
     (tree / "a" / "d").mkdir()
     (tree / "a" / "d" / "inside").write_bytes(b"")
-    with pytest.raises(OSError, match="ross") as caught:
+    with pytest.raises(OSError, match="ross") as excinfo:
         os.rename(tree / "a" / "d", tree / "b" / "d")
-    assert caught.value.errno == errno.EXDEV
+    assert excinfo.value.errno == errno.EXDEV
 
 
 def test_the_client_is_limited_as_well(client: threefs.Client, folder: str) -> None:

@@ -53,9 +53,9 @@ for name, number in {numbers!r}.items():
     answer = libc.syscall(number, -1, -1, -1, -1, -1, -1)
     print(name, answer, ctypes.get_errno())
 """
-    done = behind(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{name} -1 1" for name in numbers]
+    result = behind(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"{name} -1 1" for name in numbers]
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ for name, number in {numbers!r}.items():
     ],
 )
 def test_a_process_can_neither_start_programs_nor_open_other_sockets(code: str, error: str) -> None:
-    done = behind(code)
-    assert done.returncode != 0
-    assert error in done.stderr
+    result = behind(code)
+    assert result.returncode != 0
+    assert error in result.stderr
 
 
 @pytest.mark.parametrize("number", [LAST_KNOWN + 1, 999, CLONE3[0], 0x40000000])
 def test_unknown_calls_fail_with_enosys(number: int) -> None:
-    done = behind(f"print(libc.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())")
-    assert done.stdout == "-1 38\n", done.stderr
+    result = behind(f"print(libc.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())")
+    assert result.stdout == "-1 38\n", result.stderr
 
 
 def test_threads_files_and_connections_work() -> None:
@@ -101,8 +101,8 @@ with tempfile.TemporaryFile() as file:
     mmap.mmap(file.fileno(), 4096).close()
 print("works")
 """
-    done = behind(code)
-    assert done.stdout == "works\n", done.stderr
+    result = behind(code)
+    assert result.stdout == "works\n", result.stderr
 
 
 def test_calls_of_another_architecture_end_the_process() -> None:
@@ -117,9 +117,9 @@ address = ctypes.addressof(ctypes.c_char.from_buffer(code))
 ctypes.CFUNCTYPE(ctypes.c_long)(address)()
 print("still here")
 """
-    done = behind(code)
-    assert done.stdout == ""
-    assert done.returncode == -31, "SIGSYS"
+    result = behind(code)
+    assert result.stdout == ""
+    assert result.returncode == -31, "SIGSYS"
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
@@ -127,8 +127,8 @@ def test_numbers_match_the_kernels_headers(machine: str) -> None:
     column = ARCHITECTURES[machine][0]
     if not HEADERS[column].exists():
         pytest.skip(f"{HEADERS[column]} is not installed")
-    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", HEADERS[column].read_text())
-    numbers = {name: int(number) for name, number in found}
+    definitions = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", HEADERS[column].read_text())
+    numbers = {name: int(number) for name, number in definitions}
     # Their names in the generic list, where only the size of an argument differs.
     listed = {name: both[column] for name, both in REFUSED.items()}
     listed |= {"clone": CLONE[column], "clone3": CLONE3[column], "socket": SOCKET[column]}

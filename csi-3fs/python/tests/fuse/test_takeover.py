@@ -28,7 +28,7 @@ def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -
     content = os.urandom(1 << 20) * 16
     path = mounted.target / "file"
     path.write_bytes(content)
-    stop, read, problems = threading.Event(), [0], list[BaseException]()
+    stop, reads, problems = threading.Event(), [0], list[BaseException]()
 
     def reader() -> None:
         try:
@@ -40,7 +40,7 @@ def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -
                     while part := file.read(1 << 20):
                         content_read += part
                 assert content_read == content
-                read[0] += 1
+                reads[0] += 1
         except BaseException as error:
             problems.append(error)
 
@@ -51,27 +51,27 @@ def test_a_reader_gets_all_bytes_and_no_error(mount: Callable[..., HeldMount]) -
         mounted.respawn()
         assert mounted.ready["resumed"]
         assert mounted.ready["resent"]
-    before = read[0]
+    before = reads[0]
     deadline = time.monotonic() + 60
-    while read[0] <= before and not problems and time.monotonic() < deadline:
+    while reads[0] <= before and not problems and time.monotonic() < deadline:
         time.sleep(0.02)
     stop.set()
     thread.join()
     assert not problems, problems
-    assert read[0] > before
+    assert reads[0] > before
 
 
 def test_pending_changes_are_executed_once(mount: Callable[..., HeldMount]) -> None:
     mounted = mount()
     tree = mounted.target
     problems: list[BaseException] = []
-    done = threading.Event()
+    stopped = threading.Event()
     expected: set[str] = set()
 
     def create() -> None:
         try:
             number = 0
-            while not done.is_set():
+            while not stopped.is_set():
                 name = f"d-{number}"
                 os.mkdir(tree / name)
                 os.rename(tree / name, tree / f"moved-{number}")
@@ -90,7 +90,7 @@ def test_pending_changes_are_executed_once(mount: Callable[..., HeldMount]) -> N
     for _ in range(6):
         time.sleep(0.15)
         mounted.respawn()
-    done.set()
+    stopped.set()
     thread.join()
     assert not problems, problems
     assert set(os.listdir(tree)) == expected
@@ -192,13 +192,13 @@ def test_data_that_a_new_daemon_could_not_report_is_found_when_the_file_is_opene
 
     cluster = start_cluster()
     mounted = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
-    written = os.urandom(3_000_000)
+    content = os.urandom(3_000_000)
     names = ["file", "cut"]
     descriptors = [os.open(mounted.target / name, os.O_RDWR | os.O_CREAT) for name in names]
     try:
         meta = cluster.kill("meta", signal.SIGSTOP)
         for descriptor in descriptors:
-            assert os.pwrite(descriptor, written, 0) == len(written)
+            assert os.pwrite(descriptor, content, 0) == len(content)
         mounted.signal(signal.SIGKILL)
         storage = [name for name in cluster.status_file()["pids"] if name.startswith("storage")]
         stopped = [cluster.kill(name, signal.SIGSTOP) for name in storage]
@@ -208,12 +208,12 @@ def test_data_that_a_new_daemon_could_not_report_is_found_when_the_file_is_opene
             os.kill(pid, signal.SIGCONT)
         cluster.wait_whole()
         with (mounted.target / "file").open("r+b") as file:
-            assert file.read() == written
+            assert file.read() == content
         os.truncate(mounted.target / "cut", 1_000_000)
-        assert (mounted.target / "cut").read_bytes() == written[:1_000_000]
+        assert (mounted.target / "cut").read_bytes() == content[:1_000_000]
         with cluster.client() as client:
-            assert client.read_file("/file") == written
-            assert client.read_file("/cut") == written[:1_000_000]
+            assert client.read_file("/file") == content
+            assert client.read_file("/cut") == content[:1_000_000]
     finally:
         mounted.close()
         for descriptor in descriptors:
@@ -273,9 +273,9 @@ def test_without_a_cluster_operations_time_out_and_unmounting_is_fast(
     try:
         cluster.stop()
         started = time.monotonic()
-        with pytest.raises(OSError, match="timed out") as caught:
+        with pytest.raises(OSError, match="timed out") as excinfo:
             os.mkdir(target / "directory")
-        assert caught.value.errno == errno.ETIMEDOUT
+        assert excinfo.value.errno == errno.ETIMEDOUT
         with pytest.raises(OSError, match="timed out"):
             os.pwrite(descriptor, b"y" * 100, 0)
         assert time.monotonic() - started < 60

@@ -138,14 +138,14 @@ def _rights(pid: int) -> dict[str, str]:
 
 
 def _rights_of(status: Path) -> dict[str, str]:
-    found = {}
+    rights = {}
     for line in status.read_text().splitlines():
         name, _, value = line.partition(":")
         if name in ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp"):
-            found[name] = " ".join(sorted(set(value.split())))
+            rights[name] = " ".join(sorted(set(value.split())))
         elif name in ("CapEff", "CapPrm", "CapAmb"):
-            found[name] = f"{int(value, 16):x}"
-    return found
+            rights[name] = f"{int(value, 16):x}"
+    return rights
 
 
 def test_a_daemon_that_cannot_be_confined_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,63 +16,63 @@ if TYPE_CHECKING:
 
 
 def test_an_overwrite_that_sets_the_time_back_is_visible(mount: Callable[..., HeldMount]) -> None:
-    one, other = mount("same").target, mount("same").target
-    (one / "file").write_bytes(b"old" * 100_000)
-    before = (one / "file").stat()
-    assert (one / "file").read_bytes() == b"old" * 100_000
+    first, other = mount("same").target, mount("same").target
+    (first / "file").write_bytes(b"old" * 100_000)
+    before = (first / "file").stat()
+    assert (first / "file").read_bytes() == b"old" * 100_000
     with (other / "file").open("r+b", buffering=0) as file:
         file.write(b"new" * 100_000)
     os.utime(other / "file", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (other / "file").stat().st_mtime_ns == before.st_mtime_ns
-    assert (one / "file").read_bytes() == b"new" * 100_000
+    assert (first / "file").read_bytes() == b"new" * 100_000
 
 
 def test_changes_by_both_mounts_are_detected(mount: Callable[..., HeldMount]) -> None:
-    one, other = mount("same").target, mount("same").target
-    (one / "file").write_bytes(b"a" * 8192)
-    (one / "file").read_bytes()
-    with (one / "file").open("r+b", buffering=0) as mine:
-        with (other / "file").open("r+b", buffering=0) as theirs:
-            theirs.seek(4096)
-            theirs.write(b"b" * 4096)
-        mine.write(b"c" * 4096)
-    assert (one / "file").read_bytes() == b"c" * 4096 + b"b" * 4096
+    first, other = mount("same").target, mount("same").target
+    (first / "file").write_bytes(b"a" * 8192)
+    (first / "file").read_bytes()
+    with (first / "file").open("r+b", buffering=0) as first_file:
+        with (other / "file").open("r+b", buffering=0) as other_file:
+            other_file.seek(4096)
+            other_file.write(b"b" * 4096)
+        first_file.write(b"c" * 4096)
+    assert (first / "file").read_bytes() == b"c" * 4096 + b"b" * 4096
 
 
 def test_special_files_are_the_same_on_both(mount: Callable[..., HeldMount]) -> None:
-    one, other = mount("same").target, mount("same").target
-    os.mkfifo(one / "pipe", 0o640)
-    os.mknod(one / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    os.mknod(one / "disk", 0o600 | stat.S_IFBLK, os.makedev(259, 70_000))
-    os.mknod(one / "socket", 0o600 | stat.S_IFSOCK)
-    seen = {name: (other / name).stat() for name in ("pipe", "null", "disk", "socket")}
-    assert stat.S_ISFIFO(seen["pipe"].st_mode)
-    assert stat.S_ISSOCK(seen["socket"].st_mode)
-    assert stat.S_ISCHR(seen["null"].st_mode)
-    assert seen["null"].st_rdev == os.makedev(1, 3)
-    assert stat.S_ISBLK(seen["disk"].st_mode)
-    assert seen["disk"].st_rdev == os.makedev(259, 70_000)
+    first, other = mount("same").target, mount("same").target
+    os.mkfifo(first / "pipe", 0o640)
+    os.mknod(first / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    os.mknod(first / "disk", 0o600 | stat.S_IFBLK, os.makedev(259, 70_000))
+    os.mknod(first / "socket", 0o600 | stat.S_IFSOCK)
+    statuses = {name: (other / name).stat() for name in ("pipe", "null", "disk", "socket")}
+    assert stat.S_ISFIFO(statuses["pipe"].st_mode)
+    assert stat.S_ISSOCK(statuses["socket"].st_mode)
+    assert stat.S_ISCHR(statuses["null"].st_mode)
+    assert statuses["null"].st_rdev == os.makedev(1, 3)
+    assert stat.S_ISBLK(statuses["disk"].st_mode)
+    assert statuses["disk"].st_rdev == os.makedev(259, 70_000)
     kinds = {entry.name: entry.is_file() for entry in os.scandir(other)}
     assert not any(kinds.values())
-    reader = os.open(one / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    writer = os.open(one / "pipe", os.O_WRONLY)
+    reader = os.open(first / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(first / "pipe", os.O_WRONLY)
     os.write(writer, b"through the kernel")
     assert os.read(reader, 100) == b"through the kernel"
     os.close(reader)
     os.close(writer)
-    os.rename(one / "pipe", one / "moved")
-    os.link(one / "moved", one / "two")
+    os.rename(first / "pipe", first / "moved")
+    os.link(first / "moved", first / "two")
     assert (other / "two").stat().st_nlink == 2
     for name in ("moved", "two", "null", "disk", "socket"):
         os.unlink(other / name)
-    assert os.listdir(one) == []
+    assert os.listdir(first) == []
 
 
 def test_reserved_attributes_do_not_exist_in_a_mount(
     mount: Callable[..., HeldMount], client: threefs.Client
 ) -> None:
-    made = mount()
-    folder = made.target / "folder"
+    mounted = mount()
+    folder = mounted.target / "folder"
     folder.mkdir()
     os.setxattr(folder, "user.mine", b"1")
     with pytest.raises(PermissionError):

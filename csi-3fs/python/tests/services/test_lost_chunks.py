@@ -79,13 +79,13 @@ def test_a_lost_chunk_is_an_error_that_names_it(pods: Pods) -> None:
 
 def lost_or_written(client: threefs.Client, path: str, places: list[int]) -> int:
     """Count the lost positions; none may be zeros."""
-    lost = 0
+    count = 0
     for place in places:
         try:
             assert client.batch_read([(path, place, 1)]) == [b"x"], place
         except threefs.Corrupt:
-            lost += 1
-    return lost
+            count += 1
+    return count
 
 
 @pytest.mark.skipif(
@@ -124,18 +124,20 @@ def test_data_written_through_a_mount_with_a_killed_daemon_is_not_a_hole(
             disk.put_back()
             pods.start("meta")
             mount.respawn()
-            read = json.loads(step())
+            results = json.loads(step())
             places = [2 * number * MIB for number in range(200)]
             assert 0 < lost_or_written(client, "/root/scattered", places) < len(places)
         finally:
             mount.close()
             program.kill()
             program.wait()
-    written = range(0, 13, 2)
-    assert all(read[index] == (0 if index % 2 else 1) for index in range(13) if read[index] >= 0)
-    lost = [index for index in range(13) if read[index] < 0]
-    assert {-read[index] for index in lost} == {errno.EIO}
-    assert set(lost) < set(written)
+    even = range(0, 13, 2)
+    assert all(
+        results[index] == (0 if index % 2 else 1) for index in range(13) if results[index] >= 0
+    )
+    failures = [index for index in range(13) if results[index] < 0]
+    assert {-results[index] for index in failures} == {errno.EIO}
+    assert set(failures) < set(even)
 
 
 # A process without children: a child would wait for the dead daemon when it closes the file.

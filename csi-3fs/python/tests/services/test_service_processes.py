@@ -95,13 +95,13 @@ class Pods:
         """States of the targets by node."""
         with threefs.connect(self.folder / "cluster.json", timeout_seconds=20.0) as client:
             chains = json.loads(client.status())["routing"]["chains"].values()
-        found: dict[int, list[str]] = {}
+        states_by_node: dict[int, list[str]] = {}
         for chain in chains:
             for place in chain["targets"]:
-                found.setdefault(place["node"], []).append(place["state"])
-        return found
+                states_by_node.setdefault(place["node"], []).append(place["state"])
+        return states_by_node
 
-    def wait_states(self, wanted: Callable[[dict[int, list[str]]], bool]) -> None:
+    def wait_states(self, expected: Callable[[dict[int, list[str]]], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         states: dict[int, list[str]] = {}
         while time.monotonic() < deadline:
@@ -109,7 +109,7 @@ class Pods:
                 states = self.states()
             except threefs.ThreeFSError:
                 continue
-            if wanted(states):
+            if expected(states):
                 return
             time.sleep(0.05)
         raise AssertionError(f"{states}\n{self.log('mgmtd')}")
@@ -143,8 +143,8 @@ def test_chains_are_created_automatically_and_probes_report_it(pods: Pods) -> No
         ("storage", "--pod-name", "storage-1", "--listen", pods.address("storage-1")),
         (*ready, "--listen", pods.address("storage-1")),
     ):
-        done = pods.check(*arguments)
-        assert done.returncode == 0, (arguments, done.stderr)
+        result = pods.check(*arguments)
+        assert result.returncode == 0, (arguments, result.stderr)
     wrong = pods.check("storage", "--ready", "--node-id", "9", *ready[4:])
     assert wrong.returncode != 0
     with pods.client() as client:
@@ -196,8 +196,8 @@ def test_a_wiped_disk_does_not_lead_its_chains(pods: Pods) -> None:
             node = int(name[-1]) + 1
             pods.wait_states(lambda states, node=node: "SERVING" not in states[node])  # type: ignore[misc]
         assert pods.states()[1] == ["LASTSRV"] * 3
-        kept = pods.folder / "kept"
-        shutil.move(pods.folder / "storage-0", kept)
+        moved_away = pods.folder / "kept"
+        shutil.move(pods.folder / "storage-0", moved_away)
         pods.start("storage-0")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while "but it could lead" not in pods.log("storage-0"):
@@ -211,7 +211,7 @@ def test_a_wiped_disk_does_not_lead_its_chains(pods: Pods) -> None:
         # The disk returns: no data was lost.
         pods.stop("storage-0")
         shutil.rmtree(pods.folder / "storage-0")
-        shutil.move(kept, pods.folder / "storage-0")
+        shutil.move(moved_away, pods.folder / "storage-0")
         pods.start("storage-0")
         pods.start("storage-2")
         pods.wait_states(all_serve)
@@ -305,13 +305,13 @@ def test_a_node_that_is_added_gets_its_share_and_old_files_stay_readable(pods: P
             for path, content in contents.items():
                 assert client.read_file(path) == content
             routing = json.loads(client.status())["routing"]
-            held = dict.fromkeys(("1", "2", "3", "4"), 0)
+            serving = dict.fromkeys(("1", "2", "3", "4"), 0)
             for chain in routing["chains"].values():
                 for place in chain["targets"]:
-                    held[str(place["node"])] += place["state"] == "SERVING"
-            if list(held.values()) == [3, 3, 3, 3] and not routing["moves"]:
+                    serving[str(place["node"])] += place["state"] == "SERVING"
+            if list(serving.values()) == [3, 3, 3, 3] and not routing["moves"]:
                 break
-            assert time.monotonic() < deadline, (held, pods.log("mgmtd"))
+            assert time.monotonic() < deadline, (serving, pods.log("mgmtd"))
         assert len(routing["chains"]) == 4
         assert routing["retired"]
         assert json.loads(client.rebalance())["moves"] == []
@@ -421,7 +421,7 @@ def test_meta_without_its_store_is_refused_until_its_store_is_back_or_another_is
     pods.start("meta")
     with pods.client() as client:
         assert client.read_file("/kept") == b"kept" * 500_000
-        kept = client.stat("/kept").inode
+        inode = client.stat("/kept").inode
     pods.stop("meta")
     (pods.folder / "meta").rename(tmp_path / "lost")
     (tmp_path / "empty").rename(pods.folder / "meta")
@@ -436,5 +436,5 @@ def test_meta_without_its_store_is_refused_until_its_store_is_back_or_another_is
         # The chunks of /kept still exist: no new file may contain them.
         with client.open_raw("/new", "w") as file:
             file.truncate(2_000_000)
-        assert client.stat("/new").inode > kept + (1 << 51)
+        assert client.stat("/new").inode > inode + (1 << 51)
         assert client.read_file("/new") == bytes(2_000_000)

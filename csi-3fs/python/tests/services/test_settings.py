@@ -65,9 +65,9 @@ def test_a_pod_without_an_ordinal_gets_an_error_that_names_stateful_sets(pod: st
     ],
 )
 def test_a_wrong_setting_of_mgmtd_is_named(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(threefs.InvalidArgument) as caught:
+    with pytest.raises(threefs.InvalidArgument) as excinfo:
         mgmtd_config(**{**MGMTD, **changed})
-    assert words in str(caught.value)
+    assert words in str(excinfo.value)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_wrong_setting_of_mgmtd_is_named(changed: dict[str, Any], words: str) 
     ],
 )
 def test_a_wrong_setting_of_storage_is_named(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(threefs.InvalidArgument) as caught:
+    with pytest.raises(threefs.InvalidArgument) as excinfo:
         storage_config(**{**STORAGE, **changed})
-    assert words in str(caught.value)
+    assert words in str(excinfo.value)
 
 
 def test_a_chunk_size_must_be_a_power_of_two() -> None:

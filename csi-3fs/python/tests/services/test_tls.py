@@ -27,10 +27,10 @@ def test_files_are_written_and_read_over_tls_and_plain_clients_are_refused(
     data = bytes(number * 7 % 251 for number in range(SIZE))
     with threefs.connect(file) as client:
         # Three replicas: data also passes between storage services of a chain.
-        with client.open("/one", "wb") as written:
-            written.write(data)
-        with client.open("/one", "rb") as read:
-            assert read.read() == data
+        with client.open("/one", "wb") as writer:
+            writer.write(data)
+        with client.open("/one", "rb") as reader:
+            assert reader.read() == data
         status = json.loads(client.status())["cluster"]
         assert status["chains"] == status["chains_whole"] >= 1
 

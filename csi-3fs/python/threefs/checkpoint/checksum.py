@@ -46,6 +46,6 @@ def checksum(algorithm: str, data: Any, initial: int = 0) -> int:
     """The checksum of bytes by an algorithm's name, continued from `initial`."""
     function = _ALGORITHMS.get(algorithm)
     if function is None:
-        known = ", ".join(_ALGORITHMS)
-        raise CheckpointDamagedError(f"unknown checksum {algorithm!r}; there are: {known}")
+        valid = ", ".join(_ALGORITHMS)
+        raise CheckpointDamagedError(f"unknown checksum {algorithm!r}; there are: {valid}")
     return function(data, initial)

@@ -81,8 +81,8 @@ class LocalFiles:
         folder = self._local(path)
         missing = [folder, *(above for above in folder.parents if not above.exists())]
         folder.mkdir(parents=parents, exist_ok=allowed)
-        for made in missing:
-            _sync(made.parent)
+        for created in missing:
+            _sync(created.parent)
 
     def listdir(self, path: str) -> list[str]:
         """Return the names in a folder, sorted."""
@@ -164,8 +164,8 @@ class LocalFiles:
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
-        written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count
 
 
 def _sync(folder: Path) -> None:

@@ -81,11 +81,11 @@ def read_checkpoint(
     """Read the replicated state, for any number of ranks, and the rank's sharded state."""
     for shard, size in manifest.shards.items():
         try:
-            found = files.stat(f"{path}/{shard}").size
+            actual = files.stat(f"{path}/{shard}").size
         except FileNotFoundError as error:
             raise CheckpointDamagedError(f"`{shard}` is missing") from error
-        if found != size:
-            raise CheckpointDamagedError(f"`{shard}` has {found} bytes instead of {size}")
+        if actual != size:
+            raise CheckpointDamagedError(f"`{shard}` has {actual} bytes instead of {size}")
     reader = _Reader(files, path, manifest.algorithm)
     state = reader.state(manifest.tree, manifest.entries, manifest.pieces)
     if world_size != manifest.world_size:

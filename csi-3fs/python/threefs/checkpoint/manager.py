@@ -284,12 +284,12 @@ class CheckpointManager:
 
     def _prune(self) -> None:
         """Keep the last commits; of each step only the last one."""
-        kept: set[int] = set()
+        steps: set[int] = set()
         for name in reversed(self._checkpoints()):
-            if name.step in kept or len(kept) == self._keep:
+            if name.step in steps or len(steps) == self._keep:
                 throw_away(self._files, self.path, self._path_of(name))
             else:
-                kept.add(name.step)
+                steps.add(name.step)
 
     def latest(self) -> int | None:
         """The step of the last committed checkpoint with a valid manifest, or None."""
@@ -312,9 +312,9 @@ class CheckpointManager:
         loaded, skipped = self._load(step)
         if loaded is not None:
             return loaded
-        wanted = "" if step is None else f" of step {step}"
+        of_step = "" if step is None else f" of step {step}"
         reasons = "".join(f"; {item.path}: {item.reason}" for item in skipped)
-        raise CheckpointNotFoundError(f"no complete checkpoint{wanted} in {self.path}{reasons}")
+        raise CheckpointNotFoundError(f"no complete checkpoint{of_step} in {self.path}{reasons}")
 
     def _load(self, step: int | None) -> tuple[Loaded | None, list[Skipped]]:
         self._loads += 1  # before any failure, so that all ranks count the same

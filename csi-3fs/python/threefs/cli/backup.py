@@ -90,9 +90,9 @@ def adopt(
     )
 
 
-def _report(done: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:
+def _report(action: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:
     try:
         rows, size = work()
     except OSError as error:
         raise ThreeFSError(str(error)) from error
-    stdout_console().print(f"{done} {rows} rows, {size} bytes: {file}")
+    stdout_console().print(f"{action} {rows} rows, {size} bytes: {file}")

@@ -71,7 +71,7 @@ def issue(
 def show(file: Path, output: Output) -> None:
     """Print what a credential allows; its secret is not shown."""
     cluster, directory, path, read_only, node, expires = _native.read_ticket(str(file))
-    shown = {
+    fields = {
         "cluster": cluster,
         "path": path,
         "directory": directory,
@@ -80,7 +80,7 @@ def show(file: Path, output: Output) -> None:
         "expires": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)),
     }
     if output is Output.JSON:
-        sys.stdout.write(json.dumps(shown) + "\n")
+        sys.stdout.write(json.dumps(fields) + "\n")
         return
-    for name, value in shown.items():
+    for name, value in fields.items():
         sys.stdout.write(f"{name:10} {value}\n")

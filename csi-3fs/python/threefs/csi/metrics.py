@@ -100,10 +100,10 @@ class NodeCollector(Collector):
             return
         up.add_metric([], 1)
         managed = {mount.device for mount in mounts}
-        lost = {point.device for point in mount_points} - managed
+        unmanaged = {point.device for point in mount_points} - managed
         for state in STATES:
             count = sum(mount.state == state for mount in mounts)
-            by_state.add_metric([state], len(lost) if state == "lost" else count)
+            by_state.add_metric([state], len(unmanaged) if state == "lost" else count)
         restarts.add_metric([], sum(mount.restarts for mount in mounts))
         yield from (up, by_state, restarts)
 

@@ -42,13 +42,13 @@ def take_disk(
     folder, node = Path(config["data"]), int(config["node_id"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        known = (folder / IDENTITY_FILE).exists()
+        has_identity = (folder / IDENTITY_FILE).exists()
     except OSError as error:
         raise InvalidArgument(
             f"--data: `{folder}` cannot be created or read: {error.strerror}; mount a volume that "
             "this user may write to"
         ) from error
-    if known:
+    if has_identity:
         _check_owner(folder / IDENTITY_FILE, node)
         return
     if not any(folder.glob("target-*")):

@@ -154,6 +154,6 @@ def _at_least(name: str, value: int, least: int) -> None:
         raise _wrong(name, value, f"at least {least}")
 
 
-def _wrong(name: str, value: object, wanted: str) -> InvalidArgument:
+def _wrong(name: str, value: object, expected: str) -> InvalidArgument:
     variable = "THREEFS_" + name.upper().replace("-", "_")
-    return InvalidArgument(f"--{name} ({variable}) is `{value}`; it must be {wanted}")
+    return InvalidArgument(f"--{name} ({variable}) is `{value}`; it must be {expected}")

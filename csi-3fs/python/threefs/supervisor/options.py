@@ -32,8 +32,8 @@ class ServeOptions:
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
         if self.replicas > self.storage:
-            wanted = f"at most the number of storage processes ({self.storage})"
-            raise _wrong("replicas", self.replicas, wanted)
+            expected = f"at most the number of storage processes ({self.storage})"
+            raise _wrong("replicas", self.replicas, expected)
         if self.chunk_bytes & (self.chunk_bytes - 1) or not 1 << 16 <= self.chunk_bytes <= 1 << 26:
             raise _wrong("chunk_bytes", self.chunk_bytes, "a power of two from 64 KiB to 64 MiB")
         if self.capacity_bytes < 0:
@@ -42,6 +42,6 @@ class ServeOptions:
             raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
 
 
-def _wrong(name: str, value: object, wanted: str) -> InvalidArgument:
+def _wrong(name: str, value: object, expected: str) -> InvalidArgument:
     option = "--" + name.replace("_", "-")
-    return InvalidArgument(f"{option} is {value}; it must be {wanted}")
+    return InvalidArgument(f"{option} is {value}; it must be {expected}")

@@ -17,12 +17,12 @@ def choose_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return `count` different ports on which no process listens now."""
     candidates = list(range(FIRST_PORT, LAST_PORT))
     random.shuffle(candidates)
-    chosen: list[int] = []
+    ports: list[int] = []
     for port in candidates:
         if is_free(port, host):
-            chosen.append(port)
-        if len(chosen) == count:
-            return chosen
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise Unavailable(
         f"fewer than {count} free ports from {FIRST_PORT} to {LAST_PORT} on {host}; "
         "stop what listens there (`ss -ltn` lists it)"
@@ -64,14 +64,14 @@ def _listening(table: str, port: int) -> list[str]:
 
 
 def _holds(pid: int, inode: str) -> bool:
-    wanted = f"socket:[{inode}]"
+    link = f"socket:[{inode}]"
     try:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False
     for descriptor in descriptors:
         try:
-            if str(descriptor.readlink()) == wanted:
+            if str(descriptor.readlink()) == link:
                 return True
         except OSError:
             continue

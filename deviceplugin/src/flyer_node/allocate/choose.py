@@ -43,19 +43,19 @@ class Cost(NamedTuple):
     indices: tuple[int, ...]
 
 
-def cost(topology: GpuTopology, free: int, chosen: int) -> Cost:
+def cost(topology: GpuTopology, free: int, selection: int) -> Cost:
     """Cost of allocating `chosen` out of `free`; both are masks of the topology."""
     broken = loose = 0
     for pair in topology.pairs:
-        if (chosen & pair).bit_count() == 1:
+        if (selection & pair).bit_count() == 1:
             loose += 1
             broken += free & pair == pair
-    sharing = sum(comb((chosen & root).bit_count(), 2) for root in topology.roots)
-    indices = tuple(index for index in range(len(topology.gpus)) if chosen >> index & 1)
+    sharing = sum(comb((selection & root).bit_count(), 2) for root in topology.roots)
+    indices = tuple(index for index in range(len(topology.gpus)) if selection >> index & 1)
     return Cost(
         broken=broken,
         loose=loose,
-        numa_nodes=sum(1 for node in topology.numa if chosen & node),
+        numa_nodes=sum(1 for node in topology.numa if selection & node),
         root_sharing=sharing,
         nic_distance=sum(topology.distances[index] for index in indices),
         indices=indices,

@@ -151,9 +151,11 @@ class Hardware:
 
     async def _ask(self, question: str, deadline: float, **details: Any) -> Any:
         pause = self._pauses[CHANNEL_OF[question]]
-        left = pause.until - time.monotonic()
-        if left > 0:
-            raise HardwareError("hung", question, f"it hung before; next query in {left:.1f} s")
+        remaining = pause.until - time.monotonic()
+        if remaining > 0:
+            raise HardwareError(
+                "hung", question, f"it hung before; next query in {remaining:.1f} s"
+            )
         worker = await self._running()
         self._next_id += 1
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -63,7 +63,7 @@ class NvmlDriver:
         if nvml is None:
             return
         waiting = nvml.nvmlEventSetCreate()
-        wanted = {
+        kinds = {
             nvml.nvmlEventTypeXidCriticalError: EventKind.XID,
             nvml.nvmlEventTypeDoubleBitEccError: EventKind.ECC,
             nvml.nvmlEventTypeGpuUnavailableError: EventKind.UNAVAILABLE,
@@ -73,7 +73,7 @@ class NvmlDriver:
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
                 supported = nvml.nvmlDeviceGetSupportedEventTypes(handle)
-                mask = sum(kind for kind in wanted if kind & supported)
+                mask = sum(kind for kind in kinds if kind & supported)
                 if mask:
                     nvml.nvmlDeviceRegisterEvents(handle, mask, waiting)
         while True:
@@ -83,7 +83,7 @@ class NvmlDriver:
                 yield None
                 continue
             uuid = str(nvml.nvmlDeviceGetUUID(data.device))
-            kind = wanted.get(data.eventType)
+            kind = kinds.get(data.eventType)
             if kind is not None:
                 yield DriverEvent(uuid, kind, int(data.eventData))
 

@@ -75,14 +75,14 @@ def xid_fault(rule: XidRule, severity: Severity, evidence: str) -> Fault:
 def observe_gpu(status: GpuStatus, before: GpuStatus | None = None) -> Observation:
     """Evaluates the status of a GPU against the previous one."""
     if not status.answers:
-        lost = Fault(
+        fault = Fault(
             "GpuLost",
             f"the GPU does not answer: {status.error}",
             Severity.UNHEALTHY,
             "GPU reset or node reboot",
             evidence=status.error,
         )
-        return Observation(fault=lost, unresponsive=True)
+        return Observation(fault=fault, unresponsive=True)
     if status.recovery_action:
         name = RecoveryAction.name_of(status.recovery_action)
         requested = Fault(
@@ -113,14 +113,14 @@ def observe_gpu(status: GpuStatus, before: GpuStatus | None = None) -> Observati
                 evidence="remapped rows: pending",
             )
         )
-    grown = _grown(before, status)
-    if grown > 0:
-        text = f"{grown} new uncorrectable memory errors"
+    new_errors = _grown(before, status)
+    if new_errors > 0:
+        text = f"{new_errors} new uncorrectable memory errors"
         remedy = "GPU reset at the next idle moment"
         return Observation(
             fault=Fault("UncorrectableEcc", text, Severity.SUSPECT, remedy, evidence=text)
         )
-    return Observation(was_reset=grown < 0)
+    return Observation(was_reset=new_errors < 0)
 
 
 def _grown(before: GpuStatus | None, after: GpuStatus) -> int:

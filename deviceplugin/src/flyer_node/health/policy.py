@@ -138,7 +138,7 @@ def _rule(row: object, where: str) -> XidRule:
     return XidRule(code, klass, Action(action), row["remedy"], row["source"], reset, recurrence)
 
 
-def _check_keys(data: dict[str, object], known: set[str], where: str) -> None:
-    unknown = sorted(data.keys() - known)
+def _check_keys(data: dict[str, object], allowed: set[str], where: str) -> None:
+    unknown = sorted(data.keys() - allowed)
     if unknown:
-        raise DataError(where, unknown[0], f"one of the keys {', '.join(sorted(known))}")
+        raise DataError(where, unknown[0], f"one of the keys {', '.join(sorted(allowed))}")

@@ -28,9 +28,9 @@ def gpu_verdict(before: GpuProbe, after: GpuProbe) -> str:
         return f"the driver requests {RecoveryAction.name_of(after.recovery_action)}"
     if after.remap_pending:
         return "a memory row remap is pending"
-    grown = (after.uncorrectable_errors or 0) - (before.uncorrectable_errors or 0)
-    if grown > 0:
-        return f"{grown} new uncorrectable memory errors"
+    new_errors = (after.uncorrectable_errors or 0) - (before.uncorrectable_errors or 0)
+    if new_errors > 0:
+        return f"{new_errors} new uncorrectable memory errors"
     lanes, lanes_max = after.link_width, after.link_width_max
     if lanes is not None and lanes_max is not None and lanes < lanes_max:
         return f"the PCIe link has {lanes} of {lanes_max} lanes"
@@ -52,7 +52,7 @@ def port_verdict(before: PortStatus, after: PortStatus) -> str:
     if after.state != "active":
         return f"the port is {after.state or 'unreadable'}"
     for name in STABLE:
-        grown = after.counters.get(name, 0) - before.counters.get(name, 0)
-        if grown > 0:
-            return f"{name} increased by {grown}"
+        increase = after.counters.get(name, 0) - before.counters.get(name, 0)
+        if increase > 0:
+            return f"{name} increased by {increase}"
     return ""

@@ -148,7 +148,7 @@ class HealthStore:
         )
 
     def xid(
-        self, inventory: Inventory, uuid: str, code: int, now: float, *, source: str, **seen: str
+        self, inventory: Inventory, uuid: str, code: int, now: float, *, source: str, **details: str
     ) -> bool:
         """Applies an Xid; False if another source reported it already. `seen`: process, line."""
         key = (uuid, code)
@@ -157,7 +157,7 @@ class HealthStore:
             return False
         self._xids[key] = _LastXid(source, now)
         rule = self._policy.rule(code)
-        process, line = seen.get("process", ""), seen.get("line", "")
+        process, line = details.get("process", ""), details.get("line", "")
         evidence = line or f"{source}: Xid {code}" + (f", pid {process}" if process else "")
         self._record_fault(FaultEvent(now, uuid, f"Xid{code}", evidence))
         gpu = Subject("gpu", uuid)
@@ -193,10 +193,10 @@ class HealthStore:
         for bridge in inventory.bridges:
             first, second = by_uuid.get(bridge.first), by_uuid.get(bridge.second)
             if first is not None and second is not None:
-                seen = detectors.observe_bridge(bridge.links, first, second)
-                if seen is not None:
-                    self._record_observation(Subject("pair", bridge.id), seen, now)
-                    self._observe(Subject("pair", bridge.id), seen, now)
+                bridge_observation = detectors.observe_bridge(bridge.links, first, second)
+                if bridge_observation is not None:
+                    self._record_observation(Subject("pair", bridge.id), bridge_observation, now)
+                    self._observe(Subject("pair", bridge.id), bridge_observation, now)
 
     def gpus_to_probe(self, inventory: Inventory, now: float) -> tuple[str, ...]:
         """GPUs whose probation, or whose bridge's probation, starts or ends now."""
@@ -308,15 +308,18 @@ class HealthStore:
         self, rule: XidRule, gpu: Subject, process: str, evidence: str, now: float
     ) -> None:
         """Makes a GPU Suspect when several processes had the same software Xid on it."""
-        seen = self._software.setdefault((gpu.id, rule.code), {})
-        seen[process] = now
-        for old in [name for name, at in seen.items() if at <= now - DAY_SECONDS]:
-            del seen[old]
-        while len(seen) > max(rule.recurrence, 1):
-            del seen[next(iter(seen))]
-        if len(seen) >= rule.recurrence:
+        occurrences = self._software.setdefault((gpu.id, rule.code), {})
+        occurrences[process] = now
+        for old in [name for name, at in occurrences.items() if at <= now - DAY_SECONDS]:
+            del occurrences[old]
+        while len(occurrences) > max(rule.recurrence, 1):
+            del occurrences[next(iter(occurrences))]
+        if len(occurrences) >= rule.recurrence:
             fault = detectors.xid_fault(rule, Severity.SUSPECT, evidence)
-            text = f"Xid {rule.code} of {len(seen)} processes in 24 h; the hardware may be at fault"
+            text = (
+                f"Xid {rule.code} of {len(occurrences)} processes in 24 h; "
+                "the hardware may be at fault"
+            )
             self._apply_fault(gpu, replace(fault, message=text, remedy="validation"), now)
 
     def _flap(self, name: str, drops: int, now: float) -> Fault:

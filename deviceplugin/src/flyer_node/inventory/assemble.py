@@ -77,12 +77,12 @@ def assemble(
     """One inventory; a bridge in `known_bridges` is kept though its links may be down now."""
     findings = [*sysfs.findings, *driver.findings]
     gpus = _sound_gpus(driver.gpus, findings)
-    seen = {item.gpu.address for item in driver.gpus}
+    addresses = {item.gpu.address for item in driver.gpus}
     in_tree = {device.address for device in sysfs.pci}
     findings += [
         Finding(FindingKind.DRIVER, device.address, "a GPU that the driver does not list")
         for device in sysfs.pci
-        if is_gpu(device) and device.address not in seen
+        if is_gpu(device) and device.address not in addresses
     ]
     findings += [
         Finding(FindingKind.CONFLICT, item.gpu.address, f"{item.gpu.uuid} is not on the PCIe tree")

@@ -25,21 +25,21 @@ VERSION = "1"
 def nccl_topology(inventory: Inventory) -> str:
     """The file's text. GPUs and HCAs whose NUMA node is unknown hang below the first one."""
     system = ET.Element("system", version=VERSION)
-    wanted = [device for device in inventory.pci if is_gpu(device)]
+    devices = [device for device in inventory.pci if is_gpu(device)]
     adapters = [inventory.pci_by_address.get(hca.address or "") for hca in inventory.hcas]
-    wanted += [device for device in adapters if device is not None and device not in wanted]
+    devices += [device for device in adapters if device is not None and device not in devices]
     nodes = inventory.numa_nodes
     first = nodes[0].id if nodes else 0
     for number in sorted(
-        {first if device.numa_node is None else device.numa_node for device in wanted}
+        {first if device.numa_node is None else device.numa_node for device in devices}
     ):
         cpu = ET.SubElement(system, "cpu", numaid=str(number), affinity=_affinity(nodes, number))
         below = [
             device
-            for device in wanted
+            for device in devices
             if (first if device.numa_node is None else device.numa_node) == number
         ]
-        _add(cpu, inventory, sorted(below, key=lambda one: one.address))
+        _add(cpu, inventory, sorted(below, key=lambda device: device.address))
     ET.indent(system)
     return ET.tostring(system, encoding="unicode") + "\n"
 

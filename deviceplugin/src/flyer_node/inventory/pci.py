@@ -98,10 +98,10 @@ def _read_device(tree: SysfsTree, address: str, real: str, class_code: int) -> P
     )
 
 
-def _read_link(tree: SysfsTree, folder: str, which: str) -> Link | None:
-    speed_path = f"{folder}/{which}_link_speed"
+def _read_link(tree: SysfsTree, folder: str, prefix: str) -> Link | None:
+    speed_path = f"{folder}/{prefix}_link_speed"
     speed = tree.text(speed_path, optional=True)
-    lanes = tree.number(f"{folder}/{which}_link_width", high=64, optional=True)
+    lanes = tree.number(f"{folder}/{prefix}_link_width", high=64, optional=True)
     if speed is None or lanes is None or speed.startswith("Unknown"):
         return None
     match = _SPEED.match(speed)

@@ -73,11 +73,11 @@ def nvidia_devices(specifications: Iterable[str]) -> frozenset[str]:
     Names by index are ignored: the order of GPUs may differ after a reboot, and a specification
     from before it would give a container another GPU than the allocated one.
     """
-    found: set[str] = set()
+    uuids: set[str] = set()
     for text in specifications:
         if _KIND.search(text):
-            found.update(_UUID.findall(text))
-    return frozenset(found)
+            uuids.update(_UUID.findall(text))
+    return frozenset(uuids)
 
 
 def documents(view: NodeView) -> dict[str, str]:
@@ -98,14 +98,14 @@ def documents(view: NodeView) -> dict[str, str]:
                 hcas[hca.name] = _nodes(rdma_nodes(view, [hca.name]))
             except RequestError:
                 continue
-    made = {
+    specs = {
         _GPU: (gpus, gpu_common(view)),
         _RDMA: (hcas, rdma_common(view)),
         _TOPOLOGY: ({"nccl": _mount(view.topology_file)} if view.topology_file else {}, ()),
     }
     return {
         FILES[kind]: _document(kind, devices, _nodes(common))
-        for kind, (devices, common) in made.items()
+        for kind, (devices, common) in specs.items()
         if devices
     }
 

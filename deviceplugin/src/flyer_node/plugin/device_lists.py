@@ -46,12 +46,12 @@ class DeviceLists:
 
     async def lists(self, name: str, closing: asyncio.Event) -> AsyncIterator[tuple[Device, ...]]:
         """The list of a resource now and after every change, until `closing`."""
-        sent: tuple[Device, ...] | None = None
+        last_devices: tuple[Device, ...] | None = None
         while not closing.is_set():
             changed = self._changed
             devices = self._resources[name].devices()
-            if devices != sent:
-                sent = devices
+            if devices != last_devices:
+                last_devices = devices
                 yield devices
             await _first_of(changed, closing)
 

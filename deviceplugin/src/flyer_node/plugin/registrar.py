@@ -117,45 +117,47 @@ class Registrar:
         return max(0.01, min(POLL_SECONDS, *waits)) if waits and kubelet else POLL_SECONDS
 
     async def _reconcile_resource(
-        self, one: _Registration, kubelet: tuple[int, int, int] | None
+        self, registration: _Registration, kubelet: tuple[int, int, int] | None
     ) -> None:
-        if not one.server.intact:
-            if one.kubelet is not None:
-                log.info("socket was deleted; serving again", resource=one.server.name)
-            one.kubelet = None
-            one.next_try = 0.0
+        if not registration.server.intact:
+            if registration.kubelet is not None:
+                log.info("socket was deleted; serving again", resource=registration.server.name)
+            registration.kubelet = None
+            registration.next_try = 0.0
             try:
-                await one.server.start()
+                await registration.server.start()
             except OSError as error:
-                log.warning("cannot serve", resource=one.server.name, error=str(error))
+                log.warning("cannot serve", resource=registration.server.name, error=str(error))
                 return
         if kubelet is None:
-            one.kubelet = None
+            registration.kubelet = None
             return
-        self._check_stream(one)
-        if one.kubelet == kubelet or time.monotonic() < one.next_try:
+        self._check_stream(registration)
+        if registration.kubelet == kubelet or time.monotonic() < registration.next_try:
             return
-        await self._register(one, kubelet)
+        await self._register(registration, kubelet)
 
-    def _check_stream(self, one: _Registration) -> None:
+    def _check_stream(self, registration: _Registration) -> None:
         """A registration without a listener is none."""
         now = time.monotonic()
-        if one.kubelet is None or one.server.streams:
-            one.no_stream_since = None
-            if one.server.streams:
-                one.patience = NO_STREAM_SECONDS
+        if registration.kubelet is None or registration.server.streams:
+            registration.no_stream_since = None
+            if registration.server.streams:
+                registration.patience = NO_STREAM_SECONDS
             return
-        one.no_stream_since = one.no_stream_since or now
-        if now - one.no_stream_since >= one.patience:
-            log.info("kubelet does not listen; registering again", resource=one.server.name)
-            one.kubelet, one.no_stream_since = None, None
-            one.patience = min(NO_STREAM_SECONDS_MAX, one.patience * 2)
+        registration.no_stream_since = registration.no_stream_since or now
+        if now - registration.no_stream_since >= registration.patience:
+            log.info(
+                "kubelet does not listen; registering again", resource=registration.server.name
+            )
+            registration.kubelet, registration.no_stream_since = None, None
+            registration.patience = min(NO_STREAM_SECONDS_MAX, registration.patience * 2)
 
-    async def _register(self, one: _Registration, kubelet: tuple[int, int, int]) -> None:
+    async def _register(self, registration: _Registration, kubelet: tuple[int, int, int]) -> None:
         request = pb.RegisterRequest(
             version=VERSION,
-            endpoint=one.server.endpoint,
-            resource_name=one.server.name,
+            endpoint=registration.server.endpoint,
+            resource_name=registration.server.name,
             options=pb.DevicePluginOptions(get_preferred_allocation_available=True),
         )
         started = time.monotonic()
@@ -171,25 +173,29 @@ class Registrar:
                 )
                 await register(request, timeout=REGISTER_SECONDS)
         except grpc.aio.AioRpcError as error:
-            one.next_try = time.monotonic() + one.retry
-            one.retry = min(RETRY_SECONDS_MAX, one.retry * 2)
-            self._metrics.registration(one.server.name, ok=False)
+            registration.next_try = time.monotonic() + registration.retry
+            registration.retry = min(RETRY_SECONDS_MAX, registration.retry * 2)
+            self._metrics.registration(registration.server.name, ok=False)
             log.warning(
                 "registration failed",
-                resource=one.server.name,
+                resource=registration.server.name,
                 code=error.code().name,
                 detail=error.details(),
             )
             return
-        one.kubelet, one.retry, one.no_stream_since = kubelet, RETRY_SECONDS, None
-        self._metrics.registration(one.server.name, ok=True)
+        registration.kubelet, registration.retry, registration.no_stream_since = (
+            kubelet,
+            RETRY_SECONDS,
+            None,
+        )
+        self._metrics.registration(registration.server.name, ok=True)
         seconds = round(time.monotonic() - started, 4)
-        log.info("registered", resource=one.server.name, seconds=seconds)
+        log.info("registered", resource=registration.server.name, seconds=seconds)
 
     def _kubelet(self) -> tuple[int, int, int] | None:
         """Which kubelet's socket is there; inode numbers come back, so its time counts too."""
         try:
-            found = self._kubelet_socket.lstat()
+            info = self._kubelet_socket.lstat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_mtime_ns
+        return info.st_dev, info.st_ino, info.st_mtime_ns

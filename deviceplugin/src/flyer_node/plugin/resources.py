@@ -145,24 +145,24 @@ class GpuResource:
         """GPUs in NVML's order, with their pairs and NUMA nodes in the job's environment."""
         _check_ids(self.name, ids, self._devices)
         view = self._view
-        chosen = [uuid for uuid in self._devices if uuid in set(ids)]
+        uuids = [uuid for uuid in self._devices if uuid in set(ids)]
         pairs = [
             f"{bridge.first}+{bridge.second}"
             for bridge in view.inventory.bridges
-            if {bridge.first, bridge.second} <= set(chosen) and bridge.id not in view.bad_pairs
+            if {bridge.first, bridge.second} <= set(uuids) and bridge.id not in view.bad_pairs
         ]
-        numa = [self._devices[uuid].numa_node for uuid in chosen]
+        numa = [self._devices[uuid].numa_node for uuid in uuids]
         environment = {
-            "FLYER_GPUS": ",".join(chosen),
+            "FLYER_GPUS": ",".join(uuids),
             "FLYER_GPU_PAIRS": ",".join(pairs),
             "FLYER_GPU_NUMA": ",".join("" if node is None else str(node) for node in numa),
         }
         environment["NVIDIA_VISIBLE_DEVICES"] = NO_DEVICES
-        nodes = [node for uuid in chosen for node in gpu_nodes(view, uuid)]
+        nodes = [node for uuid in uuids for node in gpu_nodes(view, uuid)]
         if view.device_mode == "cdi":
             _check_cdi(self.name, view)
-            names = [cdi_spec.gpu_name(uuid) for uuid in chosen]
-            names += [cdi_spec.nvidia_name(uuid) for uuid in chosen if uuid in view.nvidia_cdi]
+            names = [cdi_spec.gpu_name(uuid) for uuid in uuids]
+            names += [cdi_spec.nvidia_name(uuid) for uuid in uuids if uuid in view.nvidia_cdi]
             return Allocation(environment, cdi_devices=tuple(names))
         return Allocation(environment, device_nodes=(*nodes, *gpu_common(view)))
 
@@ -199,24 +199,24 @@ class RdmaResource:
         if unknown:
             text = f"{self.name}: device {unknown[0][:80]!r} is not on this node"
             raise RequestError("NOT_FOUND", text)
-        chosen = list(dict.fromkeys(must_include))
-        if not len(chosen) <= size <= len(set(available)) or set(chosen) - set(available):
+        selection = list(dict.fromkeys(must_include))
+        if not len(selection) <= size <= len(set(available)) or set(selection) - set(available):
             text = f"{self.name}: allocation_size {size} does not fit available and must_include"
             raise RequestError("INVALID_ARGUMENT", text)
         free: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for device_id in sorted(set(available) - set(chosen), reverse=True):
+        for device_id in sorted(set(available) - set(selection), reverse=True):
             free[self._port_of[device_id][:2]].append(device_id)
-        used = dict.fromkeys(free, 0)
-        for device_id in chosen:
-            used[self._port_of[device_id][:2]] = used.get(self._port_of[device_id][:2], 0) + 1
-        while len(chosen) < size:
+        uses = dict.fromkeys(free, 0)
+        for device_id in selection:
+            uses[self._port_of[device_id][:2]] = uses.get(self._port_of[device_id][:2], 0) + 1
+        while len(selection) < size:
             port = min(
                 (port for port in free if free[port]),
-                key=lambda port: (used[port], -len(free[port]), port),
+                key=lambda port: (uses[port], -len(free[port]), port),
             )
-            used[port] += 1
-            chosen.append(free[port].pop())
-        return chosen
+            uses[port] += 1
+            selection.append(free[port].pop())
+        return selection
 
     def allocate(self, ids: Sequence[str]) -> Allocation:
         """The verbs devices of the ports, the class's fields, and for NCCL its topology file."""

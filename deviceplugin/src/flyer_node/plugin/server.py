@@ -187,12 +187,12 @@ class ResourceServer:
             _check_length(
                 self.name, container.available_deviceIDs, container.must_include_deviceIDs
             )
-            chosen = resource.preferred(
+            selection = resource.preferred(
                 container.available_deviceIDs,
                 container.must_include_deviceIDs,
                 container.allocation_size,
             )
-            response.container_responses.add(deviceIDs=chosen)
+            response.container_responses.add(deviceIDs=selection)
         return response
 
     def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
@@ -254,7 +254,7 @@ def _answer(allocate: Allocation) -> pb.ContainerAllocateResponse:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of a socket; None if there is none."""
     try:
-        found = path.lstat()
+        info = path.lstat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
+    return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None

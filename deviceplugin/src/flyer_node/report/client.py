@@ -99,7 +99,7 @@ class NodeHealthClient:
         body: dict[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        what = f"{method} {path.partition('?')[0]}"
+        request_name = f"{method} {path.partition('?')[0]}"
         headers = {"Accept": "application/json", "Content-Type": content_type}
         try:
             if self.token_file.exists():
@@ -114,9 +114,9 @@ class NodeHealthClient:
                 connection.close()
             answer = json.loads(raw) if raw else {}
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ApiError(0, what, f"{type(error).__name__}: {error}") from error
+            raise ApiError(0, request_name, f"{type(error).__name__}: {error}") from error
         if response.status >= http.client.BAD_REQUEST:
-            raise ApiError(response.status, what, str(answer.get("message", answer))[:500])
+            raise ApiError(response.status, request_name, str(answer.get("message", answer))[:500])
         return answer
 
     def _connection(self) -> http.client.HTTPConnection:

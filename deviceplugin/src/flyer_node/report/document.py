@@ -64,7 +64,7 @@ def status_document(
                 "message": fault.message[:1024],
                 "count": fault.count,
             }
-            for fault in sorted(fault_events, key=lambda one: -one.at)
+            for fault in sorted(fault_events, key=lambda fault: -fault.at)
         ][:FAULTS_MAX],
         "conditions": _conditions(inventory, state, reason, message, before, now),
     }
@@ -74,14 +74,14 @@ def status_document(
 def node_state(health: Mapping[Subject, DeviceHealth]) -> tuple[State, str, str]:
     """The worst device's state, with its reason and how many share it."""
     for state in _ORDER:
-        found = [
+        unhealthy = [
             (subject, record) for subject, record in sorted(health.items()) if record.state is state
         ]
-        if found:
-            subject, record = found[0]
+        if unhealthy:
+            subject, record = unhealthy[0]
             reason = _reason(record)
-            others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            return state, reason, f"{subject.kind} {subject.id}: {_message(record)}{others}"
+            suffix = f" (and {len(unhealthy) - 1} more)" if len(unhealthy) > 1 else ""
+            return state, reason, f"{subject.kind} {subject.id}: {_message(record)}{suffix}"
     return State.HEALTHY, "", ""
 
 

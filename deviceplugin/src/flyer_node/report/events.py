@@ -55,8 +55,8 @@ class TokenBucket:
 
     def take(self, now: float) -> bool:
         """Whether one may pass now."""
-        grown = max(0.0, now - self._at) / self._seconds
-        self._tokens = min(float(self._burst), self._tokens + grown)
+        new_tokens = max(0.0, now - self._at) / self._seconds
+        self._tokens = min(float(self._burst), self._tokens + new_tokens)
         self._at = now
         if self._tokens < 1:
             return False

@@ -53,9 +53,9 @@ class MemoryDirectories:
     def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
         """See `Directories`."""
         with self._enter("make_directory"):
-            found = self._entries.get(path)
-            if found is not None:
-                if not found.is_directory:
+            entry = self._entries.get(path)
+            if entry is not None:
+                if not entry.is_directory:
                     raise NotADirectory(f"`{path}` is a file")
                 if not exist_ok:
                     raise Exists(f"`{path}` exists")
@@ -145,9 +145,9 @@ class MemoryDirectories:
         """See `Directories`."""
         with self._enter("claim"):
             entry = self._entry(path)
-            found = entry.claim
-            if found is None or found[0] == holder or found == stood_still:
-                entry.claim = (holder, found[1] + 1 if found else 1)
+            claim = entry.claim
+            if claim is None or claim[0] == holder or claim == stood_still:
+                entry.claim = (holder, claim[1] + 1 if claim else 1)
             assert entry.claim is not None
             return entry.claim
 
@@ -199,16 +199,16 @@ class MemoryDirectories:
             above = self._entries.get(str(parent))
             if above is not None and not above.is_directory:
                 raise NotADirectory(f"`{parent}` is a file")
-        found = self._entries.get(path)
-        if found is None:
+        entry = self._entries.get(path)
+        if entry is None:
             raise NotFound(f"`{path}` does not exist", path=path)
-        return found
+        return entry
 
     def _directory(self, path: str) -> _Entry:
-        found = self._entry(path)
-        if not found.is_directory:
+        entry = self._entry(path)
+        if not entry.is_directory:
             raise NotADirectory(f"`{path}` is a file")
-        return found
+        return entry
 
     def _add(self, path: str, *, is_directory: bool, mode: int) -> _Entry:
         self._inodes += 1

@@ -65,11 +65,11 @@ def main() -> int:
     sys.stdout.write('{"serving": true}\n')
     sys.stdout.flush()
     text = f"{os.getpid()} {options.root}\n".encode()
-    written = f"{options.state}.written" if options.write_back else ""
-    return _serve(options.fd, text, written)
+    written_path = f"{options.state}.written" if options.write_back else ""
+    return _serve(options.fd, text, written_path)
 
 
-def _serve(descriptor: int, text: bytes, written: str) -> int:
+def _serve(descriptor: int, text: bytes, written_path: str) -> int:
     while True:
         try:
             request = os.read(descriptor, WRITE_BYTES_MAX + 4096)
@@ -84,7 +84,7 @@ def _serve(descriptor: int, text: bytes, written: str) -> int:
         body = request[IN_HEADER.size :]
         if operation in (FORGET, BATCH_FORGET, INTERRUPT):
             continue
-        status, reply = _answer(operation, node, body, text, written)
+        status, reply = _answer(operation, node, body, text, written_path)
         header = OUT_HEADER.pack(OUT_HEADER.size + len(reply), -status, unique)
         try:
             os.write(descriptor, header + reply)
@@ -95,23 +95,27 @@ def _serve(descriptor: int, text: bytes, written: str) -> int:
             return 0
 
 
-def _answer(operation: int, node: int, body: bytes, text: bytes, written: str) -> tuple[int, bytes]:
+def _answer(
+    operation: int, node: int, body: bytes, text: bytes, written_path: str
+) -> tuple[int, bytes]:
     # With cached attributes the kernel accepts writes while no daemon serves.
-    known = KNOWN_SECONDS if written else 0
+    valid_seconds = KNOWN_SECONDS if written_path else 0
     if operation == INIT:
-        flags = WRITEBACK_CACHE if written else 0
+        flags = WRITEBACK_CACHE if written_path else 0
         answer = struct.pack(
             "<IIIIHHIIHHI", 7, 31, 65536, flags, 8, 8, WRITE_BYTES_MAX, 1, 32, 0, 0
         )
         return 0, answer.ljust(64, b"\0")
     if operation in (GETATTR, SETATTR):
-        return 0, struct.pack("<QII", known, 0, 0) + _attributes(node, text)
+        return 0, struct.pack("<QII", valid_seconds, 0, 0) + _attributes(node, text)
     if operation == LOOKUP:
         if node == ROOT and body.rstrip(b"\0") == b"hello":
-            return 0, struct.pack("<QQQQII", FILE, 0, 0, known, 0, 0) + _attributes(FILE, text)
+            return 0, struct.pack("<QQQQII", FILE, 0, 0, valid_seconds, 0, 0) + _attributes(
+                FILE, text
+            )
         return errno.ENOENT, b""
     if operation in (OPEN, OPENDIR):
-        return 0, struct.pack("<QII", 1, 0 if written else DIRECT_IO, 0)
+        return 0, struct.pack("<QII", 1, 0 if written_path else DIRECT_IO, 0)
     if operation == READ:
         _, offset, size = struct.unpack_from("<QQI", body)
         return 0, text[offset : offset + size]
@@ -120,9 +124,9 @@ def _answer(operation: int, node: int, body: bytes, text: bytes, written: str) -
         return 0, b"" if offset else _entries()
     if operation == STATFS:
         return 0, struct.pack("<QQQQQIIII", 1, 1, 1, 1, 1, 4096, 255, 4096, 0).ljust(80, b"\0")
-    if operation == WRITE and written:
+    if operation == WRITE and written_path:
         _, offset, size, *_ = WRITE_IN.unpack_from(body)
-        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT, 0o644)
+        descriptor = os.open(written_path, os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(descriptor, body[WRITE_IN.size :][:size], offset)
         os.close(descriptor)
         return 0, struct.pack("<II", size, 0)

@@ -39,9 +39,9 @@ class MemoryMountManager:
         """See `MountManager`."""
         with self._enter():
             self.claimed_for[target] = node
-            if (known := self._mounts.get(target)) is not None:
-                if (known.volume, known.read_only) != (volume, read_only):
-                    raise AlreadyExists(f"`{target}` is already mounted: `{known.volume}`")
+            if (existing := self._mounts.get(target)) is not None:
+                if (existing.volume, existing.read_only) != (volume, read_only):
+                    raise AlreadyExists(f"`{target}` is already mounted: `{existing.volume}`")
                 return
             self._devices += 1
             device = f"0:{self._devices}"
@@ -51,27 +51,31 @@ class MemoryMountManager:
     def bind(self, source: str, target: str, *, read_only: bool, flags: Sequence[str]) -> None:
         """See `MountManager`."""
         with self._enter():
-            there = self._mounts.get(source)
-            if there is None:
+            existing = self._mounts.get(source)
+            if existing is None:
                 raise AlreadyExists(f"no 3FS volume is mounted at `{source}`")
-            wanted = MountPoint(there.volume, target, there.device, read_only or there.read_only)
-            if self._mounts.setdefault(target, wanted) != wanted:
+            mount = MountPoint(
+                existing.volume, target, existing.device, read_only or existing.read_only
+            )
+            if self._mounts.setdefault(target, mount) != mount:
                 raise AlreadyExists(f"`{target}` is already mounted ({', '.join(flags)})")
 
     def unmount(self, target: str) -> UnmountResult:
         """See `MountManager`."""
         with self._enter():
-            there = self._mounts.get(target)
-            if there is None:
+            mount_point = self._mounts.get(target)
+            if mount_point is None:
                 return UnmountResult(None, clean=True)
-            others = [mount for mount in self._mounts.values() if mount.device == there.device]
-            first = next(other.target for other in others)
-            if first == target and len(others) > 1:
-                raise FailedPrecondition(f"`{there.volume}` is still mounted elsewhere")
+            same_device = [
+                mount for mount in self._mounts.values() if mount.device == mount_point.device
+            ]
+            first = next(other.target for other in same_device)
+            if first == target and len(same_device) > 1:
+                raise FailedPrecondition(f"`{mount_point.volume}` is still mounted elsewhere")
             del self._mounts[target]
-            if len(others) == 1:
-                self._managed.pop(there.device, None)
-            return UnmountResult(there.volume, self.clean, self.data_lost)
+            if len(same_device) == 1:
+                self._managed.pop(mount_point.device, None)
+            return UnmountResult(mount_point.volume, self.clean, self.data_lost)
 
     def state(self) -> tuple[list[MountPoint], list[MountStatus]]:
         """See `MountManager`."""

@@ -82,13 +82,13 @@ class Cgroups:
         """Return the group with a plain name; it is created when a daemon starts in it."""
         return Group(self.daemons / name)
 
-    def sweep(self, used: Callable[[], set[str]]) -> None:
+    def sweep(self, in_use: Callable[[], set[str]]) -> None:
         """Remove the groups of volumes that are not mounted any more.
 
         A mount is registered before its group is created, so `used` is called after listing.
         """
         existing = {folder.name for folder in self.daemons.iterdir() if folder.is_dir()}
-        for name in existing - used():
+        for name in existing - in_use():
             # A group with a process that has not ended yet stays until the next sweep.
             with suppress(OSError):
                 (self.daemons / name).rmdir()

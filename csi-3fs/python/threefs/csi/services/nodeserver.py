@@ -216,11 +216,11 @@ class NodeServer(csi_pb2_grpc.NodeServicer):
             )
         # First: a ticket is renewed for its registered pods.
         self._tickets.add_pod(parsed, target, request.volume_context)
-        others = sorted(targets - {staging, target})
-        if access.single_pod and others:
+        other_targets = sorted(targets - {staging, target})
+        if access.single_pod and other_targets:
             raise FailedPrecondition(
                 f"volume `{volume_id}` is for one pod (ReadWriteOncePod) and published at "
-                f"`{others[0]}` already; unpublish it there first"
+                f"`{other_targets[0]}` already; unpublish it there first"
             )
         self._mount_manager.bind(
             staging,

@@ -68,16 +68,16 @@ class TlsFiles:
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the configuration if the files have changed since the last call."""
         try:
-            read = (
+            key = (
                 (self._folder / "tls.key").read_bytes(),
                 (self._folder / "tls.crt").read_bytes(),
             )
         except OSError:
             return None
-        if read == self._read:
+        if key == self._read:
             return None
-        self._read = read
-        return grpc.ssl_server_certificate_configuration([read])
+        self._read = key
+        return grpc.ssl_server_certificate_configuration([key])
 
 
 class CallError(Exception):

@@ -161,10 +161,10 @@ class ApiServer:
                 data = json.dumps(body).encode()
             connection.request(method, path, data, headers)
             http_response = connection.getresponse()
-            read = http_response.read(RESPONSE_BYTES_MAX + 1)
-            if len(read) > RESPONSE_BYTES_MAX:
+            content = http_response.read(RESPONSE_BYTES_MAX + 1)
+            if len(content) > RESPONSE_BYTES_MAX:
                 raise OSError(f"a response above {RESPONSE_BYTES_MAX} bytes")
-            return http_response.status, read
+            return http_response.status, content
         finally:
             connection.close()
 

@@ -186,12 +186,12 @@ def _mounted(
             continue
         if reference.ephemeral and claim.owner_uid != pod_name.uid:
             continue
-        bound = kubernetes.volume(claim.volume)
+        bound_volume = kubernetes.volume(claim.volume)
         # Both must agree: a volume that references another claim is not bound to this one.
-        if bound is None or bound.claim_uid != claim.uid:
+        if bound_volume is None or bound_volume.claim_uid != claim.uid:
             continue
-        if (bound.driver, bound.handle) == (policy.driver, volume):
-            return Grant(node, bound.read_only)
+        if (bound_volume.driver, bound_volume.handle) == (policy.driver, volume):
+            return Grant(node, bound_volume.read_only)
     raise Denied(f"pod `{pod_name.name}` mounts no claim that is bound to volume `{volume}`")
 
 
@@ -205,15 +205,15 @@ def _node_of(kubernetes: Kubernetes, policy: Policy, token: str) -> str:
     return pod.node
 
 
-def _pod_of(kubernetes: Kubernetes, token: str, what: str) -> tuple[TokenIdentity, Pod]:
+def _pod_of(kubernetes: Kubernetes, token: str, token_name: str) -> tuple[TokenIdentity, Pod]:
     reviewed = kubernetes.token(token)
     if reviewed is None:
-        raise Denied(f"{what} is not valid for audience `{AUDIENCE}`")
+        raise Denied(f"{token_name} is not valid for audience `{AUDIENCE}`")
     if not reviewed.pod or not reviewed.pod_uid:
-        raise Denied(f"{what} is not bound to a pod")
+        raise Denied(f"{token_name} is not bound to a pod")
     pod = kubernetes.pod(reviewed.namespace, reviewed.pod)
     if pod is None or pod.uid != reviewed.pod_uid:
-        raise Denied(f"the pod of {what} does not exist")
+        raise Denied(f"the pod of {token_name} does not exist")
     if not pod.node:
-        raise Denied(f"the pod of {what} is not assigned to a node")
+        raise Denied(f"the pod of {token_name} is not assigned to a node")
     return reviewed, pod

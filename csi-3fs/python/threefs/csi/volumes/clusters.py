@@ -118,9 +118,9 @@ class Clusters:
     def file(self, name: str) -> ClusterFile:
         """The `cluster.json` of a cluster."""
         if name not in self.names():
-            known = ", ".join(self.names()) or "none"
+            names = ", ".join(self.names()) or "none"
             raise InvalidArgument(
-                f"unknown cluster `{name}` (configured: {known}); add a folder `{name}` with its "
+                f"unknown cluster `{name}` (configured: {names}); add a folder `{name}` with its "
                 f"cluster.json to `{self._folder}`"
             )
         try:

@@ -67,10 +67,10 @@ class NodeClaims:
             before, since = self._observed.get(name, (claim, now))
             since = since if before == claim else now
             self._observed[name] = (claim, since)
-        left = max(0.0, WATCH_SECONDS - (now - since))
+        remaining = max(0.0, WATCH_SECONDS - (now - since))
         raise FailedPrecondition(
             f"volume `{name}` is restricted to one node at a time and node `{claim[0]}` uses it; "
-            f"delete its pods there. If that node is dead, its claim expires in {left:.0f} s"
+            f"delete its pods there. If that node is dead, its claim expires in {remaining:.0f} s"
         )
 
     def let_expire(self, volume: str) -> None:

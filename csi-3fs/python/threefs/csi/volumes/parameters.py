@@ -66,21 +66,29 @@ class Parameters:
     size, at most 16,777,216."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Parameters:
+    def parse(cls, volume_parameters: Mapping[str, str]) -> Parameters:
         """Parse the parameters of a class; an unknown one is an error."""
-        given = {name: text for name, text in given.items() if not name.startswith(KUBERNETES)}
-        unknown = sorted(name for name in given if name not in KNOWN)
+        volume_parameters = {
+            name: text
+            for name, text in volume_parameters.items()
+            if not name.startswith(KUBERNETES)
+        }
+        unknown = sorted(name for name in volume_parameters if name not in KNOWN)
         if unknown:
             raise InvalidArgument(
                 f"unknown parameter `{unknown[0][:80]}`; supported are {', '.join(KNOWN)}"
             )
         return cls(
-            cluster=check_cluster("parameter `cluster`", given.get("cluster", DEFAULT_CLUSTER)),
-            path=check_claims_parent("parameter `path`", given.get("path", DEFAULT_PARENT)),
-            uid=_number("uid", given.get("uid", "0"), 10, ID_MAX),
-            gid=_number("gid", given.get("gid", "0"), 10, ID_MAX),
-            mode=_number("mode", given.get("mode", "0777"), 8, 0o7777),
-            inodes=_number("inodes", given.get("inodes", "0"), 10, INODES_MAX),
+            cluster=check_cluster(
+                "parameter `cluster`", volume_parameters.get("cluster", DEFAULT_CLUSTER)
+            ),
+            path=check_claims_parent(
+                "parameter `path`", volume_parameters.get("path", DEFAULT_PARENT)
+            ),
+            uid=_number("uid", volume_parameters.get("uid", "0"), 10, ID_MAX),
+            gid=_number("gid", volume_parameters.get("gid", "0"), 10, ID_MAX),
+            mode=_number("mode", volume_parameters.get("mode", "0777"), 8, 0o7777),
+            inodes=_number("inodes", volume_parameters.get("inodes", "0"), 10, INODES_MAX),
         )
 
     def as_record(self) -> dict[str, str | int]:

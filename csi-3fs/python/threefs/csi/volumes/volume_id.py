@@ -82,9 +82,11 @@ class VolumeId:
         """Parse an id and check its parts."""
 
         def invalid(reason: str) -> InvalidArgument:
-            shown = text if len(text) <= ID_BYTES_MAX else f"{text[:40]}… ({len(text)} characters)"
+            excerpt = (
+                text if len(text) <= ID_BYTES_MAX else f"{text[:40]}… ({len(text)} characters)"
+            )
             return InvalidArgument(
-                f"volume_id {shown!r} {reason}; ids of this driver are v1:CLUSTER:/PATH/NAME"
+                f"volume_id {excerpt!r} {reason}; ids of this driver are v1:CLUSTER:/PATH/NAME"
             )
 
         if len(text.encode(errors="replace")) > ID_BYTES_MAX:

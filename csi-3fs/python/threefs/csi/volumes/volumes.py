@@ -111,12 +111,12 @@ class Volumes:
 
     def get(self, volume: VolumeId) -> Volume:
         """Return a volume for claims, which must exist."""
-        found = self.find(volume)
-        if found is None:
+        volume_entry = self.find(volume)
+        if volume_entry is None:
             raise Missing(f"volume `{volume}` does not exist: it was deleted, or never made")
         if volume.is_inline:
             raise Missing(f"`{volume}` is a pod's inline volume, which only that pod may use")
-        return found
+        return volume_entry
 
     def find_readable(self, volume: VolumeId, metrics: Metrics) -> Volume | None:
         """Return the volume for listings; an unreadable record is counted and logged."""
@@ -135,9 +135,9 @@ class Volumes:
             # A volume created by an earlier release may have a higher limit.
             inodes = max(inodes, quota.inodes_max)
         self.files.set_quota(volume.id.path, bytes_max=size_bytes, inodes_max=inodes)
-        grown = Volume(volume.id, volume.name, size_bytes, volume.parameters)
-        self.files.setxattr(volume.id.path, RECORD, grown.record())
-        return grown
+        resized = Volume(volume.id, volume.name, size_bytes, volume.parameters)
+        self.files.setxattr(volume.id.path, RECORD, resized.record())
+        return resized
 
     def remove(self, volume: VolumeId) -> None:
         """Remove a volume, or the rest of an unfinished creation."""
@@ -199,11 +199,11 @@ class Volumes:
             self.files.make_directory(f"{PARENTS}/{quote(parent, safe='')}", 0o700, exist_ok=True)
 
     def _make_all(self, path: str) -> None:
-        made = ""
+        prefix = ""
         for part in path.strip("/").split("/"):
-            made += f"/{part}"
-            if made != "/":
-                self.files.make_directory(made, 0o755, exist_ok=True)
+            prefix += f"/{part}"
+            if prefix != "/":
+                self.files.make_directory(prefix, 0o755, exist_ok=True)
 
 
 def _parsed(volume: VolumeId, record: bytes) -> Volume:
