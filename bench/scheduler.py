@@ -57,8 +57,8 @@ class Record:
 
     def missing(self, names: list[str]) -> list[str]:
         """Parts that the file does not have in this size."""
-        known = self._before().get("parts", {})
-        return [name for name in names if self._label(name) not in known]
+        parts_before = self._before().get("parts", {})
+        return [name for name in names if self._label(name) not in parts_before]
 
     def _label(self, name: str) -> str:
         return f"{name}, quick" if self.quick else name
@@ -74,10 +74,10 @@ class Record:
         """Run a part, print its results and write them."""
         before = [len(figure.ours) for figure in self.figures]
         await part()
-        for one, count in zip(self.figures, before, strict=True):
-            if len(one.ours) > count:
-                peer = f", peer {one.peer[-1]:.3g}" if one.peer else ""
-                say(f"  {one.name}: {one.ours[-1]:.3g} {one.unit}{peer}")
+        for kept_figure, count in zip(self.figures, before, strict=True):
+            if len(kept_figure.ours) > count:
+                peer = f", peer {kept_figure.peer[-1]:.3g}" if kept_figure.peer else ""
+                say(f"  {kept_figure.name}: {kept_figure.ours[-1]:.3g} {kept_figure.unit}{peer}")
         for part_details in details:
             self.details |= part_details
         self.parts[self._label(name)] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -93,15 +93,15 @@ class Record:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "load": round(os.getloadavg()[0], 1),
         }
-        found = document(config, [figure for figure in self.figures if figure.ours])
-        for figure in found["figures"].values():
+        report = document(config, [figure for figure in self.figures if figure.ours])
+        for figure in report["figures"].values():
             figure["config"] = config
         before = self._before()
-        found["parts"] = before.get("parts", {}) | self.parts
-        found["figures"] = before.get("figures", {}) | found["figures"]
-        found["details"] = before.get("details", {}) | self.details
+        report["parts"] = before.get("parts", {}) | self.parts
+        report["figures"] = before.get("figures", {}) | report["figures"]
+        report["details"] = before.get("details", {}) | self.details
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(found, indent=2) + "\n")
+        self.path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 async def measure(arguments: argparse.Namespace, record: Record) -> None:

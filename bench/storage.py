@@ -46,8 +46,8 @@ def fio(folder: Path, size: int, *, rw: str, jobs: int = 1) -> float:
         *(f"--bs={BLOCK_BYTES}", "--direct=1", "--ioengine=psync", f"--numjobs={jobs}"),
         *("--fdatasync=0", "--end_fsync=1", "--group_reporting", "--output-format=json"),
     ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-    job = json.loads(done.stdout)["jobs"][0]["write" if rw == "write" else "read"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    job = json.loads(result.stdout)["jobs"][0]["write" if rw == "write" else "read"]
     # With several jobs fio's own rate counts from the first start to the last end.
     return float(job["bw_bytes"])
 
@@ -141,18 +141,18 @@ def shown(name: str, rate: float) -> str:
 def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
     """Medians and the ratios that matter."""
     median = {name: statistics.median(values) for name, values in rates.items()}
-    write, read = median["3FS write, 3 replicas"], median["3FS read, cached"]
+    write, read_rate = median["3FS write, 3 replicas"], median["3FS read, cached"]
     ratios = {
         "write / (fio 3 writers / 3)": write / (median["fio write, 3 writers"] / 3),
         "write / fio 1 writer": write / median["fio write, 1 writer"],
-        "cached read / fio read": read / median["fio read, 1 reader"],
+        "cached read / fio read": read_rate / median["fio read, 1 reader"],
     }
     if "3FS read, cold" in median:
         ratios["cold read / fio read"] = median["3FS read, cold"] / median["fio read, 1 reader"]
     if "mount: write" in median:
         for name in ("mount", "mount, write-back"):
-            bound = median["fio write, 3 writers"] / 3
-            ratios[f"{name}: write / (fio 3 writers / 3)"] = median[f"{name}: write"] / bound
+            limit = median["fio write, 3 writers"] / 3
+            ratios[f"{name}: write / (fio 3 writers / 3)"] = median[f"{name}: write"] / limit
             ratios[f"{name}: read / fio read"] = (
                 median[f"{name}: read"] / median["fio read, 1 reader"]
             )

@@ -189,7 +189,7 @@ def stopped_phase(
     back = time.monotonic()
     reports = workers.results()
     before = rate(reports, start + seconds / 5, stop_at)
-    found = phase_of(
+    phase = phase_of(
         f"{writers} writers, {service} stopped for {stopped_seconds:.0f} s",
         reports,
         before,
@@ -199,13 +199,13 @@ def stopped_phase(
         rate(reports, back + second, back + second + 2) for second in range(int(end - back) - 2)
     ]
     full = [second for second, bps in enumerate(after) if bps >= 0.8 * before]
-    found.seconds = {
+    phase.seconds = {
         "rate while stopped / before": rate(reports, stop_at, back) / before,
         "longest pause in seconds": longest_pause(reports, stop_at, end),
         "rate in seconds 5 to 15 after / before": rate(reports, back + 5, end) / before,
         "seconds to 0.8 of the rate before": float(full[0]) if full else float("inf"),
     }
-    return found
+    return phase
 
 
 def read_phase(cluster: Cluster, readers: int, seconds: float, shared: Path) -> Phase:
@@ -229,9 +229,9 @@ def read_phase(cluster: Cluster, readers: int, seconds: float, shared: Path) -> 
     reports = workers.results()
     running = reports[: len(half)]
     alone = rate(running, start + seconds / 5, alone_end)
-    found = phase_of(f"{readers} readers, half stopped", reports, alone, cluster)
-    found.seconds = {"rate of the others / alone": rate(running, stopped, end - 0.5) / alone}
-    return found
+    phase = phase_of(f"{readers} readers, half stopped", reports, alone, cluster)
+    phase.seconds = {"rate of the others / alone": rate(running, stopped, end - 0.5) / alone}
+    return phase
 
 
 def worker(kind: str, file: str, shared: str, number: int, count: int, files: int) -> None:
@@ -333,11 +333,11 @@ def check_room(folder: Path, writers: list[int], full_percent: int) -> None:
     """Refuse to start where the files of the largest phase do not fit."""
     # Three replicas of each file, and as much again while one is overwritten and another synced.
     percent = 100 * 100 // full_percent if full_percent else 200
-    needed = len(SERVICES) * max(writers, default=0) * THREADS * BATCH_BYTES * percent // 100
+    required = len(SERVICES) * max(writers, default=0) * THREADS * BATCH_BYTES * percent // 100
     free = shutil.disk_usage(folder).free
-    if free < needed:
+    if free < required:
         raise SystemExit(
-            f"{folder} has {free >> 30} GiB free, {max(writers)} writers need {needed >> 30}: "
+            f"{folder} has {free >> 30} GiB free, {max(writers)} writers need {required >> 30}: "
             "give another --folder or fewer --writers"
         )
 
@@ -350,7 +350,7 @@ def run(
     files = max(writers, default=0) * THREADS
     capacity_bytes = files * BATCH_BYTES * 100 // full_percent if full_percent else 0
 
-    def done(phase: Phase) -> None:
+    def record(phase: Phase) -> None:
         phases.append(phase)
         print(described(phase), file=sys.stderr, flush=True)
 
@@ -362,19 +362,19 @@ def run(
         if writers:
             fill(cluster, files, shared)
             for count in [*writers, writers[0]] if len(writers) > 1 else writers:
-                done(write_phase(cluster, count, seconds, shared, files))
+                record(write_phase(cluster, count, seconds, shared, files))
             stopped = writers[min(1, len(writers) - 1)]
             for service in [] if full_percent else STOPPED_SECONDS:
-                done(stopped_phase(cluster, service, stopped, seconds, shared, files))
+                record(stopped_phase(cluster, service, stopped, seconds, shared, files))
             remove(cluster, files)
         if readers:
             shared = shared_bytes(Path(memory), "read", READ_BYTES)
             with threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client:
                 expected = shared.read_bytes()
                 client.write_file(READ_PATH, expected)
-            found = read_phase(cluster, readers, seconds, shared)
-            found.wrong += int(shared.read_bytes() != expected)
-            done(found)
+            reads = read_phase(cluster, readers, seconds, shared)
+            reads.wrong += int(shared.read_bytes() != expected)
+            record(reads)
     return phases
 
 
@@ -431,8 +431,8 @@ def main() -> None:
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.2f}")
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    found = {"phases": [asdict(phase) for phase in phases], "ratios": ratios}
-    args.output.write_text(json.dumps(found, indent=2) + "\n")
+    report = {"phases": [asdict(phase) for phase in phases], "ratios": ratios}
+    args.output.write_text(json.dumps(report, indent=2) + "\n")
     if any(phase.errors or phase.wrong for phase in phases):
         raise SystemExit("errors or wrong bytes: see above")
 

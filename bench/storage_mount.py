@@ -93,10 +93,10 @@ def mounted(cluster: Path, folder: Path, client: threefs.Client) -> Iterator[dic
 
 def steps(places: dict[str, Path], size: int) -> dict[str, Callable[[], float]]:
     """The measurements in each directory, with the names of the file rates."""
-    found: dict[str, Callable[[], float]] = {}
+    result: dict[str, Callable[[], float]] = {}
     for name, folder in places.items():
-        found[f"{name}: write"] = partial(write, folder / "file", size)
-        found[f"{name}: read"] = partial(read, folder / "file")
-        found[f"{name}: creates/s, 1 thread"] = partial(create, folder, 1)
-        found[f"{name}: creates/s, {CREATORS} threads"] = partial(create, folder, CREATORS)
-    return found
+        result[f"{name}: write"] = partial(write, folder / "file", size)
+        result[f"{name}: read"] = partial(read, folder / "file")
+        result[f"{name}: creates/s, 1 thread"] = partial(create, folder, 1)
+        result[f"{name}: creates/s, {CREATORS} threads"] = partial(create, folder, CREATORS)
+    return result

@@ -120,8 +120,8 @@ def _page(source: Mapping[str, Any]) -> str:
             lines += [f"{part['description']}.", ""]
         lines += ["| key | default | what it sets |", "|---|---|---|"]
         for path, default, description in rows(single):
-            shown = json.dumps(default, ensure_ascii=False).replace("|", "\\|")
-            lines.append(f"| `{path}` | `{shown}` | {description.replace('|', '&#124;')} |")
+            default_text = json.dumps(default, ensure_ascii=False).replace("|", "\\|")
+            lines.append(f"| `{path}` | `{default_text}` | {description.replace('|', '&#124;')} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -26,12 +26,12 @@ def find() -> str:
     """The path of a Helm; it is built when there is none."""
     if named := os.environ.get("HELM"):
         return named
-    built = TOOLS / "helm"
-    if not built.exists() and (installed := shutil.which("helm")):
+    path = TOOLS / "helm"
+    if not path.exists() and (installed := shutil.which("helm")):
         return installed
-    if not built.exists():
-        _build(built)
-    return str(built)
+    if not path.exists():
+        _build(path)
+    return str(path)
 
 
 def _build(target: Path) -> None:

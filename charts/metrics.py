@@ -57,12 +57,12 @@ class Metric:
 
 def metrics(component: Component) -> list[Metric]:
     """The metrics that a component's code defines, in source order."""
-    found = []
+    result = []
     for source in component.sources:
         path = ROOT / source
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found += list(_of(ast.parse(file.read_text())))
-    return found
+            result += list(_of(ast.parse(file.read_text())))
+    return result
 
 
 def _of(tree: ast.AST) -> Iterator[Metric]:
@@ -73,10 +73,10 @@ def _of(tree: ast.AST) -> Iterator[Metric]:
         texts = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant)]
         if kind is None or len(texts) < 2 or not all(isinstance(text, str) for text in texts):
             continue
-        name, what = (str(text) for text in texts)
+        name, help_text = (str(text) for text in texts)
         if kind == "counter":
             name = name.removesuffix("_total") + "_total"
-        yield Metric(name, kind, _labels(node), what.rstrip("."))
+        yield Metric(name, kind, _labels(node), help_text.rstrip("."))
 
 
 def _labels(call: ast.Call) -> tuple[str, ...]:

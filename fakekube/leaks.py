@@ -36,15 +36,15 @@ async def nothing_left(closing_seconds: float = CLOSING_SECONDS) -> AsyncIterato
 def _left(tasks: set[asyncio.Task[object]], files: dict[str, str]) -> list[str]:
     running = asyncio.all_tasks() - tasks - {asyncio.current_task()}
     opened = set(_files().items()) - set(files.items())
-    return [repr(task) for task in running] + [f"{number}: {what}" for number, what in opened]
+    return [repr(task) for task in running] + [f"{number}: {target}" for number, target in opened]
 
 
 def _files() -> dict[str, str]:
     """Open file descriptors and their targets."""
-    found: dict[str, str] = {}
+    targets: dict[str, str] = {}
     for path in FILES.iterdir():
         if int(path.name) <= 2:
             continue  # pytest replaces these
         with contextlib.suppress(OSError):  # the descriptor that lists them
-            found[path.name] = str(path.readlink())
-    return found
+            targets[path.name] = str(path.readlink())
+    return targets

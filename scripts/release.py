@@ -109,9 +109,9 @@ def rust_components(metadata: dict[str, Any]) -> list[dict[str, Any]]:
 def _wheels(output: Path, version: str) -> None:
     for package in ("flyer", "flyer-node", "hfreduce", "threefs"):
         _run(str(UV), "build", "--quiet", "--wheel", "--package", package, "-o", str(output))
-    built = sorted(output.glob("*.whl"))
-    if len(built) != 4 or any(f"-{version}-" not in wheel.name for wheel in built):
-        names = ", ".join(wheel.name for wheel in built)
+    wheels = sorted(output.glob("*.whl"))
+    if len(wheels) != 4 or any(f"-{version}-" not in wheel.name for wheel in wheels):
+        names = ", ".join(wheel.name for wheel in wheels)
         raise ReleaseError(f"expected four wheels of version {version}, built {names or 'none'}")
     (output / ".gitignore").unlink(missing_ok=True)
 
@@ -136,12 +136,12 @@ def _bills_of_materials(output: Path, version: str) -> None:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=STEP_SECONDS, check=False
     )
-    if done.returncode != 0:
-        raise ReleaseError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+    if result.returncode != 0:
+        raise ReleaseError(f"`{' '.join(command)}` failed: {result.stderr.strip()[-2000:]}")
+    return result.stdout
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -132,13 +132,13 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    found = prune(arguments.days, time.time(), dry_run=arguments.dry_run)
-    total = sum(build.bytes for build in found)
-    for build in found:
+    builds = prune(arguments.days, time.time(), dry_run=arguments.dry_run)
+    total = sum(build.bytes for build in builds)
+    for build in builds:
         print(f"{build.bytes / 2**20:8.1f} MiB  {build.path}")
-    if found or not arguments.quiet:
+    if builds or not arguments.quiet:
         verb = "would be" if arguments.dry_run else "were"
-        print(f"cluster: {len(found)} old builds {verb} removed, {total / 2**20:.1f} MiB")
+        print(f"cluster: {len(builds)} old builds {verb} removed, {total / 2**20:.1f} MiB")
     return 0
 
 

@@ -57,7 +57,7 @@ def run(program: Path, node: str, controller: str, kubelet_dir: Path, report: Pa
     for name in ("mount", "stage"):
         (kubelet_dir / name).mkdir(parents=True, exist_ok=True)
     report.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
+    result = subprocess.run(
         [
             str(program),
             f"--csi.endpoint={node}",
@@ -75,12 +75,12 @@ def run(program: Path, node: str, controller: str, kubelet_dir: Path, report: Pa
     cases = list(ET.parse(report).iter("testcase"))
     skipped: Counter[str] = Counter()
     for case in cases:
-        if (found := case.find("skipped")) is not None:
-            skipped[str(found.get("message"))] += 1
+        if (reason := case.find("skipped")) is not None:
+            skipped[str(reason.get("message"))] += 1
     failed = tuple(
         str(case.get("name"))
         for case in cases
         if case.find("failure") is not None or case.find("error") is not None
     )
     passed = len(cases) - len(failed) - sum(skipped.values())
-    return Outcome(done.returncode, passed, failed, skipped, done.stdout + done.stderr)
+    return Outcome(result.returncode, passed, failed, skipped, result.stdout + result.stderr)

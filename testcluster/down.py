@@ -24,12 +24,12 @@ def down(folder: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Same as `down`, for a caller that holds the lock."""
-    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if "state.json" not in found and found - {"state.json.new"}:
+    names_present = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if "state.json" not in names_present and names_present - {"state.json.new"}:
         raise ClusterError(
             f"{folder} holds no cluster (no state.json) and is not empty; not removed"
         )
-    state = State.load(folder) if "state.json" in found else State(folder)
+    state = State.load(folder) if "state.json" in names_present else State(folder)
     if state.kind:
         kind.delete(state)
     kill_all(state)

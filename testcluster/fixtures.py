@@ -66,15 +66,15 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace for this test in the cluster that it requested; deleted afterwards."""
     name = "cluster" if "cluster" in request.fixturenames else "control_plane"
     cluster: Cluster = request.getfixturevalue(name)
-    made = f"test-{os.urandom(4).hex()}"
-    cluster.kubectl("create", "namespace", made)
+    namespace_name = f"test-{os.urandom(4).hex()}"
+    cluster.kubectl("create", "namespace", namespace_name)
     if name == "cluster":
         # Right after an API server's restart the controllers need a while to make it: a job that
         # created earlier would start a second attempt, which a scenario may count.
         account = ("--for=create", "serviceaccount/default", "--timeout=60s")
-        cluster.kubectl("wait", f"--namespace={made}", *account, deadline_s=70)
-    yield made
-    cluster.kubectl("delete", "namespace", made, "--wait=false")
+        cluster.kubectl("wait", f"--namespace={namespace_name}", *account, deadline_s=70)
+    yield namespace_name
+    cluster.kubectl("delete", "namespace", namespace_name, "--wait=false")
 
 
 def started_cluster(options: Options) -> Iterator[Cluster]:

@@ -63,7 +63,7 @@ class Cluster:
 
     def kubectl(self, *arguments: str, stdin: str = "", deadline_s: float = WAIT_S) -> str:
         """Returns kubectl's output; raises KubectlError when it fails."""
-        done = subprocess.run(
+        result = subprocess.run(
             [str(binaries.find("kubectl")), f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin,
             capture_output=True,
@@ -71,9 +71,9 @@ class Cluster:
             timeout=deadline_s,
             check=False,
         )
-        if done.returncode != 0:
-            raise KubectlError(arguments, done.stderr)
-        return done.stdout
+        if result.returncode != 0:
+            raise KubectlError(arguments, result.stderr)
+        return result.stdout
 
     def apply(self, *manifests: Manifest, namespace: str = "default") -> str:
         """`kubectl apply` of these objects."""
@@ -85,10 +85,10 @@ class Cluster:
     ) -> Any:
         """An object, or without a name the list's items, as parsed JSON."""
         names = [name] if name else [f"--selector={selector}"]
-        found = json.loads(
+        document = json.loads(
             self.kubectl("get", kind, *names, f"--namespace={namespace}", "--output=json")
         )
-        return found if name else found["items"]
+        return document if name else document["items"]
 
     def wait_ready(
         self, *pods: str, namespace: str = "default", deadline_s: float = WAIT_S
@@ -109,18 +109,18 @@ class Cluster:
         """An asyncio API client as administrator: `async with await cluster.client() as api:`."""
         from kubernetes.aio import config
 
-        made: ApiClient = await config.new_client_from_config(  # type: ignore[no-untyped-call]
+        api_client: ApiClient = await config.new_client_from_config(  # type: ignore[no-untyped-call]
             self.kubeconfig, persist_config=False
         )
-        return made
+        return api_client
 
     def load_images(self, *names: str) -> str:
         """Builds these images of the project (`images.contents`) and loads them into every node.
 
         Skips a node that has them already. Returns a digest of their contents.
         """
-        known = {image.name: image for image in IMAGES}
-        paths = {name: archive(known[name]) for name in names}
+        images = {image.name: image for image in IMAGES}
+        paths = {name: archive(images[name]) for name in names}
         if self.state.kind:
             for path in paths.values():
                 kind.load_image(self.state, path)
@@ -149,13 +149,15 @@ class Cluster:
     def kill_container(self, pod: Manifest, container: str) -> None:
         """Kills a container as a crash would; its kubelet starts it again."""
         kinds = ("containerStatuses", "initContainerStatuses")  # sidecars are of the second
-        known = [
+        statuses = [
             container_status for kind in kinds for container_status in pod["status"].get(kind, ())
         ]
-        (found,) = (
-            container_status for container_status in known if container_status["name"] == container
+        (match,) = (
+            container_status
+            for container_status in statuses
+            if container_status["name"] == container
         )
-        name = str(found["containerID"]).removeprefix("containerd://")
+        name = str(match["containerID"]).removeprefix("containerd://")
         words = ("ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", "--all", name)
         self.run_on(pod["spec"]["nodeName"], *words)
 
@@ -177,7 +179,7 @@ class Cluster:
             raise ClusterError("kind runs the nodes: this needs FLYER_E2E_ENGINE=processes")
 
 
-def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:
+def wait_for(description: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:
     """Calls `probe` until its result is true; an AssertionError has `what` and the last result.
 
     A request that times out counts as a result that is not true.
@@ -186,14 +188,14 @@ def wait_for(what: str, probe: Callable[[], T | None], deadline_s: float = WAIT_
     last: object = None
     while True:
         try:
-            found = probe()
-            if found:
-                return found
-            last = found
+            value = probe()
+            if value:
+                return value
+            last = value
         except KubectlError as error:
             if not error.unanswered:
                 raise
             last = error
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {deadline_s:g} s: {what} (last: {last!r})")
+            raise AssertionError(f"not within {deadline_s:g} s: {description} (last: {last!r})")
         time.sleep(0.1)

@@ -169,7 +169,7 @@ def _run(state: State, *command: str, deadline_s: float = COMMAND_SECONDS) -> st
     if settings.exists():  # not when an interrupted `down` is repeated
         environment["CONTAINERS_CONF"] = str(settings)
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             env=environment,
             capture_output=True,
@@ -183,6 +183,6 @@ def _run(state: State, *command: str, deadline_s: float = COMMAND_SECONDS) -> st
         ) from None
     except subprocess.TimeoutExpired:
         raise ClusterError(f"{' '.join(command)}: not finished within {deadline_s:g} s") from None
-    if done.returncode != 0:
-        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    if result.returncode != 0:
+        raise ClusterError(f"{' '.join(command)}: {result.stderr.strip()}")
+    return result.stdout

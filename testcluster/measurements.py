@@ -39,8 +39,8 @@ def table() -> list[str]:
     lines = []
     for item in _recorded:
         goal = "" if item.most is None else f"≤ {item.most:g}"
-        missed = "missed" if item.most is not None and item.value > item.most else ""
+        verdict = "missed" if item.most is not None and item.value > item.most else ""
         lines.append(
-            f"{item.scenario:<14} {item.name:<36} {item.value:>9.3f} {goal:>8} {missed}".rstrip()
+            f"{item.scenario:<14} {item.name:<36} {item.value:>9.3f} {goal:>8} {verdict}".rstrip()
         )
     return lines

@@ -42,10 +42,10 @@ LOCK_DEADLINE_S = 60.0
 
 def ip(*arguments: str) -> str:
     """Runs iproute2's ip; an error has its output."""
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+    result = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ClusterError(f"ip {' '.join(arguments)}: {result.stderr.strip()}")
+    return result.stdout
 
 
 def node_address(state: State, index: int) -> IPv4Address:
@@ -76,13 +76,13 @@ def create(state: State) -> None:
 
 def choose_range(routes: list[dict[str, Any]]) -> int:
     """The first octet K for which no route of this machine meets 10.K.0.0/16."""
-    used = [
+    networks = [
         IPv4Network(route["dst"], strict=False)
         for route in routes
         if route["dst"][0].isdecimal() and ":" not in route["dst"]
     ]
     for octet in OCTETS:
-        if not any(IPv4Network(f"10.{octet}.0.0/16").overlaps(network) for network in used):
+        if not any(IPv4Network(f"10.{octet}.0.0/16").overlaps(network) for network in networks):
             return octet
     raise ClusterError(f"all of 10.{OCTETS[0]}.0.0 to 10.{OCTETS[-1]}.0.0 are in use here")
 
@@ -126,15 +126,15 @@ def remove(state: State) -> None:
 def traces(state: State) -> list[str]:
     """Interfaces, routes and iptables rules of this machine that are the cluster's."""
     lines = ip("-oneline", "link").splitlines()
-    found = [line for line in lines if _prefix(state) in line]
+    link_lines = [line for line in lines if _prefix(state) in line]
     if not state.octet:
-        return found
+        return link_lines
     lines = ip("route", "show", "table", "all").splitlines()
     if shutil.which("iptables-save"):
         save = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True)
         lines += save.stdout.splitlines()
     own = re.compile(rf"\b10\.{state.octet}\.\d|{_prefix(state)}")
-    return found + [line for line in lines if own.search(line)]
+    return link_lines + [line for line in lines if own.search(line)]
 
 
 def _prefix(state: State) -> str:
@@ -150,15 +150,15 @@ def _bridge(state: State) -> str:
 
 
 def _batch(lines: list[str], init_pid: int) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         ["nsenter", "--target", str(init_pid), "--net", "--", "ip", "-batch", "-"],
         input="\n".join(lines),
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise ClusterError(f"the network of a node could not be set up: {done.stderr.strip()}")
+    if result.returncode != 0:
+        raise ClusterError(f"the network of a node could not be set up: {result.stderr.strip()}")
 
 
 @contextlib.contextmanager

@@ -41,16 +41,16 @@ def cgroup(state: State) -> str:
 
 def run(state: State, node: str, *argv: str, deadline_s: float = 300) -> str:
     """Runs a command in a node's namespaces and returns its output."""
-    done = subprocess.run(
+    result = subprocess.run(
         [*enter(state, node), *argv],
         capture_output=True,
         text=True,
         timeout=deadline_s,
         check=False,
     )
-    if done.returncode != 0:
-        raise ClusterError(f"{node}: {' '.join(argv)}: {done.stderr.strip()}")
-    return done.stdout
+    if result.returncode != 0:
+        raise ClusterError(f"{node}: {' '.join(argv)}: {result.stderr.strip()}")
+    return result.stdout
 
 
 def load_image(state: State, node: str, archive: Path) -> None:
@@ -147,11 +147,11 @@ class Node:
             self.state, f"{self.spec.name}-{name}", argv, environment, node=self.spec.name
         )
 
-    def _wait(self, process: Process, what: str, probe: Any) -> None:
+    def _wait(self, process: Process, expected: str, probe: Any) -> None:
         deadline = time.monotonic() + START_DEADLINE_S
         while not probe():
             if time.monotonic() > deadline:
-                raise process.failure(f"has not {what} within {START_DEADLINE_S:g} s")
+                raise process.failure(f"has not {expected} within {START_DEADLINE_S:g} s")
             time.sleep(0.02)
 
     def _containerd_answers(self) -> bool:

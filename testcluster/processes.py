@@ -52,8 +52,8 @@ class Process:
         try:
             values = json.loads(path.read_text())
         except FileNotFoundError:
-            known = sorted(file.stem for file in path.parent.glob("*.json"))
-            raise ClusterError(f"no process {name} in {state.folder}; there are {known}") from None
+            names = sorted(file.stem for file in path.parent.glob("*.json"))
+            raise ClusterError(f"no process {name} in {state.folder}; there are {names}") from None
         return cls(
             state,
             name,
@@ -106,10 +106,10 @@ class Process:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        left = wait_gone(pids, deadline_s)
-        if left:
+        remaining = wait_gone(pids, deadline_s)
+        if remaining:
             raise ClusterError(
-                f"{self.name} (process {left}) still runs {deadline_s:g} s after {number.name}"
+                f"{self.name} (process {remaining}) still runs {deadline_s:g} s after {number.name}"
             )
 
     def restart(self) -> None:
@@ -117,9 +117,9 @@ class Process:
         self.kill()
         self.start()
 
-    def failure(self, what: str) -> ClusterError:
+    def failure(self, reason: str) -> ClusterError:
         """An error about this process, with the end of its log."""
-        return ClusterError(f"{self.name}: {what}; {self.log} ends with:\n{tail(self.log)}")
+        return ClusterError(f"{self.name}: {reason}; {self.log} ends with:\n{tail(self.log)}")
 
     def _wrapper(self) -> list[str]:
         if self.unshare:
@@ -141,14 +141,14 @@ def pids_of_cluster(state: State, name: str | None = None) -> list[int]:
     marks = {f"{STATE_VARIABLE}={state.folder}".encode()}
     if name is not None:
         marks.add(f"{NAME_VARIABLE}={name}".encode())
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if marks <= set((folder / "environ").read_bytes().split(b"\0")):
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def kill_all(state: State, deadline_s: float = 30) -> None:
@@ -170,9 +170,9 @@ def kill_all(state: State, deadline_s: float = 30) -> None:
 def wait_gone(pids: list[int], deadline_s: float) -> list[int]:
     """Waits for the end of these processes; returns those that are left at the deadline."""
     deadline = time.monotonic() + deadline_s
-    while left := [pid for pid in pids if _alive(pid)]:
+    while remaining := [pid for pid in pids if _alive(pid)]:
         if time.monotonic() > deadline:
-            return left
+            return remaining
         time.sleep(0.01)
     return []
 

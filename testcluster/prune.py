@@ -36,7 +36,7 @@ def prune(days_unused: float, now: float, *, dry_run: bool = False) -> list[Prun
     """Remove entries of other versions unused for `days_unused` days; returns the largest first."""
     cache = binaries.cache()
     current = binaries.folders()
-    found = []
+    builds = []
     for folder in FOLDERS:
         for path in sorted((cache / folder).glob("*")):
             if path in current or path.is_symlink() or (folder == "images" and path.is_dir()):
@@ -45,10 +45,10 @@ def prune(days_unused: float, now: float, *, dry_run: bool = False) -> list[Prun
                 continue
             with _unused(path) as free:
                 if free:
-                    found.append(Pruned(path, _size(path)))
+                    builds.append(Pruned(path, _size(path)))
                     if not dry_run:
                         _remove(path)
-    return sorted(found, key=lambda one: -one.bytes)
+    return sorted(builds, key=lambda build: -build.bytes)
 
 
 def _used_at(path: Path) -> float:

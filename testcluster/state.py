@@ -137,14 +137,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 def free_ports(names: tuple[str, ...]) -> dict[str, int]:
     """A currently free TCP port for each name, below the range of ephemeral ports."""
-    found: dict[str, int] = {}
+    ports: dict[str, int] = {}
     generator = random.Random(os.urandom(8))
     for port in generator.sample(PORTS, 500):
-        if len(found) == len(names):
+        if len(ports) == len(names):
             break
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("0.0.0.0", port))
-                found[names[len(found)]] = port
-    return found
+                ports[names[len(ports)]] = port
+    return ports

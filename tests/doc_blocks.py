@@ -58,8 +58,8 @@ class Block:
     @property
     def picture(self) -> bool:
         """Whether it shows something, rather than being there to be typed."""
-        shown = self.language in ("", "text", "mermaid")
-        return shown and self.page.parent.name not in (*FOR_READERS, "runbooks")
+        is_output = self.language in ("", "text", "mermaid")
+        return is_output and self.page.parent.name not in (*FOR_READERS, "runbooks")
 
     @property
     def where(self) -> str:
@@ -69,16 +69,16 @@ class Block:
 
 def blocks(*hows: str) -> list[Block]:
     """All blocks of the pages, or those that are checked in one of these ways."""
-    found = [block for page in PAGES for block in _of(page)]
-    return [block for block in found if not hows or block.how in hows]
+    result = [block for page in PAGES for block in _of(page)]
+    return [block for block in result if not hows or block.how in hows]
 
 
 def _of(page: Path) -> list[Block]:
     text = page.read_text()
-    found = []
+    result = []
     for match in FENCE.finditer(text):
         marker = MARKER.search(text[: match.start()])
-        found.append(
+        result.append(
             Block(
                 page,
                 text.count("\n", 0, match.start()) + 1,
@@ -88,4 +88,4 @@ def _of(page: Path) -> list[Block]:
                 match[2],
             )
         )
-    return found
+    return result

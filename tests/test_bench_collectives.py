@@ -14,9 +14,9 @@ LONG = "8 ranks, 64 MiB fp32, registered: x better of all the MPIs that there ar
 
 
 def test_a_ratio_is_taken_round_by_round():
-    found = rows.times("a", ours=[1.0, 2.0, 10.0], theirs=[4.0, 8.0, 30.0], goal=4.0)
-    assert (found.median, found.low, found.high, found.rounds) == (4.0, 3.0, 4.0, 3)
-    assert found.reached
+    ratio = rows.times("a", own=[1.0, 2.0, 10.0], peer=[4.0, 8.0, 30.0], goal=4.0)
+    assert (ratio.median, ratio.low, ratio.high, ratio.rounds) == (4.0, 3.0, 4.0, 3)
+    assert ratio.reached
     assert rows.row("b", "µs", [1.3, 1.1, 1.2], 1.15).reached is False
     assert rows.absent("c", "peer not installed", 10.0, more=True).reached is None
 
@@ -41,8 +41,8 @@ def rank(path, number, answer):
         line.sendall(f"played {number}\n".encode())
         for order in line.makefile():
             _, kind, _, memory, count, _ = order.split()
-            known = (kind, memory) == ("float32", "private")
-            line.sendall((answer(number, int(count)) if known else "no such memory\n").encode())
+            supported = (kind, memory) == ("float32", "private")
+            line.sendall((answer(number, int(count)) if supported else "no such memory\n").encode())
 
 
 def played(tmp_path, answer, cases, rounds=3):
@@ -62,12 +62,12 @@ def played(tmp_path, answer, cases, rounds=3):
 
 
 def test_the_slowest_rank_counts_and_unknown_memory_is_left_out(tmp_path):
-    known, unknown = Case("float32", 4096), Case("float32", 4096, "registered")
+    supported, unknown = Case("float32", 4096), Case("float32", 4096, "registered")
     lane = played(
-        tmp_path, lambda number, count: f"ok {0.001 * (number + 1) * count}\n", [known, unknown]
+        tmp_path, lambda number, count: f"ok {0.001 * (number + 1) * count}\n", [supported, unknown]
     )
-    assert lane.counts == {known: 75}, "a round of 0.15 s"
-    assert lane.seconds[known] == pytest.approx([0.002] * 3)
+    assert lane.counts == {supported: 75}, "a round of 0.15 s"
+    assert lane.seconds[supported] == pytest.approx([0.002] * 3)
 
 
 def test_a_wrong_sum_ends_the_measurement(tmp_path):
@@ -100,8 +100,8 @@ def test_every_configuration_of_a_peer_has_a_name_that_the_protocol_can_carry():
 
 
 def test_a_peers_quickest_configuration_counts():
-    found = peers.quickest({"a": [3.0, 3.0, 9.0], "b": [4.0, 1.0, 2.0], "c": None, "d": []})
-    assert found == ("b", [4.0, 1.0, 2.0])
+    fastest = peers.quickest({"a": [3.0, 3.0, 9.0], "b": [4.0, 1.0, 2.0], "c": None, "d": []})
+    assert fastest == ("b", [4.0, 1.0, 2.0])
     assert peers.quickest({"c": None}) is None
 
 
@@ -123,10 +123,10 @@ def test_torch_is_compared_with_torch_and_native_with_native():
     entries = measured(
         native=1.0, torch=10.0, gloo=50.0, openmpi_a=3.0, openmpi_b=2.0, mpich_default=4.0
     )
-    made = [*speed.latency(entries, QUICK, 1.0, 1.0), *speed.large(entries, SLOW)]
+    result = [*speed.latency(entries, QUICK, 1.0, 1.0), *speed.large(entries, SLOW)]
     for call in speed.CALLS:
-        made += speed.call_rows(entries, Case("float32", speed.SMALL, call=call))
-    ratios = {row.name: (row.median, row.note) for row in made if row.unit == "x"}
+        result += speed.call_rows(entries, Case("float32", speed.SMALL, call=call))
+    ratios = {row.name: (row.median, row.note) for row in result if row.unit == "x"}
     assert len(ratios) == 3 + 2 + 2 * len(speed.CALLS)
     for name, (median, note) in ratios.items():
         if "Gloo" in name:
@@ -139,10 +139,10 @@ def test_torch_is_compared_with_torch_and_native_with_native():
 
 
 def test_a_round_that_fails_before_the_fault_misses_the_goal():
-    heard = failures.Heard(seconds=[0.01] * 31)
-    assert failures.row("layout", "cut", 12, heard)["reached"]
-    heard.early = 1
-    assert not failures.row("layout", "cut", 12, heard)["reached"]
+    observed = failures.Heard(seconds=[0.01] * 31)
+    assert failures.row("layout", "cut", 12, observed)["reached"]
+    observed.early = 1
+    assert not failures.row("layout", "cut", 12, observed)["reached"]
 
 
 def test_each_rank_program_knows_every_call_and_checks_its_result(tmp_path):
@@ -176,8 +176,8 @@ def test_each_rank_program_knows_every_call_and_checks_its_result(tmp_path):
     }""",
         encoding="ascii",
     )
-    built = tmp_path / "check"
-    subprocess.run(["cc", "-std=gnu11", "-o", str(built), str(program)], check=True, timeout=60)
+    binary = tmp_path / "check"
+    subprocess.run(["cc", "-std=gnu11", "-o", str(binary), str(program)], check=True, timeout=60)
     for call in ("allreduce", *speed.CALLS):
-        assert subprocess.run([str(built), call], check=False, timeout=10).returncode == 0, call
-    assert subprocess.run([str(built), "ddp_step"], check=False, timeout=10).returncode == 2
+        assert subprocess.run([str(binary), call], check=False, timeout=10).returncode == 0, call
+    assert subprocess.run([str(binary), "ddp_step"], check=False, timeout=10).returncode == 2

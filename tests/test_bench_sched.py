@@ -59,9 +59,9 @@ def test_the_audit_log_is_read_as_it_grows(tmp_path) -> None:
     whole = line("create", "pods", subresource="binding", user=operator)
     with path.open("a") as file:
         file.write(whole + whole[:20])
-    (one,) = log.read()
-    assert (one.client, one.kind, one.stored) == ("flyer-operator", "pods/binding", True)
-    assert one.done_at - one.received_at == 0.25
+    (entry,) = log.read()
+    assert (entry.client, entry.kind, entry.stored) == ("flyer-operator", "pods/binding", True)
+    assert entry.done_at - entry.received_at == 0.25
     with path.open("a") as file:
         file.write(whole[20:] + line("create", "tokenreviews") + line("update", "pods", code=409))
     writes = log.read()
@@ -97,13 +97,13 @@ def test_both_sides_get_the_same_gang() -> None:
 def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> None:
     history = cold_start.History(nodes=20, gang_of=5, queued=4, ended=2)
     objects = dict(cold_start._objects(history))
-    jobs = [one for key, one in objects.items() if "/flyerjobs/" in key]
-    pods = [one for key, one in objects.items() if "/pods/" in key]
+    jobs = [item for key, item in objects.items() if "/flyerjobs/" in key]
+    pods = [item for key, item in objects.items() if "/pods/" in key]
     assert (len(jobs), len(pods)) == (history.jobs, history.pods)
     phases = [FlyerJob.model_validate(job).status.phase for job in jobs]
     assert (phases.count("Running"), phases.count("Queued")) == (2, 4)
-    used = [pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"]
-    assert len(used) == len(set(used)) == 10
+    node_names = [pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"]
+    assert len(node_names) == len(set(node_names)) == 10
 
 
 async def test_a_run_continues_an_earlier_one(tmp_path) -> None:
@@ -123,7 +123,7 @@ async def test_a_run_continues_an_earlier_one(tmp_path) -> None:
         pass
 
     await second.add("cold", nothing)
-    written = json.loads(path.read_text())
-    assert list(written["figures"]) == ["gang", "cold"]
-    assert written["details"] == {"seen": 1}
-    assert list(written["parts"]) == ["gang", "cold"]
+    document = json.loads(path.read_text())
+    assert list(document["figures"]) == ["gang", "cold"]
+    assert document["details"] == {"seen": 1}
+    assert list(document["parts"]) == ["gang", "cold"]

@@ -32,7 +32,7 @@ def run_module(*arguments: str, timeout: float) -> subprocess.CompletedProcess[s
 
 def left_behind(folder: Path) -> list[str]:
     """Command lines of processes that still name the folder."""
-    found = []
+    processes = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -40,8 +40,8 @@ def left_behind(folder: Path) -> list[str]:
             except OSError:
                 continue
             if str(folder) in line and "pytest" not in line:
-                found.append(line)
-    return found
+                processes.append(line)
+    return processes
 
 
 @pytest.mark.slow
@@ -50,8 +50,8 @@ def left_behind(folder: Path) -> list[str]:
 @pytest.mark.timeout(DEMO_SECONDS + 60)
 def test_the_demo_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    done = run_module("demo", "--folder", str(folder), timeout=DEMO_SECONDS)
-    assert done.returncode == 0, done.stderr
+    result = run_module("demo", "--folder", str(folder), timeout=DEMO_SECONDS)
+    assert result.returncode == 0, result.stderr
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["bit_identical"] is True
     assert summary["final_digest"] == summary["reference_digest"]
@@ -75,7 +75,7 @@ def test_the_demo_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(CHAOS_SECONDS + 60)
 def test_a_kill_at_a_random_moment_changes_no_bit(tmp_path: Path) -> None:
     folder = tmp_path / "chaos"
-    done = run_module(
+    result = run_module(
         "demo.chaos",
         "--kills",
         str(len(VICTIMS)),
@@ -85,7 +85,7 @@ def test_a_kill_at_a_random_moment_changes_no_bit(tmp_path: Path) -> None:
         str(folder),
         timeout=CHAOS_SECONDS,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     trials = json.loads((folder / "chaos.json").read_text())
     assert [trial["victim"] for trial in trials] == list(VICTIMS)
     assert all(trial["identical"] for trial in trials)

@@ -63,19 +63,19 @@ KNOWN_PATHS = {
 
 def commands(text: str) -> list[list[str]]:
     """Every simple command of a block, also behind pipes."""
-    found: list[list[str]] = []
+    result: list[list[str]] = []
     for line in text.replace("\\\n", " ").splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;")
         lexer.whitespace_split = True
-        found.append([])
+        result.append([])
         for word in lexer:
             if word in ENDS:
-                found.append([])
+                result.append([])
             else:
-                found[-1].append(word)
-    return [match for match in found if match]
+                result[-1].append(word)
+    return [match for match in result if match]
 
 
 def flags(words: list[str]) -> list[str]:
@@ -86,15 +86,15 @@ def flags(words: list[str]) -> list[str]:
 
 def paths(template: str) -> list[str]:
     """The fields that a JSONPath template reads, as dotted names."""
-    found = []
+    result = []
     for part in re.findall(r"\{([^{}]*)\}", template):
         if part.startswith('"'):
             continue
         assert part.startswith("."), f"{part}: a path starts with a dot"
-        found.append(re.sub(r"\[[^\]]*\]", "", part).lstrip("."))
+        result.append(re.sub(r"\[[^\]]*\]", "", part).lstrip("."))
     rest = re.sub(r"\{[^{}]*\}", "", template)
     assert not set("{}") & set(rest), f"{template}: braces that do not match"
-    return found
+    return result
 
 
 def has_field(plural: str, path: str) -> bool:

@@ -48,19 +48,19 @@ def commands(block: Block) -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's folder: the repository's chart, and every file that a page shows."""
-    made = tmp_path_factory.mktemp("reader")
-    (made / "charts").symlink_to(ROOT / "charts")
+    root = tmp_path_factory.mktemp("reader")
+    (root / "charts").symlink_to(ROOT / "charts")
     for block in blocks("file"):
-        target = made / block.detail
+        target = root / block.detail
         assert not target.exists(), f"{block.where}: {block.detail} is shown twice"
         target.write_text(block.text)
-    return made
+    return root
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_says_how_it_is_checked(page: Path) -> None:
-    found = [block for block in blocks() if block.page == page]
-    unmarked = [block.where for block in found if block.how not in HOWS and not block.picture]
+    page_blocks = [block for block in blocks() if block.page == page]
+    unmarked = [block.where for block in page_blocks if block.how not in HOWS and not block.picture]
     assert not unmarked, "write `<!-- test: HOW -->` above it; tests/doc_blocks.py lists them"
 
 
@@ -145,14 +145,14 @@ def test_python_compiles(block: Block) -> None:
 def test_helm_commands_render(block: Block, folder: Path) -> None:
     for command in commands(block):
         assert command[:2] in (["helm", "install"], ["helm", "upgrade"], ["helm", "template"])
-        words, left = [], command[2:]
-        while left:
-            word = left.pop(0)
+        words, remaining = [], command[2:]
+        while remaining:
+            word = remaining.pop(0)
             if word in FLAGS_OF_INSTALL:
-                del left[: FLAGS_OF_INSTALL[word]]
+                del remaining[: FLAGS_OF_INSTALL[word]]
             else:
                 words.append(word)
-        done = subprocess.run(
+        result = subprocess.run(
             [helm.find(), "template", *words, "--kube-version", KUBERNETES],
             cwd=folder,
             capture_output=True,
@@ -160,8 +160,8 @@ def test_helm_commands_render(block: Block, folder: Path) -> None:
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        assert "kind: Deployment" in done.stdout
+        assert result.returncode == 0, result.stderr
+        assert "kind: Deployment" in result.stdout
 
 
 PROGRAMS = {"hfreduce-perf": "hfreduce.perf", "hfreduce-doctor": "hfreduce.doctor"}
@@ -171,7 +171,7 @@ PROGRAMS = {"hfreduce-perf": "hfreduce.perf", "hfreduce-doctor": "hfreduce.docto
 def test_commands_succeed(block: Block, tmp_path: Path) -> None:
     for command in commands(block):
         words = command[: command.index("#")] if "#" in command else command
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", PROGRAMS[words[0]], *words[1:]],
             cwd=tmp_path,
             capture_output=True,
@@ -180,7 +180,7 @@ def test_commands_succeed(block: Block, tmp_path: Path) -> None:
             check=False,
         )
         allowed = block.detail.split() or ["0"]
-        assert str(done.returncode) in allowed, done.stderr
+        assert str(result.returncode) in allowed, result.stderr
 
 
 @named("dry")
@@ -231,10 +231,10 @@ def definitions(control_plane: Cluster) -> Cluster:
 @pytest.mark.slow
 def test_a_real_server_takes_the_manifests(block: Block, definitions: Cluster) -> None:
     for item in objects(block):
-        taken = definitions.kubectl(
+        output = definitions.kubectl(
             "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(item)
         )
-        assert "created" in taken
+        assert "created" in output
 
 
 @named("cluster", "end", "elsewhere", "skip")
@@ -257,7 +257,7 @@ def test_names_in_commands_are_those_of_the_chart(block: Block) -> None:
 
 
 def _everything() -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *(helm.find(), "template", "x", str(CHART), "--kube-version", KUBERNETES),
             *("--set", f"images.registry={REGISTRY},images.allowTags=true"),
@@ -267,7 +267,7 @@ def _everything() -> str:
         timeout=120,
         check=True,
     )
-    return done.stdout
+    return result.stdout
 
 
 @named("cluster", "end", "elsewhere", "skip")
@@ -282,18 +282,18 @@ def test_verbs_of_flyer_exist(block: Block) -> None:
 @pytest.mark.timeout(300)
 def test_the_job_of_the_tutorial_runs_on_one_machine(folder: Path, tmp_path: Path) -> None:
     """The same script and manifest under `flyer run`, faster and without the pod's volume."""
-    [shown] = [block for block in blocks("manifest") if "name: count" in block.text]
+    [manifest_block] = [block for block in blocks("manifest") if "name: count" in block.text]
     [script] = [block for block in blocks("file") if block.detail == "count.py"]
     count = tmp_path / "count.py"
     count.write_text(script.text.replace("time.sleep(0.5)", "time.sleep(0.01)"))
-    [job] = objects(shown)
+    [job] = objects(manifest_block)
     job["spec"]["template"]["spec"].pop("volumes")
     [container] = job["spec"]["template"]["spec"]["containers"]
     container.pop("volumeMounts")
     container["command"] = [sys.executable, str(count)]
     manifest = tmp_path / "job.yaml"
     manifest.write_text(json.dumps(job))
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable, "-m", "flyer.cli", "run", str(manifest),
             "--cluster", str(ROOT / "examples" / "clusters" / "two-zones.yaml"),
@@ -304,5 +304,5 @@ def test_the_job_of_the_tutorial_runs_on_one_machine(folder: Path, tmp_path: Pat
         timeout=240,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "step 120/120" in done.stdout
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "step 120/120" in result.stdout

@@ -58,16 +58,16 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     book = HealthStore(load_policy())
     book.track(inventory, 1.0)
     uuids = [gpu.uuid for gpu in inventory.gpus]
-    seen = {checked(document(inventory, book)).status.state.value}  # type: ignore[union-attr]
+    states = {checked(document(inventory, book)).status.state.value}  # type: ignore[union-attr]
     book.xid(inventory, uuids[0], 63, 2.0, source="driver")
-    seen.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
+    states.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
     book.xid(inventory, uuids[1], 79, 3.0, source="driver")
     book.xid(inventory, uuids[2], 74, 3.0, source="driver")
     book.port_statuses([PortStatus("mlx5_0", 1, "down", "polling", {})], 4.0)
     book.port_statuses([PortStatus("mlx5_0", 1, "down", "polling", {})], 9.0)
     status = checked(document(inventory, book)).status
     assert status is not None
-    seen.add(status.state.value)
+    states.add(status.state.value)
     kinds = {(device.kind, device.state.value) for device in status.devices}
     assert {("GPU", "Unhealthy"), ("NVLinkPair", "Unhealthy"), ("HCA", "Unhealthy")} <= kinds
     assert {fault.code for fault in status.faults} >= {"Xid79", "Xid74", "Xid63"}
@@ -78,13 +78,13 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     for now in (5000.0, 5001.0):
         book.gpu_statuses(inventory, good, now)
         book.port_statuses([up], now)
-    seen.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
+    states.add(checked(document(inventory, book)).status.state.value)  # type: ignore[union-attr]
     book.mark_unobservable(("gpu", "pair"), "the driver hangs")
     status = checked(document(inventory, book)).status
     assert status is not None
-    seen.add(status.state.value)
+    states.add(status.state.value)
     assert status.reason == "NotObserved"
-    assert seen == {"Healthy", "Suspect", "Unhealthy", "Recovering", "Unknown"}
+    assert states == {"Healthy", "Suspect", "Unhealthy", "Recovering", "Unknown"}
 
 
 def test_what_did_not_change_keeps_its_times(tmp_path: Path) -> None:

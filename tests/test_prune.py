@@ -50,8 +50,8 @@ def test_only_old_builds_of_other_versions_are_removed(
         assert command.main() == 0
         assert "3 old builds would be removed" in capsys.readouterr().out
         assert old.exists()
-        found = prune(14, NOW)
-    assert [(build.path, build.bytes) for build in found] == [
+        pruned = prune(14, NOW)
+    assert [(build.path, build.bytes) for build in pruned] == [
         (image, 5000),
         (old, 3000),
         (wheel, 3000),

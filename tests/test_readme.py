@@ -49,7 +49,7 @@ def by_hand(tmp_path: Path) -> Iterator[list[str]]:
 def test_the_example_runs_by_hand(by_hand: list[str], tmp_path: Path) -> None:
     state = tmp_path / "state"
     script = "\n".join(["set -eu", *by_hand, ".venv/bin/flyer ps", ".venv/bin/flyer show gpt"])
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", script],
         cwd=ROOT,
         env={**os.environ, "FLYER_STATE": str(state)},
@@ -58,7 +58,7 @@ def test_the_example_runs_by_hand(by_hand: list[str], tmp_path: Path) -> None:
         timeout=RUN_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "read back identical" in done.stdout
-    assert f"step {STEPS}/{STEPS}" in done.stdout + done.stderr
-    assert re.search(r"gpt +Succeeded", done.stdout)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "read back identical" in result.stdout
+    assert f"step {STEPS}/{STEPS}" in result.stdout + result.stderr
+    assert re.search(r"gpt +Succeeded", result.stdout)

@@ -35,11 +35,11 @@ def run_pytest(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 def test_the_mark_finds_them() -> None:
-    done = run_pytest("--collect-only", "-q", "-m", "real_server", *PLACES)
-    found = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert found == set(PLACES), done.stderr
-    assert "test_a_real_server_takes_the_manifests" in done.stdout
-    assert "test_every_message_names_a_field" not in done.stdout
+    result = run_pytest("--collect-only", "-q", "-m", "real_server", *PLACES)
+    places = {line.partition("::")[0] for line in result.stdout.splitlines() if "::" in line}
+    assert places == set(PLACES), result.stderr
+    assert "test_a_real_server_takes_the_manifests" in result.stdout
+    assert "test_every_message_names_a_field" not in result.stdout
 
 
 def test_make_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
@@ -57,10 +57,10 @@ def test_make_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
 
 
 def test_where_one_was_promised_and_is_not_built_they_fail(tmp_path: Path) -> None:
-    one = "operator/tests/kube/scenarios/test_real_server.py"
+    place = "operator/tests/kube/scenarios/test_real_server.py"
     nowhere = {"FLYER_E2E_CACHE": str(tmp_path), "FLYER_E2E_REQUIRED": ""}
-    skipped = run_pytest("-q", one, **nowhere)
+    skipped = run_pytest("-q", place, **nowhere)
     assert (skipped.returncode, "2 skipped" in skipped.stdout) == (0, True), skipped.stdout
-    failed = run_pytest("-q", one, **{**nowhere, "FLYER_E2E_REQUIRED": "1"})
+    failed = run_pytest("-q", place, **{**nowhere, "FLYER_E2E_REQUIRED": "1"})
     assert failed.returncode == 1, failed.stdout
     assert "is not built; run `python -m testcluster build" in failed.stdout

@@ -51,8 +51,10 @@ def test_ci_runs_the_checks_and_the_test_command() -> None:
 
 def _recipe(target: str) -> str:
     command = ["make", "--dry-run", "--no-print-directory", target]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return result.stdout
 
 
 def test_the_stage_runner_reports_and_stops_at_a_failure(tmp_path: Path) -> None:

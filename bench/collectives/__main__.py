@@ -38,24 +38,24 @@ def main() -> int:
         parser.error(f"--only {unknown[0]}: must be of {', '.join(PARTS)}")
     # Signals that end this program must end its ranks, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    found: list[rows.Row] = []
+    all_rows: list[rows.Row] = []
     for name in names:
         speed.say(f"{name} …")
         started = time.monotonic()
-        made, details = PARTS[name](2 if args.quick else args.rounds, quick=args.quick)
-        found += made
-        write(args.output, name, made, details, quick=args.quick)
+        part_rows, details = PARTS[name](2 if args.quick else args.rounds, quick=args.quick)
+        all_rows += part_rows
+        write(args.output, name, part_rows, details, quick=args.quick)
         speed.say(f"{name}: {time.monotonic() - started:.0f} s")
-    print(rows.table(found))
-    missed = [row.name for row in found if row.reached is False]
-    if missed:
-        print(f"\nmissed: {'; '.join(missed)}")
+    print(rows.table(all_rows))
+    missed_rows = [row.name for row in all_rows if row.reached is False]
+    if missed_rows:
+        print(f"\nmissed: {'; '.join(missed_rows)}")
     # A quick run only shows that everything works; its figures are not valid measurements.
-    return 1 if missed and not args.quick else 0
+    return 1 if missed_rows and not args.quick else 0
 
 
 def write(
-    path: Path, name: str, made: list[rows.Row], details: dict[str, Any], *, quick: bool
+    path: Path, name: str, part_rows: list[rows.Row], details: dict[str, Any], *, quick: bool
 ) -> None:
     """Adds one part's figures to the file and keeps those of the other parts."""
     document: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def write(
     parts[name] = {
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "quick": quick,
-        "rows": [row.document() for row in made],
+        "rows": [row.document() for row in part_rows],
         "details": details,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ class Heard:
     time."""
 
 
-def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Heard) -> None:
+def run_rounds(machines: Machines, fault: str, chance: random.Random, observed: Heard) -> None:
     """Runs one round: starts the ranks, injects the fault and collects the survivors' reports."""
     with tempfile.TemporaryDirectory(prefix="hfreduce-failures-") as folder:
         story = Round(machines, Path(folder))
@@ -70,7 +70,7 @@ def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Hea
             # Inject the fault at a random point of the operation.
             story.collect({0}, 0.3 + chance.random() * 0.2)
             if story.failed:
-                heard.early += 1
+                observed.early += 1
                 return
             victim = chance.randrange(RANKS)
             right, survivors = {victim}, set(range(RANKS)) - {victim}
@@ -96,15 +96,15 @@ def run_rounds(machines: Machines, fault: str, chance: random.Random, heard: Hea
                 machines.cable(unplugged, "up")
         for rank in survivors:
             if rank not in story.failed:
-                heard.silent += 1
+                observed.silent += 1
                 continue
             at, peer, kind, text = story.failed[rank]
-            heard.kinds[kind] += 1
-            heard.seconds.append(at - fault_at)
+            observed.kinds[kind] += 1
+            observed.seconds.append(at - fault_at)
             if rank in local:
-                heard.local_seconds.append(at - fault_at)
+                observed.local_seconds.append(at - fault_at)
             if peer not in right:
-                heard.wrong.append(text)
+                observed.wrong.append(text)
 
 
 def milliseconds(seconds: list[float]) -> dict[str, float] | None:
@@ -115,10 +115,12 @@ def milliseconds(seconds: list[float]) -> dict[str, float] | None:
     return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3, "max": max(seconds) * 1e3}
 
 
-def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
+def row(layout: str, fault: str, rounds: int, observed: Heard) -> dict[str, Any]:
     """One line of the table."""
-    all_ms, local_ms = milliseconds(heard.seconds), milliseconds(heard.local_seconds)
-    reached = not heard.wrong and not heard.silent and not heard.early and all_ms is not None
+    all_ms, local_ms = milliseconds(observed.seconds), milliseconds(observed.local_seconds)
+    reached = (
+        not observed.wrong and not observed.silent and not observed.early and all_ms is not None
+    )
     reached = reached and all_ms is not None and all_ms["p99"] <= GOAL_MS
     if fault == "killed" and local_ms is not None:
         reached = reached and local_ms["p99"] <= LOCAL_KILL_GOAL_MS
@@ -126,12 +128,12 @@ def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
         "layout": layout,
         "fault": fault,
         "rounds": rounds,
-        "errors": len(heard.seconds),
-        "kinds": dict(heard.kinds),
-        "wrong": len(heard.wrong),
-        "wrong_texts": heard.wrong[:3],
-        "silent": heard.silent,
-        "failed_before": heard.early,
+        "errors": len(observed.seconds),
+        "kinds": dict(observed.kinds),
+        "wrong": len(observed.wrong),
+        "wrong_texts": observed.wrong[:3],
+        "silent": observed.silent,
+        "failed_before": observed.early,
         "liveness_seconds": LIVENESS_SECONDS,
         "ms": all_ms,
         "same_machine_ms": local_ms,
@@ -142,10 +144,10 @@ def row(layout: str, fault: str, rounds: int, heard: Heard) -> dict[str, Any]:
 def shown(entry: dict[str, Any]) -> str:
     """Formats the table for the terminal."""
 
-    def times(found: dict[str, float] | None) -> str:
-        if found is None:
+    def times(latencies: dict[str, float] | None) -> str:
+        if latencies is None:
             return f"{'-':>8}{'-':>8}{'-':>8}"
-        return "".join(f"{found[name]:>8.0f}" for name in ("p50", "p99", "max"))
+        return "".join(f"{latencies[name]:>8.0f}" for name in ("p50", "p99", "max"))
 
     return (
         f"{entry['layout']:22}{entry['fault']:11}{entry['errors']:>7}{times(entry['ms'])}"
@@ -177,10 +179,10 @@ def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
             for fault in only:
                 if (fault == "cut" and count == 1) or (fault == "unplugged" and network is None):
                     continue
-                heard = Heard()
+                observed = Heard()
                 for _ in range(rounds):
-                    run_rounds(machines, fault, chance, heard)
-                entries.append(row(layout, fault, rounds, heard))
+                    run_rounds(machines, fault, chance, observed)
+                entries.append(row(layout, fault, rounds, observed))
                 print(shown(entries[-1]), flush=True)
     return entries
 
@@ -208,13 +210,13 @@ def main() -> int:
     }
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    missed = [entry for entry in entries if not entry["reached"]]
-    for entry in missed:
+    missed_entries = [entry for entry in entries if not entry["reached"]]
+    for entry in missed_entries:
         print(
             f"missed: {entry['layout']}, {entry['fault']}: {entry['failed_before']} failed before "
             f"the fault, {entry['silent']} silent, {entry['wrong']} unnamed {entry['wrong_texts']}"
         )
-    return 1 if missed else 0
+    return 1 if missed_entries else 0
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def rank_main(rank: int, line: Connection, environment: dict[str, str], key: byt
 
 def connections() -> dict[tuple[Any, Any], int]:
     """This process's TCP connections: (local address, peer address) and descriptor."""
-    found = {}
+    result = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if not str(entry.readlink()).startswith("socket:"):
@@ -141,8 +141,8 @@ def connections() -> dict[tuple[Any, Any], int]:
             with socket.socket(fileno=os.dup(int(entry.name))) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
                     own, peer = connection.getsockname(), connection.getpeername()
-                    found[address(own), address(peer)] = int(entry.name)
-    return found
+                    result[address(own), address(peer)] = int(entry.name)
+    return result
 
 
 def address(name: tuple[Any, ...]) -> tuple[str, int]:
@@ -182,12 +182,12 @@ class Round:
         }
         key = os.urandom(32)
         for rank in range(RANKS):
-            ours, theirs = Pipe()
+            own_end, rank_end = Pipe()
             child = os.fork()
             if child == 0:
-                self._be(rank, theirs, environment, key)
-            theirs.close()
-            self.lines.append(ours)
+                self._be(rank, rank_end, environment, key)
+            rank_end.close()
+            self.lines.append(own_end)
             self.children.append(child)
 
     def _be(self, rank: int, line: Connection, environment: dict[str, str], key: bytes) -> None:
@@ -212,9 +212,11 @@ class Round:
             for line in self.lines:
                 line.send(values)
         sockets = [self._hear(rank)[1] for rank in range(RANKS)]
-        owners = {ends: rank for rank, found in enumerate(sockets) for ends in found}
-        for rank, found in enumerate(sockets):
-            for (own, peer), descriptor in found.items():
+        owners = {
+            ends: rank for rank, sockets_of_rank in enumerate(sockets) for ends in sockets_of_rank
+        }
+        for rank, sockets_of_rank in enumerate(sockets):
+            for (own, peer), descriptor in sockets_of_rank.items():
                 if (peer, own) in owners:
                     self.pairs[rank, owners[peer, own]] = descriptor
 
@@ -227,8 +229,8 @@ class Round:
         """Collects failure reports until all of these ranks have reported or the timeout ends."""
         until = time.monotonic() + seconds
         lines = {line: rank for rank, line in enumerate(self.lines)}
-        while expected - set(self.failed) and (left := until - time.monotonic()) > 0:
-            for line in wait(list(lines), timeout=left):
+        while expected - set(self.failed) and (remaining := until - time.monotonic()) > 0:
+            for line in wait(list(lines), timeout=remaining):
                 assert isinstance(line, Connection)
                 try:
                     word, *values = line.recv()

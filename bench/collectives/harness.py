@@ -95,20 +95,20 @@ class Contender:
         """Runs one checked call, then some that determine the number of calls in a round."""
         if self.group.order(case, 1, check=True) is None:
             return
-        taken = self.group.order(case, 1, check=False) or 0.0
-        if taken < ROUND_SECONDS / 10:
+        seconds = self.group.order(case, 1, check=False) or 0.0
+        if seconds < ROUND_SECONDS / 10:
             count = 10
-            taken = (self.group.order(case, count, check=False) or 0.0) / count
-        self.counts[case] = max(1, min(CALLS_MAX, int(ROUND_SECONDS / max(taken, 1e-9))))
+            seconds = (self.group.order(case, count, check=False) or 0.0) / count
+        self.counts[case] = max(1, min(CALLS_MAX, int(ROUND_SECONDS / max(seconds, 1e-9))))
         self.seconds[case] = []
 
     def turn(self, case: Case) -> None:
         """One round."""
         count = self.counts.get(case)
         if count is not None:
-            taken = self.group.order(case, count, check=False)
-            assert taken is not None
-            self.seconds[case].append(taken / count)
+            seconds = self.group.order(case, count, check=False)
+            assert seconds is not None
+            self.seconds[case].append(seconds / count)
 
 
 def run_rounds(
@@ -153,17 +153,17 @@ class Harness:
     def gather(self, name: str, ranks: int, ended: Callable[[], str | None]) -> RankGroup:
         """Waits for all ranks of this group; `ended` returns the reason why they cannot connect."""
         until = time.monotonic() + GATHER_SECONDS
-        wanted = [(name, rank) for rank in range(ranks)]
-        while not all(key in self._lines for key in wanted):
+        keys = [(name, rank) for rank in range(ranks)]
+        while not all(key in self._lines for key in keys):
             why = ended()
             if why is not None:
                 raise BenchError(f"{name}: {why}")
             if time.monotonic() > until:
-                missing = [rank for _, rank in wanted if (name, rank) not in self._lines]
+                missing = [rank for _, rank in keys if (name, rank) not in self._lines]
                 raise BenchError(f"{name}: no rank {missing[0]} in {GATHER_SECONDS:.0f} s")
             if select.select([self._listener], [], [], 0.2)[0]:
                 line, _ = self._listener.accept()
                 line.settimeout(ORDER_SECONDS)
                 word, rank = line.recv(256).decode().split()
                 self._lines[word, int(rank)] = line
-        return RankGroup(name, [self._lines[key] for key in wanted])
+        return RankGroup(name, [self._lines[key] for key in keys])

@@ -91,12 +91,12 @@ def measure(rank: int, size: int, rounds: int, quick: bool) -> dict[str, Any]:  
                 for tensor in tensors:
                     tensor.fill_(number == 0)
                 dist.barrier(group=gloo)
-                taken = slowest(timed(tensors, group, count), gloo)
+                seconds_taken = slowest(timed(tensors, group, count), gloo)
                 if number == 0:  # warms up, checks, and determines the number of calls in a round
                     assert all(tensor.eq(size).all() for tensor in tensors), key
-                    repeats[key] = max(1, min(200, int(ROUND_SECONDS / taken)))
+                    repeats[key] = max(1, min(200, int(ROUND_SECONDS / seconds_taken)))
                 else:
-                    seconds.setdefault(key, []).append(taken / count)
+                    seconds.setdefault(key, []).append(seconds_taken / count)
         dist.barrier(group=gloo)
         if rank < 2:
             triads.append(triad(arrays))
@@ -147,7 +147,7 @@ def summarise(layout: str, ranks: int, values: list[dict[str, Any]]) -> list[dic
         if not times["hfreduce"] or not times["gloo"]:
             continue
         size_bytes = sum(sizes) * (4 if kind == "float32" else 2)
-        ours, theirs = (statistics.median(times[b]) for b in ("hfreduce", "gloo"))
+        hfreduce_seconds, gloo_seconds = (statistics.median(times[b]) for b in ("hfreduce", "gloo"))
         entries.append(
             {
                 "layout": layout,
@@ -157,13 +157,18 @@ def summarise(layout: str, ranks: int, values: list[dict[str, Any]]) -> list[dic
                 "tensors": len(sizes),
                 "hfreduce_us": spread(times["hfreduce"]),
                 "gloo_us": spread(times["gloo"]),
-                "hfreduce_busbw_gbps": 2 * (ranks - 1) / ranks * size_bytes / ours / 1e9,
-                "ratio": theirs / ours,
+                "hfreduce_busbw_gbps": 2
+                * (ranks - 1)
+                / ranks
+                * size_bytes
+                / hfreduce_seconds
+                / 1e9,
+                "ratio": gloo_seconds / hfreduce_seconds,
                 "ratios": sorted(
                     g / h for g, h in zip(times["gloo"], times["hfreduce"], strict=True)
                 ),
                 # Every byte of every rank is read once and written once, whatever the algorithm.
-                "of_memory_limit": 2 * ranks * size_bytes / (triad_gbps * 1e9) / ours,
+                "of_memory_limit": 2 * ranks * size_bytes / (triad_gbps * 1e9) / hfreduce_seconds,
                 "triad_gbps": triad_gbps,
                 "crossings_per_tree": values[0]["crossings"],
             }

@@ -19,9 +19,9 @@ FAULT_ROUNDS, SEED = 12, 1
 
 def network(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
     """Eight namespaces in two zones with one link between them; Gloo in the same rounds."""
-    what = "8 namespaces at 1 Gb/s"
+    subject = "8 namespaces at 1 Gb/s"
     if why := netns.missing():
-        return [absent(f"{what}: of 2S/B", why, 0.9, more=True)], {}
+        return [absent(f"{subject}: of 2S/B", why, 0.9, more=True)], {}
     rows: list[Row] = []
     details = {}
     for chunk in (0, netns.TUNED_CHUNK_BYTES):
@@ -30,14 +30,14 @@ def network(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
         measured = netns.measured(options)
         details["default" if chunk == 0 else f"chunk_bytes={chunk}"] = measured
         for name in netns.BACKENDS:
-            ours = name == "hfreduce"
-            title = f"{name}, {chunk >> 10} KiB chunks" if ours and chunk else name
-            rows += network_rows(f"{what}, {title}", options, measured[name], goals=ours)
+            is_hfreduce = name == "hfreduce"
+            title = f"{name}, {chunk >> 10} KiB chunks" if is_hfreduce and chunk else name
+            rows += network_rows(f"{subject}, {title}", options, measured[name], goals=is_hfreduce)
     return rows, details
 
 
 def network_rows(
-    what: str, options: argparse.Namespace, measured: dict[str, Any], *, goals: bool
+    title: str, options: argparse.Namespace, measured: dict[str, Any], *, goals: bool
 ) -> list[Row]:
     """One backend: its share of the network's limit, and the bytes between the zones."""
     size_bytes = options.mib * netns.MIB
@@ -48,8 +48,8 @@ def network_rows(
         max(abs(way / size_bytes - 1) for way in both) * 100 for both in measured["crossed_bytes"]
     ]
     return [
-        row(f"{what}: of 2S/B", "of limit", shares, 0.9 if goals else None, more=True),
-        row(f"{what}: link off S", "%", off, 1.0 if goals else None),
+        row(f"{title}: of 2S/B", "of limit", shares, 0.9 if goals else None, more=True),
+        row(f"{title}: link off S", "%", off, 1.0 if goals else None),
     ]
 
 
@@ -62,7 +62,7 @@ def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, An
     entries = failures.measure(1 if quick else FAULT_ROUNDS, SEED, only)
     rows = []
     for entry in entries:
-        what = f"{entry['fault']}, {entry['layout']}, {LIVENESS_SECONDS} s"
+        title = f"{entry['fault']}, {entry['layout']}, {LIVENESS_SECONDS} s"
         for key, where, goal in (
             ("ms", "", failures.GOAL_MS),
             ("same_machine_ms", ", own", failures.LOCAL_KILL_GOAL_MS),
@@ -71,13 +71,13 @@ def faults(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, An
             if latency is None or (where and entry["fault"] != "killed"):
                 continue
             rows.append(
-                Row(f"{what}{where}: p99 (p50 …)", "ms", latency["p99"], latency["p50"],
+                Row(f"{title}{where}: p99 (p50 …)", "ms", latency["p99"], latency["p50"],
                     latency["max"], entry["rounds"], goal, more=False)
             )  # fmt: skip
         wrong = entry["wrong"] + entry["silent"]
-        rows.append(row(f"{what}: unnamed or silent", "", [wrong], 0.0))
+        rows.append(row(f"{title}: unnamed or silent", "", [wrong], 0.0))
         # A group that fails without a fault counts like one that misses a fault.
-        rows.append(row(f"{what}: failed before the fault", "", [entry["failed_before"]], 0.0))
+        rows.append(row(f"{title}: failed before the fault", "", [entry["failed_before"]], 0.0))
     return rows, {"ranks": RANKS, "liveness_seconds": LIVENESS_SECONDS, "results": entries}
 
 

@@ -42,12 +42,12 @@ BURST_BYTES = 128 << 10
 
 def sh(*words: str) -> str:
     """Runs a command and returns its output."""
-    done = subprocess.run(
+    result = subprocess.run(
         words, check=False, capture_output=True, text=True, timeout=COMMAND_SECONDS
     )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
-    return done.stdout
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {result.stderr.strip() or result.returncode}")
+    return result.stdout
 
 
 @dataclass
@@ -119,12 +119,12 @@ class Network:
             *("proto", "kernel", "scope", "link", "src", address, "congctl", CONGESTION),
         )
 
-    def _cable(self, one: tuple[str, str], other: tuple[str, str]) -> None:
+    def _cable(self, first: tuple[str, str], other: tuple[str, str]) -> None:
         sh(
-            *("ip", "link", "add", one[1], "netns", one[0], "type", "veth"),
+            *("ip", "link", "add", first[1], "netns", first[0], "type", "veth"),
             *("peer", "name", other[1], "netns", other[0]),
         )
-        for space, device in (one, other):
+        for space, device in (first, other):
             sh("ip", "-n", space, "link", "set", device, "up")
             sh(
                 *("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf"),
@@ -133,11 +133,11 @@ class Network:
 
     def crossed(self) -> list[int]:
         """Bytes that have left each zone for the other one."""
-        shown = (
+        statistics = (
             json.loads(sh("ip", "-n", self.switch(zone), "-s", "-j", "link", "show", "uplink"))
             for zone in (0, 1)
         )
-        return [int(device[0]["stats64"]["tx"]["bytes"]) for device in shown]
+        return [int(device[0]["stats64"]["tx"]["bytes"]) for device in statistics]
 
 
 def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) -> None:
@@ -259,8 +259,12 @@ def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[s
     )
     rows = []
     for name in BACKENDS:
-        taken = measured[name]["seconds"]
-        seconds, least, most = statistics.median(taken), min(taken), max(taken)
+        seconds_measured = measured[name]["seconds"]
+        seconds, least, most = (
+            statistics.median(seconds_measured),
+            min(seconds_measured),
+            max(seconds_measured),
+        )
         crossings = [
             statistics.median(pair[way] for pair in measured[name]["crossed_bytes"]) / size_bytes
             for way in (0, 1)

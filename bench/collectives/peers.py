@@ -46,16 +46,16 @@ def launches(peer: str, ranks: int, cores: int) -> list[Launch]:
     """
     fits = ranks <= cores
     if peer == "mpich":
-        bound = (COMMANDS[peer], "-bind-to", "core" if fits else "none")
+        binding = (COMMANDS[peer], "-bind-to", "core" if fits else "none")
         gather = {
             f"MPIR_CVAR_{call}_POSIX_INTRA_ALGORITHM": "release_gather"
             for call in ("ALLREDUCE", "BCAST")
         }
         yielding = {} if fits else {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
         return [
-            Launch(peer, "default", bound),
-            Launch(peer, "release-gather", bound, gather | yielding),
-            *([] if fits else [Launch(peer, "yield", bound, yielding)]),
+            Launch(peer, "default", binding),
+            Launch(peer, "release-gather", binding, gather | yielding),
+            *([] if fits else [Launch(peer, "yield", binding, yielding)]),
         ]
     words: tuple[str, ...] = (COMMANDS[peer], "--allow-run-as-root")
     if fits:
@@ -74,8 +74,10 @@ def quickest(
     measured: Mapping[str, Sequence[float] | None],
 ) -> tuple[str, Sequence[float]] | None:
     """The name and rounds with the lowest median; None if nothing was measured."""
-    known = {name: rounds for name, rounds in measured.items() if rounds}
-    if not known:
+    measured_only = {name: rounds for name, rounds in measured.items() if rounds}
+    if not measured_only:
         return None
-    name = min(known, key=lambda one: statistics.median(known[one]))
-    return name, known[name]
+    name = min(
+        measured_only, key=lambda configuration: statistics.median(measured_only[configuration])
+    )
+    return name, measured_only[name]

@@ -52,11 +52,11 @@ def compiled(name: str) -> Path | None:
     ):
         return None
     words += ["-std=gnu11", "-O3", "-march=native", "-o", str(output), str(source), *libraries]
-    done = subprocess.run(
+    result = subprocess.run(
         words, check=False, capture_output=True, text=True, timeout=COMPILE_SECONDS
     )
-    if done.returncode:
-        raise BenchError(f"{' '.join(words)}: {done.stderr.strip()}")
+    if result.returncode:
+        raise BenchError(f"{' '.join(words)}: {result.stderr.strip()}")
     return output
 
 

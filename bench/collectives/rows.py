@@ -54,14 +54,14 @@ def row(
 
 def times(
     name: str,
-    ours: Sequence[float],
-    theirs: Sequence[float],
+    own: Sequence[float],
+    peer: Sequence[float],
     goal: float | None = None,
     *,
     note: str = "",
 ) -> Row:
     """Speedup over a peer, computed for each round so that slow rounds affect both."""
-    ratios = [t / o for o, t in zip(ours, theirs, strict=True)]
+    ratios = [t / o for o, t in zip(own, peer, strict=True)]
     return replace(row(name, "x", ratios, goal, more=True), note=note)
 
 
@@ -79,15 +79,15 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join([head, *(_line(item) for item in rows)])
 
 
-def _line(one: Row) -> str:
-    name = one.name[:_NAME_WIDTH]
-    goal = "" if one.goal is None else f"{'≥' if one.more else '≤'} {one.goal:g}"
-    if one.median is None or one.low is None or one.high is None:
+def _line(entry: Row) -> str:
+    name = entry.name[:_NAME_WIDTH]
+    goal = "" if entry.goal is None else f"{'≥' if entry.more else '≤'} {entry.goal:g}"
+    if entry.median is None or entry.low is None or entry.high is None:
         room = _FIGURE_WIDTH + _SPREAD_WIDTH
-        return f"{name:{_NAME_WIDTH}}{one.note[:room]:>{room}}{goal:>{_GOAL_WIDTH}}   -"
-    word = {True: "yes", False: "NO", None: ""}[one.reached]
-    figure = f"{_digits(one.median)} {one.unit}"
-    spread = f"{_digits(one.low)} … {_digits(one.high)}"
+        return f"{name:{_NAME_WIDTH}}{entry.note[:room]:>{room}}{goal:>{_GOAL_WIDTH}}   -"
+    word = {True: "yes", False: "NO", None: ""}[entry.reached]
+    figure = f"{_digits(entry.median)} {entry.unit}"
+    spread = f"{_digits(entry.low)} … {_digits(entry.high)}"
     return (
         f"{name:{_NAME_WIDTH}}{figure:>{_FIGURE_WIDTH}}{spread:>{_SPREAD_WIDTH}}"
         f"{goal:>{_GOAL_WIDTH}} {word:>3}"

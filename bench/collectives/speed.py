@@ -66,8 +66,8 @@ class Measured:
 
     def of(self, lane: str, case: Case) -> list[float] | None:
         """Seconds of one call, round by round; None if that was not measured."""
-        found = self.lanes.get(lane)
-        return None if found is None else found.seconds.get(case) or None
+        lane_result = self.lanes.get(lane)
+        return None if lane_result is None else lane_result.seconds.get(case) or None
 
     def peer(self, peer: str, case: Case) -> tuple[str, Sequence[float]] | None:
         """The library's quickest configuration in this case, and its rounds."""
@@ -144,68 +144,68 @@ def many(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
 
 def large(measured: Measured, case: Case) -> list[Row]:
     """One type in one kind of memory, next to Gloo, the MPIs and the memory."""
-    what = f"{measured.what}, 64 MiB {SHORT[case.type]}, {case.memory}"
+    title = f"{measured.what}, 64 MiB {SHORT[case.type]}, {case.memory}"
     registered = case.memory == "registered"
     goals = (15.0, 10.0) if registered else (9.0, 6.0)
     native, torch = measured.of("native", case), measured.of("torch", case)
     if native is None or torch is None:
-        return [absent(what, "no such memory")]
+        return [absent(title, "no such memory")]
     rows = [
-        row(f"{what}: native", "ms", [value * 1e3 for value in native]),
-        row(f"{what}: through torch", "ms", [value * 1e3 for value in torch]),
+        row(f"{title}: native", "ms", [value * 1e3 for value in native]),
+        row(f"{title}: through torch", "ms", [value * 1e3 for value in torch]),
     ]
     # Peers have no registered memory: they always use the caller's buffers.
     own = Case(case.type, case.size_bytes)
-    rows.append(compared(f"{what}: torch x Gloo", torch, measured.of("gloo", own), goals[0]))
+    rows.append(compared(f"{title}: torch x Gloo", torch, measured.of("gloo", own), goals[0]))
     rows.append(
-        compared_with(f"{what}: native x better MPI", native, measured.better(own), goals[1])
+        compared_with(f"{title}: native x better MPI", native, measured.better(own), goals[1])
     )
     if registered:
         moved = 2 * measured.ranks * case.size_bytes
         shares = [
-            moved / speed / taken for speed, taken in zip(measured.triad, native, strict=True)
+            moved / speed / seconds for speed, seconds in zip(measured.triad, native, strict=True)
         ]
-        rows.append(row(f"{what}: of 2nS/M", "of limit", shares, 0.85, more=True))
+        rows.append(row(f"{title}: of 2nS/M", "of limit", shares, 0.85, more=True))
     return rows
 
 
 def compared(
     name: str,
-    ours: Sequence[float],
-    theirs: Sequence[float] | None,
+    own: Sequence[float],
+    peer: Sequence[float] | None,
     goal: float | None,
     note: str = "",
 ) -> Row:
     """A ratio, or the reason why it is missing."""
-    if theirs is None:
+    if peer is None:
         return absent(name, "not measured", goal, more=True)
-    return times(name, ours, theirs, goal, note=note)
+    return times(name, own, peer, goal, note=note)
 
 
 def compared_with(
-    name: str, ours: Sequence[float], peer: tuple[str, Sequence[float]] | None, goal: float | None
+    name: str, own: Sequence[float], peer: tuple[str, Sequence[float]] | None, goal: float | None
 ) -> Row:
     """The ratio to a library's quickest configuration, which the row names."""
     if peer is None:
         return absent(name, "peer not installed", goal, more=True)
-    return compared(name, ours, peer[1], goal, peer[0])
+    return compared(name, own, peer[1], goal, peer[0])
 
 
 def latency(measured: Measured, case: Case, most_us: float, than_open_mpi: float) -> list[Row]:
     """4 KiB: the native call next to the MPIs, the call through torch next to Gloo."""
-    what = f"{measured.what}, 4 KiB"
+    subject = f"{measured.what}, 4 KiB"
     native, torch = measured.of("native", case), measured.of("torch", case)
     if native is None or torch is None:
-        raise BenchError(f"{what}: not measured")
+        raise BenchError(f"{subject}: not measured")
     rows = [
-        row(f"{what}: native call", "µs", [value * 1e6 for value in native], most_us),
-        row(f"{what}: call through torch", "µs", [value * 1e6 for value in torch]),
-        compared(f"{what}: torch x Gloo", torch, measured.of("gloo", case), 500.0),
+        row(f"{subject}: native call", "µs", [value * 1e6 for value in native], most_us),
+        row(f"{subject}: call through torch", "µs", [value * 1e6 for value in torch]),
+        compared(f"{subject}: torch x Gloo", torch, measured.of("gloo", case), 500.0),
     ]
     for peer, title in TITLES.items():
         goal = than_open_mpi if peer == "openmpi" else None
         rows.append(
-            compared_with(f"{what}: native x {title}", native, measured.peer(peer, case), goal)
+            compared_with(f"{subject}: native x {title}", native, measured.peer(peer, case), goal)
         )
     return rows
 
@@ -250,14 +250,14 @@ def calls(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any
 def call_rows(measured: Measured, case: Case) -> list[Row]:
     """One operation of one size."""
     size = "" if case.call == "barrier" else f", {SIZES[case.size_bytes]}"
-    what = f"{measured.what}, {case.call}{size}"
+    title = f"{measured.what}, {case.call}{size}"
     native, torch = measured.of("native", case), measured.of("torch", case)
     if native is None or torch is None:
-        raise BenchError(f"{what}: not measured")
+        raise BenchError(f"{title}: not measured")
     return [
-        row(f"{what}: native", "µs", [value * 1e6 for value in native]),
-        compared(f"{what}: torch x Gloo", torch, measured.of("gloo", case), 1.0),
-        compared_with(f"{what}: native x better MPI", native, measured.better(case), 1.0),
+        row(f"{title}: native", "µs", [value * 1e6 for value in native]),
+        compared(f"{title}: torch x Gloo", torch, measured.of("gloo", case), 1.0),
+        compared_with(f"{title}: native x better MPI", native, measured.better(case), 1.0),
     ]
 
 
@@ -272,9 +272,9 @@ def step(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
         torch = measured.of("torch", case)
         if torch is None:
             raise BenchError("no training step was measured")
-        what = f"{measured.what}, step of the example under DDP"
-        rows.append(row(what, "ms", [value * 1e3 for value in torch]))
-        rows.append(compared(f"{what}: x Gloo", torch, measured.of("gloo", case), 1.0))
+        title = f"{measured.what}, step of the example under DDP"
+        rows.append(row(title, "ms", [value * 1e3 for value in torch]))
+        rows.append(compared(f"{title}: x Gloo", torch, measured.of("gloo", case), 1.0))
     return rows, details
 
 
@@ -289,13 +289,13 @@ def tcp(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]
         torch = measured.of("torch", case)
         if torch is None:
             raise BenchError(f"{case.order}: not measured")
-        what = f"TCP, 2 ranks, {SIZES[case.size_bytes]} {SHORT[case.type]}"
+        title = f"TCP, 2 ranks, {SIZES[case.size_bytes]} {SHORT[case.type]}"
         if case == small:
-            rows.append(row(what, "µs", [value * 1e6 for value in torch], 25.0))
+            rows.append(row(title, "µs", [value * 1e6 for value in torch], 25.0))
         else:
-            rows.append(row(what, "ms", [value * 1e3 for value in torch]))
+            rows.append(row(title, "ms", [value * 1e3 for value in torch]))
         goal = None if case == small else goals[case.type]
-        rows.append(compared(f"{what}: x Gloo", torch, measured.of("gloo", case), goal))
+        rows.append(compared(f"{title}: x Gloo", torch, measured.of("gloo", case), goal))
     return rows, measured.document()
 
 

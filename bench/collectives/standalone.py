@@ -45,14 +45,14 @@ def kernels(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
     for entry in report["rows"]:
         if entry["way"] != best:
             continue
-        what = f"8 inputs, one pass, {entry['type']}"
+        title = f"8 inputs, one pass, {entry['type']}"
         goal, cores = float(entry["goal_of_triad"]), entry["threads"]
-        share = f"{what}: of triad, {cores} core{'s' * (cores > 1)}"
+        share = f"{title}: of triad, {cores} core{'s' * (cores > 1)}"
         rows.append(row(share, "of limit", entry["of_triad"], goal, more=True))
         if cores > 1:
             continue
         rows += [
-            row(f"{what}: {words}", "x", entry[key], least, more=True)
+            row(f"{title}: {words}", "x", entry[key], least, more=True)
             for key, (words, least) in KERNEL_GOALS.items()
         ]
     return rows, report
@@ -62,10 +62,10 @@ def recorder(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, 
     """Cost of one operation's records, compared with a 4 KiB allreduce of two threads."""
     text = program("cargo", "run", "--release", "--locked", "--quiet", "-p", "hfreduce-engine",
                    "--example", "flight_cost")  # fmt: skip
-    found = [float(number) for number in re.findall(r": ([0-9.]+) (?:ns|%)", text)]
-    if len(found) != 3:
+    numbers = [float(number) for number in re.findall(r": ([0-9.]+) (?:ns|%)", text)]
+    if len(numbers) != 3:
         raise BenchError(f"flight_cost says: {text}")
-    record, reduce, share = found
+    record, reduce, share = numbers
     rows = [
         row("flight recorder: one operation", "ns", [record]),
         row("flight recorder: of a 4 KiB call", "%", [share]),
@@ -78,10 +78,10 @@ def wheel(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any
     with tempfile.TemporaryDirectory(prefix="hfreduce-bench-") as folder:
         uv = ROOT / "build/tools/bin/uv"
         program(str(uv), "build", "--quiet", "--wheel", "--package", "hfreduce", "-o", folder)
-        (made,) = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(made) as archive:
+        (archive_path,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(archive_path) as archive:
             files = {entry.filename: entry.compress_size for entry in archive.infolist()}
-        size = made.stat().st_size
+        size = archive_path.stat().st_size
     largest = dict(sorted(files.items(), key=lambda item: -item[1])[:5])
     return [row("wheel", "MiB", [size / MIB], 4.0)], {"bytes": size, "largest": largest}
 
@@ -107,7 +107,7 @@ def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
     rows = []
     for name in programs:
         pairs = zip(seconds[name], seconds["nothing"], strict=True)
-        rows.append(row(name, "ms", [(taken - empty) * 1e3 for taken, empty in pairs], 30.0))
+        rows.append(row(name, "ms", [(imported - empty) * 1e3 for imported, empty in pairs], 30.0))
     return rows, {"seconds": seconds}
 
 
@@ -122,7 +122,7 @@ def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
     size = 64 if quick else JOIN_RANKS
     phases = _cards(size)
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    seconds, read = [], 0
+    seconds, bytes_read = [], 0
     for number in range(rounds):
         store = PrefixStore(f"round-{number}", server)
         deadline = time.monotonic() + PROGRAM_SECONDS
@@ -133,12 +133,12 @@ def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
             for rank in range(size):
                 gather(store, Member(rank, range(size)), phase, values[rank], deadline)
         seconds.append(time.perf_counter() - start)
-        read = sum(len(store.get(f"hfreduce/{phase}/all/0")) for phase in phases)
+        bytes_read = sum(len(store.get(f"hfreduce/{phase}/all/0")) for phase in phases)
     rows = [
         row(f"{size} ranks exchange places, endpoints", "s", seconds, 5.0),
-        row(f"{size} ranks: bytes of a rank to each", "bytes", [read / size], 64.0),
+        row(f"{size} ranks: bytes of a rank to each", "bytes", [bytes_read / size], 64.0),
     ]
-    return rows, {"s": seconds, "bytes": read}
+    return rows, {"s": seconds, "bytes": bytes_read}
 
 
 def _cards(size: int) -> dict[str, list[str]]:
@@ -162,13 +162,13 @@ def _cards(size: int) -> dict[str, list[str]]:
 def program(*words: str) -> str:
     """Runs a program of the workspace and returns its output."""
     environment = os.environ | {"UV_PYTHON_DOWNLOADS": "never"}
-    done = subprocess.run(
+    result = subprocess.run(
         words, check=False, capture_output=True, text=True, timeout=PROGRAM_SECONDS, cwd=ROOT,
         env=environment,
     )  # fmt: skip
-    if done.returncode:
-        raise BenchError(f"{' '.join(words)}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+    if result.returncode:
+        raise BenchError(f"{' '.join(words)}: {result.stderr.strip()[-2000:]}")
+    return result.stdout
 
 
 PARTS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {

@@ -191,10 +191,10 @@ class Buffers:
             raise LookupError(where)
         if (name, where) not in self._memory:
             if where == "private":
-                made = torch.empty(BYTES_MAX, dtype=torch.uint8)
+                tensor = torch.empty(BYTES_MAX, dtype=torch.uint8)
             else:
-                made = hfreduce.torch.empty(BYTES_MAX, dtype=torch.uint8, group=group)
-            self._memory[name, where] = made
+                tensor = hfreduce.torch.empty(BYTES_MAX, dtype=torch.uint8, group=group)
+            self._memory[name, where] = tensor
         return self._memory[name, where]
 
 

@@ -59,11 +59,11 @@ def say(text: str) -> None:
 @contextlib.contextmanager
 def webhook(testbed: Testbed) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """The injection webhook: its process, its port and that of its metrics."""
-    held = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
+    certs = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
     folder = testbed.folder / "webhook"
     folder.mkdir()
     for name, text in (
-        ("ca.crt", held.bundle), ("tls.crt", held.certificate), ("tls.key", held.key),
+        ("ca.crt", certs.bundle), ("tls.crt", certs.certificate), ("tls.key", certs.key),
     ):  # fmt: skip
         (folder / name).write_text(text)
     ports = free_ports(("webhook", "webhook-metrics"))
@@ -120,13 +120,13 @@ async def attack(testbed: Testbed, plan: dict[str, Any]) -> AsyncIterator[dict[s
     counters: dict[str, Any] = {}
     started = asyncio.Event()
 
-    async def read() -> None:
+    async def poll() -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             counters.update(json.loads(line))
             started.set()
 
-    reading = asyncio.create_task(read())
+    reading = asyncio.create_task(poll())
     try:
         async with asyncio.timeout(START_SECONDS_MAX):
             await started.wait()
@@ -140,16 +140,18 @@ async def attack(testbed: Testbed, plan: dict[str, Any]) -> AsyncIterator[dict[s
 def user(testbed: Testbed, name: str, namespace: str, *rights: str) -> Path:
     """The kubeconfig of a service account with these rights ("VERB,VERB RESOURCE") there."""
     cluster = Cluster(testbed.state)
-    here = f"--namespace={namespace}"
-    cluster.kubectl("create", "serviceaccount", name, here)
+    namespace_flag = f"--namespace={namespace}"
+    cluster.kubectl("create", "serviceaccount", name, namespace_flag)
     for number, right in enumerate(rights):
         verbs, resource = right.split()
         role = f"{name}-{number}"
-        cluster.kubectl("create", "role", role, here, f"--verb={verbs}", f"--resource={resource}")
+        cluster.kubectl(
+            "create", "role", role, namespace_flag, f"--verb={verbs}", f"--resource={resource}"
+        )
         account = f"--serviceaccount={namespace}:{name}"
-        cluster.kubectl("create", "rolebinding", role, here, f"--role={role}", account)
+        cluster.kubectl("create", "rolebinding", role, namespace_flag, f"--role={role}", account)
     config = json.loads(testbed.state.kubeconfig.read_text())
-    token = cluster.kubectl("create", "token", name, here, "--duration=24h")
+    token = cluster.kubectl("create", "token", name, namespace_flag, "--duration=24h")
     config["users"][0]["user"] = {"token": token.strip()}
     path = testbed.folder / f"{name}.kubeconfig"
     path.touch(mode=0o600)
@@ -208,12 +210,12 @@ def row(name: str, quiet: Probe, attacked: Probe) -> dict[str, Any]:
         ranked = sorted(values)
         return round(1e3 * ranked[min(int(share * len(ranked)), len(ranked) - 1)], 1)
 
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "name": name, "error_count": len(attacked.errors), "errors": attacked.errors[:3],
     }  # fmt: skip
     for label, probe in (("quiet", quiet), ("attacked", attacked)):
         if probe.seconds:
-            found[label] = {
+            result[label] = {
                 "requests": len(probe.seconds),
                 "median": ms(probe.seconds, 0.5),
                 "p99": ms(probe.seconds, 0.99),
@@ -221,10 +223,11 @@ def row(name: str, quiet: Probe, attacked: Probe) -> dict[str, Any]:
             }
     if quiet.seconds and attacked.seconds:
         late = {
-            key: round(found["attacked"][key] - found["quiet"][key], 1) for key in ("median", "p99")
+            key: round(result["attacked"][key] - result["quiet"][key], 1)
+            for key in ("median", "p99")
         }
-        found |= {"late": late, "good": max(late.values()) <= 1e3 * LATE_SECONDS}
-    return found
+        result |= {"late": late, "good": max(late.values()) <= 1e3 * LATE_SECONDS}
+    return result
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -280,7 +283,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             after = {name: peak_mib(pid) for name, pid in processes.items()}
     quiet = phases["quiet"].all
     rows = {
-        name: [row(one.name, one, other) for one, other in zip(quiet, phase.all, strict=True)]
+        name: [row(first.name, first, other) for first, other in zip(quiet, phase.all, strict=True)]
         for name, phase in phases.items()
         if name != "quiet"
     }
@@ -290,7 +293,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "jobs that are taken": rows["taken"],
         "attacks": attacks,
         "jobs": large,
-        "lease": {name: _lease(one.lease) for name, one in phases.items()},
+        "lease": {name: _lease(first.lease) for name, first in phases.items()},
         "peak MiB": {
             name: {"quiet": round(before[name]), "flooded": round(flooded[name]),
                    "with jobs": round(after[name])}
@@ -310,7 +313,7 @@ async def _with_jobs(
     arguments: argparse.Namespace, testbed: Testbed, phases: dict[str, Probes]
 ) -> dict[str, dict[str, Any]]:
     access = await asyncio.to_thread(other_user, testbed)
-    found = {}
+    created = {}
     for name, annotation, size in (
         ("refused", "example.com/text", LARGE_BYTES), ("taken", KEPT, KEPT_BYTES_MAX),
     ):  # fmt: skip
@@ -320,8 +323,8 @@ async def _with_jobs(
         )
         # While the jobs are being created.
         await phases[name].run(JOBS_SECONDS_MAX, creating.done)
-        found[name] = await creating
-    return found
+        created[name] = await creating
+    return created
 
 
 def _lease(lease: Lease) -> dict[str, int]:
@@ -345,7 +348,7 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        found = asyncio.run(measure(arguments))
+        report = asyncio.run(measure(arguments))
     except TestbedError as error:
         print(f"bench-hostile: {error}", file=sys.stderr)
         return 1
@@ -353,18 +356,18 @@ def main() -> int:
         print("bench-hostile: interrupted; the cluster is removed", file=sys.stderr)
         return 130
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(found, indent=2) + "\n")
+    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     print("160 silent connections a port, 1,024 at the gateway, posts of 8 MiB")
-    print("\n".join(table(found["connections and posts"])))
+    print("\n".join(table(report["connections and posts"])))
     for name in ("refused", "taken"):
-        counts = found["jobs"][name]
+        counts = report["jobs"][name]
         print(f"large jobs: {counts['refused']:,} refused, {counts['taken']:,} taken")
-        print("\n".join(table(found[f"jobs that are {name}"])))
+        print("\n".join(table(report[f"jobs that are {name}"])))
     print("peak MiB (quiet, flooded, with jobs): " + ", ".join(
         f"{name} {'/'.join(str(peak) for peak in peaks.values())}"
-        for name, peaks in found["peak MiB"].items()
+        for name, peaks in report["peak MiB"].items()
     ))  # fmt: skip
-    print(f"Lease: {found['lease']}")
+    print(f"Lease: {report['lease']}")
     print(f"written to {arguments.output}")
     return 0
 

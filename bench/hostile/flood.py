@@ -27,7 +27,7 @@ REOPEN_SECONDS: Final = 0.05
 Done = Counter[str]
 
 
-async def silent(port: int, number: int, done: Done) -> None:
+async def silent(port: int, number: int, counts: Done) -> None:
     """Keep one connection that sends nothing; open a new one where it is closed."""
     while True:
         address = f"127.0.0.{number % SOURCES + 2}"
@@ -35,14 +35,14 @@ async def silent(port: int, number: int, done: Done) -> None:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, local_addr=(address, 0)
             )
-            done["connections"] += 1
+            counts["connections"] += 1
             with contextlib.suppress(OSError):
                 await reader.read()
             writer.transport.abort()
         await asyncio.sleep(REOPEN_SECONDS)
 
 
-async def post(port: int, path: str, tls: ssl.SSLContext | None, number: int, done: Done) -> None:
+async def post(port: int, path: str, tls: ssl.SSLContext | None, number: int, counts: Done) -> None:
     """One body of 8 MiB of JSON arrays."""
     address = f"127.0.0.{number % SOURCES + 2}"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
@@ -57,48 +57,48 @@ async def post(port: int, path: str, tls: ssl.SSLContext | None, number: int, do
                     break
                 writer.write(BODY[start : start + CHUNK_BYTES])
                 await writer.drain()
-                done["posted KiB"] += CHUNK_BYTES >> 10
+                counts["posted KiB"] += CHUNK_BYTES >> 10
             await reader.readline()
         finally:
             writer.transport.abort()
-    done["posts"] += 1
+    counts["posts"] += 1
 
 
-async def posts(port: int, path: str, tls: ssl.SSLContext | None, done: Done) -> None:
+async def posts(port: int, path: str, tls: ssl.SSLContext | None, counts: Done) -> None:
     """Send 50 posts a second, limited by the number of concurrent requests."""
     running: set[asyncio.Task[None]] = set()
     number = 0
     while True:
         if len(running) < POSTS_MAX:
             number += 1
-            task = asyncio.create_task(post(port, path, tls, number, done))
+            task = asyncio.create_task(post(port, path, tls, number, counts))
             running.add(task)
             task.add_done_callback(running.discard)
         await asyncio.sleep(1 / POSTS_PER_SECOND)
 
 
-async def report(done: Done) -> None:
+async def report(counts: Done) -> None:
     """The counters, once a second."""
     started = time.monotonic()
     while True:
         await asyncio.sleep(1)
         seconds = round(time.monotonic() - started, 1)
-        print(json.dumps({**done, "seconds": seconds}), flush=True)
+        print(json.dumps({**counts, "seconds": seconds}), flush=True)
 
 
 async def main(plan: dict[str, Any]) -> None:
     """All attacks at once."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    done: Done = Counter()
+    counts: Done = Counter()
     await asyncio.gather(
-        report(done),
+        report(counts),
         *(
-            silent(int(port), number, done)
+            silent(int(port), number, counts)
             for port, count in plan["silent"].items()
             for number in range(count)
         ),
-        *(posts(port, path, context if tls else None, done) for port, path, tls in plan["posts"]),
+        *(posts(port, path, context if tls else None, counts) for port, path, tls in plan["posts"]),
     )
 
 

@@ -23,11 +23,11 @@ async def main(kubeconfig: str, namespace: str, count: int, annotation: str, siz
     refusals: list[str] = []
 
     async def create(api: Api, number: int) -> None:
-        made = flyer_job(f"large-{size}-{number}", 1, suspend=True)
-        made["metadata"] |= {"namespace": namespace, "annotations": {annotation: "x" * size}}
+        body = flyer_job(f"large-{size}-{number}", 1, suspend=True)
+        body["metadata"] |= {"namespace": namespace, "annotations": {annotation: "x" * size}}
         async with gate:
             try:
-                await api.create(FLYERJOBS, made, namespace)
+                await api.create(FLYERJOBS, body, namespace)
             except ApiError as error:
                 refusals.append(str(error))
 

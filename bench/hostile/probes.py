@@ -196,7 +196,7 @@ class Probes:
         api, simulator = self._api, self._simulator
         simulator.suspended.clear()
 
-        async def asked() -> None:
+        async def request() -> None:
             await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": True}}, NAMESPACE)
             await self._until(lambda: bool(simulator.suspended), 0.002)
 
@@ -204,7 +204,7 @@ class Probes:
             await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": False}}, NAMESPACE)
             await self._until_phase("Running", 0.02)
 
-        await self.order.once(asked)
+        await self.order.once(request)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 await self._until_phase("Suspended", 0.05)
@@ -223,8 +223,8 @@ class Probes:
             await asyncio.sleep(pause)
 
     async def _phase(self) -> str:
-        found = await self._api.get(FLYERJOBS, JOB, NAMESPACE)
-        return str((found.get("status") or {}).get("phase"))
+        job = await self._api.get(FLYERJOBS, JOB, NAMESPACE)
+        return str((job.get("status") or {}).get("phase"))
 
     async def _look(self) -> None:
         spec = (await self._testbed.api.get(LEASES, "flyer-operator", SYSTEM))["spec"]

@@ -96,13 +96,17 @@ class ColdStart:
         """Write the history."""
         objects = await asyncio.to_thread(_objects, self.history)
         await asyncio.to_thread(self._store, objects)
-        wanted = {NODES: self.history.nodes, PODS: self.history.pods, FLYERJOBS: self.history.jobs}
-        for kind, count in wanted.items():
-            found = 0
+        expected = {
+            NODES: self.history.nodes,
+            PODS: self.history.pods,
+            FLYERJOBS: self.history.jobs,
+        }
+        for kind, count in expected.items():
+            count_stored = 0
             async for page in self.testbed.api.pages(kind):
-                found += len(page.items)
-            if found != count:
-                raise TestbedError(f"{found} {kind.plural} of {count} are there")
+                count_stored += len(page.items)
+            if count_stored != count:
+                raise TestbedError(f"{count_stored} {kind.plural} of {count} are there")
 
     async def round(self) -> None:
         """Start an operator, then jobs that have room; the same with the reference.
@@ -130,7 +134,7 @@ class ColdStart:
         jobs = [flyer_job("first", self.history.gang_of, priority="high")]
         writes = await self._submit(jobs[0])
         created_at = min(write.received_at for write in writes if write.client == "bench")
-        bound = max(write.done_at for write in writes if is_binding(write)) - created_at
+        bound_after = max(write.done_at for write in writes if is_binding(write)) - created_at
         memory = operator.peak_bytes() / MIB
         decided = []
         for number in range(self.history.gang_of):
@@ -146,7 +150,7 @@ class ColdStart:
         leader = await self.testbed.succeed(operator, source=source)
         self.testbed.operators[-1].end()
         await self._remove([job["metadata"]["name"] for job in jobs])
-        return [serving, memory, bound, statistics.median(decided), leader]
+        return [serving, memory, bound_after, statistics.median(decided), leader]
 
     async def _submit(self, job: dict[str, Any]) -> list[Write]:
         """Create a job; the writes until its pods are bound."""
@@ -159,13 +163,13 @@ class ColdStart:
             await self.testbed.api.delete(FLYERJOBS, name, NAMESPACE)
         selector = f"{LABEL_JOB} in ({','.join(names)})"
 
-        async def gone() -> bool:
+        async def none_remain() -> bool:
             await self.testbed.api.delete_all(
                 PODS, NAMESPACE, labelSelector=selector, gracePeriodSeconds="0"
             )
             return not await self.testbed.api.list(PODS, NAMESPACE, labelSelector=selector)
 
-        await self.testbed.until("the jobs' pods are gone", gone)
+        await self.testbed.until("the jobs' pods are gone", none_remain)
 
     def _store(self, objects: list[tuple[str, dict[str, Any]]]) -> None:
         url = f"http://127.0.0.1:{self.testbed.state.ports['etcd']}/v3/kv/txn"
@@ -217,9 +221,11 @@ def _objects(history: History) -> list[tuple[str, dict[str, Any]]]:
         jobs.append(job)
         pods += _pods(job, history)
     path = f"/registry/fireflyer.dev/flyerjobs/{NAMESPACE}"
-    found = [(f"/registry/minions/{node['metadata']['name']}", node) for node in nodes]
-    found += [(f"{path}/{item['metadata']['name']}", item) for item in jobs]
-    return found + pods  # after their jobs: otherwise the garbage collector deletes them as orphans
+    result = [(f"/registry/minions/{node['metadata']['name']}", node) for node in nodes]
+    result += [(f"{path}/{item['metadata']['name']}", item) for item in jobs]
+    return (
+        result + pods
+    )  # after their jobs: otherwise the garbage collector deletes them as orphans
 
 
 def _metadata(name: str, namespace: str = "") -> dict[str, Any]:
@@ -247,9 +253,9 @@ def _job(name: str, history: History, priority: str, times: int = 1) -> dict[str
 
 def _settled(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Statuses as the engine leaves them when all gangs that fit run."""
-    known = [shape_node(node).node for node in nodes]
+    node_objects = [shape_node(node).node for node in nodes]
     now = time.time()
-    state = engine.rebuild(known, [FlyerJob.model_validate(job) for job in jobs], now, 1)
+    state = engine.rebuild(node_objects, [FlyerJob.model_validate(job) for job in jobs], now, 1)
     state, _ = engine.step(state, [engine.Tick()], now)
     started = [
         engine.GangStarted(job.key, job.status.history.attempt)
@@ -258,14 +264,16 @@ def _settled(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[st
     ]
     state, _ = engine.step(state, started, now)
     state, _ = engine.step(state, [engine.Tick()], now)
-    return {key.partition("/")[2]: one.status.to_object() for key, one in state.jobs.items()}
+    return {
+        key.partition("/")[2]: job_state.status.to_object() for key, job_state in state.jobs.items()
+    }
 
 
 def _pods(job: dict[str, Any], history: History) -> list[tuple[str, dict[str, Any]]]:
     """Of all attempts; those of the last one live if the job does."""
     runs = job["status"]["phase"] == "Running"
     attempts = range(history.attempts if runs else 1)
-    found = []
+    result = []
     for attempt in attempts:
         lives = runs and attempt == 0
         for rank, node in enumerate(job["status"]["assignment"]["nodes"]):
@@ -274,8 +282,8 @@ def _pods(job: dict[str, Any], history: History) -> list[tuple[str, dict[str, An
             pod["metadata"] = _pod_metadata(job, name, 1 if lives else 0, rank)
             pod["spec"] |= {"nodeName": node["name"], "schedulerName": "flyer"}
             pod["status"] = {"phase": "Running" if lives else "Succeeded", "podIP": "10.0.0.1"}
-            found.append((f"/registry/pods/{NAMESPACE}/{name}", pod))
-    return found
+            result.append((f"/registry/pods/{NAMESPACE}/{name}", pod))
+    return result
 
 
 def _pod_metadata(job: dict[str, Any], name: str, attempt: int, rank: int) -> dict[str, Any]:

@@ -64,14 +64,14 @@ class _Testbed(Protocol):
 
 def parse(text: str) -> Samples:
     """Sums and counts of a page of metrics; buckets are left out."""
-    found: Samples = {}
+    samples: Samples = {}
     for line in text.splitlines():
         if line.startswith("#") or "_bucket" in line:
             continue
         if match := _LINE.match(line):
             name, labels, value = match.groups()
-            found[name, frozenset(_LABEL.findall(labels or ""))] = float(value)
-    return found
+            samples[name, frozenset(_LABEL.findall(labels or ""))] = float(value)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,50 +87,50 @@ def _grown(before: Samples, after: Samples, metric: str, *keys: str) -> dict[tup
         part = name.removeprefix(f"{metric}_")
         if name == part or part not in ("count", "sum"):
             continue
-        known: Mapping[str, str] = dict(labels)
-        place = counts.setdefault(tuple(known.get(key, "") for key in keys), [0.0, 0.0])
+        label_values: Mapping[str, str] = dict(labels)
+        place = counts.setdefault(tuple(label_values.get(key, "") for key in keys), [0.0, 0.0])
         place[part == "sum"] += value - before.get((name, labels), 0.0)
-    return {key: _Sum(*one) for key, one in counts.items() if one[0] > 0}
+    return {key: _Sum(*total) for key, total in counts.items() if total[0] > 0}
 
 
 def account(before: Samples, after: Samples) -> dict[str, Any]:
     """Calls with their mean milliseconds and bytes, and the server's other work."""
     bodies = _grown(before, after, _BODIES, "verb", "resource")
     calls = {}
-    for (verb, resource, part), one in _most(
+    for (verb, resource, part), total in _most(
         _grown(before, after, _CALLS, "verb", "resource", "subresource")
     ):
         if verb not in _WRITES:
             continue
         kind = f"{resource}/{part}" if part else resource
         calls[f"{verb} {kind}"] = {
-            "count": int(one.count),
-            "milliseconds": round(1e3 * one.total / one.count, 2),
+            "count": int(total.count),
+            "milliseconds": round(1e3 * total.total / total.count, 2),
         }
     sizes = {
-        f"{verb} {resource}": round(one.total / one.count)
-        for (verb, resource), one in bodies.items()
+        f"{verb} {resource}": round(total.total / total.count)
+        for (verb, resource), total in bodies.items()
     }
     admission = {
-        f"policy {name}": _entry(one)
+        f"policy {name}": _entry(total)
         for metric in _POLICIES
-        for (name,), one in _most(_grown(before, after, metric, "policy"))
+        for (name,), total in _most(_grown(before, after, metric, "policy"))
     } | {
-        f"plugin {name}, {phase}, of {operation}": _entry(one)
-        for (name, phase, operation), one in _most(
+        f"plugin {name}, {phase}, of {operation}": _entry(total)
+        for (name, phase, operation), total in _most(
             _grown(before, after, _PLUGINS, "name", "type", "operation")
         )
-        if one.total > _SHOWN_SECONDS
+        if total.total > _SHOWN_SECONDS
     }
     events = {
-        resource: {"count": int(one.count), "bytes": round(one.total / one.count)}
-        for (resource,), one in _most(_grown(before, after, _EVENTS, "resource"))
-        if one.count > 1
+        resource: {"count": int(total.count), "bytes": round(total.total / total.count)}
+        for (resource,), total in _most(_grown(before, after, _EVENTS, "resource"))
+        if total.count > 1
     }
     store = {
-        f"{operation} {kind}": _entry(one)
-        for (operation, kind), one in _most(_grown(before, after, _STORE, "operation", "type"))
-        if one.total > _SHOWN_SECONDS
+        f"{operation} {kind}": _entry(total)
+        for (operation, kind), total in _most(_grown(before, after, _STORE, "operation", "type"))
+        if total.total > _SHOWN_SECONDS
     }
     return {
         "calls": calls,
@@ -141,8 +141,8 @@ def account(before: Samples, after: Samples) -> dict[str, Any]:
     }
 
 
-def _entry(one: _Sum) -> dict[str, float]:
-    return {"count": int(one.count), "milliseconds": round(1e3 * one.total / one.count, 3)}
+def _entry(total: _Sum) -> dict[str, float]:
+    return {"count": int(total.count), "milliseconds": round(1e3 * total.total / total.count, 3)}
 
 
 def _most(sums: dict[tuple[str, ...], _Sum]) -> list[tuple[tuple[str, ...], _Sum]]:
@@ -165,7 +165,7 @@ class Costs:
         if self._profiles is not None:
             path = f"/debug/pprof/profile?seconds={PROFILE_SECONDS}"
             profile = asyncio.create_task(asyncio.to_thread(self._get, path))
-        spent, started = self._spent(), time.monotonic()
+        cpu_before, started = self._spent(), time.monotonic()
         yield
         seconds, now = time.monotonic() - started, self._spent()
         after = await asyncio.to_thread(self._get, "/metrics")
@@ -176,19 +176,19 @@ class Costs:
         details[name] = {
             "seconds": round(seconds, 2),
             "processor seconds": {
-                process: round(now[process] - spent[process], 2) for process in now
+                process: round(now[process] - cpu_before[process], 2) for process in now
             },
             **account(parse(before.decode()), parse(after.decode())),
         }
 
     def _spent(self) -> dict[str, float]:
-        found = {}
+        cpu_seconds = {}
         for name in PROCESSES:
             pids = Process.load(self._testbed.state, name).pids()
-            found[name] = sum(map(_cpu_seconds, pids))
+            cpu_seconds[name] = sum(map(_cpu_seconds, pids))
         if self._testbed.operators:
-            found["flyer-operator"] = self._testbed.operators[-1].cpu_seconds()
-        return found
+            cpu_seconds["flyer-operator"] = self._testbed.operators[-1].cpu_seconds()
+        return cpu_seconds
 
     def _get(self, path: str) -> bytes:
         if self._context is None:

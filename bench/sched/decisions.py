@@ -55,11 +55,11 @@ class Cluster:
     def __init__(self, nodes: int, queued: int, preempted: int) -> None:
         self.now = _NOW
         half = nodes // 2
-        known = [
+        node_objects = [
             Node(f"n{index}", "A" if index < half else "B", f"l{index // 40}", slots=8)
             for index in range(nodes)
         ]
-        self.state: EngineState = rebuild(known, (), self.now, 1)
+        self.state: EngineState = rebuild(node_objects, (), self.now, 1)
         running = [self._job(f"r{index}", _GANG) for index in range(nodes // _GANG)]
         self.step(*(JobSubmitted(job) for job in running))
         self.step(*(GangStarted(key, 1) for key, job in self.state.jobs.items() if job.holding))
@@ -179,7 +179,7 @@ def _measure(
                 for name, engine in engines.items():
                     times.setdefault(kind, {}).setdefault(name, []).append(engine.measure(kind))
         return {
-            kind: {name: round(statistics.median(found), 2) for name, found in by.items()}
+            kind: {name: round(statistics.median(values), 2) for name, values in by.items()}
             for kind, by in times.items()
         }
     finally:
@@ -196,22 +196,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reference", type=Path, help="source tree of another engine")
     parser.add_argument("--serve", type=int, nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        _serve(*given.serve)
+    options = parser.parse_args()
+    if options.serve:
+        _serve(*options.serve)
         return
     sources = {"engine": Path(__file__).resolve().parents[2] / "operator" / "src"}
-    if given.reference is not None:
-        sources["reference"] = given.reference.resolve()
-    sizes = (given.nodes, given.queued, given.preempted)
-    found = _measure(sources, sizes, given.rounds)
-    print(f"{given.nodes} nodes, {given.queued} queued jobs, {given.preempted} of them preempted")
-    for kind, by in found.items():
+    if options.reference is not None:
+        sources["reference"] = options.reference.resolve()
+    sizes = (options.nodes, options.queued, options.preempted)
+    measured = _measure(sources, sizes, options.rounds)
+    print(
+        f"{options.nodes} nodes, {options.queued} queued jobs, "
+        f"{options.preempted} of them preempted"
+    )
+    for kind, by in measured.items():
         ratio = f"  {by['reference'] / by['engine']:.1f}x" if "reference" in by else ""
         print(f"{kind:12} " + "  ".join(f"{name} {ms:g} ms" for name, ms in by.items()) + ratio)
     target = Path("build/bench/decisions.json")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"sizes": sizes, "milliseconds": found}))
+    target.write_text(json.dumps({"sizes": sizes, "milliseconds": measured}))
 
 
 if __name__ == "__main__":

@@ -87,14 +87,14 @@ def table(figures: list[Figure]) -> list[str]:
             continue
         peer = _number(statistics.median(figure.peer)) if figure.peer else ""
         ratio = f"{figure.ratio:.2f}" if figure.ratio is not None else ""
-        asked = ""
+        goal = ""
         if figure.bound is not None:
-            asked = f"{'≥' if figure.more else '≤'}{figure.bound:g}{'×' if figure.of_peer else ''}"
+            goal = f"{'≥' if figure.more else '≤'}{figure.bound:g}{'×' if figure.of_peer else ''}"
         verdict = {True: "yes", False: "NO", None: ""}[figure.good]
         label = f"{figure.name}, {figure.unit}"
         if len(label) > 40:
             label = f"{label[:39]}…"
-        line = f"{label:<41}{_number(figure.median):>9}{peer:>9}{ratio:>7}{asked:>8} {verdict}"
+        line = f"{label:<41}{_number(figure.median):>9}{peer:>9}{ratio:>7}{goal:>8} {verdict}"
         lines.append(line.rstrip())
     assert all(len(line) <= _WIDTH for line in lines), lines
     return [line.rstrip() for line in lines]

@@ -51,8 +51,8 @@ class Queue:
     def __init__(self, nodes: int, jobs: int, seed: int = 1) -> None:
         self._random = random.Random(seed)
         self.now = _NOW
-        known = [Node(f"n{index}", "AB"[index % 2], "", slots=8) for index in range(nodes)]
-        self.state: EngineState = rebuild(known, (), self.now, 1)
+        node_objects = [Node(f"n{index}", "AB"[index % 2], "", slots=8) for index in range(nodes)]
+        self.state: EngineState = rebuild(node_objects, (), self.now, 1)
         self._due: list[tuple[float, int, Event]] = []
         self._count = 0
         self.steps = 0
@@ -97,8 +97,8 @@ class Queue:
         self.steps += 1
         for action in actions:
             if isinstance(action, Commit):
-                known = before.get(action.job)
-                waited = known is not None and known.status.phase is Phase.QUEUED
+                previous = before.get(action.job)
+                waited = previous is not None and previous.status.phase is Phase.QUEUED
                 if waited and action.status.phase is Phase.QUEUED:
                     self.writes[action.job] += 1
                     size = len(json.dumps(action.status.to_object()))
@@ -130,24 +130,24 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, nargs="+", default=[100, 300, 1_000])
     parser.add_argument("--minutes", type=int, default=30)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = {}
-    for jobs in given.jobs:
-        queue = Queue(given.nodes, jobs)
+    options = parser.parse_args()
+    result = {}
+    for jobs in options.jobs:
+        queue = Queue(options.nodes, jobs)
         queue.run(60)  # each is given its reason for waiting once
         queue.writes.clear()
-        queue.run(given.minutes * 60)
+        queue.run(options.minutes * 60)
         writes = sum(queue.writes.values())
-        found[jobs] = {
-            "writesPerSecond": round(writes / given.minutes / 60, 2),
-            "writesPerJobAndMinute": round(writes / jobs / given.minutes, 2),
+        result[jobs] = {
+            "writesPerSecond": round(writes / options.minutes / 60, 2),
+            "writesPerJobAndMinute": round(writes / jobs / options.minutes, 2),
             "largestStatusBytes": queue.bytes_max,
             "starts": queue.started,
             "steps": queue.steps,
         }
-        print(jobs, found[jobs], flush=True)
-    if given.out is not None:
-        given.out.write_text(json.dumps(found))
+        print(jobs, result[jobs], flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

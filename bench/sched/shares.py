@@ -57,8 +57,8 @@ class Shares:
         await self.testbed.empty()
         await self._fill()
         free = self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
-        taken = await self._reclaim("large", self.sizes.nodes)
-        self.excess.ours.append(taken - (self.sizes.nodes - free))
+        victims = await self._reclaim("large", self.sizes.nodes)
+        self.excess.ours.append(victims - (self.sizes.nodes - free))
         await self.testbed.empty()
 
     async def _half(self) -> None:
@@ -108,8 +108,8 @@ class Shares:
         if not signals:
             raise TestbedError("no sidecar was asked to suspend")
         self.signals.ours.append(max(signals))
-        bound = max(write.done_at for write in writes if is_binding(write))
-        self.restart.ours.append(bound - begun_at)
+        bound_at = max(write.done_at for write in writes if is_binding(write))
+        self.restart.ours.append(bound_at - begun_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         own = [write for write in writes if write.client == OPERATOR and write.stored]
@@ -145,8 +145,8 @@ class Shares:
             for write in writes
             if (write.client, write.kind) == ("bench", "nodes/status")
         )
-        bound = max(write.done_at for write in writes if is_binding(write))
-        self.node.ours.append(bound - begun_at)
+        bound_at = max(write.done_at for write in writes if is_binding(write))
+        self.node.ours.append(bound_at - begun_at)
         self.details["node lost"] = by_kind(write for write in writes if write.client == OPERATOR)
         await self.simulator.say("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
@@ -177,8 +177,8 @@ class Shares:
             for job in jobs
             if job["status"]["phase"] != "Running" or job["status"]["history"]["attempt"] != 1
         ]
-        used = [pod["spec"]["nodeName"] for pod in pods]
-        self.lost.ours.append(len(redone) + len(used) - len(set(used)))
+        node_names = [pod["spec"]["nodeName"] for pod in pods]
+        self.lost.ours.append(len(redone) + len(node_names) - len(set(node_names)))
         self.details["leader killed: jobs that were not kept"] = redone
         await self.simulator.say("hold")
         await self.testbed.empty()

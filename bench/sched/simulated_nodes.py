@@ -72,7 +72,9 @@ class SimulatedNodes:
         """One command."""
         name, _, argument = word.partition(" ")
         if name == "go" and self._watch is None:
-            cache = Cache(self._api, PODS, lambda one: one, self._changed, labelSelector=LABEL_JOB)
+            cache = Cache(
+                self._api, PODS, lambda value: value, self._changed, labelSelector=LABEL_JOB
+            )
             self._watch = asyncio.create_task(cache.run())
         elif name == "hold" and self._watch is not None:
             self._watch.cancel()
@@ -145,8 +147,8 @@ class SimulatedNodes:
                 if isinstance(message, Order) and pod["spec"]["nodeName"] not in self._lost:
                     if message.kill:
                         await asyncio.sleep(KILL_SECONDS)
-                    asked = message.suspend is not None and not report.suspended
-                    if asked:
+                    suspend_requested = message.suspend is not None and not report.suspended
+                    if suspend_requested:
                         self.report(suspend=name, time=time.time())
                     following = self._follow(report, message)
                     if following != report:
@@ -211,8 +213,8 @@ class SimulatedNodes:
             "kind": "TokenRequest",
             "spec": {"audiences": [TOKEN_AUDIENCE], "boundObjectRef": reference},
         }
-        made = await self._api.post(ACCOUNTS, "default", NAMESPACE, "token", request)
-        return str(made["status"]["token"])
+        response = await self._api.post(ACCOUNTS, "default", NAMESPACE, "token", request)
+        return str(response["status"]["token"])
 
     async def _trusted(self) -> ssl.SSLContext:
         if self._context is None:

@@ -50,26 +50,27 @@ async def collect(
     testbed: Testbed, count: int, seconds: float = 90.0, writes: list[Write] | None = None
 ) -> list[Write]:
     """Collect writes until this number of pods is bound."""
-    found = [] if writes is None else writes
+    bindings = [] if writes is None else writes
     ends_at = time.monotonic() + seconds
     looks_at = time.monotonic() + LOOK_SECONDS
-    while sum(map(is_binding, found)) < count:
+    while sum(map(is_binding, bindings)) < count:
         if time.monotonic() > looks_at:
             # An overloaded server may answer 504 to a request that succeeded.
-            bound = sum(
+            bound_count = sum(
                 "nodeName" in pod["spec"] for pod in await testbed.api.list(PODS, NAMESPACE)
             )
-            if bound >= count:
+            if bound_count >= count:
                 break
             looks_at = time.monotonic() + LOOK_SECONDS
         if time.monotonic() > ends_at:
-            bound = sum(map(is_binding, found))
+            bound_count = sum(map(is_binding, bindings))
             raise TestbedError(
-                f"{bound} of {count} pods are bound after {seconds:g} s; logs are in {testbed.logs}"
+                f"{bound_count} of {count} pods are bound after {seconds:g} s; "
+                f"logs are in {testbed.logs}"
             )
         await asyncio.sleep(0.05)
-        found += testbed.audit.read()
-    return found
+        bindings += testbed.audit.read()
+    return bindings
 
 
 def since(writes: list[Write], begun_at: float) -> float:
@@ -122,10 +123,10 @@ class Starts:
         )
         await self.simulator.say("hold")
         await self.testbed.empty()
-        found = await self._peers([peer_gang("gang", n, one_leaf=False)], n)
-        self.gang.peer.append(found[0])
-        self.gang_writes.peer.append(len(found[1]))
-        self.details["gang, kube-scheduler"] = by_kind(found[1])
+        peer_result = await self._peers([peer_gang("gang", n, one_leaf=False)], n)
+        self.gang.peer.append(peer_result[0])
+        self.gang_writes.peer.append(len(peer_result[1]))
+        self.details["gang, kube-scheduler"] = by_kind(peer_result[1])
         await self.testbed.empty()
 
     # -- many gangs ----------------------------------------------------------------------------
@@ -150,10 +151,10 @@ class Starts:
         await self.simulator.say("hold")
         await self.testbed.empty()
         gangs = [peer_gang(f"gang-{number}", of, one_leaf=True) for number in range(count)]
-        seconds, found = await self._peers(gangs, count * of)
+        seconds, peer_writes = await self._peers(gangs, count * of)
         self.gangs.peer.append(seconds)
-        self.gangs_writes.peer.append(len(found))
-        self.details["gangs, kube-scheduler"] = by_kind(found)
+        self.gangs_writes.peer.append(len(peer_writes))
+        self.details["gangs, kube-scheduler"] = by_kind(peer_writes)
         await self.testbed.empty()
 
     async def _spread(self) -> tuple[list[int], list[int]]:

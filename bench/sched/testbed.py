@@ -349,16 +349,18 @@ class Testbed:
     # -- waiting and cleaning ------------------------------------------------------------------
 
     async def until(
-        self, what: str, probe: Callable[[], Any], seconds: float = READY_SECONDS
+        self, description: str, probe: Callable[[], Any], seconds: float = READY_SECONDS
     ) -> None:
         """Wait until the probe succeeds; a TestbedError names the missing condition."""
         ends_at = time.monotonic() + seconds
         while True:
-            asks = asyncio.iscoroutinefunction(probe)
-            if await (probe() if asks else asyncio.to_thread(probe)):
+            is_async = asyncio.iscoroutinefunction(probe)
+            if await (probe() if is_async else asyncio.to_thread(probe)):
                 return
             if time.monotonic() > ends_at:
-                raise TestbedError(f"not within {seconds:g} s: {what}; logs are in {self.logs}")
+                raise TestbedError(
+                    f"not within {seconds:g} s: {description}; logs are in {self.logs}"
+                )
             await asyncio.sleep(0.1)
 
     async def all_ready(self) -> None:
@@ -370,7 +372,7 @@ class Testbed:
         for kind in (FLYERJOBS, PODGROUPS):
             await self.api.delete_all(kind, NAMESPACE)
 
-        async def gone() -> bool:
+        async def none_remain() -> bool:
             with contextlib.suppress(ApiError):
                 await self.api.delete_all(PODS, NAMESPACE, gracePeriodSeconds="0")
             pods = await self.api.list(PODS, NAMESPACE)
@@ -378,7 +380,7 @@ class Testbed:
             groups = await self.api.list(PODGROUPS, NAMESPACE)
             return not pods and not jobs and not groups
 
-        await self.until("pods and jobs are gone", gone, EMPTY_SECONDS)
+        await self.until("pods and jobs are gone", none_remain, EMPTY_SECONDS)
         if self.operators and self.operators[-1].process.poll() is None:
             operator = self.operators[-1]
             await self.until("the operator sees an empty cluster", lambda: _has_none(operator))
@@ -414,12 +416,12 @@ def _is_ready(node: dict[str, Any]) -> bool:
 
 def _has_none(operator: Operator) -> bool:
     text = operator.get("/metrics")[1]
-    held = [
+    remaining = [
         float(line.split()[-1])
         for line in text.splitlines()
         if line.startswith(("flyer_gang_nodes", "flyer_jobs{"))
     ]
-    return bool(text) and not any(held)
+    return bool(text) and not any(remaining)
 
 
 def _answers(url: str) -> bool:

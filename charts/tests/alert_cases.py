@@ -5,9 +5,9 @@
 Series = dict[str, str]
 
 
-def removals(spent: int, held: int, defective: int) -> Series:
+def removals(budget_spent: int, budget_held: int, defective: int) -> Series:
     """A class with a budget of two, as the leader counts it; another replica saw worse before."""
-    counts = {"budget": 2, "spent": spent, "held": held, "defective": defective}
+    counts = {"budget": 2, "spent": budget_spent, "held": budget_held, "defective": defective}
     series = {
         f'flyer_node_removals{{node_class="a100",pod="a",state="{state}"}}': f"{number}x180"
         for state, number in counts.items()

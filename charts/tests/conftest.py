@@ -34,8 +34,8 @@ class Rendered(list[Object]):
         return [item for item in self if item["kind"] in kinds]
 
     def named(self, kind: str, name: str) -> Object:
-        [found] = [item for item in self.of(kind) if item["metadata"]["name"] == name]
-        return found
+        [match] = [item for item in self.of(kind) if item["metadata"]["name"] == name]
+        return match
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,9 +76,9 @@ def _rendered(values: str) -> Rendered:
 
 @functools.cache
 def _rendered_once(values: str) -> Rendered:
-    done = template(json.loads(values))
-    assert done.returncode == 0, done.stderr
-    return Rendered(item for item in YAML(typ="safe").load_all(done.stdout) if item)
+    result = template(json.loads(values))
+    assert result.returncode == 0, result.stderr
+    return Rendered(item for item in YAML(typ="safe").load_all(result.stdout) if item)
 
 
 @pytest.fixture

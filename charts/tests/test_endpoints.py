@@ -24,11 +24,11 @@ COMPONENTS = {
 def table() -> dict[tuple[str, int], str]:
     """Component and port → who may connect, of every row."""
     text = PAGE.read_text().split("<!-- endpoints -->")[1].split("\n\n")[0]
-    found = {}
+    rows = {}
     for row in text.strip().splitlines()[2:]:
         server, port, peers = (cell.strip() for cell in row.strip("|").split("|")[:3])
-        found[server.partition(",")[0], int(port)] = peers
-    return found
+        rows[server.partition(",")[0], int(port)] = peers
+    return rows
 
 
 def limits() -> dict[tuple[str, int], str]:
@@ -43,7 +43,7 @@ def limits() -> dict[tuple[str, int], str]:
 
 def opened(objects: Rendered) -> dict[tuple[str, int], list[object]]:
     """Component and port of every container → peers that a NetworkPolicy lets in; [None]: all."""
-    found: dict[tuple[str, int], list[object]] = {}
+    ports: dict[tuple[str, int], list[object]] = {}
     for name, pod in pods(objects):
         labels = pod["metadata"]["labels"]
         for container in containers(pod):
@@ -61,8 +61,8 @@ def opened(objects: Rendered) -> dict[tuple[str, int], list[object]]:
                             port_spec["port"] for port_spec in rule["ports"]
                         ]:
                             peers += rule.get("from") or [None]
-                found[COMPONENTS[name], port["containerPort"]] = peers
-    return found
+                ports[COMPONENTS[name], port["containerPort"]] = peers
+    return ports
 
 
 def test_every_port_of_the_chart_is_a_row_and_every_row_a_port(everything: Rendered) -> None:
@@ -72,15 +72,15 @@ def test_every_port_of_the_chart_is_a_row_and_every_row_a_port(everything: Rende
 def test_connections_match_the_network_policies(everything: Rendered) -> None:
     peers = opened(everything)
     for server, words in table().items():
-        found = peers[server]
+        actual = peers[server]
         if words.startswith("any client"):
-            assert found == [None], server
+            assert actual == [None], server
         elif words.startswith(("no client", "as above")):
-            assert found == [], server
+            assert actual == [], server
         else:
-            assert found, server
-            assert None not in found, server
-            assert ("fireflyer.dev/job" in str(found)) == ("job" in words), server
+            assert actual, server
+            assert None not in actual, server
+            assert ("fireflyer.dev/job" in str(actual)) == ("job" in words), server
 
 
 def test_every_policy_that_the_page_names_is_installed(render: Render) -> None:
@@ -135,7 +135,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
         f"({threefs.CONNECTIONS_PER_SOURCE_MAX} of one source), {threefs.CONNECTION_SECONDS:g} s"
     )
     lines = f"{GatewaySettings().lines_per_second:g} lines/s"
-    wanted = {
+    expected = {
         ("operator", 7443): (f"{REPORT_BYTES_MAX >> 10} KiB a line", lines),
         ("operator", 8080): (own, f"{status.answer_seconds:g} s"),
         ("webhook", 8080): (own, f"{status.answer_seconds:g} s"),
@@ -148,7 +148,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
         **{(component, 8080): (scrapes,) for component in ("mgmtd", "csi-controller", "csi-node")},
     }
     page = limits()
-    for server, words in wanted.items():
+    for server, words in expected.items():
         assert [word for word in words if word not in page[server]] == [], (server, page[server])
     assert {server for server, words in page.items() if not words} == set()
 
@@ -165,7 +165,7 @@ def egress_table() -> dict[str, list[str]]:
 
 def destinations(objects: Rendered) -> dict[str, list[str] | None]:
     """Component → where its policies let it connect to; None: anywhere."""
-    found: dict[str, list[str] | None] = {}
+    peers_of: dict[str, list[str] | None] = {}
     for name, pod in pods(objects):
         labels = pod["metadata"]["labels"].items()
         [policy] = [
@@ -174,28 +174,28 @@ def destinations(objects: Rendered) -> dict[str, list[str] | None]:
             if item["spec"]["podSelector"].get("matchLabels", {"": ""}).items() <= labels
         ]
         limited = "Egress" in policy["policyTypes"]
-        found[COMPONENTS[name]] = (
+        peers_of[COMPONENTS[name]] = (
             [item for rule in policy["egress"] for item in _words(rule, objects)]
             if limited
             else None
         )
-    return found
+    return peers_of
 
 
 def _words(rule: dict[str, Any], objects: Rendered) -> list[str]:
     ports = {port_spec["port"] for port_spec in rule.get("ports", [])}
-    known = {"DNS": DNS, "API server": API_SERVER, "kubelets (10250)": KUBELETS}
-    for word, numbers in known.items():
+    names = {"DNS": DNS, "API server": API_SERVER, "kubelets (10250)": KUBELETS}
+    for word, numbers in names.items():
         if ports == numbers:
             return [word + "".join(f" {target}" for target in rule.get("to", []))]
     [port] = ports or {0}
     words = []
     for peer in rule.get("to", [{}]):
-        chosen = peer.get("podSelector", {}).get("matchLabels", {"": ""}).items()
-        there = [
-            COMPONENTS[n] for n, p in pods(objects) if chosen <= p["metadata"]["labels"].items()
+        labels = peer.get("podSelector", {}).get("matchLabels", {"": ""}).items()
+        components = [
+            COMPONENTS[n] for n, p in pods(objects) if labels <= p["metadata"]["labels"].items()
         ]
-        words += [f"{component} ({port})" for component in there] or [
+        words += [f"{component} ({port})" for component in components] or [
             f"{peer or 'anything'} ({port})"
         ]
     return words
@@ -227,27 +227,27 @@ def test_connections_between_our_pods_are_allowed_at_both_ends(everything: Rende
 
 
 def test_egress_may_be_open(render: Render) -> None:
-    found = destinations(render(**{"networkPolicies.egress.enabled": False}))
-    assert found.pop("webhook") == []
-    assert set(found.values()) == {None}
+    peers = destinations(render(**{"networkPolicies.egress.enabled": False}))
+    assert peers.pop("webhook") == []
+    assert set(peers.values()) == {None}
 
 
 def test_addresses_that_a_cluster_knows_narrow_egress(render: Render) -> None:
-    here = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
-    found = destinations(
+    cluster_dns = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
+    peers = destinations(
         render(
             **{
-                "networkPolicies.egress.apiServerTo": here,
+                "networkPolicies.egress.apiServerTo": cluster_dns,
                 "networkPolicies.egress.dnsTo": [{"namespaceSelector": {}}],
             }
         )
     )
-    server = f"API server {here[0]}"
-    for component, words in found.items():
+    server = f"API server {cluster_dns[0]}"
+    for component, words in peers.items():
         assert words is not None
         assert ("API server" in " ".join(words)) == (server in words), component
         assert "DNS" not in words
-    assert server in (found["operator"] or [])
+    assert server in (peers["operator"] or [])
 
 
 def test_kubelets_and_api_servers_may_listen_at_other_ports(render: Render) -> None:
@@ -271,9 +271,9 @@ def test_the_guides_policy_opens_a_further_connection_of_the_operator(render: Re
     objects = render(extraObjects=further)
     policy = objects.named("NetworkPolicy", "operator-further")["spec"]
     assert policy["policyTypes"] == ["Egress"], "it closes no port"
-    chosen = policy["podSelector"]["matchLabels"].items()
-    found = [name for name, pod in pods(objects) if chosen <= pod["metadata"]["labels"].items()]
-    assert found == ["Deployment/flyer-operator"]
+    labels = policy["podSelector"]["matchLabels"].items()
+    selected = [name for name, pod in pods(objects) if labels <= pod["metadata"]["labels"].items()]
+    assert selected == ["Deployment/flyer-operator"]
 
 
 def test_a_3fs_elsewhere_may_be_anywhere_unless_named(render: Render) -> None:
@@ -287,5 +287,5 @@ def test_a_3fs_elsewhere_may_be_anywhere_unless_named(render: Render) -> None:
 
 
 def test_without_an_issuer_node_plugins_connect_to_none(render: Render) -> None:
-    found = destinations(render(**{"csi.issuer.enabled": False}))
-    assert "csi-controller" not in str(found["csi-node"])
+    peers = destinations(render(**{"csi.issuer.enabled": False}))
+    assert "csi-controller" not in str(peers["csi-node"])

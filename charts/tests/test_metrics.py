@@ -28,13 +28,13 @@ def defined(name: str) -> Metric | None:
     if name in METRICS:
         return METRICS[name]
     series = re.sub(r"_(bucket|sum|count)$", "", name)
-    found = METRICS.get(series)
-    return found if found and found.kind == "histogram" else None
+    metric = METRICS.get(series)
+    return metric if metric and metric.kind == "histogram" else None
 
 
 def labels_of(name: str) -> set[str]:
-    found = defined(name)
-    return set(found.labels) if found else set()
+    metric = defined(name)
+    return set(metric.labels) if metric else set()
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -63,11 +63,11 @@ def test_every_label_of_a_query_is_one_that_the_metric_has(where: str, expressio
         for part in re.findall(r"by \(([^)]*)\)", expression)
         for label in part.split(",")
     }
-    known = {label for name in OURS.findall(expression) for label in labels_of(name)}
+    allowed = {label for name in OURS.findall(expression) for label in labels_of(name)}
     if "apiserver_flowcontrol_" in expression:
-        known.add("priority_level")
+        allowed.add("priority_level")
     # Prometheus adds the pod, the PodMonitors the node; a histogram has its bounds.
-    assert grouped <= known | {"node", "pod", "le"}, where
+    assert grouped <= allowed | {"node", "pod", "le"}, where
 
 
 def test_pages_speak_of_metrics_that_exist() -> None:
@@ -86,7 +86,7 @@ def test_metrics_keep_prometheus_manners() -> None:
 
 
 def test_every_metric_is_on_a_dashboard_or_explained() -> None:
-    shown = " ".join(expression for _, expression in expressions())
+    expressions_text = " ".join(expression for _, expression in expressions())
     # Metrics for troubleshooting, which are not on a dashboard.
     rest = {
         "flyer_node_kubelet_restarts_total", "flyer_node_findings",
@@ -97,7 +97,9 @@ def test_every_metric_is_on_a_dashboard_or_explained() -> None:
         "threefs_csi_unreadable_records_total", "threefs_csi_unmounts_total",
         "threefs_csi_tickets_total",
     }  # fmt: skip
-    missing = {name for name in METRICS if not re.search(rf"\b{name}(_bucket)?\b", shown)}
+    missing = {
+        name for name in METRICS if not re.search(rf"\b{name}(_bucket)?\b", expressions_text)
+    }
     assert missing <= rest
 
 
@@ -127,10 +129,10 @@ def test_alerts_link_to_the_pages_of_the_installation(render: Render) -> None:
 
 
 def test_dashboards_are_what_grafana_imports(render: Render) -> None:
-    found = render(**{"monitoring.dashboards": True}).of("ConfigMap")
+    config_maps = render(**{"monitoring.dashboards": True}).of("ConfigMap")
     pages = [
         json.loads(text)
-        for match in found
+        for match in config_maps
         for name, text in match["data"].items()
         if name.endswith(".json") and name != "cluster.json"
     ]
@@ -154,8 +156,8 @@ def test_alerts_fire_when_they_should_and_only_then(fires: bool, tmp_path: Path)
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is missing; `scripts/bootstrap prometheus=promtool` brings it")
-    written = YAML(typ="safe").load((CHART / "files" / "alerts.yaml").read_text())
-    rules = {rule["alert"]: rule for group in written["groups"] for rule in group["rules"]}
+    alerts = YAML(typ="safe").load((CHART / "files" / "alerts.yaml").read_text())
+    rules = {rule["alert"]: rule for group in alerts["groups"] for rule in group["rules"]}
     files = []
     for name, (bad, good) in CASES.items():
         series = bad if fires else good
@@ -180,7 +182,7 @@ def test_alerts_fire_when_they_should_and_only_then(fires: bool, tmp_path: Path)
         case = {"rule_files": [f"{name}.yaml"], "evaluation_interval": "1m", "tests": [test]}
         YAML().dump(case, tmp_path / f"{name}.test.yaml")
         files.append(f"{name}.test.yaml")
-    done = subprocess.run(
+    result = subprocess.run(
         [promtool, "test", "rules", *files],
         cwd=tmp_path,
         capture_output=True,
@@ -188,4 +190,4 @@ def test_alerts_fire_when_they_should_and_only_then(fires: bool, tmp_path: Path)
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

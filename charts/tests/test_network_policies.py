@@ -39,8 +39,8 @@ def test_no_port_but_the_webhooks_is_open_to_all_peers(everything: Rendered) -> 
 def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> None:
     [[peer]] = ingress(everything, "flyer-operator", 7443)
     assert peer["namespaceSelector"] == {}
-    [wanted] = peer["podSelector"]["matchExpressions"]
-    assert wanted == {"key": "fireflyer.dev/job", "operator": "Exists"}
+    [expression] = peer["podSelector"]["matchExpressions"]
+    assert expression == {"key": "fireflyer.dev/job", "operator": "Exists"}
 
 
 def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
@@ -49,13 +49,13 @@ def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Re
         for policy in render().of("NetworkPolicy")
         if policy["metadata"]["name"] == "flyer-jobs"
     ]
-    found = [
+    policies = [
         policy
         for policy in render(**{"networkPolicies.jobNamespaces": ["a", "b"]}).of("NetworkPolicy")
         if policy["metadata"]["name"] == "flyer-jobs"
     ]
-    assert [policy["metadata"]["namespace"] for policy in found] == ["a", "b"]
-    for policy in found:
+    assert [policy["metadata"]["namespace"] for policy in policies] == ["a", "b"]
+    for policy in policies:
         [rule] = policy["spec"]["ingress"]
         [peer] = rule["from"]
         assert peer == {"podSelector": policy["spec"]["podSelector"]}  # no other namespace

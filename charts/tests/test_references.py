@@ -43,24 +43,26 @@ def test_every_object_says_whose_it_is(everything: Rendered) -> None:
 def test_a_workload_selects_its_own_pods_alone(everything: Rendered) -> None:
     for item in workloads(everything):
         selector = item["spec"]["selector"]["matchLabels"]
-        chosen = [
+        selected = [
             other["metadata"]["name"]
             for other in workloads(everything)
             if selector.items() <= other["spec"]["template"]["metadata"]["labels"].items()
         ]
-        assert chosen == [item["metadata"]["name"]]
+        assert selected == [item["metadata"]["name"]]
         # What changes with a version must not be in a selector: it is immutable.
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & selector.keys()
 
 
 def test_services_monitors_and_budgets_select_pods_that_exist(everything: Rendered) -> None:
     labels = [pod["metadata"]["labels"] for _, pod in pods(everything)]
-    ours = {"fireflyer.dev/leader": "true"}  # set by the operator on the pod that leads
+    set_later = {"fireflyer.dev/leader": "true"}  # set by the operator on the pod that leads
     for item in everything.of("Service", "PodDisruptionBudget", "PodMonitor"):
         selector = item["spec"]["selector"]
         selector = selector.get("matchLabels", selector)
-        wanted = {key: value for key, value in selector.items() if ours.get(key) != value}
-        assert [found for found in labels if wanted.items() <= found.items()], item["metadata"]
+        expected = {key: value for key, value in selector.items() if set_later.get(key) != value}
+        assert [pod_labels for pod_labels in labels if expected.items() <= pod_labels.items()], (
+            item["metadata"]
+        )
 
 
 def test_service_monitors_find_a_port_of_the_same_pods(
@@ -70,19 +72,19 @@ def test_service_monitors_find_a_port_of_the_same_pods(
     values = {**ALL, "monitoring.podMonitors": False, "monitoring.serviceMonitors": True}
     objects = render(**values)
     assert not objects.of("PodMonitor")
-    found = {}
+    by_name = {}
     for monitor in objects.of("ServiceMonitor"):
-        wanted = monitor["spec"]["selector"]["matchLabels"]
+        selector = monitor["spec"]["selector"]["matchLabels"]
         [endpoint] = monitor["spec"]["endpoints"]
         services = [
             item for item in objects.of("Service")
-            if wanted.items() <= item["metadata"]["labels"].items()
+            if selector.items() <= item["metadata"]["labels"].items()
             and endpoint["port"] in [port["name"] for port in item["spec"]["ports"]]
         ]  # fmt: skip
         [service] = services
         name = monitor["metadata"]["name"]
-        found[name] = (service["spec"]["selector"], service["spec"]["ports"][0]["targetPort"])
-    assert found == {
+        by_name[name] = (service["spec"]["selector"], service["spec"]["ports"][0]["targetPort"])
+    assert by_name == {
         monitor["metadata"]["name"]: (
             monitor["spec"]["selector"]["matchLabels"],
             monitor["spec"]["podMetricsEndpoints"][0]["port"],

@@ -28,36 +28,36 @@ COMPONENTS = ["operator", "nodeAgent", "threefs", "csi"]
 
 
 def test_lint_finds_nothing() -> None:
-    done = run_helm("lint", "--strict", str(CHART), "--kube-version", KUBERNETES)
-    assert done.returncode == 0, done.stdout
-    assert "[WARNING]" not in done.stdout
+    result = run_helm("lint", "--strict", str(CHART), "--kube-version", KUBERNETES)
+    assert result.returncode == 0, result.stdout
+    assert "[WARNING]" not in result.stdout
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_every_supported_version_renders_and_lints(version: str) -> None:
-    done = template(ALL, "--kube-version", version)
-    assert done.returncode == 0, done.stderr
-    assert "kind: Deployment" in done.stdout
+    result = template(ALL, "--kube-version", version)
+    assert result.returncode == 0, result.stderr
+    assert "kind: Deployment" in result.stdout
     lint = run_helm("lint", "--strict", str(CHART), "--kube-version", version)
     assert lint.returncode == 0, lint.stdout
 
 
 def test_an_older_version_is_refused_by_name_and_the_page_says_which_are_supported() -> None:
     oldest = min(int(version.split(".")[1]) for version in SUPPORTED)
-    done = template({}, "--kube-version", f"1.{oldest - 1}.9")
-    assert done.returncode != 0
-    assert f">=1.{oldest}.0" in done.stderr
+    result = template({}, "--kube-version", f"1.{oldest - 1}.9")
+    assert result.returncode != 0
+    assert f">=1.{oldest}.0" in result.stderr
     page = (CHART.parents[1] / "docs" / "guides" / "install.md").read_text()
     newest = max(int(version.split(".")[1]) for version in SUPPORTED)
     assert f"Kubernetes 1.{oldest} to 1.{newest}" in page
 
 
 @pytest.mark.parametrize(
-    "chosen", list(itertools.product([True, False], repeat=len(COMPONENTS))), ids=str
+    "switches", list(itertools.product([True, False], repeat=len(COMPONENTS))), ids=str
 )
-def test_any_choice_of_components_renders(chosen: tuple[bool, ...], render: Render) -> None:
+def test_any_choice_of_components_renders(switches: tuple[bool, ...], render: Render) -> None:
     values: dict[str, Any] = {
-        f"{name}.enabled": on for name, on in zip(COMPONENTS, chosen, strict=True)
+        f"{name}.enabled": on for name, on in zip(COMPONENTS, switches, strict=True)
     }
     if not values["threefs.enabled"] and values["csi.enabled"]:
         values["csi.existingClusterSecret"] = "elsewhere"
@@ -69,7 +69,7 @@ def test_any_choice_of_components_renders(chosen: tuple[bool, ...], render: Rend
 
 
 @pytest.mark.parametrize(
-    ("values", "gone"),
+    ("values", "kind"),
     [
         ({"injection.enabled": False}, "MutatingWebhookConfiguration"),
         ({"networkPolicies.enabled": False}, "NetworkPolicy"),
@@ -85,9 +85,9 @@ def test_any_choice_of_components_renders(chosen: tuple[bool, ...], render: Rend
     ids=lambda value: str(value),
 )
 def test_what_is_switched_off_is_not_there(
-    values: dict[str, Any], gone: str, render: Render
+    values: dict[str, Any], kind: str, render: Render
 ) -> None:
-    assert not render(**values).of(gone)
+    assert not render(**values).of(kind)
 
 
 def test_definitions_outlive_the_release_by_default(render: Render) -> None:
@@ -156,10 +156,10 @@ def test_no_key_is_made_without_a_cluster_that_may_have_one(render: Render) -> N
     ids=str,
 )
 def test_what_cannot_work_together_is_refused(values: dict[str, Any], words: list[str]) -> None:
-    done = template(values)
-    assert done.returncode != 0
+    result = template(values)
+    assert result.returncode != 0
     for word in words:
-        assert word in done.stderr
+        assert word in result.stderr
 
 
 def test_inline_volumes_are_off_unless_they_are_switched_on(render: Render) -> None:
@@ -178,9 +178,9 @@ def test_inline_volumes_are_off_unless_they_are_switched_on(render: Render) -> N
 
 
 def test_an_old_kubernetes_is_refused() -> None:
-    done = run_helm("template", "x", str(CHART), "--kube-version", "1.29.0")
-    assert done.returncode != 0
-    assert "requires kubeVersion" in done.stderr
+    result = run_helm("template", "x", str(CHART), "--kube-version", "1.29.0")
+    assert result.returncode != 0
+    assert "requires kubeVersion" in result.stderr
 
 
 def test_notes_print_three_commands_that_fit_the_values(tmp_path: Path) -> None:
@@ -213,20 +213,20 @@ def _notes(folder: Path, value: str) -> str:
     (chart / "templates" / "notes.yaml").write_text(
         'kind: Notes\ntext: {{ tpl (.Files.Get "NOTES.txt") . | quote }}\n'
     )
-    done = run_helm(
+    result = run_helm(
         "template", "fire-flyer", str(chart), "-n", "elsewhere", "--kube-version", KUBERNETES,
         "--set", f"{value},images.registry={REGISTRY},images.allowTags=true",
         "--show-only", "templates/notes.yaml",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    notes: str = YAML(typ="safe").load(done.stdout)["text"]
+    assert result.returncode == 0, result.stderr
+    notes: str = YAML(typ="safe").load(result.stdout)["text"]
     return notes
 
 
 def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
     """`files/crds` is a link: Helm puts what it leads to into the package, and says so."""
-    done = run_helm("package", str(CHART), "--destination", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    result = run_helm("package", str(CHART), "--destination", str(tmp_path))
+    assert result.returncode == 0, result.stderr
     [package] = tmp_path.glob("*.tgz")
     with tarfile.open(package) as archive:
         packed = {member.name for member in archive if "/files/crds/" in member.name}
@@ -235,11 +235,11 @@ def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
         f"fire-flyer/files/crds/{path.relative_to(crds)}" for path in crds.rglob("*.yaml")
     }
     # The key and the certificate of the issuer are made by chance, so not of them.
-    chosen = {"threefs.existingKeySecret": "key", "csi.issuer.existingSecret": "issuer"}
-    done, folder = template(chosen, chart=package), template(chosen)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == folder.stdout
-    assert done.stdout.count("kind: CustomResourceDefinition") == len(list(crds.glob("*.yaml")))
+    options = {"threefs.existingKeySecret": "key", "csi.issuer.existingSecret": "issuer"}
+    result, folder = template(options, chart=package), template(options)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == folder.stdout
+    assert result.stdout.count("kind: CustomResourceDefinition") == len(list(crds.glob("*.yaml")))
 
 
 def test_a_chart_without_definitions_or_policies_is_refused(tmp_path: Path) -> None:
@@ -251,25 +251,25 @@ def test_a_chart_without_definitions_or_policies_is_refused(tmp_path: Path) -> N
         (off, "files/crds of the chart has no definitions"),
         ({"crds.install": False}, "files/crds/policies of the chart has no policies"),
     ):
-        done = template(values, chart=chart)
-        assert done.returncode != 0
-        assert words in done.stderr
+        result = template(values, chart=chart)
+        assert result.returncode != 0
+        assert words in result.stderr
     assert template({"crds.install": False, **off}, chart=chart).returncode == 0
 
 
 def test_policies_speak_of_the_accounts_of_the_release() -> None:
-    done = template({}, "--namespace", "training", "--show-only", "templates/admission.yaml")
-    assert done.returncode == 0, done.stderr
-    assert "system:serviceaccount:training:flyer-operator" in done.stdout
-    assert "fireflyer-system" not in done.stdout
+    result = template({}, "--namespace", "training", "--show-only", "templates/admission.yaml")
+    assert result.returncode == 0, result.stderr
+    assert "system:serviceaccount:training:flyer-operator" in result.stdout
+    assert "fireflyer-system" not in result.stdout
 
 
 def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> None:
     def kinds(version: str) -> set[str]:
-        chosen = ("--set", f"images.registry={REGISTRY},images.allowTags=true")
-        done = run_helm("template", "x", str(CHART), "--kube-version", version, *chosen)
-        assert done.returncode == 0, done.stderr
-        return {item["kind"] for item in YAML(typ="safe").load_all(done.stdout) if item}
+        options = ("--set", f"images.registry={REGISTRY},images.allowTags=true")
+        result = run_helm("template", "x", str(CHART), "--kube-version", version, *options)
+        assert result.returncode == 0, result.stderr
+        return {item["kind"] for item in YAML(typ="safe").load_all(result.stdout) if item}
 
     assert "MutatingAdmissionPolicy" in kinds("1.36.0")
     assert not {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"} & kinds("1.35.2")
@@ -279,17 +279,17 @@ def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> No
 def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> None:
     def settings(rendered: Rendered) -> set[tuple[str, str, str]]:
         """Of each container of a service its kind and both settings."""
-        found = set()
+        tls_settings = set()
         for workload in rendered.of("StatefulSet"):
             for container in workload["spec"]["template"]["spec"]["containers"]:
                 env = {
                     variable["name"]: variable.get("value") for variable in container.get("env", [])
                 }
                 if "THREEFS_KEY_FILE" in env:
-                    found.add(
+                    tls_settings.add(
                         (container["name"], env["THREEFS_TLS"], env["THREEFS_TLS_TRANSITION"])
                     )
-        return found
+        return tls_settings
 
     def cluster_file(rendered: Rendered) -> dict[str, Any]:
         text = rendered.named("ConfigMap", "threefs-cluster")["data"]["cluster.json"]
@@ -298,9 +298,11 @@ def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> Non
 
     for enabled, transition in itertools.product([False, True], repeat=2):
         rendered = render(**{"threefs.tls.enabled": enabled, "threefs.tls.transition": transition})
-        found = settings(rendered)
-        assert len(found) == 3, found
-        assert {match[1:] for match in found} == {(str(enabled).lower(), str(transition).lower())}
+        tls_settings = settings(rendered)
+        assert len(tls_settings) == 3, tls_settings
+        assert {match[1:] for match in tls_settings} == {
+            (str(enabled).lower(), str(transition).lower())
+        }
         # Read by the CSI controller, the exporter and, with the key, nodes; tickets copy it.
         assert cluster_file(rendered)["tls"] is enabled
     assert cluster_file(render())["tls"] is False

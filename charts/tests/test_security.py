@@ -69,13 +69,13 @@ def test_no_account_may_raise_its_own_rights(everything: Rendered) -> None:
 
 
 def test_a_component_that_asks_the_api_for_nothing_gets_no_token(everything: Rendered) -> None:
-    bound = {
+    accounts = {
         subject["name"]
         for binding in everything.of("ClusterRoleBinding", "RoleBinding")
         for subject in binding["subjects"]
     }
     for name, pod in pods(everything):
-        if pod["spec"]["serviceAccountName"] not in bound:
+        if pod["spec"]["serviceAccountName"] not in accounts:
             assert pod["spec"]["automountServiceAccountToken"] is False, name
 
 
@@ -130,8 +130,8 @@ def test_every_container_but_privileged_ones_has_the_runtimes_seccomp_profile(
         for container in containers(pod):
             context = {**pod["spec"].get("securityContext", {}), **container["securityContext"]}
             profile = context.get("seccompProfile", {}).get("type")
-            wanted = None if (name, container["name"]) in PRIVILEGED else "RuntimeDefault"
-            assert profile == wanted, (name, container["name"])
+            expected = None if (name, container["name"]) in PRIVILEGED else "RuntimeDefault"
+            assert profile == expected, (name, container["name"])
 
 
 def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
@@ -149,13 +149,13 @@ def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
 
 
 def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rendered) -> None:
-    found = {
+    host_paths = {
         name: {
             volume["hostPath"]["path"] for volume in pod["spec"]["volumes"] if "hostPath" in volume
         }
         for name, pod in pods(everything)
     }
-    assert {name: paths for name, paths in found.items() if paths} == HOST_PATHS
+    assert {name: paths for name, paths in host_paths.items() if paths} == HOST_PATHS
 
 
 def test_the_node_agent_writes_into_its_folders_alone(everything: Rendered) -> None:
@@ -199,9 +199,9 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
     for webhook in configuration["webhooks"]:
         assert webhook["failurePolicy"] == "Ignore"
         assert webhook["timeoutSeconds"] <= 5
-        (asked,) = webhook["objectSelector"]["matchExpressions"]
-        assert (asked["key"], asked["operator"]) == ("fireflyer.dev/inject", "In")
-        assert asked["values"] == ["true", "daemon"]
+        (expression,) = webhook["objectSelector"]["matchExpressions"]
+        assert (expression["key"], expression["operator"]) == ("fireflyer.dev/inject", "In")
+        assert expression["values"] == ["true", "daemon"]
         [names] = webhook["namespaceSelector"]["matchExpressions"]
         assert names["operator"] == "NotIn"
         assert names["values"] == ["fireflyer-system", "kube-system"]
@@ -210,12 +210,12 @@ def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: R
 def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) -> None:
     pod = everything.named("Deployment", "flyer-webhook")["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
-    bound = {
+    accounts = {
         subject["name"]
         for b in everything.of("ClusterRoleBinding", "RoleBinding")
         for subject in b["subjects"]
     }
-    assert pod["serviceAccountName"] not in bound
+    assert pod["serviceAccountName"] not in accounts
     [volume] = pod["volumes"]
     # The operator writes no other key into it (`renewed_webhook`).
     assert volume["secret"]["secretName"] == "flyer-webhook-certificate"
@@ -293,8 +293,8 @@ def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> Non
 
 
 def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> None:
-    found = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
-    binding = found.named("ClusterRoleBinding", "flyer-dedicated-nodes")
+    objects = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
+    binding = objects.named("ClusterRoleBinding", "flyer-dedicated-nodes")
     assert [subject["name"] for subject in binding["subjects"]] == [
         f"system:serviceaccounts:{name}"
         for name in ("kube-system", "monitoring", "fireflyer-system")
@@ -302,17 +302,19 @@ def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> N
 
 
 def test_high_priorities_are_for_system_namespaces_and_ours(render: Render) -> None:
-    found = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
+    objects = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
     name = "flyer-priority-classes"
-    everywhere = found.named("ClusterRoleBinding", name)["subjects"]
-    here = found.named("RoleBinding", name)
+    everywhere = objects.named("ClusterRoleBinding", name)["subjects"]
+    own_binding = objects.named("RoleBinding", name)
     accounts = "system:serviceaccounts:"
     assert [item["name"] for item in everywhere] == [
         f"{accounts}kube-system",
         f"{accounts}monitoring",
     ]
-    assert here["metadata"]["namespace"] == "fireflyer-system"
-    assert [subject["name"] for subject in here["subjects"]] == [f"{accounts}fireflyer-system"]
+    assert own_binding["metadata"]["namespace"] == "fireflyer-system"
+    assert [subject["name"] for subject in own_binding["subjects"]] == [
+        f"{accounts}fireflyer-system"
+    ]
 
 
 def test_the_operator_may_use_the_class_of_jobs_alone(everything: Rendered) -> None:
@@ -338,8 +340,8 @@ def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -
 @pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])
 def test_jobs_name_no_user_where_users_are_not_stamped(version: str, own: bool) -> None:
     """Otherwise a user who adds a name has two quotas: the user's and the namespace's."""
-    done = template({}, "--kube-version", version)
-    objects = [item for item in YAML(typ="safe").load_all(done.stdout) if item]
+    result = template({}, "--kube-version", version)
+    objects = [item for item in YAML(typ="safe").load_all(result.stdout) if item]
     name = "flyerjob-identity.fireflyer.dev"
     kind = "ValidatingAdmissionPolicy"
     [policy] = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]

@@ -41,7 +41,7 @@ class Installation:
         self.cluster, self.namespace = cluster, namespace
 
     def helm(self, *arguments: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             [helm.find(), "--namespace", self.namespace, *arguments],
             env={**os.environ, "KUBECONFIG": self.cluster.kubeconfig},
             capture_output=True,
@@ -49,8 +49,8 @@ class Installation:
             timeout=HELM_SECONDS,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     def upgrade(self, **values: Any) -> None:
         sets = [
@@ -79,10 +79,10 @@ def control_plane() -> Iterator[Cluster]:
 
 @pytest.fixture
 def installation(control_plane: Cluster, namespace: str) -> Iterator[Installation]:
-    made = Installation(control_plane, namespace)
-    made.upgrade()
-    yield made
-    made.helm("uninstall", RELEASE, "--ignore-not-found")
+    installation = Installation(control_plane, namespace)
+    installation.upgrade()
+    yield installation
+    installation.helm("uninstall", RELEASE, "--ignore-not-found")
     for kind in ("customresourcedefinitions", "secrets"):
         control_plane.kubectl(
             "delete", kind, "--namespace", namespace, "--wait=false",
@@ -94,15 +94,15 @@ def test_the_server_takes_every_object(
     everything: Rendered, control_plane: Cluster, namespace: str
 ) -> None:
     """Strict: a field that the server does not know is refused, not dropped."""
-    ours = [item for item in everything if item["kind"] not in OTHERS]
-    for item in ours:
+    namespaced = [item for item in everything if item["kind"] not in OTHERS]
+    for item in namespaced:
         if "namespace" in item["metadata"]:
             item["metadata"]["namespace"] = namespace
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours})
-    taken = control_plane.kubectl(
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": namespaced})
+    output = control_plane.kubectl(
         "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
     )
-    assert taken.count("created (server dry run)") == len(ours)
+    assert output.count("created (server dry run)") == len(namespaced)
 
 
 def test_pod_security_restricted_admits_the_controllers(
@@ -140,9 +140,9 @@ def test_pod_security_restricted_admits_the_controllers(
 
 def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None:
     key = installation.get("secret", "threefs-key")["data"]["key"]
-    made = base64.b64decode(key)
-    assert len(made) == 64, "as long as the services want it"
-    assert int(made, 16)
+    secret = base64.b64decode(key)
+    assert len(secret) == 64, "as long as the services want it"
+    assert int(secret, 16)
     # As the operator fills them in.
     bundle = base64.b64encode(b"authority").decode()
     installation.cluster.kubectl(
@@ -187,10 +187,10 @@ def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) ->
     assert installation.get("secret", "threefs-key")["data"]["key"] == key
     assert installation.get("secret", "flyer-certificates")["data"] == {"tls.crt": bundle}
     for name, uid in definitions.items():
-        found = cluster.get("customresourcedefinition", name)
-        assert found["metadata"]["uid"] == uid, "replaced: its objects would be gone"
+        stored = cluster.get("customresourcedefinition", name)
+        assert stored["metadata"]["uid"] == uid, "replaced: its objects would be gone"
         conditions = {
-            condition["type"]: condition["status"] for condition in found["status"]["conditions"]
+            condition["type"]: condition["status"] for condition in stored["status"]["conditions"]
         }
         assert conditions["Established"] == "True"
         assert cluster.get(name) == []
@@ -207,23 +207,27 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     pods = ("mgmtd-0", "meta-0", "storage-0", "storage-1", "storage-2")
     claims = {f"persistentvolumeclaim/data-threefs-{pod}" for pod in pods}
 
-    def left() -> set[str]:
+    def remaining_objects() -> set[str]:
         return {name for name in installation.names(everywhere) if "endpoint" not in name}
 
     # Controllers make the claims after Helm has ended, and clean up after its objects.
-    wait_for("a claim for each server", lambda: claims <= left())
-    assert len(left()) > 50
+    wait_for("a claim for each server", lambda: claims <= remaining_objects())
+    assert len(remaining_objects()) > 50
 
     installation.helm("uninstall", RELEASE, "--wait")
 
     wait_for(
         "data and its key alone are left",
         lambda: (
-            {name for name in left() if not name.startswith("customresourcedefinition")}
+            {
+                name
+                for name in remaining_objects()
+                if not name.startswith("customresourcedefinition")
+            }
             == {"secret/threefs-key", *claims}
         ),
     )
-    assert any(name.startswith("customresourcedefinition") for name in left())
+    assert any(name.startswith("customresourcedefinition") for name in remaining_objects())
     installation.upgrade()
     assert installation.get("secret", "threefs-key")["data"]["key"] == key
 
@@ -261,12 +265,12 @@ def test_users_do_not_share_the_servers_seats_with_the_controllers(
     }
     token = cluster.kubectl("create", "token", user, f"--namespace={namespace}").strip()
 
-    def chosen() -> str | None:
+    def flow_schema() -> str | None:
         headers = ask(cluster, token, path.format(namespace))
         return schemas.get(headers["X-Kubernetes-PF-FlowSchema-UID"])
 
     # The server reads new schemas a moment after it has taken them.
-    wait_for(f"{user} has the schema {schema}", lambda: chosen() == schema)
+    wait_for(f"{user} has the schema {schema}", lambda: flow_schema() == schema)
 
 
 def ask(cluster: Cluster, token: str, path: str, method: str = "GET", body: bytes = b"") -> Message:
@@ -282,10 +286,10 @@ def ask(cluster: Cluster, token: str, path: str, method: str = "GET", body: byte
     context = ssl._create_unverified_context()
     try:
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-            found: Message = answer.headers
+            headers: Message = answer.headers
     except urllib.error.HTTPError as refused:
-        found = refused.headers
-    return found
+        headers = refused.headers
+    return headers
 
 
 def slow_body(cluster: Cluster, token: str, path: str) -> socket.socket:
@@ -318,8 +322,8 @@ def test_bodies_that_do_not_come_keep_no_reader_and_no_node_waiting(
         line = (
             rf'^apiserver_flowcontrol_{metric}\{{[^}}]*priority_level="flyer-jobs"[^}}]*\}} (\d+)'
         )
-        found = re.search(line, text, re.MULTILINE)
-        return int(found[1]) if found else 0
+        match = re.search(line, text, re.MULTILINE)
+        return int(match[1]) if match else 0
 
     wait_for("the level exists", lambda: seats("nominal_limit_seats") > 0)
     all_seats = seats("nominal_limit_seats")

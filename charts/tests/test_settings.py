@@ -17,21 +17,21 @@ LABELS = {"global.imagePullSecrets": [{"name": "one"}, {"name": "two"}]}
 
 
 def container(render: Render, owner: str, name: str) -> Object:
-    [pod] = [pod for found, pod in pods(render(**LABELS)) if found == owner]
-    [one] = [item for item in containers(pod) if item["name"] == name]
-    return one
+    [pod] = [pod for owner_name, pod in pods(render(**LABELS)) if owner_name == owner]
+    [matching] = [item for item in containers(pod) if item["name"] == name]
+    return matching
 
 
-def variables(one: Object) -> dict[str, str]:
+def variables(container: Object) -> dict[str, str]:
     # What is filled in from the pod is a text too.
-    return {each["name"]: each.get("value", "x") for each in one["env"]}
+    return {each["name"]: each.get("value", "x") for each in container["env"]}
 
 
 def test_the_operator_reads_its_settings(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = variables(container(render, "Deployment/flyer-operator", "operator"))
-    known = {f"FLYER_{field.name.upper()}" for field in fields(Settings)}
-    assert given.keys() <= known
-    for name, value in given.items():
+    environment = variables(container(render, "Deployment/flyer-operator", "operator"))
+    names = {f"FLYER_{field.name.upper()}" for field in fields(Settings)}
+    assert environment.keys() <= names
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     settings = parse_settings([])
     assert settings.gateway_port == 7443
@@ -50,10 +50,10 @@ def test_the_operator_reads_its_settings(render: Render, monkeypatch: pytest.Mon
 
 
 def test_the_webhook_reads_its_settings(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = variables(container(render, "Deployment/flyer-webhook", "webhook"))
-    known = {f"FLYER_{field.name.upper()}" for field in fields(WebhookSettings)}
-    assert given.keys() <= known
-    for name, value in given.items():
+    environment = variables(container(render, "Deployment/flyer-webhook", "webhook"))
+    names = {f"FLYER_{field.name.upper()}" for field in fields(WebhookSettings)}
+    assert environment.keys() <= names
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     settings = parse_webhook_settings([])
     assert (settings.port, settings.metrics_port) == (9443, 8080)
@@ -61,21 +61,23 @@ def test_the_webhook_reads_its_settings(render: Render, monkeypatch: pytest.Monk
 
 
 def test_a_lease_that_cannot_be_renewed_in_time_is_refused() -> None:
-    done = template({"operator.lease.renew": 20})
-    assert done.returncode != 0
-    assert "expected retry < renew < duration" in done.stderr
+    result = template({"operator.lease.renew": 20})
+    assert result.returncode != 0
+    assert "expected retry < renew < duration" in result.stderr
 
 
 def test_the_node_agent_reads_its_settings(render: Render) -> None:
     import argparse
 
-    one = container(render, "DaemonSet/flyer-node", "node-agent")
-    given = {key: value for key, value in variables(one).items() if key.startswith("FLYER_")}
+    agent = container(render, "DaemonSet/flyer-node", "node-agent")
+    environment = {
+        key: value for key, value in variables(agent).items() if key.startswith("FLYER_")
+    }
     parser = argparse.ArgumentParser()
-    add_flags(parser, given)
+    add_flags(parser, environment)
     options = {action.dest for action in parser._actions}
-    assert {name.removeprefix("FLYER_NODE_").lower() for name in given} <= options
-    settings = read_settings(parser.parse_args(one["args"]), given)
+    assert {name.removeprefix("FLYER_NODE_").lower() for name in environment} <= options
+    settings = read_settings(parser.parse_args(agent["args"]), environment)
     assert settings.kernel_log is None
     assert str(settings.sysfs_root) == "/host/sys"
     assert settings.metrics_port == 8080
@@ -97,5 +99,5 @@ def test_3fs_and_its_driver_read_their_settings(
 ) -> None:
     folder = ROOT / "csi-3fs" / "python" / "threefs" / sources
     text = "\n".join(path.read_text() for path in folder.rglob("*.py"))
-    known = set(re.findall(r'"((?:THREEFS|CSI|NODE|POD)_[A-Z_]+)"', text))
-    assert variables(container(render, owner, name)).keys() <= known
+    names = set(re.findall(r'"((?:THREEFS|CSI|NODE|POD)_[A-Z_]+)"', text))
+    assert variables(container(render, owner, name)).keys() <= names

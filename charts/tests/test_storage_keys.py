@@ -48,16 +48,16 @@ def test_node_plugins_have_a_token_for_the_issuer_and_trust_its_certificate(
     # A node could read the issuer's own key in the same Secret.
     assert authority_file == {"configMap": {"name": "threefs-issuer-ca"}}
     trusted = objects.named("ConfigMap", "threefs-issuer-ca")["data"]
-    made = objects.named("Secret", "threefs-issuer")["data"]
-    assert trusted == {"ca.crt": base64.b64decode(made["ca.crt"]).decode()}
+    secret_data = objects.named("Secret", "threefs-issuer")["data"]
+    assert trusted == {"ca.crt": base64.b64decode(secret_data["ca.crt"]).decode()}
     environment = {
         variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]
     }
     host = environment["THREEFS_ISSUER"].rpartition(":")[0]
-    certificate = x509.load_pem_x509_certificate(base64.b64decode(made["tls.crt"]))
+    certificate = x509.load_pem_x509_certificate(base64.b64decode(secret_data["tls.crt"]))
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [host]
-    authority = x509.load_pem_x509_certificate(base64.b64decode(made["ca.crt"]))
+    authority = x509.load_pem_x509_certificate(base64.b64decode(secret_data["ca.crt"]))
     certificate.verify_directly_issued_by(authority)
     assert AUDIENCE == review.AUDIENCE
 

@@ -73,13 +73,13 @@ def test_roles_of_the_page_exist_and_are_bound_to_no_tenant(render: Render) -> N
     for name in named:
         labels = roles[name]["metadata"]["labels"]
         assert not [label for label in labels if "aggregate-to" in label], name
-    bound = {
+    bindings = {
         (binding["roleRef"]["name"], subject["name"])
         for binding in rendered.of("ClusterRoleBinding", "RoleBinding")
         for subject in binding["subjects"]
         if subject["kind"] == "Group" and not subject["name"].startswith("system:serviceaccounts:")
     }
-    assert bound == {("flyer-leader-view", "system:authenticated")}
+    assert bindings == {("flyer-leader-view", "system:authenticated")}
 
 
 class Tenant:
@@ -99,12 +99,12 @@ class Tenant:
 
     async def running_job(self) -> None:
         """A job with a pod that the operator made and that runs."""
-        made = await self.create_job()
+        created = await self.create_job()
         await self.operator.merge(known.FLYERJOBS, "gpt", {"status": RUNNING}, NAMESPACE, "status")
         body = pod("gpt-0", {"fireflyer.dev/job": "gpt"}, nodeName="a1")
         owner = {
             "apiVersion": names.API_VERSION, "kind": names.KIND_JOB, "name": "gpt",
-            "uid": made["metadata"]["uid"], "controller": True,
+            "uid": created["metadata"]["uid"], "controller": True,
         }  # fmt: skip
         body["metadata"]["ownerReferences"] = [owner]
         await self.operator.create(known.PODS, body, NAMESPACE)
@@ -168,8 +168,8 @@ async def _template(tenant: Tenant) -> None:
 async def _in_the_name_of(tenant: Tenant) -> None:
     body = job("gpt")
     body["metadata"]["annotations"] = {names.USER_ANNOTATION: "ben"}
-    made = await tenant.anna.create(known.FLYERJOBS, body, NAMESPACE)
-    assert made["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
+    created = await tenant.anna.create(known.FLYERJOBS, body, NAMESPACE)
+    assert created["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
 
 
 async def _given_away(tenant: Tenant) -> None:
@@ -262,17 +262,17 @@ async def _tenant() -> AsyncIterator[Tenant]:
 
 
 def test_every_attempt_of_the_page_is_made() -> None:
-    assert [what for what, _ in table("attempts")] == list(ATTEMPTS)
+    assert [attempt for attempt, _ in table("attempts")] == list(ATTEMPTS)
 
 
-@pytest.mark.parametrize(("what", "answer"), table("attempts"))
-async def test_the_answer_is_the_page_s(what: str, answer: str) -> None:
+@pytest.mark.parametrize(("attempt", "answer"), table("attempts"))
+async def test_the_answer_is_the_page_s(attempt: str, answer: str) -> None:
     async with _tenant() as tenant:
         if answer.startswith("allowed"):
-            await ATTEMPTS[what](tenant)
+            await ATTEMPTS[attempt](tenant)
             return
         with pytest.raises(ApiError) as refused:
-            await ATTEMPTS[what](tenant)
+            await ATTEMPTS[attempt](tenant)
     policy = answer.removeprefix("refused: ").strip("`")
     assert f"ValidatingAdmissionPolicy '{policy}.{names.GROUP}'" in str(refused.value)
 
@@ -285,8 +285,8 @@ def test_every_policy_about_tenants_is_on_the_page() -> None:
     }
     named = {answer.partition(": ")[2].strip("`") for _, answer in table("attempts")} - {""}
     # Those are about the operator's own account and about node agents.
-    others = {policy for policy in policies if policy.startswith(("operator-", "nodehealth-"))}
-    assert policies - others - named <= {
+    exempt = {policy for policy in policies if policy.startswith(("operator-", "nodehealth-"))}
+    assert policies - exempt - named <= {
         "flyerjob-epoch",
         "flyerquota-status",
         "flyertopology-status",

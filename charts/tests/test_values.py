@@ -88,7 +88,7 @@ def test_the_schema_refuses_unknown_keys_at_every_level(path: str) -> None:
     ids=str,
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], words: list[str]) -> None:
-    done = template(values)
-    assert done.returncode != 0
+    result = template(values)
+    assert result.returncode != 0
     for word in words:
-        assert word in done.stderr, done.stderr
+        assert word in result.stderr, result.stderr

@@ -40,7 +40,7 @@ NUMBER_OR_NAME = {"port", "targetPort", "maxSurge", "maxUnavailable", "minAvaila
 def examples() -> Path:
     if shutil.which("go") is None:
         pytest.skip("Go is missing: it fetches the module with the examples")
-    done = subprocess.run(
+    result = subprocess.run(
         ["go", "mod", "download", "-json", "k8s.io/api"],
         cwd=MODULE,
         env={**os.environ, "GOFLAGS": "-mod=mod"},
@@ -49,9 +49,9 @@ def examples() -> Path:
         timeout=DOWNLOAD_SECONDS,
         check=True,
     )
-    found = json.loads(done.stdout)
-    assert found["Version"].split(".")[1:] == KUBERNETES.split(".")[1:]
-    return Path(found["Dir"]) / "testdata"
+    module = json.loads(result.stdout)
+    assert module["Version"].split(".")[1:] == KUBERNETES.split(".")[1:]
+    return Path(module["Dir"]) / "testdata"
 
 
 @functools.cache
@@ -87,9 +87,9 @@ def _same_type(value: Any, filled: Any, field: str) -> bool:
 
 
 def rendered(version: str) -> list[Object]:
-    done = template(VALUES, "--kube-version", version)
-    assert done.returncode == 0, done.stderr
-    return [item for item in YAML(typ="safe").load_all(done.stdout) if item]
+    result = template(VALUES, "--kube-version", version)
+    assert result.returncode == 0, result.stderr
+    return [item for item in YAML(typ="safe").load_all(result.stdout) if item]
 
 
 def folder_of(examples: Path, version: str) -> Path:
@@ -119,8 +119,8 @@ def test_every_field_is_one_of_that_version(version: str, examples: Path) -> Non
 def test_what_a_version_does_not_know_is_found(examples: Path) -> None:
     oldest = folder_of(examples, SUPPORTED[0])
     made_for_the_last = rendered(KUBERNETES)
-    found = list(unknown(made_for_the_last, oldest))
-    assert [match for match in found if "MutatingAdmissionPolicy" in match]
+    unknown_fields = list(unknown(made_for_the_last, oldest))
+    assert [match for match in unknown_fields if "MutatingAdmissionPolicy" in match]
     objects = copy.deepcopy(rendered(SUPPORTED[0]))
     name, pod = next(pods(objects))
     pod["spec"]["containers"][0] |= {"imagePullpolicy": "Always", "command": "true"}
@@ -131,5 +131,5 @@ def test_what_a_version_does_not_know_is_found(examples: Path) -> None:
         f"{place}.containers[0].imagePullpolicy: unknown field",
         f"{place}.terminationGracePeriodSeconds: '30' where an example is ",
     ]
-    for one, wanted in zip(sorted(unknown(objects, oldest)), words, strict=True):
-        assert one.startswith(wanted)
+    for message, expected in zip(sorted(unknown(objects, oldest)), words, strict=True):
+        assert message.startswith(expected)

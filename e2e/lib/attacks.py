@@ -125,17 +125,17 @@ def inline_folder(uid: str) -> str:
 
 def daemonset(name: str, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
     """A DaemonSet of sleeping pods."""
-    chosen = {"daemonset": name}
+    selector = {"daemonset": name}
     container = {"name": "main", "image": TRAIN_IMAGE, "command": ["sleep", "infinity"]}
     template = {
-        "metadata": {"labels": {**chosen, **labels}},
+        "metadata": {"labels": {**selector, **labels}},
         "spec": {"containers": [container], **spec},
     }
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"name": name},
-        "spec": {"selector": {"matchLabels": chosen}, "template": template},
+        "spec": {"selector": {"matchLabels": selector}, "template": template},
     }
 
 

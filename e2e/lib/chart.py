@@ -68,7 +68,7 @@ VALUES: dict[str, Any] = {
 
 
 def _disk(node: str) -> dict[str, Any]:
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    on_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -79,7 +79,7 @@ def _disk(node: str) -> dict[str, Any]:
             "accessModes": ["ReadWriteOnce"],
             "persistentVolumeReclaimPolicy": "Retain",
             "local": {"path": DISK},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_node]}]}},
         },
     }
 
@@ -129,7 +129,7 @@ class Release:
 
     def helm(self, *arguments: str, stdin: str = "", deadline_s: float = INSTALL_SECONDS) -> str:
         """What Helm prints; an AssertionError with what it complained of, and the pods' state."""
-        done = subprocess.run(
+        result = subprocess.run(
             [helm.find(), f"--namespace={NAMESPACE}", *arguments],
             env={**os.environ, "KUBECONFIG": self.cluster.kubeconfig},
             input=stdin,
@@ -138,18 +138,18 @@ class Release:
             timeout=deadline_s,
             check=False,
         )
-        if done.returncode != 0:
-            raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{self.diagnosis()}")
-        return done.stdout
+        if result.returncode != 0:
+            raise AssertionError(f"helm {arguments[0]}: {result.stderr}\n{self.diagnosis()}")
+        return result.stdout
 
     def pods(self, component: str, node: str = "") -> list[dict[str, Any]]:
         """The living pods of a component, on one node or on all."""
-        found = self.cluster.get(
+        items = self.cluster.get(
             "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
         )
         return [
             pod
-            for pod in found
+            for pod in items
             if node in ("", pod["spec"].get("nodeName"))
             and "deletionTimestamp" not in pod["metadata"]
         ]

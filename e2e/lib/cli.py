@@ -34,12 +34,12 @@ class Flyer:
 
     def __call__(self, verb: str, *words: str, status: int = 0) -> Any:
         """Runs one verb; raises AssertionError with its output on another exit status."""
-        done = self.run(verb, *words, "--output=json", status=status)
-        return json.loads(done.stdout)
+        result = self.run(verb, *words, "--output=json", status=status)
+        return json.loads(result.stdout)
 
     def run(self, verb: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Runs one verb with text output."""
-        done = subprocess.run(
+        result = subprocess.run(
             self._command(verb, *words),
             env=self._environment(),
             capture_output=True,
@@ -47,8 +47,14 @@ class Flyer:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == status, (verb, words, done.returncode, done.stdout, done.stderr)
-        return done
+        assert result.returncode == status, (
+            verb,
+            words,
+            result.returncode,
+            result.stdout,
+            result.stderr,
+        )
+        return result
 
     @contextmanager
     def running(self, verb: str, *words: str) -> Iterator[subprocess.Popen[str]]:

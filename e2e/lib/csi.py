@@ -32,8 +32,8 @@ Process = subprocess.Popen[str]
 def has_daemon() -> bool:
     """Whether this build of threefs brings the FUSE daemon."""
     help_text = [sys.executable, "-m", "threefs", "fuse", "--help"]
-    done = subprocess.run(help_text, capture_output=True, check=False, timeout=READY_SECONDS)
-    return done.returncode == 0
+    result = subprocess.run(help_text, capture_output=True, check=False, timeout=READY_SECONDS)
+    return result.returncode == 0
 
 
 def _let_pass(folder: Path) -> None:
@@ -145,11 +145,11 @@ class Deployed:
         assert line.startswith(word), self.log()
         return process
 
-    def _driver(self, what: str, socket: Path, *more: str) -> Process:
+    def _driver(self, component: str, socket: Path, *more: str) -> Process:
         shared = ("--clusters", str(self.folder / "clusters"), "--metrics-port", "0")
         named = ("--endpoint", f"unix://{socket}", "--driver-name", csi_sanity.DRIVER_NAME)
         socket.unlink(missing_ok=True)
-        process = self._start([sys.executable, "-c", CSI, what, *shared, *named, *more])
+        process = self._start([sys.executable, "-c", CSI, component, *shared, *named, *more])
         deadline = time.monotonic() + READY_SECONDS
         while not socket.exists():
             assert time.monotonic() < deadline, self.log()

@@ -134,14 +134,14 @@ class Control:
             gateway_endpoint=f"{self.host}:{self.gateway.port}",
         )
         placed = {node: PlacedNode(name=node) for node, _ in NODES}
-        made = []
+        pods = []
         for pod in build_pods(job, start, placed, settings):
             if not owned:
                 del pod["metadata"]["ownerReferences"]  # it would be collected
-            made.append(await self.api.create(PODS, pod, self.namespace))
+            pods.append(await self.api.create(PODS, pod, self.namespace))
         identities = [
             PodIdentity(self.namespace, item["metadata"]["name"], item["metadata"]["uid"])
-            for item in made
+            for item in pods
         ]
         self.gateway.expect(job, start, identities)
         for identity, (node, _) in zip(identities, NODES, strict=True):
@@ -152,7 +152,7 @@ class Control:
                 "target": {"apiVersion": "v1", "kind": "Node", "name": node},
             }
             await self.api.post(PODS, identity.name, self.namespace, "binding", binding)
-        return made
+        return pods
 
     def _create_owner(self, manifest: dict[str, Any]) -> bool:
         """Make the FlyerJob where the API has that kind, and give the manifest its uid."""
@@ -163,16 +163,16 @@ class Control:
             return False
         unnamed = {key: value for key, value in metadata.items() if key != "uid"}
         self.cluster.apply({**manifest, "metadata": unnamed}, namespace=self.namespace)
-        made = self.cluster.get("flyerjob", metadata["name"], self.namespace)
-        metadata["uid"] = made["metadata"]["uid"]
+        owner = self.cluster.get("flyerjob", metadata["name"], self.namespace)
+        metadata["uid"] = owner["metadata"]["uid"]
         return True
 
-    async def watch(self, made: list[dict[str, Any]], until: type, job: str = "") -> Any:
+    async def watch(self, pods: list[dict[str, Any]], until: type, job: str = "") -> Any:
         """Acts as the pod cache: reports pod addresses and exits until an event arrives."""
         waiting = asyncio.create_task(self.event(until, job))
         concluded: set[str] = set()
         while not waiting.done():
-            for item in made:
+            for item in pods:
                 metadata = item["metadata"]
                 pod = await self.api.get(PODS, metadata["name"], self.namespace)
                 self.gateway.locate(metadata["uid"], pod["status"].get("podIP", ""))
@@ -184,12 +184,12 @@ class Control:
         try:
             return waiting.result()
         except TimeoutError:
-            await self._explain(made)
+            await self._explain(pods)
             raise
 
-    async def _explain(self, made: list[dict[str, Any]]) -> None:
+    async def _explain(self, pods: list[dict[str, Any]]) -> None:
         print(self.cluster.kubectl("get", "pods", "-o", "wide", "-n", self.namespace))
-        for pod in made:
+        for pod in pods:
             for container in ("flyer-sidecar", "trainer"):
                 print(pod["metadata"]["name"], container)
                 try:
@@ -214,8 +214,8 @@ async def controlled(cluster: Cluster, namespace: str, kubeconfig: str) -> Async
     """A scheduler whose gateway serves, with the access of `kubeconfig`."""
     access = await find_access(kubeconfig)
     async with Api(access, agent="test") as api:
-        one = Control(cluster, namespace, api)
-        serving = asyncio.create_task(one.gateway.serve())
-        yield one
+        control = Control(cluster, namespace, api)
+        serving = asyncio.create_task(control.gateway.serve())
+        yield control
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)

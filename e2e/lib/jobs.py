@@ -57,8 +57,8 @@ def wait_step(cluster: Cluster, name: str, namespace: str, least: int) -> int:
     """Waits until the job has reached this step; returns its current step."""
 
     def probe() -> int | None:
-        found = step(cluster, name, namespace)
-        return found if found >= least else None
+        current = step(cluster, name, namespace)
+        return current if current >= least else None
 
     return _waited(cluster, name, namespace, f"step {least}", probe)
 
@@ -69,9 +69,9 @@ def wait_phase(
     """Waits for one of these phases in this attempt or a later one; returns the status."""
 
     def probe() -> dict[str, Any] | None:
-        found = status(cluster, name, namespace)
-        late = (found.get("history") or {}).get("attempt", 0) >= attempt
-        return found if late and found.get("phase") in phases else None
+        job_status = status(cluster, name, namespace)
+        late = (job_status.get("history") or {}).get("attempt", 0) >= attempt
+        return job_status if late and job_status.get("phase") in phases else None
 
     return _waited(cluster, name, namespace, " or ".join(phases), probe)
 
@@ -80,8 +80,8 @@ def pods_of(cluster: Cluster, name: str, namespace: str, **labels: int) -> list[
     """Its pods; `attempt` and `node_rank` choose."""
     words = [f"fireflyer.dev/{key.replace('_', '-')}={value}" for key, value in labels.items()]
     selector = ",".join([f"fireflyer.dev/job={name}", *words])
-    found: list[dict[str, Any]] = cluster.get("pods", namespace=namespace, selector=selector)
-    return found
+    pods: list[dict[str, Any]] = cluster.get("pods", namespace=namespace, selector=selector)
+    return pods
 
 
 def logs(cluster: Cluster, name: str, namespace: str, **labels: int) -> str:
@@ -93,12 +93,12 @@ def logs(cluster: Cluster, name: str, namespace: str, **labels: int) -> str:
 
 
 def _waited(
-    cluster: Cluster, name: str, namespace: str, what: str, probe: Callable[[], T | None]
+    cluster: Cluster, name: str, namespace: str, description: str, probe: Callable[[], T | None]
 ) -> T:
     try:
-        return wait_for(f"{name}: {what}", probe, END_SECONDS)
+        return wait_for(f"{name}: {description}", probe, END_SECONDS)
     except AssertionError as error:
-        found = status(cluster, name, namespace)
+        job_status = status(cluster, name, namespace)
         events = cluster.kubectl("events", f"--namespace={namespace}")
         pods = cluster.kubectl("get", "pods", f"--namespace={namespace}", "--output=wide")
-        raise AssertionError(f"{error}\n{found}\n{pods}\n{events}") from None
+        raise AssertionError(f"{error}\n{job_status}\n{pods}\n{events}") from None

@@ -48,10 +48,10 @@ LEASE_SECONDS = "3"
 class Killed:
     """The kills so far. Writes that are `spared` kill no process."""
 
-    def __init__(self, spared: Callable[[Key], bool]) -> None:
+    def __init__(self, is_spared: Callable[[Key], bool]) -> None:
         def key_of(call: Call, body: bytes) -> Key | None:
             key = write_key(call, body)
-            return None if key is None or spared(key) else key
+            return None if key is None or is_spared(key) else key
 
         self.reaper = Reaper(AGENT, key_of, self._kill)
         self.failure: Exception | None = None
@@ -133,13 +133,13 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
     """Routes the operator through the proxy and restores its Deployment afterwards."""
     pki = cluster.state.folder / "pki"
     host = str(cluster.state.gateway)
-    ours = Authority(pki).issue("proxy", "proxy", hosts=[host])
+    certificate = Authority(pki).issue("proxy", "proxy", hosts=[host])
     serves = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serves.load_cert_chain(ours.certificate, ours.key)
+    serves.load_cert_chain(certificate.certificate, certificate.key)
     access = Access(cluster.state.server, ssl_ca_cert=str(pki / "ca.crt"))
-    found = await asyncio.to_thread(cluster.get, "deployment", DEPLOYMENT, NAMESPACE)
-    replicas = int(found["spec"]["replicas"])
-    (container,) = found["spec"]["template"]["spec"]["containers"]
+    deployment = await asyncio.to_thread(cluster.get, "deployment", DEPLOYMENT, NAMESPACE)
+    replicas = int(deployment["spec"]["replicas"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
     before = list(container["env"])
     async with Proxy(access, host, serves) as proxy:
         env = {
@@ -147,10 +147,10 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
             "KUBERNETES_SERVICE_PORT": str(proxy.port),
             "FLYER_LEASE_SECONDS": LEASE_SECONDS,
         }
-        others = [variable for variable in before if variable["name"] not in env]
+        other_variables = [variable for variable in before if variable["name"] not in env]
         added = [{"name": name, "value": value} for name, value in env.items()]
         try:
-            await asyncio.to_thread(_restart_with, cluster, [*others, *added], replicas)
+            await asyncio.to_thread(_restart_with, cluster, [*other_variables, *added], replicas)
             yield proxy
         finally:
             proxy.reaper = None

@@ -156,20 +156,20 @@ class Stage:
         """Whether nothing of it runs any more."""
         return not self.status(name).occupied
 
-    async def until(self, what: str, holds: Callable[[], object]) -> None:
+    async def until(self, description: str, holds: Callable[[], object]) -> None:
         """Waits for it."""
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 while not holds():  # noqa: ASYNC110 - no notification exists
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise AssertionError(f"not within {STEP_SECONDS:g} s: {what}") from None
+            raise AssertionError(f"not within {STEP_SECONDS:g} s: {description}") from None
 
     async def live(self, low: str, high: str) -> None:
         """The second job preempts the first one and ends; then the first one resumes and ends."""
 
-        def phase(name: str, wanted: Phase) -> Callable[[], bool]:
-            return lambda: self.status(name).phase is wanted
+        def phase(name: str, expected: Phase) -> Callable[[], bool]:
+            return lambda: self.status(name).phase is expected
 
         await self.submit(low, "low")
         await self.until(f"{low} runs", phase(low, Phase.RUNNING))
@@ -199,24 +199,24 @@ async def staged(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]
     control_plane.kubectl(
         "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all", deadline_s=70
     )
-    found = await find_access(control_plane.kubeconfig)
+    admin = await find_access(control_plane.kubeconfig)
 
     # The admission policies allow no other account to write statuses.
-    access = Impersonation(found, acting(OPERATOR, "system:masters"))
+    access = Impersonation(admin, acting(OPERATOR, "system:masters"))
     async with nothing_left(), Proxy(access) as proxy, Api(access, agent="test") as api:
-        made = Stage(api, proxy, namespace)
+        stage = Stage(api, proxy, namespace)
         for name in ("a0", "a1"):
-            await made.nodes.add(f"{made.node_class}-{name}", "A", made.node_class)
-        tasks = [asyncio.create_task(item.run()) for item in (made.nodes, made.jobs)]
-        yield made
+            await stage.nodes.add(f"{stage.node_class}-{name}", "A", stage.node_class)
+        tasks = [asyncio.create_task(item.run()) for item in (stage.nodes, stage.jobs)]
+        yield stage
         proxy.faults.clear()  # no other operator is killed
-        await made.operators.end()
+        await stage.operators.end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for topology in await api.list(FLYERTOPOLOGIES):
             await api.delete(FLYERTOPOLOGIES, topology["metadata"]["name"])
         for node in await api.list(
-            NODES, labelSelector=f"fireflyer.dev/node-class={made.node_class}"
+            NODES, labelSelector=f"fireflyer.dev/node-class={stage.node_class}"
         ):
             await api.delete(NODES, node["metadata"]["name"])

@@ -40,10 +40,10 @@ def mount_torch(job: dict[str, Any]) -> None:
 
     HFReduce comes from us. Skips the test where torch is not installed.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    module_spec = importlib.util.find_spec("torch")
+    if module_spec is None or module_spec.origin is None:
         pytest.skip("torch is not installed here, so pods cannot have it either")
-    site = {"path": str(Path(found.origin).parents[1]), "type": "Directory"}
+    site = {"path": str(Path(module_spec.origin).parents[1]), "type": "Directory"}
     spec = job["spec"]["template"]["spec"]
     spec.setdefault("volumes", []).append({"name": "site", "hostPath": site})
     (container,) = spec["containers"]

@@ -67,8 +67,8 @@ class Victim:
         ranks["volumeMounts"] = [{"name": "volume", "mountPath": "/volume"}]
         writer = volumes.pod_with("writer", "node-s1", "runs")
         writer["spec"]["containers"][0]["command"] = ["sh", "-c", f"mkdir -p /volume/run; {WRITES}"]
-        made = (volumes.claim("runs", "1Gi"), writer)
-        self.cluster.apply(*made, namespace=self.namespace)
+        objects = (volumes.claim("runs", "1Gi"), writer)
+        self.cluster.apply(*objects, namespace=self.namespace)
         self.cluster.wait_ready("writer", namespace=self.namespace, deadline_s=END_SECONDS)
         self.cluster.apply(gang, namespace=self.namespace)
         wait_step(self.cluster, NAME, self.namespace, 5)
@@ -91,12 +91,12 @@ class Victim:
             )
             for pod in self.cluster.get("pods", namespace=NAMESPACE)
         }
-        found = self.status()
+        job_status = self.status()
         return Observation(
             (str(lease["holderIdentity"]), int(lease.get("leaseTransitions") or 0)),
             restarts,
-            int((found.get("history") or {}).get("restarts") or 0),
-            int((found.get("progress") or {}).get("step") or 0),
+            int((job_status.get("history") or {}).get("restarts") or 0),
+            int((job_status.get("progress") or {}).get("step") or 0),
             len(self.lines()),
         )
 
@@ -118,9 +118,9 @@ class Victim:
     def suspend(self) -> int:
         """Suspend the job, which must save its progress; return its step."""
         self._patch(suspend=True)
-        found = wait_phase(self.cluster, NAME, self.namespace, "Suspended")
-        assert found["eviction"]["lostSteps"] == 0, found
-        saved = found["checkpoint"]
+        job_status = wait_phase(self.cluster, NAME, self.namespace, "Suspended")
+        assert job_status["eviction"]["lostSteps"] == 0, job_status
+        saved = job_status["checkpoint"]
         state = json.loads(self.sh(f"cat {saved['path']}"))
         assert state == {"step": saved["step"], "state": lockstep.state_after(saved["step"])}
         return int(saved["step"])
@@ -134,15 +134,15 @@ class Victim:
 
     def runs_another_job(self, name: str, **fields: Any) -> None:
         """Run a further job to its end."""
-        made = job(name, 1, SHORT, **{"nodeClass": "a100", **fields})
-        self.cluster.apply(made, namespace=self.namespace)
-        found = wait_phase(self.cluster, name, self.namespace, "Succeeded", "Failed")
-        assert found["phase"] == "Succeeded", found
+        job_object = job(name, 1, SHORT, **{"nodeClass": "a100", **fields})
+        self.cluster.apply(job_object, namespace=self.namespace)
+        job_status = wait_phase(self.cluster, name, self.namespace, "Succeeded", "Failed")
+        assert job_status["phase"] == "Succeeded", job_status
 
     def mounts_another_volume(self, name: str) -> None:
         """Create a claim and write a file of it in a new pod."""
-        made = (volumes.claim(name, "64Mi"), volumes.pod_with(name, "node-s1", name))
-        self.cluster.apply(*made, namespace=self.namespace)
+        objects = (volumes.claim(name, "64Mi"), volumes.pod_with(name, "node-s1", name))
+        self.cluster.apply(*objects, namespace=self.namespace)
         self.cluster.wait_ready(name, namespace=self.namespace, deadline_s=END_SECONDS)
         write = "echo kept > /volume/file && sync /volume/file && cat /volume/file"
         assert volumes.sh(self.cluster, self.namespace, name, write) == "kept\n"

@@ -95,14 +95,14 @@ def directories(cluster: Cluster, path: str = "/volumes") -> str:
     )  # fmt: skip
 
 
-def wait_event(cluster: Cluster, namespace: str, what: str, words: str) -> None:
+def wait_event(cluster: Cluster, namespace: str, target: str, words: str) -> None:
     """Waits until an event of this object (`pod/NAME`) contains this text."""
 
     def reported() -> bool:
-        found = cluster.kubectl("events", f"--namespace={namespace}", f"--for={what}")
-        return words in found
+        events = cluster.kubectl("events", f"--namespace={namespace}", f"--for={target}")
+        return words in events
 
-    wait_for(f"{what}: {words!r}", reported, EVENT_SECONDS)
+    wait_for(f"{target}: {words!r}", reported, EVENT_SECONDS)
 
 
 def sh(cluster: Cluster, namespace: str, pod: str, command: str) -> str:

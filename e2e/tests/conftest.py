@@ -56,9 +56,9 @@ def release(cluster: Cluster, machines: dict[str, FakeHardware]) -> chart.Releas
 def no_operator(cluster: Cluster) -> Iterator[None]:
     """Stops an installed operator, so that only the test manages jobs and their pods."""
     space = f"--namespace={chart.NAMESPACE}"
-    found = cluster.kubectl("get", "deployment", "flyer-operator", space, "--ignore-not-found",
+    replicas = cluster.kubectl("get", "deployment", "flyer-operator", space, "--ignore-not-found",
                             "--output=jsonpath={.spec.replicas}")  # fmt: skip
-    if not found:
+    if not replicas:
         yield
         return
     scale = ("scale", "deployment", "flyer-operator", space)
@@ -72,7 +72,7 @@ def no_operator(cluster: Cluster) -> Iterator[None]:
         )
         yield
     finally:
-        cluster.kubectl(*scale, f"--replicas={found}")
+        cluster.kubectl(*scale, f"--replicas={replicas}")
     cluster.kubectl("rollout", "status", "deployment/flyer-operator", space, "--timeout=120s",
                     deadline_s=130)  # fmt: skip
 
@@ -99,12 +99,12 @@ async def control(
 ) -> AsyncIterator[Control]:
     """The operator's gateway with the test as its scheduler."""
     cluster.load_images("train", "controller", "collectives")
-    async with controlled(cluster, namespace, operator_kubeconfig) as one:
-        yield one
+    async with controlled(cluster, namespace, operator_kubeconfig) as control:
+        yield control
 
 
 @pytest.fixture
 async def stage(control_plane: Cluster, namespace: str) -> AsyncIterator[Stage]:
     """Operators of this process on a real API server, behind a proxy."""
-    async with staged(control_plane, namespace) as made:
-        yield made
+    async with staged(control_plane, namespace) as stage:
+        yield stage

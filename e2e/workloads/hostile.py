@@ -38,20 +38,20 @@ def silent(*targets: str) -> None:
     """Hold connections that never send a byte; targets are HOST:PORT=COUNT."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    wanted = {target.rpartition("=")[0]: int(target.rpartition("=")[2]) for target in targets}
-    held: dict[str, list[socket.socket]] = {target: [] for target in wanted}
+    pending = {target.rpartition("=")[0]: int(target.rpartition("=")[2]) for target in targets}
+    connections: dict[str, list[socket.socket]] = {target: [] for target in pending}
     opened: Counter[str] = Counter()
     reported = 0.0
     while True:
-        for target, number in wanted.items():
-            held[target] = _still_open(held[target])
+        for target, number in pending.items():
+            connections[target] = _still_open(connections[target])
             pace = OPENED_PER_ROUND if opened[target] < number else REOPENED_PER_ROUND
-            for _ in range(min(pace, number - len(held[target]))):
-                held[target].append(_dial(target))
+            for _ in range(min(pace, number - len(connections[target]))):
+                connections[target].append(_dial(target))
                 opened[target] += 1
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
-            counts = {target: len(sockets) for target, sockets in held.items()}
+            counts = {target: len(sockets) for target, sockets in connections.items()}
             print(json.dumps({"held": counts, "opened": sum(opened.values())}), flush=True)
         time.sleep(ROUND_SECONDS)
 

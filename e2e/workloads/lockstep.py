@@ -57,8 +57,8 @@ def main() -> None:
             time.sleep(HELD_SECONDS)
             continue
         own = number(job.rank, step)
-        theirs = exchange(peer, own, NUMBER_BYTES)
-        state = after(state, *((own, theirs) if job.rank == 0 else (theirs, own)))
+        peer_number = exchange(peer, own, NUMBER_BYTES)
+        state = after(state, *((own, peer_number) if job.rank == 0 else (peer_number, own)))
         step += 1
         time.sleep(STEP_SECONDS)
         if job.rank == 0:
@@ -120,13 +120,13 @@ def exchange(peer: socket.socket, own: bytes, size: int, *, leads: bool = False)
         peer.sendall(own)
     if leads:
         return own
-    found = b""
-    while len(found) < size:
-        piece = peer.recv(size - len(found))
+    content = b""
+    while len(content) < size:
+        piece = peer.recv(size - len(content))
         if not piece:
             raise ConnectionError("the other rank is gone")
-        found += piece
-    return found
+        content += piece
+    return content
 
 
 def save(folder: Path, step: int, state: bytes, job: Any) -> None:

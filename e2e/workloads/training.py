@@ -124,8 +124,8 @@ def take_step(model: Any, optimizer: Any, tokens: Any) -> None:
     total: Any = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(total)
     total /= dist.get_world_size()
-    for one, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
-        one.copy_(part.view_as(one))
+    for target, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+        target.copy_(part.view_as(target))
     optimizer.step()
 
 
@@ -151,11 +151,11 @@ def until(folder: Path) -> int:
 
 def tensors_of(model: Any, optimizer: Any) -> list[Any]:
     """All state that a run needs to continue: parameters and their optimizer states."""
-    found = list(model.parameters())
+    tensors = list(model.parameters())
     for parameter in model.parameters():
-        kept = optimizer.state[parameter]
-        found += [kept[key] for key in sorted(kept)]
-    return found
+        state = optimizer.state[parameter]
+        tensors += [state[key] for key in sorted(state)]
+    return tensors
 
 
 def state_of(model: Any, optimizer: Any) -> Any:

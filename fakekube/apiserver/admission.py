@@ -61,10 +61,12 @@ class User:
         name = headers.get("Impersonate-User")
         if not name:
             return otherwise
-        groups = tuple(one for key, one in headers.items() if key.lower() == "impersonate-group")
+        groups = tuple(
+            header for key, header in headers.items() if key.lower() == "impersonate-group"
+        )
         extra = {
-            key[len(_EXTRA) :].lower().replace("%2f", "/"): [one]
-            for key, one in headers.items()
+            key[len(_EXTRA) :].lower().replace("%2f", "/"): [header]
+            for key, header in headers.items()
             if key.lower().startswith(_EXTRA)
         }
         return cls(name, groups, extra)
@@ -99,12 +101,14 @@ class Request:
         """The variable `request`."""
         target, user = self.target, self.user
         resource = {"group": target.group, "version": target.version, "resource": target.plural}
-        found: Object = {
+        attributes: Object = {
             "operation": self.operation, "name": self.name, "namespace": target.namespace,
             "resource": resource, "dryRun": self.dry_run, "options": self.options,
             "userInfo": {"username": user.name, "groups": list(user.groups), "extra": user.extra},
         }  # fmt: skip
-        return {**found, "subResource": target.subresource} if target.subresource else found
+        return (
+            {**attributes, "subResource": target.subresource} if target.subresource else attributes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +187,8 @@ class _Policy:
         plural = _PARAMETERS[self._param_kind]
         if not self._param:
             return list(store.all(plural))  # selects every object
-        found = store.find(plural, self._param)
-        return [] if found is None else [found]
+        parameter = store.find(plural, self._param)
+        return [] if parameter is None else [parameter]
 
     def _given(self, request: Request, old: Object | None, new: Object | None) -> Object:
         authorizer = {"user": request.user.name, "groups": list(request.user.groups)}
@@ -225,42 +229,44 @@ class _Policy:
         return Values({**variables, "variables": computed}, allows)
 
     def _used(self, text: str) -> Iterator[str]:
-        wanted = set(re.findall(r"\bvariables\.(\w+)", text))
-        grown = True
-        while grown:
+        variables = set(re.findall(r"\bvariables\.(\w+)", text))
+        changed = True
+        while changed:
             below = {
                 name
-                for item in wanted
+                for item in variables
                 for name in re.findall(r"\bvariables\.(\w+)", self._variables[item].text)
             }
-            grown = not below <= wanted
-            wanted |= below
-        return (name for name in self._variables if name in wanted)  # in order of use
+            changed = not below <= variables
+            variables |= below
+        return (name for name in self._variables if name in variables)  # in order of use
 
     def _refusal(self, request: Request, code: int, why: str) -> ApiRefusal:
-        reason = next(name for name, one in _CODES.items() if one == code)
+        reason = next(name for name, value in _CODES.items() if value == code)
         group = f".{request.target.group}" if request.target.group else ""
-        what = f'{request.target.plural}{group} "{request.name}" is forbidden'
+        subject = f'{request.target.plural}{group} "{request.name}" is forbidden'
         policy = f"ValidatingAdmissionPolicy '{self.name}' with binding '{self.name}'"
-        return ApiRefusal(code, reason, f"{what}: {policy} denied request: {why}")
+        return ApiRefusal(code, reason, f"{subject}: {policy} denied request: {why}")
 
 
 def _as_map(expression: str) -> str:
     """`Object{a: Object.a{b: X}}` as nested maps with one field each, the only form in use."""
-    found = re.sub(r"\bObject[.\w]*\{(\w+):", r"{'\1':", expression)
-    assert "Object" not in found, expression
-    return found
+    converted = re.sub(r"\bObject[.\w]*\{(\w+):", r"{'\1':", expression)
+    assert "Object" not in converted, expression
+    return converted
 
 
 @functools.cache
 def _policies() -> tuple[_Policy, ...]:
-    found = admission_policies()
+    documents = admission_policies()
     bindings = {
-        match["spec"]["policyName"]: match for match in found if match["kind"].endswith("Binding")
+        match["spec"]["policyName"]: match
+        for match in documents
+        if match["kind"].endswith("Binding")
     }
     return tuple(
         _Policy(match, bindings[match["metadata"]["name"]])
-        for match in found
+        for match in documents
         if not match["kind"].endswith("Binding")
     )
 
@@ -318,8 +324,8 @@ class Admission:
         if not isinstance(spec, dict) or not isinstance(spec.get("priorityClassName"), str):
             return new
         name = spec["priorityClassName"]
-        found = self._store.find("priorityclasses", name)
-        value = found["value"] if found else _SYSTEM_CLASSES.get(name)
+        priority_class = self._store.find("priorityclasses", name)
+        value = priority_class["value"] if priority_class else _SYSTEM_CLASSES.get(name)
         return new if value is None else {**new, "spec": {**spec, "priority": value}}
 
     def validate(self, request: Request, old: Object | None, new: Object | None) -> None:

@@ -13,7 +13,7 @@ __all__ = ["complete", "grace_seconds"]
 POD_GRACE_SECONDS = 30
 
 
-def grace_seconds(kind: Kind, value: Object, asked: int | None) -> int:
+def grace_seconds(kind: Kind, value: Object, requested: int | None) -> int:
     """Seconds until a deleted object is removed; `asked` is the grace period of the request."""
     if kind.plural != "pods":
         return 0
@@ -21,7 +21,7 @@ def grace_seconds(kind: Kind, value: Object, asked: int | None) -> int:
     if over or not value["spec"].get("nodeName"):
         return 0
     grace = value["spec"].get("terminationGracePeriodSeconds", POD_GRACE_SECONDS)
-    return int(grace if asked is None else asked)
+    return int(grace if requested is None else requested)
 
 
 def complete(kind: Kind, value: Object) -> None:

@@ -35,8 +35,10 @@ def discover(path: str, store: Store) -> dict[str, Any] | None:
 def _groups(kinds: list[Kind]) -> dict[str, Any]:
     listed = []
     for group, version in sorted({(kind.group, kind.version) for kind in kinds if kind.group}):
-        one = {"groupVersion": f"{group}/{version}", "version": version}
-        listed.append({"name": group, "versions": [one], "preferredVersion": one})
+        group_version = {"groupVersion": f"{group}/{version}", "version": version}
+        listed.append(
+            {"name": group, "versions": [group_version], "preferredVersion": group_version}
+        )
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
 
 
@@ -45,10 +47,10 @@ def _resources(group: str, version: str, kinds: list[Kind]) -> dict[str, Any]:
     for kind in kinds:
         if (kind.group, kind.version) != (group, version):
             continue
-        one = {"kind": kind.kind, "namespaced": kind.namespaced, "verbs": _VERBS}
-        resources.append({"name": kind.plural, "singularName": kind.kind.lower(), **one})
+        fields = {"kind": kind.kind, "namespaced": kind.namespaced, "verbs": _VERBS}
+        resources.append({"name": kind.plural, "singularName": kind.kind.lower(), **fields})
         if kind.status:
-            resources.append({"name": f"{kind.plural}/status", "singularName": "", **one})
+            resources.append({"name": f"{kind.plural}/status", "singularName": "", **fields})
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",

@@ -55,7 +55,7 @@ def created(value: Object) -> Object:
     if value.get("regarding", {}).get("namespace") != value["metadata"].get("namespace"):
         raise invalid(PLURAL, name, "involvedObject.namespace: does not match event.namespace")
     _check_series(name, value)
-    fields = {_NAMES.get(key, key): one for key, one in value.items()}
+    fields = {_NAMES.get(key, key): item for key, item in value.items()}
     return {**fields, "apiVersion": "v1", "kind": "Event"}
 
 

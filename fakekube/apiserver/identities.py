@@ -48,11 +48,11 @@ class Tokens:
         """The TokenReview with its status."""
         spec = body.get("spec", {})
         token = self._tokens.get(spec.get("token", ""))
-        wanted = spec.get("audiences") or []
+        requested = spec.get("audiences") or []
         audiences = [
-            audience for audience in (token.audiences if token else ()) if audience in wanted
+            audience for audience in (token.audiences if token else ()) if audience in requested
         ]
-        if token is None or (wanted and not audiences) or not self._bound(token):
+        if token is None or (requested and not audiences) or not self._bound(token):
             status: dict[str, Any] = {"authenticated": False, "error": "invalid bearer token"}
             return {**body, "status": status}
         extra = {}
@@ -77,8 +77,8 @@ class Tokens:
 
 def _token(namespace: str, pod: str, uid: str) -> str:
     """A token in the form of a projected one, with a random signature."""
-    bound = {"pod": {"name": pod, "uid": uid}} if pod else {}
-    claims = {"kubernetes.io": {"namespace": namespace, **bound}}
+    binding = {"pod": {"name": pod, "uid": uid}} if pod else {}
+    claims = {"kubernetes.io": {"namespace": namespace, **binding}}
     parts = [json.dumps(claim).encode() for claim in ({"alg": "RS256"}, claims)]
     parts.append(secrets.token_bytes(24))
     return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)

@@ -139,8 +139,10 @@ def without_version(patch: dict[str, Any]) -> dict[str, Any]:
     metadata = patch.get("metadata")
     if not isinstance(metadata, dict):
         return patch
-    kept = {name: one for name, one in metadata.items() if name not in ("resourceVersion", "uid")}
-    return {**patch, "metadata": kept}
+    changed_metadata = {
+        name: item for name, item in metadata.items() if name not in ("resourceVersion", "uid")
+    }
+    return {**patch, "metadata": changed_metadata}
 
 
 __all__ = [

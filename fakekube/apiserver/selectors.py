@@ -18,7 +18,7 @@ def selector(labels: str, fields: str) -> Callable[[dict[str, Any]], bool]:
     terms = [_label_term(term) for term in _split(labels)] + [
         _field_term(term) for term in _split(fields)
     ]
-    return lambda one: all(term(one) for term in terms)
+    return lambda value: all(term(value) for term in terms)
 
 
 def _split(text: str) -> list[str]:
@@ -27,39 +27,39 @@ def _split(text: str) -> list[str]:
 
 
 def _label_term(term: str) -> Callable[[dict[str, Any]], bool]:
-    def labels(one: dict[str, Any]) -> dict[str, str]:
-        return one["metadata"].get("labels") or {}
+    def labels(value: dict[str, Any]) -> dict[str, str]:
+        return value["metadata"].get("labels") or {}
 
-    found = _SET.match(term)
-    if found:
-        key, how, listed = found.groups()
+    match = _SET.match(term)
+    if match:
+        key, how, listed = match.groups()
         values = {value.strip() for value in listed.split(",")}
         if how == "in":
-            return lambda one: labels(one).get(key) in values
-        return lambda one: labels(one).get(key) not in values
+            return lambda value: labels(value).get(key) in values
+        return lambda value: labels(value).get(key) not in values
     for sign in ("!=", "==", "="):
         if sign in term:
             key, value = (part.strip() for part in term.split(sign, 1))
-            wanted = sign != "!="
-            return lambda one: (labels(one).get(key) == value) is wanted
+            equal = sign != "!="
+            return lambda item: (labels(item).get(key) == value) is equal
     if term.startswith("!"):
-        return lambda one: term[1:] not in labels(one)
-    return lambda one: term in labels(one)
+        return lambda value: term[1:] not in labels(value)
+    return lambda value: term in labels(value)
 
 
 def _field_term(term: str) -> Callable[[dict[str, Any]], bool]:
     for sign in ("!=", "==", "="):
         if sign in term:
             path, value = term.split(sign, 1)
-            wanted = sign != "!="
-            return lambda one: (_field(one, path) == value) is wanted
+            equal = sign != "!="
+            return lambda item: (_field(item, path) == value) is equal
     raise ApiRefusal(400, "BadRequest", f"invalid field selector {term!r}")
 
 
-def _field(one: Any, path: str) -> str:
+def _field(value: Any, path: str) -> str:
     for part in path.split("."):
-        one = one.get(part) if isinstance(one, dict) else None
-    return "" if one is None else str(one)
+        value = value.get(part) if isinstance(value, dict) else None
+    return "" if value is None else str(value)
 
 
 __all__ = ["selector"]

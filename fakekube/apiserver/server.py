@@ -82,8 +82,8 @@ class ApiServer:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
-        bound = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{bound}"
+        bound_port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{bound_port}"
 
     async def close(self) -> None:
         """Close all connections and stop listening. `start` serves the same objects again."""
@@ -95,10 +95,10 @@ class ApiServer:
 
     def cut_watches(self, resource: str = "") -> int:
         """End these watch streams. Returns how many."""
-        chosen = [item for item in self._watches if resource in ("", item.resource)]
-        for watch in chosen:
+        watches = [item for item in self._watches if resource in ("", item.resource)]
+        for watch in watches:
             watch.cut()
-        return len(chosen)
+        return len(watches)
 
     def expire_watches(self, resource: str = "") -> None:
         """Send 410 to these watches, and discard the history."""
@@ -256,13 +256,13 @@ class ApiServer:
     def _admission(self, request: web.Request, target: ObjectPath, verb: str, value: Any) -> Gate:
         user = User.of(request.headers, self._user)
 
-        def asked(old: dict[str, Any] | None, new: dict[str, Any] | None) -> Request:
+        def make_request(old: dict[str, Any] | None, new: dict[str, Any] | None) -> Request:
             operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
             name = target.name or (old or new or value)["metadata"]["name"]
             options = value if operation == "DELETE" and isinstance(value, dict) else {}
             return Request(operation, target, name, user, verb == "dryrun", options)
 
-        return self.admission.gate(asked)
+        return self.admission.gate(make_request)
 
     def _create(self, request: web.Request, target: ObjectPath, value: Any, admit: Any) -> Any:
         if not isinstance(value.get("metadata", {}), dict):
@@ -311,7 +311,7 @@ class ApiServer:
         selects = _selector(request)
         if target.name:
             plain, name = selects, target.name
-            selects = lambda one: one["metadata"]["name"] == name and plain(one)  # noqa: E731
+            selects = lambda value: value["metadata"]["name"] == name and plain(value)  # noqa: E731
         watch = Watch(
             self.store,
             self.store.table(target.plural, target.group),

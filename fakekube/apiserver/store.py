@@ -72,10 +72,10 @@ class Store:
 
     def get(self, plural: str, name: str, namespace: str = "") -> Object:
         """The stored object, or 404."""
-        found = self.find(plural, name, namespace)
-        if found is None:
+        value = self.find(plural, name, namespace)
+        if value is None:
             raise not_found(plural, name)
-        return found
+        return value
 
     def all(self, plural: str, namespace: str | None = None) -> list[Object]:
         """Every object, in the order of their names."""
@@ -228,9 +228,9 @@ class Store:
         table, key = self.table(plural), (namespace, name)
         before = self._entry(table, key)
         metadata = before.object["metadata"]
-        wanted = options.get("preconditions") or {}
+        preconditions = options.get("preconditions") or {}
         for field_name in ("uid", "resourceVersion"):
-            if wanted.get(field_name) not in (None, metadata.get(field_name)):
+            if preconditions.get(field_name) not in (None, metadata.get(field_name)):
                 raise conflict(plural, name, f"the {field_name} in the precondition does not match")
         if admit is not None:
             admit.validate(before.object, None)
@@ -299,8 +299,8 @@ class Store:
 
     def _decodes(self, kind: Kind, metadata: Any) -> None:
         if self._checked and (why := type_error(metadata)):
-            what = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
-            raise ApiRefusal(400, "BadRequest", f"{what}: {why}")
+            subject = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
+            raise ApiRefusal(400, "BadRequest", f"{subject}: {why}")
 
     def _check(self, kind: Kind, value: Object, old: Object | None) -> None:
         if not self._checked:
@@ -333,14 +333,24 @@ class Store:
             status = {"status": value["status"]} if "status" in value else {}
             if definition is None:
                 status = status or {"status": {}}
-            value = {name: one for name, one in old.items() if name != "status"} | status
+            value = {name: item for name, item in old.items() if name != "status"} | status
         elif kind.status and kind.generation:
             value.pop("status", None)
             if "status" in old:
                 value["status"] = old["status"]
-        kept = ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp")
-        metadata = {name: one for name, one in value["metadata"].items() if name not in kept}
-        metadata |= {name: old["metadata"][name] for name in kept if name in old["metadata"]}
+        fixed_fields = (
+            "uid",
+            "creationTimestamp",
+            "resourceVersion",
+            "generation",
+            "deletionTimestamp",
+        )
+        metadata = {
+            name: item for name, item in value["metadata"].items() if name not in fixed_fields
+        }
+        metadata |= {
+            name: old["metadata"][name] for name in fixed_fields if name in old["metadata"]
+        }
         if kind.generation and subresource != "status" and _spec(value) != _spec(old):
             metadata["generation"] = old["metadata"].get("generation", 0) + 1
         value = {**value, "metadata": metadata}
@@ -351,12 +361,12 @@ class Store:
             admit.validate(old, value)
         if value == old:
             return old
-        done = (
+        is_complete = (
             "deletionTimestamp" in metadata
             and not metadata.get("finalizers")
             and old["metadata"].get("finalizers")
         )
-        return self.remove(table, key) if done else self._put(table, key, before, value)
+        return self.remove(table, key) if is_complete else self._put(table, key, before, value)
 
     def _put(
         self, table: Table, key: tuple[str, str], before: Entry | None, value: Object
@@ -399,4 +409,4 @@ def _group(value: Object) -> str | None:
 
 
 def _spec(value: Object) -> Object:
-    return {name: one for name, one in value.items() if name not in ("metadata", "status")}
+    return {name: item for name, item in value.items() if name not in ("metadata", "status")}

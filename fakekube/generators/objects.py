@@ -85,9 +85,9 @@ def _disturb(random: Random, holder: dict[str, Any], schema: dict[str, Any]) -> 
     part = properties[name]
     inner = part.get("properties")
     if inner and random.random() < 0.7:
-        held = holder.setdefault(name, {})
-        if isinstance(held, dict):
-            _disturb(random, held, part)
+        child = holder.setdefault(name, {})
+        if isinstance(child, dict):
+            _disturb(random, child, part)
             return
     holder[name] = any_json(random, 3) if random.random() < 0.3 else _near(random, part)
 
@@ -110,25 +110,25 @@ def _near(random: Random, schema: dict[str, Any], depth: int = 3) -> Any:
         return [_near(random, items, depth - 1) for _ in range(random.randrange(4))]
     if kind == "object" and depth:
         properties = schema.get("properties") or {}
-        chosen = [name for name in properties if random.random() < 0.6]
-        return {name: _near(random, properties[name], depth - 1) for name in chosen}
+        names = [name for name in properties if random.random() < 0.6]
+        return {name: _near(random, properties[name], depth - 1) for name in names}
     return random.choice((*_SCALARS, *TEXTS, *_VALUES))
 
 
 def any_metadata(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
     """Labels, annotations, finalizers and owners, some of them invalid."""
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     for field in ("labels", "annotations"):
         if random.random() < 0.7:
-            chosen = random.choices(_LABELS, k=random.randrange(5))
-            found[field] = {name: random.choice(_VALUES) for name in chosen}
+            labels = random.choices(_LABELS, k=random.randrange(5))
+            metadata[field] = {name: random.choice(_VALUES) for name in labels}
     if random.random() < 0.3:
-        found["finalizers"] = random.choices((f"{names.GROUP}/release", "x/y", "x", ""), k=1)
+        metadata["finalizers"] = random.choices((f"{names.GROUP}/release", "x/y", "x", ""), k=1)
     if random.random() < 0.6:
-        found["ownerReferences"] = [
+        metadata["ownerReferences"] = [
             any_owner(random, uids) for _ in range(random.choice((1, 1, 1, 2, 3)))
         ]
-    return found
+    return metadata
 
 
 def any_owner(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def any_owner(random: Random, uids: tuple[str, ...] = ()) -> dict[str, Any]:
         "uid": random.choice((*uids, "no-uid", "")),
         "controller": random.choice((True, True, False, None)),
     }
-    return {name: one for name, one in value.items() if random.random() < 0.97}
+    return {name: item for name, item in value.items() if random.random() < 0.97}
 
 
 def any_typed(random: Random, kind: str, depth: int = 5) -> Any:
@@ -148,9 +148,9 @@ def any_typed(random: Random, kind: str, depth: int = 5) -> Any:
     if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
         return [any_typed(random, match[1], depth - 1) for _ in range(random.randrange(3))]
     if match := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
-        chosen = random.choices((*_LABELS, "cpu", "memory", "nvidia.com/gpu",
+        picks = random.choices((*_LABELS, "cpu", "memory", "nvidia.com/gpu",
                                  f"{names.GROUP}/gpu"), k=random.randrange(4))  # fmt: skip
-        return {name: any_typed(random, match[1], depth - 1) for name in chosen}
+        return {name: any_typed(random, match[1], depth - 1) for name in picks}
     if kind == "int":
         return random.choice((0, 1, -1, 137, 10250, 2**31 - 1))
     if kind == "bool":
@@ -183,7 +183,7 @@ def _fields(kind: str) -> dict[str, tuple[str, bool]] | None:
     model = getattr(models, kind, None)
     if model is None:
         return None
-    required = {name for name, one in model.model_fields.items() if one.is_required()}
+    required = {name for name, info in model.model_fields.items() if info.is_required()}
     return {
         model.attribute_map[name]: (of, name in required)
         for name, of in model.openapi_types.items()
@@ -192,5 +192,5 @@ def _fields(kind: str) -> dict[str, tuple[str, bool]] | None:
 
 def _copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _copy(one) for name, one in value.items()}
+        return {name: _copy(part) for name, part in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value

@@ -349,8 +349,8 @@ class Kubelets:
 
     def _current(self, pod: Object) -> Object | None:
         metadata = pod["metadata"]
-        found = self.store.find("pods", metadata["name"], metadata["namespace"])
-        return found if found and found["metadata"]["uid"] == metadata["uid"] else None
+        current = self.store.find("pods", metadata["name"], metadata["namespace"])
+        return current if current and current["metadata"]["uid"] == metadata["uid"] else None
 
     def _timestamp(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.store.clock()))

@@ -33,7 +33,7 @@ class ApiNodes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: set[str] = set()
         self._finishing: set[tuple[str, str | None, str | None]] = set()
-        self.pods = Cache(api, PODS, lambda one: one, self._changed)
+        self.pods = Cache(api, PODS, lambda value: value, self._changed)
 
     @property
     def store(self) -> ApiNodes:

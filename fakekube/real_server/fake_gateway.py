@@ -88,16 +88,16 @@ class FakeGateway:
 
     def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
         """Accept the pods of an attempt."""
-        known = self.gangs.get(start.job)
-        if known is not None and known.start.attempt == start.attempt:
+        current = self.gangs.get(start.job)
+        if current is not None and current.start.attempt == start.attempt:
             return
         gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
         for event in self._reports.get((start.job, start.attempt), ()):
             self._enqueue(event)
         for pod in pods:
-            found = self._kubelets.store.find("pods", pod.name, pod.namespace)
-            if found is not None and found["metadata"]["uid"] == pod.uid:
-                self._locate(gang, pod.uid, found["status"].get("podIP", ""))
+            pod_object = self._kubelets.store.find("pods", pod.name, pod.namespace)
+            if pod_object is not None and pod_object["metadata"]["uid"] == pod.uid:
+                self._locate(gang, pod.uid, pod_object["status"].get("podIP", ""))
 
     def locate(self, uid: str, ip: str) -> None:
         """Record a pod's address."""
@@ -120,13 +120,13 @@ class FakeGateway:
             return
         saved = gang.start.restore_from.step if gang.start.restore_from else 0
         job, attempt, step = signal.job, signal.attempt, saved + 1
-        left: list[Event] = [
+        default: list[Event] = [
             SuspendReceived(job, attempt),
             CheckpointReported(job, attempt, step, f"step-{step}"),
             Released(job, attempt),
         ]
         # A gang that has saved and released saves no further step if the next leader asks again.
-        for event in self._reports.setdefault((job, attempt), left):
+        for event in self._reports.setdefault((job, attempt), default):
             self._enqueue(event)
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
@@ -154,8 +154,8 @@ class FakeGateway:
         return status
 
     def _node(self, pod: PodIdentity) -> str:
-        found = self._kubelets.store.find("pods", pod.name, pod.namespace)
-        return str(found["spec"].get("nodeName", "")) if found else ""
+        current = self._kubelets.store.find("pods", pod.name, pod.namespace)
+        return str(current["spec"].get("nodeName", "")) if current else ""
 
     def forget(self, job: str, attempt: int) -> None:
         """The attempt is over."""

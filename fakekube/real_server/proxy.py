@@ -94,9 +94,9 @@ class Proxy:
             refused = await _committed(fault, request)
             if refused is not None:
                 return refused
-        lost = fault is not None and fault.do == "lose"
+        cut = fault is not None and fault.do == "lose"
         try:
-            return await self._reaped(request, call, cut=lost or death is not None)
+            return await self._reaped(request, call, cut=cut or death is not None)
         finally:
             if death is not None:
                 death.then()
@@ -120,7 +120,7 @@ class Proxy:
         return True
 
     async def _watched(self, answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        faults, sent = self.faults.watches, 0
+        faults, count = self.faults.watches, 0
         async for line in iter_lines(answer.content):
             if faults.delay_seconds:
                 await asyncio.sleep(faults.delay_seconds)
@@ -129,8 +129,8 @@ class Proxy:
             if faults.double:
                 yield line + b"\n"
                 faults.doubled += 1
-            sent += 1
-            if sent == faults.cut_after:
+            count += 1
+            if count == faults.cut_after:
                 faults.cut += 1
                 return
 
@@ -138,11 +138,11 @@ class Proxy:
         self, request: web.Request, call: Call, *, cut: bool, key: Key | None = None
     ) -> web.StreamResponse:
         assert self._session is not None, "not entered"
-        kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        forwarded = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         async with self._session.request(
             request.method,
             f"{self._access.host}{request.raw_path}",
-            headers=kept | await self._access.headers(),
+            headers=forwarded | await self._access.headers(),
             data=await request.read(),
         ) as answer:
             watches = answer.ok and call.verb == "watch"

@@ -136,23 +136,23 @@ def escaped(value: Any, schema: dict[str, Any]) -> Any:
         return value
     return {
         (f"__{name}__" if name in _RESERVED and name in properties else name): escaped(
-            one, properties.get(name) or {}
+            property_schema, properties.get(name) or {}
         )
-        for name, one in value.items()
+        for name, property_schema in value.items()
     }
 
 
 def _escapes(schema: dict[str, Any]) -> bool:
     """Whether a property in it has a reserved name."""
-    known = _escaping.get(id(schema))
-    if known is None or known[0] is not schema:
+    cached = _escaping.get(id(schema))
+    if cached is None or cached[0] is not schema:
         properties = schema.get("properties") or {}
         items = schema.get("items")
-        found = not _RESERVED.isdisjoint(properties) or any(
+        required = not _RESERVED.isdisjoint(properties) or any(
             _escapes(value) for value in (*properties.values(), *([items] if items else []))
         )
-        known = _escaping[id(schema)] = (schema, found)
-    return known[1]
+        cached = _escaping[id(schema)] = (schema, required)
+    return cached[1]
 
 
 _escaping: dict[int, tuple[dict[str, Any], bool]] = {}

@@ -47,7 +47,7 @@ class _Rule:
             bool(re.search(r"\boldSelf\b", entry["rule"])),
         )
 
-    def error(self, values: Values, path: str, shown: str) -> str:
+    def error(self, values: Values, path: str, value_text: str) -> str:
         """The API server's message for a value that violates the rule; empty: it holds."""
         try:
             if self.expression(values) is True:
@@ -59,7 +59,7 @@ class _Rule:
         except Failure as failure:
             message = f"rule evaluation error: {failure}: {self.message}"
         place = f"{path}{self.field_path}" if path else self.field_path.removeprefix(".")
-        return f"{place or '<nil>'}: Invalid value: {shown}: {message}"
+        return f"{place or '<nil>'}: Invalid value: {value_text}: {message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +93,16 @@ class _Node:
         yield from self._own(value, old, path)
         if isinstance(value, dict):
             before = old if isinstance(old, dict) else {}
-            for name, one in value.items():
+            for name, item in value.items():
                 node = self.properties.get(name) or self.extra
                 if node is not None:
                     place = f"{path}.{name}" if path else name
-                    yield from node.errors(one, before.get(name), place)
+                    yield from node.errors(item, before.get(name), place)
         elif isinstance(value, list) and self.items is not None:
-            for index, one in enumerate(value):
-                before = correlated(one, old, self.schema)
-                known = before if isinstance(before, dict) else None
-                yield from self.items.errors(one, known, f"{path}[{index}]")
+            for index, item in enumerate(value):
+                before = correlated(item, old, self.schema)
+                old_items = before if isinstance(before, dict) else None
+                yield from self.items.errors(item, old_items, f"{path}[{index}]")
 
     def _own(self, value: Any, old: Any, path: str) -> Iterator[str]:
         unchanged = old is not None and value == old
@@ -114,9 +114,9 @@ class _Node:
             return
         before = None if old is None else escaped(old, self.schema)
         values = Values({"self": escaped(value, self.schema), "oldSelf": before})
-        shown = '"object"' if isinstance(value, dict) else json.dumps(value)
+        value_text = '"object"' if isinstance(value, dict) else json.dumps(value)
         for rule in rules:
-            if error := rule.error(values, path, shown):
+            if error := rule.error(values, path, value_text):
                 yield error
 
 
@@ -124,10 +124,10 @@ class Definition:
     """One CRD, compiled."""
 
     def __init__(self, kind: crd.Kind) -> None:
-        found = crd.crd(kind)["spec"]
-        self.plural: str = found["names"]["plural"]
-        self._name = f"{kind.kind}.{found['group']}"
-        self._schema: dict[str, Any] = found["versions"][0]["schema"]["openAPIV3Schema"]
+        spec = crd.crd(kind)["spec"]
+        self.plural: str = spec["names"]["plural"]
+        self._name = f"{kind.kind}.{spec['group']}"
+        self._schema: dict[str, Any] = spec["versions"][0]["schema"]["openAPIV3Schema"]
         self._rules = _Node.of(self._schema)
 
     def prune(self, value: dict[str, Any], *, strict: bool = False) -> None:
@@ -144,8 +144,8 @@ class Definition:
     def check(self, value: dict[str, Any], old: dict[str, Any] | None) -> None:
         """Refuse an object that violates its schema or a rule."""
         name = value["metadata"]["name"]
-        known = () if old is None else (_body(old),)
-        errors = list(schema_errors(_body(value), self._schema, "", *known))
+        old_body = () if old is None else (_body(old),)
+        errors = list(schema_errors(_body(value), self._schema, "", *old_body))
         if errors:
             errors.append(_NOT_CHECKED)
         elif self._rules is not None:
@@ -158,13 +158,13 @@ class Definition:
 
 def _body(value: dict[str, Any]) -> dict[str, Any]:
     """The object without metadata, which is validated separately."""
-    return {name: one for name, one in value.items() if name != "metadata"}
+    return {name: item for name, item in value.items() if name != "metadata"}
 
 
 def _seen(value: dict[str, Any]) -> dict[str, Any]:
     """The object as rules see it: only the name in its metadata."""
     metadata = {
-        name: one for name, one in value["metadata"].items() if name in ("name", "generateName")
+        name: item for name, item in value["metadata"].items() if name in ("name", "generateName")
     }
     return {**value, "metadata": metadata}
 

@@ -33,17 +33,17 @@ def type_error(metadata: Any) -> str:
         if metadata.get(name) is not None and not isinstance(metadata[name], kind):
             return f"metadata.{name}: cannot unmarshal into {kind.__name__}"
     for name in ("labels", "annotations"):
-        for key, one in (metadata.get(name) or {}).items():
-            if not isinstance(one, str):
+        for key, item in (metadata.get(name) or {}).items():
+            if not isinstance(item, str):
                 return f"metadata.{name}[{key}]: cannot unmarshal into str"
     if not all(isinstance(finalizer, str) for finalizer in metadata.get("finalizers") or ()):
         return "metadata.finalizers: cannot unmarshal into str"
     for owner in metadata.get("ownerReferences") or ():
         if not isinstance(owner, dict):
             return "metadata.ownerReferences: cannot unmarshal into OwnerReference"
-        for name, wanted in _OWNER_TYPES.items():
-            if owner.get(name) is not None and not isinstance(owner[name], wanted):
-                return f"metadata.ownerReferences.{name}: cannot unmarshal into {wanted.__name__}"
+        for name, expected in _OWNER_TYPES.items():
+            if owner.get(name) is not None and not isinstance(owner[name], expected):
+                return f"metadata.ownerReferences.{name}: cannot unmarshal into {expected.__name__}"
     return ""
 
 
@@ -63,7 +63,7 @@ def metadata_errors(metadata: dict[str, Any], *, names_label: bool = False) -> I
     for key in annotations:
         if not _qualified(key.lower()):
             yield f"metadata.annotations: Invalid value: {json.dumps(key)}: name part must"
-    size = sum(len(key.encode()) + len(one.encode()) for key, one in annotations.items())
+    size = sum(len(key.encode()) + len(item.encode()) for key, item in annotations.items())
     if size > _ANNOTATIONS_BYTES_MAX:
         yield f"metadata.annotations: Too long: may not be more than {_ANNOTATIONS_BYTES_MAX} bytes"
     for finalizer in metadata.get("finalizers") or ():

@@ -36,33 +36,33 @@ def decode_pod(value: Any, *, strict: bool) -> None:
 def unknown_fields(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
     """Paths of unknown fields, such as `spec.containers[0].comand`."""
     if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
-        for index, one in enumerate(value if isinstance(value, list) else ()):
-            yield from unknown_fields(one, match[1], f"{place}[{index}]")
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            yield from unknown_fields(item, match[1], f"{place}[{index}]")
         return
     fields = _fields(kind)
     if fields is None or not isinstance(value, dict):
         return
-    for name, one in value.items():
+    for name, item in value.items():
         path = f"{place}.{name}" if place else name
         if name not in fields:
             yield path
         else:
-            yield from unknown_fields(one, fields[name], path)
+            yield from unknown_fields(item, fields[name], path)
 
 
 def type_errors(value: Any, kind: str = "V1Pod", place: str = "") -> Iterator[str]:
     """Values whose type differs from their field's, with their paths. Nulls are ignored."""
     if value is None:
         return
-    wanted = _python_type(kind)
-    if wanted is None:
+    expected = _python_type(kind)
+    if expected is None:
         return
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int):
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
         yield f"json: cannot unmarshal into Go struct field {place} of type {kind}"
         return
-    for path, one, part in _parts(value, kind, place):
+    for path, item, part in _parts(value, kind, place):
         yield from (
-            _quantity_errors(one, path) if part == "quantity" else type_errors(one, part, path)
+            _quantity_errors(item, path) if part == "quantity" else type_errors(item, part, path)
         )
 
 
@@ -77,16 +77,16 @@ def _python_type(kind: str) -> type | None:
 def _parts(value: Any, kind: str, place: str) -> Iterator[tuple[str, Any, str]]:
     """The members of a value: path, value, kind."""
     if match := re.fullmatch(r"[lL]ist\[(.+)\]", kind):
-        for index, one in enumerate(value):
-            yield f"{place}[{index}]", one, match[1]
+        for index, item in enumerate(value):
+            yield f"{place}[{index}]", item, match[1]
     elif match := re.fullmatch(r"[dD]ict[\[(]str, (.+)[\])]", kind):
         quantities = place.rpartition(".")[2] in _QUANTITIES
-        for name, one in value.items():
-            yield f"{place}.{name}", one, "quantity" if quantities else match[1]
+        for name, item in value.items():
+            yield f"{place}.{name}", item, "quantity" if quantities else match[1]
     elif fields := _fields(kind):
-        for name, one in value.items():
+        for name, item in value.items():
             if name in fields:
-                yield f"{place}.{name}" if place else name, one, fields[name]
+                yield f"{place}.{name}" if place else name, item, fields[name]
 
 
 def _quantity_errors(value: Any, place: str) -> Iterator[str]:

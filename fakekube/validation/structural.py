@@ -29,7 +29,7 @@ _PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
 def as_decoded(value: Any) -> Any:
     """The value after Go's JSON decoder and encoder: 1.0 is 1, a lone surrogate is U+FFFD."""
     if isinstance(value, dict):
-        return {_as_text(name): as_decoded(one) for name, one in value.items()}
+        return {_as_text(name): as_decoded(part) for name, part in value.items()}
     if isinstance(value, list):
         return [as_decoded(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53:
@@ -44,8 +44,8 @@ def _as_text(text: str) -> str:
 def prune(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
     """Remove fields that the schema does not name, in place; yields the path of each."""
     if isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from prune(one, schema.get("items") or {}, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from prune(item, schema.get("items") or {}, f"{path}[{index}]")
         return
     if not isinstance(value, dict):
         return
@@ -91,10 +91,11 @@ def schema_errors(value: Any, schema: Schema, path: str = "", old: Any = _MISSIN
         return
     if value is None and (schema.get("nullable") or "type" not in schema):
         return
-    wanted = schema.get("type")
-    if wanted and not is_type(value, wanted):
+    expected = schema.get("type")
+    if expected and not is_type(value, expected):
         kind = _kind_of(value)
-        yield f'{path}: Invalid value: "{kind}": {path} in body must be of type {wanted}: "{kind}"'
+        reason = f'in body must be of type {expected}: "{kind}"'
+        yield f'{path}: Invalid value: "{kind}": {path} {reason}'
         return
     if "enum" in schema and value not in schema["enum"]:
         listed = ", ".join(json.dumps(item) for item in schema["enum"])
@@ -118,11 +119,11 @@ def _text_errors(value: str, schema: Schema, path: str) -> Iterator[str]:
         yield f"{path}: Invalid value: {json.dumps(value)}: {path} in body {why}"
     pattern = schema.get("pattern")
     if pattern and not _compiled(pattern).search(value):
-        shown = json.dumps(value)
-        yield f"{path}: Invalid value: {shown}: {path} in body should match '{pattern}'"
+        text = json.dumps(value)
+        yield f"{path}: Invalid value: {text}: {path} in body should match '{pattern}'"
     if schema.get("format") == "date-time" and not _is_date_time(value):
-        shown = json.dumps(value)
-        yield f"{path}: Invalid value: {shown}: {path} in body must be of type date-time: {shown}"
+        text = json.dumps(value)
+        yield f"{path}: Invalid value: {text}: {path} in body must be of type date-time: {text}"
 
 
 def _number_errors(value: float, schema: Schema, path: str) -> Iterator[str]:
@@ -143,16 +144,16 @@ def _list_errors(value: list[Any], schema: Schema, path: str, old: Any) -> Itera
             f"{path}: Invalid value: {len(value)}: {path} in body should have at least {least} "
             "items"
         )
-    seen: list[Any] = []
-    for index, one in enumerate(value):
+    keys: list[Any] = []
+    for index, item in enumerate(value):
         place = f"{path}[{index}]"
         yield from schema_errors(
-            one, schema.get("items") or {}, place, correlated(one, old, schema)
+            item, schema.get("items") or {}, place, correlated(item, old, schema)
         )
-        key = _key_of(one, schema)
-        if key is not None and key in seen:
+        key = _key_of(item, schema)
+        if key is not None and key in keys:
             yield f"{place}: Duplicate value: {json.dumps(key)}"
-        seen.append(key)
+        keys.append(key)
 
 
 def _key_of(item: Any, schema: Schema) -> Any:
@@ -183,22 +184,22 @@ def _object_errors(value: dict[str, Any], schema: Schema, path: str, old: Any) -
             yield f"{dot}{name}: Required value"
     properties = schema.get("properties") or {}
     extra = schema.get("additionalProperties")
-    for name, one in value.items():
+    for name, item in value.items():
         part = properties.get(name) or (extra if isinstance(extra, dict) else None)
         if part is not None:
-            yield from schema_errors(one, part, f"{dot}{name}", before.get(name, _MISSING))
+            yield from schema_errors(item, part, f"{dot}{name}", before.get(name, _MISSING))
 
 
-def is_type(value: Any, wanted: str) -> bool:
+def is_type(value: Any, expected: str) -> bool:
     """Whether a JSON value is of a schema's type."""
-    if isinstance(value, bool) or wanted == "boolean":
-        return isinstance(value, bool) and wanted == "boolean"
-    if wanted == "integer":
+    if isinstance(value, bool) or expected == "boolean":
+        return isinstance(value, bool) and expected == "boolean"
+    if expected == "integer":
         if isinstance(value, float):
             return value.is_integer() and abs(value) <= 2**53
         return isinstance(value, int) and -_INT64_MAX - 1 <= value <= _INT64_MAX
     kinds = {"string": str, "number": int | float, "array": list, "object": dict}
-    return isinstance(value, kinds[wanted])
+    return isinstance(value, kinds[expected])
 
 
 def _kind_of(value: Any) -> str:

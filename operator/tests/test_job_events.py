@@ -80,27 +80,29 @@ def test_whether_a_start_has_the_same_zone_split_is_reported_and_shown(same, wor
 
 
 def test_a_suspension_is_reported_step_by_step_without_its_exits():
-    asked = Suspension(reason="Preempted", by="default/high", since=1.0, deadline=61.0, limit=99.0)
+    suspension = Suspension(
+        reason="Preempted", by="default/high", since=1.0, deadline=61.0, limit=99.0
+    )
     suspending = RUNNING.replace(
-        phase=Phase.SUSPENDING, suspension=asked, suspend_code=SuspendCode.SENT
+        phase=Phase.SUSPENDING, suspension=suspension, suspend_code=SuspendCode.SENT
     )
     assert reasons(RUNNING, suspending) == ["SuspendSignalled"]
     received = suspending.replace(suspend_code=SuspendCode.RECEIVED)
     assert reasons(suspending, received) == ["SuspendReceived"]
-    more = received.replace(suspension=asked.replace(deadline=80.0))
+    more = received.replace(suspension=suspension.replace(deadline=80.0))
     assert reasons(received, more) == ["GraceExtended"]
     saved = more.replace(
         suspend_code=SuspendCode.MAY_SUSPEND, checkpoint=Checkpoint(step=7, time=2.0, path="/p")
     )
     assert reasons(more, saved) == ["CheckpointDurable", "Released"]
     killed = Exit(node="a0", outcome="Killed", signal=9, reason="", time=3.0)
-    gone = saved.replace(exits=(killed,))
-    assert reasons(saved, gone) == []
+    exited = saved.replace(exits=(killed,))
+    assert reasons(saved, exited) == []
     eviction = Eviction(reason="Preempted", by="default/high", time=4.0, attempt=1, lost_steps=0)
-    left = gone.replace(
+    released = exited.replace(
         phase=Phase.QUEUED, suspension=None, assignment=None, occupied=(), eviction=eviction
     )
-    free, preempted = job_events(gone, left)
+    free, preempted = job_events(exited, released)
     assert (free.reason, preempted.reason) == ("NodesFree", "Preempted")
     assert free.fields == {"nodes": 2}
     assert preempted.fields["lostSteps"] == 0

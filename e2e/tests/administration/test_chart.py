@@ -42,20 +42,20 @@ print("done", flush=True)
 
 
 def pods(cluster: Cluster, selector: str, namespace: str = chart.NAMESPACE) -> list[Any]:
-    found = json.loads(
+    pod_list = json.loads(
         cluster.kubectl(
             "get", "pods", f"--namespace={namespace}", f"--selector={selector}", "--output=json"
         )
     )
-    items: list[Any] = found["items"]
+    items: list[Any] = pod_list["items"]
     return items
 
 
 def test_every_component_is_ready(release: chart.Release) -> None:
-    found = pods(release.cluster, "app.kubernetes.io/name=fire-flyer")
-    components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in found}
+    release_pods = pods(release.cluster, "app.kubernetes.io/name=fire-flyer")
+    components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in release_pods}
     assert components >= {"operator", "node-agent", "threefs-mgmtd", "threefs-storage", "csi-node"}
-    for pod in found:
+    for pod in release_pods:
         ready = {each["type"]: each["status"] for each in pod["status"]["conditions"]}["Ready"]
         restarts = sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
         assert (ready, restarts) == ("True", 0), pod["metadata"]["name"]
@@ -139,8 +139,8 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     )
 
     def status() -> dict[str, Any]:
-        found: dict[str, Any] = cluster.get("flyerjob", "steady", namespace=namespace)
-        return dict(found.get("status") or {})
+        steady_job: dict[str, Any] = cluster.get("flyerjob", "steady", namespace=namespace)
+        return dict(steady_job.get("status") or {})
 
     def step() -> int:
         return int((status().get("progress") or {}).get("step") or 0)
@@ -164,21 +164,22 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
 
     after = pods(cluster, "app.kubernetes.io/component=operator")
     assert not operators & {pod["metadata"]["uid"] for pod in after}
-    seen = step()
+    step_before = step()
     wait_for(
-        "progress after the upgrade", lambda: step() > seen or status()["phase"] == "Succeeded"
+        "progress after the upgrade",
+        lambda: step() > step_before or status()["phase"] == "Succeeded",
     )
     wait_for("the job's end", lambda: status().get("phase") == "Succeeded", JOB_SECONDS)
     assert {pod["metadata"]["uid"] for pod in pods(cluster, selector, namespace)} == before
     assert status()["history"]["attempt"] == 1
     assert status()["history"].get("restarts", 0) == 0
-    assert step() > seen  # what a rank said last may come after its pod's end
+    assert step() > step_before  # what a rank said last may come after its pod's end
     # Meta, storage and the CSI driver were replaced while the pod kept writing.
-    written = len(lines())
-    wait_for("more lines", lambda: len(lines()) > written, JOB_SECONDS)
+    count_before = len(lines())
+    wait_for("more lines", lambda: len(lines()) > count_before, JOB_SECONDS)
     sh(cluster, namespace, "writer", ENDS)
-    found = lines()
-    assert found == [str(number) for number in range(len(found))]
+    written_lines = lines()
+    assert written_lines == [str(number) for number in range(len(written_lines))]
     writer = cluster.get("pod", "writer", namespace)
     assert writer["status"]["containerStatuses"][0]["restartCount"] == 0
 

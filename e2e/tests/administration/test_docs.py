@@ -69,14 +69,14 @@ class Reader:
 
     def types(self, block: Block, names: dict[str, str]) -> None:
         """Runs a block; raises AssertionError with its output if a command fails."""
-        text = OWN.sub(lambda found: names[found[1]], block.text)
+        text = OWN.sub(lambda match: names[match[1]], block.text)
         # Commands that watch are ended after a moment.
         text = re.sub(r"^(.* -w)$", r"timeout 5 \1 || test $? = 124", text, flags=re.MULTILINE)
         self.runs(text, block.where)
 
     def runs(self, text: str, where: str) -> str:
         """The output of these commands; an AssertionError has it if one fails."""
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", text],
             cwd=self.folder,
             env=self._environment,
@@ -87,8 +87,8 @@ class Reader:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == 0, f"{where}\n{text}\n{done.stdout}"
-        return done.stdout
+        assert result.returncode == 0, f"{where}\n{text}\n{result.stdout}"
+        return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +97,11 @@ def reader(
 ) -> Iterator[tuple[Reader, dict[str, str]]]:
     """A reader with the tutorial's files, a running job and a claim."""
     cluster = release.cluster
-    found = Reader(cluster, tmp_path_factory.mktemp("reader"))
+    new_reader = Reader(cluster, tmp_path_factory.mktemp("reader"))
     texts = {block.how: block for block in blocks("file", "manifest") if block.page == TUTORIAL}
-    (found.folder / "count.py").write_text(texts["file"].text)
+    (new_reader.folder / "count.py").write_text(texts["file"].text)
     manifest = re.sub(r"image: \S+", f"image: {TRAIN_IMAGE}", texts["manifest"].text)
-    (found.folder / "count.yaml").write_text(manifest)
+    (new_reader.folder / "count.yaml").write_text(manifest)
     dataset = next(
         block
         for block in blocks("manifest")
@@ -113,7 +113,7 @@ def reader(
     wait_phase(cluster, "own", NAMESPACE, "Running")
     (pod,) = pods_of(cluster, "own", NAMESPACE)
     names = {"JOB": "own", "NODE": pod["spec"]["nodeName"], "NAMESPACE": NAMESPACE}
-    yield found, {**names, "CLAIM": "dataset"}
+    yield new_reader, {**names, "CLAIM": "dataset"}
     for kind in ("flyerjobs", "pvc"):
         cluster.kubectl("delete", kind, "--all", f"--namespace={NAMESPACE}", "--wait=false")
     cluster.kubectl("delete", "namespace", TEAM, "--wait=false")
@@ -146,11 +146,11 @@ def test_a_session_prints_what_the_page_shows(reader: tuple[Reader, dict[str, st
     person.provides_the_examples()
     for block in blocks("session"):
         for step in block.text.split("\n$ ", maxsplit=-1):
-            command, _, shown = step.removeprefix("$ ").partition("\n")
+            command, _, expected = step.removeprefix("$ ").partition("\n")
             if command.startswith("helm "):  # the release of the fixture
                 continue
             printed = person.runs(command, block.where)
-            assert fixed_words(printed) == fixed_words(shown), f"{block.where}\n{printed}"
+            assert fixed_words(printed) == fixed_words(expected), f"{block.where}\n{printed}"
 
 
 def fixed_words(text: str) -> list[list[str]]:

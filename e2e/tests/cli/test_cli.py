@@ -35,24 +35,24 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
 ) -> None:
     flyer = Flyer(release.cluster, namespace)
 
-    def shown(name: str) -> dict[str, Any]:
+    def view(name: str) -> dict[str, Any]:
         found: dict[str, Any] = flyer("show", name)["job"]
         return found
 
-    def until(what: str, name: str, state: str) -> dict[str, Any]:
+    def until(description: str, name: str, state: str) -> dict[str, Any]:
         def probe() -> dict[str, Any] | None:
-            found = shown(name)
-            return found if found["state"] == state else None
+            job_view = view(name)
+            return job_view if job_view["state"] == state else None
 
-        return wait_for(what, probe, END_SECONDS)
+        return wait_for(description, probe, END_SECONDS)
 
     # run, ps, show, top, nodes, queues
-    (made,) = flyer("run", manifest(tmp_path, "wide", 4, ENDLESS, queue="research"), "--detach")
-    assert (made["name"], made["namespace"], made["nodes"]) == ("wide", namespace, 4)
+    (run_view,) = flyer("run", manifest(tmp_path, "wide", 4, ENDLESS, queue="research"), "--detach")
+    assert (run_view["name"], run_view["namespace"], run_view["nodes"]) == ("wide", namespace, 4)
     running = until("the job to run", "wide", "Running")
     assert running["zones"] == ["A", "B"]
     assert len(running["crossZonePair"]) == 2
-    wait_for("progress", lambda: (shown("wide")["progress"] or {}).get("step", 0) > 10, END_SECONDS)
+    wait_for("progress", lambda: (view("wide")["progress"] or {}).get("step", 0) > 10, END_SECONDS)
     assert [(item["name"], item["state"]) for item in flyer("ps")] == [("wide", "Running")]
     (row,) = flyer("top")
     assert (row["job"], row["state"]) == (f"{namespace}/wide", "Running"), row
@@ -77,14 +77,14 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     assert [attempt["lostSteps"] for attempt in again["attempts"][:1]] == [0]
 
     # suspend, resume
-    left = flyer("suspend", "wide", "--reason", "a demo")
-    assert left["state"] == "Suspended", left
-    saved = left["checkpoint"]["step"]
+    suspended_view = flyer("suspend", "wide", "--reason", "a demo")
+    assert suspended_view["state"] == "Suspended", suspended_view
+    saved = suspended_view["checkpoint"]["step"]
     assert flyer.run("suspend", "wide", status=2).stderr, "it is suspended already"
     flyer("resume", "wide")
     resumed = until("it to be resumed", "wide", "Running")
     assert (resumed["attempt"], resumed["restarts"]) == (3, 0)
-    wait_for("progress", lambda: shown("wide")["progress"]["step"] > saved, END_SECONDS)
+    wait_for("progress", lambda: view("wide")["progress"]["step"] > saved, END_SECONDS)
 
     # stop, logs of all attempts
     flyer("stop", "wide", "--reason", "enough")
@@ -107,8 +107,8 @@ def test_a_job_that_is_followed_ends_with_its_own_status(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     flyer = Flyer(release.cluster, namespace)
-    done = flyer.run("run", manifest(tmp_path, "short", 2, 5), "--logs", "all")
-    assert "[1] rank 1 counted to 5" in done.stdout, (done.stdout, done.stderr)
+    result = flyer.run("run", manifest(tmp_path, "short", 2, 5), "--logs", "all")
+    assert "[1] rank 1 counted to 5" in result.stdout, (result.stdout, result.stderr)
     broken = tmp_path / "broken.yaml"
     broken.write_text(json.dumps(job("broken", 1, "raise SystemExit(3)")))
     flyer.run("run", str(broken), status=3)

@@ -75,10 +75,10 @@ def test_every_answer_has_every_form(release: chart.Release, namespace: str) -> 
         "runs": "Running",
         "waits": "Queued",
     }
-    shown = parsed["show"]
-    assert shown["job"]["name"] == shown["object"]["metadata"]["name"] == "runs"
-    assert shown["object"]["status"]["phase"] == "Running"
-    assert "Started" in [event["reason"] for event in shown["events"]]
+    detail = parsed["show"]
+    assert detail["job"]["name"] == detail["object"]["metadata"]["name"] == "runs"
+    assert detail["object"]["status"]["phase"] == "Running"
+    assert "Started" in [event["reason"] for event in detail["events"]]
     why = parsed["why"]
     assert (why["job"], why["verdict"]) == (f"{namespace}/waits", "cannot")
     assert any(reason["job"] == f"{namespace}/runs" for reason in why["reasons"]), why
@@ -95,7 +95,7 @@ def test_every_answer_has_every_form(release: chart.Release, namespace: str) -> 
 def shape(value: Any) -> Any:
     """The names in an answer: figures change between two looks."""
     if isinstance(value, dict):
-        return {name: shape(one) for name, one in value.items()}
+        return {name: shape(item) for name, item in value.items()}
     return [shape(element) for element in value[:1]] if isinstance(value, list) else None
 
 
@@ -112,7 +112,7 @@ def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
     ):
         status, output = status_of(all_of_them)
         assert status == 0, output
-        found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         status, output = status_of(one_rank)
         assert status == 0, output
     assert flyer("show", "chatter")["job"]["state"] == "Succeeded"
@@ -120,7 +120,7 @@ def test_logs_are_followed_over_all_attempts_and_ranks_to_the_jobs_end(
         own = [f"attempt {attempt} line {line}" for line in range(LINES)]
         for rank in range(RANKS):
             texts = [
-                line["text"] for line in found if (line["attempt"], line["rank"]) == (attempt, rank)
+                line["text"] for line in lines if (line["attempt"], line["rank"]) == (attempt, rank)
             ]
             assert [text for text in texts if text.startswith("attempt")] == own, (attempt, rank)
         assert [

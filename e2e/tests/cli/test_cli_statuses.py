@@ -78,7 +78,7 @@ def test_a_followed_job_determines_the_status(
         name: manifest(tmp_path, job(name, 1, SCRIPT, ENDLESS, nodeClass="a100")) for name in names
     }
     with (
-        flyer.running("run", paths["left"]) as left,
+        flyer.running("run", paths["left"]) as interrupted,
         flyer.running("run", paths["paused"]) as paused,
         flyer.running("run", paths["ended"]) as ended,
     ):
@@ -88,18 +88,22 @@ def test_a_followed_job_determines_the_status(
         assert flyer("why", "huge", status=NEVER)["verdict"] == "never"
 
         def are_made() -> bool:
-            found = cluster.get("flyerjobs", namespace=namespace)
-            return {item["metadata"]["name"] for item in found} >= set(names)
+            jobs = cluster.get("flyerjobs", namespace=namespace)
+            return {item["metadata"]["name"] for item in jobs} >= set(names)
 
         wait_for("the jobs to be made", are_made, END_SECONDS)
         for name in names:
             wait_step(cluster, name, namespace, 1)
-        left.send_signal(signal.SIGINT)
+        interrupted.send_signal(signal.SIGINT)
         flyer.run("suspend", "paused")
         flyer.run("stop", "ended", "--reason=enough")
-        for process, expected in ((left, INTERRUPTED), (paused, SUSPENDED), (ended, STOPPED)):
-            found, stderr = status_of(process)
-            assert found == expected, (expected, stderr)
+        for process, expected in (
+            (interrupted, INTERRUPTED),
+            (paused, SUSPENDED),
+            (ended, STOPPED),
+        ):
+            exit_status, stderr = status_of(process)
+            assert exit_status == expected, (expected, stderr)
     assert status(cluster, "left", namespace)["phase"] == "Running", "it was only left"
 
 

@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 900
 
 
 def bash(text: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -33,8 +33,8 @@ def bash(text: str) -> str:
         timeout=DEADLINE_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{text}\n{done.stdout}"
-    return done.stdout
+    assert result.returncode == 0, f"{text}\n{result.stdout}"
+    return result.stdout
 
 
 def commands(text: str) -> list[str]:

@@ -34,9 +34,9 @@ async def test_asyncio_client_sees_the_namespace(control_plane: Cluster, namespa
     from kubernetes.aio.client import CoreV1Api
 
     async with await control_plane.client() as api:
-        found = await CoreV1Api(api).read_namespace(namespace)
-    assert found.metadata
-    assert found.metadata.name == namespace
+        response = await CoreV1Api(api).read_namespace(namespace)
+    assert response.metadata
+    assert response.metadata.name == namespace
 
 
 def test_tokens_carry_their_audience(control_plane: Cluster, namespace: str) -> None:

@@ -49,9 +49,9 @@ def test_leftovers_of_a_network_are_detected(tmp_path: Path) -> None:
     assert network.traces(state) == []
     try:
         network.create(state)
-        found = network.traces(state)
-        assert any(f"ff{state.id}br: " in line for line in found)
-        assert any(f"10.{state.octet}." in line for line in found)  # the bridge's own route
+        lines = network.traces(state)
+        assert any(f"ff{state.id}br: " in line for line in lines)
+        assert any(f"10.{state.octet}." in line for line in lines)  # the bridge's own route
     finally:
         network.remove(state)
     assert network.traces(state) == []
@@ -61,8 +61,8 @@ def _machine() -> dict[str, list[str]]:
     """Resources that a cluster could leave on this machine."""
 
     def lines(*command: str) -> list[str]:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return [line for line in done.stdout.splitlines() if not line.startswith("#")]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [line for line in result.stdout.splitlines() if not line.startswith("#")]
 
     return {
         "links": lines("ip", "-brief", "link"),

@@ -35,9 +35,9 @@ def test_one_word_changes_the_backend(
     manifest = job("sum", 4, SUM, ranksPerNode=2, nodeClass="a100")
     mount_torch(manifest)
     cluster.apply(manifest, namespace=namespace)
-    done = wait_phase(cluster, "sum", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", (done, release.diagnosis())
-    assert done["zones"] == "A+B"
+    job_status = wait_phase(cluster, "sum", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", (job_status, release.diagnosis())
+    assert job_status["zones"] == "A+B"
     output = logs(cluster, "sum", namespace)
     # Each of the two trees crosses once.
     assert output.count("sum 36.0 crossings [1, 1]") == 8, output

@@ -60,20 +60,20 @@ def sums_by_daemon(name: str) -> dict[str, Any]:
         "group.close()\n"
         "print('sum', numbers[999], 'by', os.environ['HFREDUCE_DAEMON'])\n"
     )
-    made = pod(name, **{"fireflyer.dev/inject": "daemon"})
-    made["spec"]["containers"][0]["command"] = ["python3", "-c", script]
-    return made
+    pod_object = pod(name, **{"fireflyer.dev/inject": "daemon"})
+    pod_object["spec"]["containers"][0]["command"] = ["python3", "-c", script]
+    return pod_object
 
 
-def inits(made: dict[str, Any]) -> list[str]:
+def inits(created: dict[str, Any]) -> list[str]:
     """The init containers that the API server stored."""
-    return [container["name"] for container in made["spec"].get("initContainers", [])]
+    return [container["name"] for container in created["spec"].get("initContainers", [])]
 
 
 def configuration() -> dict[str, Any]:
     """What the chart registers, as JSON."""
     template = (helm.find(), "template", "fire-flyer", str(CHART), f"--namespace={NAMESPACE}")
-    done = subprocess.run(
+    result = subprocess.run(
         [
             *template,
             "--set=images.registry=registry.example,images.allowTags=true",
@@ -84,8 +84,8 @@ def configuration() -> dict[str, Any]:
         check=True,
         timeout=SECONDS,
     )
-    made: dict[str, Any] = yaml.safe_load(done.stdout)
-    return made
+    config: dict[str, Any] = yaml.safe_load(result.stdout)
+    return config
 
 
 @pytest.fixture
@@ -117,10 +117,12 @@ async def test_a_real_server_calls_it_and_continues_without_it(
         "caBundle": base64.b64encode(certificates.bundle.encode()).decode(),
     }
 
-    def create(one: dict[str, Any], where: str = namespace) -> dict[str, Any]:
+    def create(pod_object: dict[str, Any], where: str = namespace) -> dict[str, Any]:
         words = ("create", f"--namespace={where}", "-f", "-", "--output=json")
-        made: dict[str, Any] = json.loads(control_plane.kubectl(*words, stdin=json.dumps(one)))
-        return made
+        created: dict[str, Any] = json.loads(
+            control_plane.kubectl(*words, stdin=json.dumps(pod_object))
+        )
+        return created
 
     def kubectl_until_it_is_called() -> bool:
         dry = {**pod("probe", **LABEL)}
@@ -137,9 +139,9 @@ async def test_a_real_server_calls_it_and_continues_without_it(
         control_plane.apply(registered)
         # The API server reads registrations by a watch.
         wait_for("the webhook to be called", kubectl_until_it_is_called, SECONDS)
-        made = create(pod("labelled", **LABEL))
-        assert inits(made) == [TOOLS]
-        env = {variable["name"] for variable in made["spec"]["containers"][0]["env"]}
+        created = create(pod("labelled", **LABEL))
+        assert inits(created) == [TOOLS]
+        env = {variable["name"] for variable in created["spec"]["containers"][0]["env"]}
         assert {"PYTHONPATH", "HFREDUCE_ADDRESS", "FLYER_ZONE"} <= env
         assert inits(create(sums_by_daemon("with-daemon"))) == [TOOLS, "flyer-hfreduced"]
         assert not inits(create(pod("plain")))

@@ -54,7 +54,7 @@ def attempts(cluster: Cluster, name: str, namespace: str) -> tuple[int, int]:
 
 def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace: str) -> None:
     cluster.apply(counter("steady", 2), namespace=namespace)
-    seen = wait_step(cluster, "steady", namespace, 10)
+    step_before = wait_step(cluster, "steady", namespace, 10)
     before = uids(cluster, "steady", namespace)
     server = cluster.process(API_SERVER)
     server.kill()
@@ -62,20 +62,20 @@ def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace:
     time.sleep(AWAY_SECONDS)
     server.start()
     wait_ready(cluster.state)
-    wait_step(cluster, "steady", namespace, seen + 40)
+    wait_step(cluster, "steady", namespace, step_before + 40)
     assert uids(cluster, "steady", namespace) == before
     assert attempts(cluster, "steady", namespace) == (1, 0)
     # And it is still obeyed, once the server's policies know the kind again: 503 until then.
     words = ("patch", "flyerjob", "steady", f"--namespace={namespace}", "--type=merge")
     patch = '--patch={"spec": {"suspend": true}}'
     wait_for("the server takes wishes", partial(cluster.kubectl, *words, patch), END_SECONDS)
-    found = wait_phase(cluster, "steady", namespace, "Suspended")
-    assert found["eviction"]["lostSteps"] == 0
+    job_status = wait_phase(cluster, "steady", namespace, "Suspended")
+    assert job_status["eviction"]["lostSteps"] == 0
 
 
 def test_concurrent_leaders_do_not_affect_jobs(cluster: Cluster, namespace: str) -> None:
     cluster.apply(counter("ruled", 2), namespace=namespace)
-    seen = wait_step(cluster, "ruled", namespace, 10)
+    step_before = wait_step(cluster, "ruled", namespace, 10)
     before = uids(cluster, "ruled", namespace)
 
     def transitions() -> int:
@@ -91,30 +91,30 @@ def test_concurrent_leaders_do_not_affect_jobs(cluster: Cluster, namespace: str)
         words = ("patch", "lease", "flyer-operator", f"--namespace={NAMESPACE}", "--type=merge")
         cluster.kubectl(*words, released)
         wait_for("a leader", partial(rises, epoch), END_SECONDS)
-        seen = wait_step(cluster, "ruled", namespace, seen + 10)
+        step_before = wait_step(cluster, "ruled", namespace, step_before + 10)
     assert uids(cluster, "ruled", namespace) == before
     assert attempts(cluster, "ruled", namespace) == (1, 0)
     words = ("patch", "flyerjob", "ruled", f"--namespace={namespace}", "--type=merge")
     cluster.kubectl(*words, '--patch={"spec": {"suspend": true}}')
-    found = wait_phase(cluster, "ruled", namespace, "Suspended")
-    assert found["eviction"]["lostSteps"] == 0
+    job_status = wait_phase(cluster, "ruled", namespace, "Suspended")
+    assert job_status["eviction"]["lostSteps"] == 0
 
 
 def test_a_pod_deleted_by_hand_restarts_the_gang(cluster: Cluster, namespace: str) -> None:
     cluster.apply(counter("hurt", 3), namespace=namespace)
-    seen = wait_step(cluster, "hurt", namespace, counting.SAVE_STEPS + 1)
+    step_before = wait_step(cluster, "hurt", namespace, counting.SAVE_STEPS + 1)
     (pod,) = pods_of(cluster, "hurt", namespace, attempt=1, node_rank=1)
     words = ("delete", "pod", pod["metadata"]["name"], f"--namespace={namespace}")
     # Its rank would take all of the job's grace.
     cluster.kubectl(*words, "--grace-period=1", deadline_s=END_SECONDS)
-    found = wait_phase(cluster, "hurt", namespace, "Running", attempt=2)
+    job_status = wait_phase(cluster, "hurt", namespace, "Running", attempt=2)
     # Ranks that can save within the second do, lose nothing, and leave as from a drained node.
-    saved = found["eviction"].get("suspendCode") == 3
-    assert found["history"]["restarts"] == (0 if saved else 1), found["eviction"]
-    assert found["eviction"]["reason"] == ("Requeued" if saved else "PodKilled")
+    saved = job_status["eviction"].get("suspendCode") == 3
+    assert job_status["history"]["restarts"] == (0 if saved else 1), job_status["eviction"]
+    assert job_status["eviction"]["reason"] == ("Requeued" if saved else "PodKilled")
     steps_max = 0 if saved else counting.SAVE_STEPS + 1 / counting.STEP_SECONDS
-    assert found["eviction"]["lostSteps"] <= steps_max
-    wait_step(cluster, "hurt", namespace, seen + 20)
+    assert job_status["eviction"]["lostSteps"] <= steps_max
+    wait_step(cluster, "hurt", namespace, step_before + 20)
     living = [
         item
         for item in pods_of(cluster, "hurt", namespace)
@@ -135,8 +135,8 @@ def test_a_namespace_deleted_under_a_running_job_gives_all_back(
     cluster.kubectl("delete", "namespace", doomed, deadline_s=END_SECONDS)
     # Four nodes and the one token for two zones.
     cluster.apply(counter("next", 4, steps=5), namespace=namespace)
-    done = wait_phase(cluster, "next", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", done
+    job_status = wait_phase(cluster, "next", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", job_status
 
 
 def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
@@ -154,8 +154,8 @@ def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
         machine.driver.fall_off_the_bus(3)
         wait_for("the node to be unhealthy", lambda: state() == "Unhealthy", END_SECONDS)
         # A gang decides itself whether it can continue; this one continues.
-        seen = step(cluster, "goes-on", namespace)
-        wait_step(cluster, "goes-on", namespace, seen + 20)
+        step_before = step(cluster, "goes-on", namespace)
+        wait_step(cluster, "goes-on", namespace, step_before + 20)
         assert attempts(cluster, "goes-on", namespace) == (1, 0)
         cluster.kubectl("delete", "flyerjob", "goes-on", f"--namespace={namespace}")
         cluster.apply(counter("waits", 4, steps=5), namespace=namespace)
@@ -168,8 +168,8 @@ def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
     finally:
         machine.driver.reset(3)
     wait_for("the node to be healthy", lambda: state() == "Healthy", END_SECONDS)
-    done = wait_phase(cluster, "waits", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", done
+    job_status = wait_phase(cluster, "waits", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", job_status
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ def dead_kubelet(cluster: Cluster) -> Iterator[str]:
     """An empty node with a killed kubelet, not detected yet; restarted at the end."""
     # Pods of earlier jobs would remain on it for ever.
     words = ("get", "pods", "--all-namespaces", "--selector=fireflyer.dev/job", "--output=name")
-    left = partial(cluster.kubectl, *words, "--field-selector=spec.nodeName=node-b2")
-    wait_for("node-b2 to be empty", lambda: not left().strip(), END_SECONDS)
+    remaining_pods = partial(cluster.kubectl, *words, "--field-selector=spec.nodeName=node-b2")
+    wait_for("node-b2 to be empty", lambda: not remaining_pods().strip(), END_SECONDS)
     kubelet = cluster.process("node-b2-kubelet")
     kubelet.kill()
     yield "node-b2"
@@ -190,8 +190,8 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
     cluster: Cluster, dead_kubelet: str, namespace: str
 ) -> None:
     cluster.apply(counter("early", 4, steps=20), namespace=namespace)
-    found = wait_phase(cluster, "early", namespace, "Starting")
-    assert dead_kubelet in [node["name"] for node in found["assignment"]["nodes"]]
+    job_status = wait_phase(cluster, "early", namespace, "Starting")
+    assert dead_kubelet in [node["name"] for node in job_status["assignment"]["nodes"]]
     wait_for(
         "the loss to be seen",
         lambda: (status(cluster, "early", namespace).get("eviction") or {}).get("attempt") == 1,
@@ -209,8 +209,8 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
         END_SECONDS,
     )
     cluster.process(f"{dead_kubelet}-kubelet").start()
-    done = wait_phase(cluster, "early", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", done
+    final_status = wait_phase(cluster, "early", namespace, "Succeeded", "Failed")
+    assert final_status["phase"] == "Succeeded", final_status
 
 
 def test_a_power_cut_costs_a_gang_only_the_detection_time(cluster: Cluster, namespace: str) -> None:
@@ -222,11 +222,11 @@ def test_a_power_cut_costs_a_gang_only_the_detection_time(cluster: Cluster, name
     started_at = time.monotonic()
     machine.power_off()
     try:
-        found = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
+        job_status = wait_phase(cluster, "moves", namespace, "Running", attempt=2)
         record("faults", "power_cut_to_running_seconds", time.monotonic() - started_at, most=10)
-        assert victim not in [node["name"] for node in found["assignment"]["nodes"]]
-        seen = step(cluster, "moves", namespace)
-        wait_step(cluster, "moves", namespace, seen + 10)
+        assert victim not in [node["name"] for node in job_status["assignment"]["nodes"]]
+        step_before = step(cluster, "moves", namespace)
+        wait_step(cluster, "moves", namespace, step_before + 10)
     finally:
         machine.power_on()
     cluster.kubectl("wait", "--for=condition=Ready", f"node/{victim}", "--timeout=120s",
@@ -234,5 +234,5 @@ def test_a_power_cut_costs_a_gang_only_the_detection_time(cluster: Cluster, name
     # It takes part again.
     cluster.kubectl("delete", "flyerjob", "moves", f"--namespace={namespace}")
     cluster.apply(counter("all", 4, steps=5), namespace=namespace)
-    done = wait_phase(cluster, "all", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", done
+    final_status = wait_phase(cluster, "all", namespace, "Succeeded", "Failed")
+    assert final_status["phase"] == "Succeeded", final_status

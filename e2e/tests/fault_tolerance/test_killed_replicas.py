@@ -62,12 +62,15 @@ def spared(key: Key) -> bool:
 def gang(name: str, runs: Path) -> dict[str, Any]:
     """Two ranks on the two nodes of zone A; a deleted job stays until its nodes are empty."""
     own = f"{RUNS}/{name}"
-    made = job(name, 2, SCRIPT, own, str(STEPS), nodeClass="a100", zone="A", priority=name)
-    made["spec"]["collectives"] = {"inject": False}  # nothing is reduced
+    job_object = job(name, 2, SCRIPT, own, str(STEPS), nodeClass="a100", zone="A", priority=name)
+    job_object["spec"]["collectives"] = {"inject": False}  # nothing is reduced
     # Longer than all deaths while it is asked to go.
-    made["spec"]["preemption"] |= {"checkpointGracePeriod": "5m", "maxCheckpointGracePeriod": "10m"}
-    made["metadata"]["finalizers"] = ["fireflyer.dev/release"]
-    spec = made["spec"]["template"]["spec"]
+    job_object["spec"]["preemption"] |= {
+        "checkpointGracePeriod": "5m",
+        "maxCheckpointGracePeriod": "10m",
+    }
+    job_object["metadata"]["finalizers"] = ["fireflyer.dev/release"]
+    spec = job_object["spec"]["template"]["spec"]
     spec["volumes"] = [{"name": "runs", "hostPath": {"path": str(runs), "type": "Directory"}}]
     (ranks,) = spec["containers"]
     ranks["volumeMounts"] = [{"name": "runs", "mountPath": RUNS}]
@@ -75,7 +78,7 @@ def gang(name: str, runs: Path) -> dict[str, Any]:
         # A helper process outlives the ranks: pods do not end by themselves, but are deleted.
         words = f"until [ -e {own}/final.json ]; do sleep 0.2; done"
         spec["containers"].append({**ranks, "name": "helper", "command": ["sh", "-c", words]})
-    return made
+    return job_object
 
 
 @dataclass
@@ -89,20 +92,24 @@ class Life:
     async def status(self, name: str) -> dict[str, Any]:
         return dict((await self.api.get(FLYERJOBS, name, self.namespace)).get("status") or {})
 
-    async def until(self, name: str, what: str, holds: Callable[[dict[str, Any]], object]) -> Any:
+    async def until(
+        self, name: str, description: str, holds: Callable[[dict[str, Any]], object]
+    ) -> Any:
         """Its status when that holds."""
-        found: dict[str, Any] = {}
+        job_status: dict[str, Any] = {}
         try:
             async with asyncio.timeout(PHASE_SECONDS):
-                while not holds(found := await self.status(name)):
+                while not holds(job_status := await self.status(name)):
                     assert self.killed.failure is None, self.killed.failure
-                    history = found.get("history") or {}
-                    assert history.get("attempt", 0) <= GANGS[name], (found, self.story())
-                    assert not history.get("restarts"), (found, self.story())
+                    history = job_status.get("history") or {}
+                    assert history.get("attempt", 0) <= GANGS[name], (job_status, self.story())
+                    assert not history.get("restarts"), (job_status, self.story())
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            raise AssertionError(f"{name}: not {what}: {found}\n{self.story()}") from None
-        return found
+            raise AssertionError(
+                f"{name}: not {description}: {job_status}\n{self.story()}"
+            ) from None
+        return job_status
 
     async def gone(self, name: str) -> None:
         """The object, and its pods."""
@@ -143,7 +150,9 @@ async def test_killed_with_every_write(
         started_at = time.monotonic()
         await live(life, runs)
         seconds = time.monotonic() - started_at
-        made = {key[2]: n for key, n in killed.reaper.seen.items() if key[:2] == ("create", "pods")}
+        created_pods = {
+            key[2]: n for key, n in killed.reaper.seen.items() if key[:2] == ("create", "pods")
+        }
         topology = await api.get(FLYERTOPOLOGIES, TOPOLOGY_NAME)
         deaths = len(killed.reaper.deaths)
         await asyncio.to_thread(wait_for, "replicas", lambda: all_back(release, deaths), 120.0)
@@ -154,9 +163,9 @@ async def test_killed_with_every_write(
     assert killed.failure is None
     assert set(killed.kinds) >= KINDS
     # Every expected pod was created and bound once, and each of these writes killed a process.
-    assert len(made) == 2 * sum(GANGS.values()), made
-    assert set(made.values()) == {1}, made
-    assert killed.kinds["create pods"] == killed.kinds["create pods/binding"] == len(made)
+    assert len(created_pods) == 2 * sum(GANGS.values()), created_pods
+    assert set(created_pods.values()) == {1}, created_pods
+    assert killed.kinds["create pods"] == killed.kinds["create pods/binding"] == len(created_pods)
     assert not topology["status"].get("holder")
     # Every rank of every attempt started once, on a node without another rank.
     for name, attempts in GANGS.items():
@@ -171,13 +180,13 @@ async def test_killed_with_every_write(
 
 def all_back(release: chart.Release, deaths: int) -> bool:
     """Whether each process that was killed was started again by its kubelet, and is ready."""
-    found = [
+    statuses = [
         container
         for pod in release.pods("operator")
         for container in pod["status"]["containerStatuses"]
     ]
-    started = sum(int(container["restartCount"]) for container in found)
-    return started >= deaths and all(container["ready"] for container in found)
+    started = sum(int(container["restartCount"]) for container in statuses)
+    return started >= deaths and all(container["ready"] for container in statuses)
 
 
 async def live(life: Life, runs: Path) -> None:
@@ -193,19 +202,19 @@ async def live(life: Life, runs: Path) -> None:
         lambda it: (it.get("progress") or {}).get("step") == HELD_AT,
     )
     await submit("high")
-    found = await life.until("low", "evicted", lambda it: it.get("eviction"))
-    eviction = found["eviction"]
+    job_status = await life.until("low", "evicted", lambda it: it.get("eviction"))
+    eviction = job_status["eviction"]
     assert (eviction["reason"], eviction["suspendCode"], eviction.get("lostSteps", 0)) == (
         "Preempted", 3, 0,
     ), eviction  # fmt: skip
     (runs / "low" / "until").unlink()
     for name, attempts in reversed(GANGS.items()):
-        found = await life.until(
+        job_status = await life.until(
             name,
             "over, its nodes empty",
             lambda it: it.get("phase") in ("Succeeded", "Failed") and not it.get("occupied"),
         )
-        assert found["phase"] == "Succeeded", found
-        assert found["history"]["attempt"] == attempts
+        assert job_status["phase"] == "Succeeded", job_status
+        assert job_status["history"]["attempt"] == attempts
     for name in GANGS:
         await life.gone(name)

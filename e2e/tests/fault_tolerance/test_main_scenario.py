@@ -67,15 +67,15 @@ class Volume:
 def gang(name: str, priority: str, **fields: Any) -> dict[str, Any]:
     """The training, on a pair of GPUs of each of four nodes."""
     arguments = ("/volume", name, str(STEPS))
-    made = job(name, NODES, SCRIPT, *arguments, nodeClass="a100", priority=priority, **fields)
-    spec = made["spec"]["template"]["spec"]
+    job_object = job(name, NODES, SCRIPT, *arguments, nodeClass="a100", priority=priority, **fields)
+    spec = job_object["spec"]["template"]["spec"]
     spec["volumes"] = [{"name": "volume", "persistentVolumeClaim": {"claimName": "runs"}}]
     (container,) = spec["containers"]
     container["volumeMounts"] = [{"name": "volume", "mountPath": "/volume"}]
     limits = {"fireflyer.dev/gpu": GPUS, "fireflyer.dev/rdma-hfreduce": 1}
     container["resources"]["limits"] = limits
-    mount_torch(made)
-    return made
+    mount_torch(job_object)
+    return job_object
 
 
 def test_a_run_over_two_zones_survives_everything(release: chart.Release, namespace: str) -> None:
@@ -103,13 +103,13 @@ def test_a_run_over_two_zones_survives_everything(release: chart.Release, namesp
     operator_dies(volume)
     volume.let_go("patient")
 
-    done = wait_phase(cluster, "patient", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", done
+    job_status = wait_phase(cluster, "patient", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", job_status
     # One preemption and one restart; a machine that starves its nodes may cost more.
-    last, restarts = done["history"]["attempt"], done["history"].get("restarts", 0)
+    last, restarts = job_status["history"]["attempt"], job_status["history"].get("restarts", 0)
     assert last == restarts + 2
     assert restarts >= 1
-    assert done["progress"]["step"] == STEPS
+    assert job_status["progress"]["step"] == STEPS
     patient, urgent = (volume.final(name) for name in ("patient", "urgent"))
     assert (urgent["attempt"], urgent["from_step"]) == (1, 0), "in one piece"
     assert (patient["attempt"], patient["crossings"]) == (last, [1, 1])
@@ -150,8 +150,8 @@ def gives_way(volume: Volume) -> None:
     assert 5 <= saved <= 30
     eviction = evicted["eviction"]
     assert (eviction["suspendCode"], eviction["lostSteps"]) == (3, 0)
-    done = wait_phase(cluster, "urgent", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", done
+    job_status = wait_phase(cluster, "urgent", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", job_status
     wait_phase(cluster, "patient", namespace, "Running", attempt=first + 1)
     volume.hold("patient", 65)
     wait_step(cluster, "patient", namespace, 65)
@@ -171,11 +171,11 @@ def daemon_dies(volume: Volume) -> None:
     eviction = status(cluster, "patient", namespace)["eviction"]
     assert "hfreduced" in eviction["message"], eviction
     assert node in eviction["message"], eviction
-    found = wait_phase(cluster, "patient", namespace, "Running", attempt=attempt + 1)
+    job_status = wait_phase(cluster, "patient", namespace, "Running", attempt=attempt + 1)
     record("main_scenario", "hfreduced_killed_to_running_seconds", time.monotonic() - started_at)
     wait_step(cluster, "patient", namespace, 65)
     resumed = logs(cluster, "patient", namespace, attempt=attempt + 1)
-    assert f"attempt {attempt + 1} from step {found['checkpoint']['step']}" in resumed
+    assert f"attempt {attempt + 1} from step {job_status['checkpoint']['step']}" in resumed
 
 
 def kubelet_dies(volume: Volume) -> None:
@@ -204,9 +204,9 @@ def kubelet_dies(volume: Volume) -> None:
 
 def noticed_nothing(cluster: Cluster, namespace: str, attempt: int) -> None:
     """The same attempt continues, unless the machine has starved a kubelet meanwhile."""
-    found = status(cluster, "patient", namespace)
-    if found["history"]["attempt"] != attempt:
-        assert found["eviction"]["reason"] == "NodeFailures", found["eviction"]
+    job_status = status(cluster, "patient", namespace)
+    if job_status["history"]["attempt"] != attempt:
+        assert job_status["eviction"]["reason"] == "NodeFailures", job_status["eviction"]
 
 
 def storage_dies(release: chart.Release, volume: Volume) -> None:
@@ -218,15 +218,15 @@ def storage_dies(release: chart.Release, volume: Volume) -> None:
     volume.hold("patient", 85)
 
     def durable() -> bool:
-        found = status(cluster, "patient", namespace).get("checkpoint") or {}
-        return int(found.get("step") or 0) == 80
+        checkpoint = status(cluster, "patient", namespace).get("checkpoint") or {}
+        return int(checkpoint.get("step") or 0) == 80
 
     wait_for("durable checkpoints", durable, END_SECONDS)
     (was,) = (item["restartCount"] for item in pod["status"]["containerStatuses"])
 
     def back() -> bool:
-        found = cluster.get("pod", pod["metadata"]["name"], NAMESPACE)["status"]
-        (container,) = found["containerStatuses"]
+        pod_status = cluster.get("pod", pod["metadata"]["name"], NAMESPACE)["status"]
+        (container,) = pod_status["containerStatuses"]
         return bool(container["restartCount"] > was and container["ready"])
 
     wait_for("the storage service", back, END_SECONDS)

@@ -87,7 +87,7 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
     pods[2]["spec"]["containers"][0]["env"] = [own]
     cluster.apply(*pods, namespace=namespace)
     cluster.wait_ready("one", "two", "own", namespace=namespace)
-    taken: set[str] = set()
+    allocated: set[str] = set()
     for pod, count in (("one", 4), ("two", 2)):
         values = environment(cluster, pod, namespace)
         gpus = set(values["FLYER_GPUS"].split(","))
@@ -95,8 +95,8 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
         assert len(gpus) == count
         assert len(pairs) == count // 2
         assert set().union(*pairs) == gpus, "whole pairs"
-        assert not gpus & taken
-        taken |= gpus
+        assert not gpus & allocated
+        allocated |= gpus
         assert values["FLYER_HFREDUCE_SERVICE_LEVEL"] == "2"
         listed = cluster.kubectl(
             *(f"--namespace={namespace}", "exec", pod, "--", "sh", "-c"), "ls /dev /dev/infiniband"
@@ -121,16 +121,19 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     cluster: Cluster, hardware: FakeHardware, agent: str
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
-    lost = hardware.driver.node.gpus[5].uuid
+    bad_gpu = hardware.driver.node.gpus[5].uuid
     started = time.monotonic()
     hardware.driver.fall_off_the_bus(5)
     status = wait_for(
-        "NodeHealth", lambda: found if (found := health(cluster))["state"] == "Unhealthy" else None
+        "NodeHealth",
+        lambda: (
+            health_status if (health_status := health(cluster))["state"] == "Unhealthy" else None
+        ),
     )
     seconds = time.monotonic() - started
     wait_for("7 GPUs", lambda: allocatable(cluster) == 7 or None)
-    left = time.monotonic() - started
-    device = next(item for item in status["devices"] if item["id"] == lost)
+    elapsed = time.monotonic() - started
+    device = next(item for item in status["devices"] if item["id"] == bad_gpu)
     assert (device["state"], device["kind"]) == ("Unhealthy", "GPU")
     assert device["reason"] in ("Xid79", "GpuLost")
     assert device["recovery"]
@@ -142,7 +145,7 @@ def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
     pod = cluster.get("pod", agent, NAMESPACE)
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
     record("device_plugin", "xid_to_node_health_seconds", seconds)
-    record("device_plugin", "xid_to_allocatable_seconds", left, most=2)
+    record("device_plugin", "xid_to_allocatable_seconds", elapsed, most=2)
 
 
 MEMORY = """
@@ -203,20 +206,20 @@ def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
         old = hardware.kubelet_socket.lstat().st_mtime_ns
         kubelet.restart()
 
-        def made(old: int = old) -> float | None:
+        def new_socket(old: int = old) -> float | None:
             try:
                 fresh = hardware.kubelet_socket.lstat().st_mtime_ns
             except FileNotFoundError:
                 return None
             return fresh / 1e9 if fresh != old else None
 
-        came = wait_for("the kubelet's socket", made)
+        created_at = wait_for("the kubelet's socket", new_socket)
 
-        def all_registered(came: float = came) -> float | None:
-            after = {name: at for at, name in registrations(cluster, agent) if at >= came}
+        def all_registered(since: float = created_at) -> float | None:
+            after = {name: at for at, name in registrations(cluster, agent) if at >= since}
             return max(after.values()) if len(after) == 5 else None
 
-        took.append(wait_for("5 registrations", all_registered) - came)
+        took.append(wait_for("5 registrations", all_registered) - created_at)
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
     after = environment(cluster, "keeper", namespace)["FLYER_GPUS"]
     assert after == before
@@ -225,8 +228,8 @@ def test_kubelet_restarts_are_survived_and_containers_keep_their_gpus(
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
     cluster.apply(asking("later", gpu=6), namespace=namespace)
     cluster.wait_ready("later", namespace=namespace)
-    mine = set(environment(cluster, "later", namespace)["FLYER_GPUS"].split(","))
-    assert not mine & set(before.split(",")), "nothing is given out twice"
+    own_gpus = set(environment(cluster, "later", namespace)["FLYER_GPUS"].split(","))
+    assert not own_gpus & set(before.split(",")), "nothing is given out twice"
     cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "keeper", "later", "--wait=true")
     record("device_plugin", "registered_seconds_median", statistics.median(took))
     record("device_plugin", "registered_seconds_max", max(took), most=2)

@@ -23,8 +23,8 @@ def test_a_gang_runs_to_its_end(
     cluster: Cluster, release: chart.Release, namespace: str, nodes: int
 ) -> None:
     cluster.apply(job("hello", nodes, SAY), namespace=namespace)
-    done = wait_phase(cluster, "hello", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", (done, release.diagnosis())
+    job_status = wait_phase(cluster, "hello", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", (job_status, release.diagnosis())
     pods = pods_of(cluster, "hello", namespace)
     assert len({pod["spec"]["nodeName"] for pod in pods}) == nodes
     outputs = {
@@ -39,10 +39,10 @@ def test_on_a_shared_node_kubernetes_own_scheduler_places_the_pod(
 ) -> None:
     """The operator decides on the node, and takes its gate away; it does not bind there."""
     cluster.apply(job("shares", 1, SAY, nodeClass="shared"), namespace=namespace)
-    done = wait_phase(cluster, "shares", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Succeeded", (done, release.diagnosis())
+    job_status = wait_phase(cluster, "shares", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Succeeded", (job_status, release.diagnosis())
     (pod,) = pods_of(cluster, "shares", namespace)
-    assert [node["name"] for node in done["assignment"]["nodes"]] == ["node-s1"]
+    assert [node["name"] for node in job_status["assignment"]["nodes"]] == ["node-s1"]
     assert pod["spec"]["nodeName"] == "node-s1"
     assert pod["spec"]["schedulerName"] == "default-scheduler"
     assert not pod["spec"].get("schedulingGates")
@@ -59,5 +59,5 @@ def test_a_failing_rank_fails_the_job(
     cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
     cluster.apply(job("broken", 1, "raise SystemExit(3)"), namespace=namespace)
-    done = wait_phase(cluster, "broken", namespace, "Succeeded", "Failed")
-    assert done["phase"] == "Failed", done
+    job_status = wait_phase(cluster, "broken", namespace, "Succeeded", "Failed")
+    assert job_status["phase"] == "Failed", job_status

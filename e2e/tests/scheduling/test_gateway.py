@@ -50,8 +50,8 @@ with context.wrap_socket(socket.create_connection((host, int(port))), server_hos
 
 async def test_a_gang_starts_is_suspended_and_gives_its_nodes_back(control: Control) -> None:
     started_at = time.monotonic()
-    made = await control.start("gpt", STEPS)
-    await control.watch(made, GangStarted)
+    pods = await control.start("gpt", STEPS)
+    await control.watch(pods, GangStarted)
     print(f"created to running: {time.monotonic() - started_at:.1f} s")
     await control.event(ProgressReported)
     asked_at = time.time()
@@ -60,38 +60,38 @@ async def test_a_gang_starts_is_suspended_and_gives_its_nodes_back(control: Cont
     await control.event(SuspendReceived)
     print(f"acknowledged after {(time.time() - asked_at) * 1000:.0f} ms")
     await control.event(Released)
-    log = control.logs(made[0])
-    found = re.search(r"^rank 0 \| asked ([0-9.]+) Preempted by lab/other$", log, re.MULTILINE)
-    assert found, log
-    print(f"rank 0 knew after {(float(found[1]) - asked_at) * 1000:.0f} ms")
-    for node_rank, one in enumerate(made):
-        address = (await control.api.get(PODS, made[0]["metadata"]["name"], control.namespace))[
+    log = control.logs(pods[0])
+    match = re.search(r"^rank 0 \| asked ([0-9.]+) Preempted by lab/other$", log, re.MULTILINE)
+    assert match, log
+    print(f"rank 0 knew after {(float(match[1]) - asked_at) * 1000:.0f} ms")
+    for node_rank, member in enumerate(pods):
+        address = (await control.api.get(PODS, pods[0]["metadata"]["name"], control.namespace))[
             "status"
         ]["podIP"]
         zone = NODES[node_rank][1]
         line = f"rank {2 * node_rank + 1} | at {address} {zone} node-a1,node-a2,node-b1"
-        assert line in control.logs(one)
-    for pod in made:
+        assert line in control.logs(member)
+    for pod in pods:
         await control.api.delete(PODS, pod["metadata"]["name"], control.namespace, grace_seconds=5)
 
 
 async def test_a_failing_rank_is_reported_with_its_traceback(control: Control) -> None:
-    made = await control.start("bad", FAILING)
-    exited = await control.watch(made, PodExited)
+    pods = await control.start("bad", FAILING)
+    exited = await control.watch(pods, PodExited)
     assert exited.node == "node-b1"
     assert exited.outcome == Failed(1, "rank 5: ValueError: seven")
-    log = control.logs(made[2])
+    log = control.logs(pods[2])
     assert "rank 5 | ValueError: seven" in log
     assert "rank 5 on node node-b1: exit status 1" in log
-    pod = made[2]["metadata"]["name"]
+    pod = pods[2]["metadata"]["name"]
     for _ in range(int(SECONDS)):
-        found = await control.api.get(PODS, pod, control.namespace)
-        if found["status"]["phase"] == "Failed":
+        pod_object = await control.api.get(PODS, pod, control.namespace)
+        if pod_object["status"]["phase"] == "Failed":
             break
         await asyncio.sleep(1)
     # What stands in for the sidecar's account says the same.
-    assert outcome_of(found) == Failed(1, "rank 5: ValueError: seven")
-    for item in made:
+    assert outcome_of(pod_object) == Failed(1, "rank 5: ValueError: seven")
+    for item in pods:
         await control.api.delete(PODS, item["metadata"]["name"], control.namespace, grace_seconds=1)
 
 

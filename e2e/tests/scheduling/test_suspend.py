@@ -43,8 +43,8 @@ job.release(job.attempt)
 """
 
 
-def has_come_to(step: int, found: dict[str, Any]) -> bool:
-    return bool((found.get("progress") or {}).get("step", 0) >= step)
+def has_come_to(step: int, job_status: dict[str, Any]) -> bool:
+    return bool((job_status.get("progress") or {}).get("step", 0) >= step)
 
 
 async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, namespace: str) -> None:
@@ -54,37 +54,37 @@ async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, name
     # Neither looking nor asking takes the processor from what is measured, as kubectl would.
     async with Api(await find_access(cluster.kubeconfig), agent="test") as api:
 
-        async def until(name: str, what: str, holds: Callable[[Any], bool]) -> Any:
-            found: Any = {}
+        async def until(name: str, description: str, holds: Callable[[Any], bool]) -> Any:
+            job_status: Any = {}
             try:
                 async with asyncio.timeout(END_SECONDS):
-                    while not holds(found):
+                    while not holds(job_status):
                         await asyncio.sleep(0.1)
-                        found = (await api.get(FLYERJOBS, name, namespace)).get("status") or {}
+                        job_status = (await api.get(FLYERJOBS, name, namespace)).get("status") or {}
             except TimeoutError:
                 events = cluster.kubectl("events", f"--namespace={namespace}")
-                raise AssertionError(f"{name}: no {what}\n{found}\n{events}") from None
-            return found
+                raise AssertionError(f"{name}: no {description}\n{job_status}\n{events}") from None
+            return job_status
 
-        async def suspend(name: str, wanted: bool) -> None:
-            await api.merge(FLYERJOBS, name, {"spec": {"suspend": wanted}}, namespace)
+        async def suspend(name: str, suspended: bool) -> None:
+            await api.merge(FLYERJOBS, name, {"spec": {"suspend": suspended}}, namespace)
 
         for attempt in range(1, ROUNDS + 1):
             # A starting pod takes all processors of a small machine: suspend no job meanwhile.
             for name in JOBS:
                 await until(name, "step", partial(has_come_to, attempt))
-            asked = {}
+            requested_at = {}
             for name in JOBS:
-                asked[name] = time.time()
+                requested_at[name] = time.time()
                 await suspend(name, True)
-                found = await until(name, "end", lambda it: it.get("phase") == "Suspended")
-                assert found["history"]["attempt"] == attempt
-                assert found["eviction"]["lostSteps"] == 0
+                job_status = await until(name, "end", lambda it: it.get("phase") == "Suspended")
+                assert job_status["history"]["attempt"] == attempt
+                assert job_status["eviction"]["lostSteps"] == 0
             for name in JOBS:
                 output = await asyncio.to_thread(logs, cluster, name, namespace, attempt=attempt)
                 knew = re.search(r"knew ([0-9.]+)", output)
                 assert knew, output
-                seconds.append(float(knew[1]) - asked[name])
+                seconds.append(float(knew[1]) - requested_at[name])
                 await suspend(name, False)
     record("suspend", "samples", len(seconds))
     record("suspend", "asked_to_known_seconds_median", statistics.median(seconds))

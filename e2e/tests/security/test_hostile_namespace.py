@@ -61,10 +61,10 @@ FLOODING_PODS, SILENT_AT_A_PORT, SILENT_AT_THE_GATEWAY = 8, 160, 1024
 def scene(release: chart.Release) -> Iterator[Scene]:
     """Both namespaces, with the victim's job at work."""
     cluster, salt = release.cluster, os.urandom(3).hex()
-    ours, theirs, name = f"team-a-{salt}", f"team-b-{salt}", f"mallory-{salt}"
-    for namespace in (ours, theirs):
+    own_namespace, other_namespace, name = f"team-a-{salt}", f"team-b-{salt}", f"mallory-{salt}"
+    for namespace in (own_namespace, other_namespace):
         cluster.kubectl("create", "namespace", namespace)
-    user, victim = tenant(cluster, name, ours), Victim(release, theirs)
+    user, victim = tenant(cluster, name, own_namespace), Victim(release, other_namespace)
     quota = {"user": name, "nodes": 1}
     cluster.apply(
         {
@@ -77,12 +77,12 @@ def scene(release: chart.Release) -> Iterator[Scene]:
     # torch comes from this machine's folder, which an image of the user would bring.
     reader = attacker_pod("reader", "sleep", "infinity")
     mount_torch({"spec": {"template": reader}})
-    cluster.apply(reader, namespace=ours)
+    cluster.apply(reader, namespace=own_namespace)
     pod_security = ("pod-security.kubernetes.io/enforce=baseline", "--overwrite")
-    cluster.kubectl("label", "namespace", ours, *pod_security)
+    cluster.kubectl("label", "namespace", own_namespace, *pod_security)
     victim.start()
     yield Scene(release, user, victim)
-    for namespace in (ours, theirs):
+    for namespace in (own_namespace, other_namespace):
         cluster.kubectl("delete", "namespace", namespace, "--wait=false")
     cluster.kubectl("delete", "flyerquota", name)
 
@@ -97,23 +97,23 @@ def unharmed(scene: Scene) -> Iterator[None]:
 
 def test_objects_of_others_are_closed(scene: Scene) -> None:
     """Rights that the role `edit`, joined with the chart's own roles, must not have."""
-    theirs = f"--namespace={scene.victim.namespace}"
-    ours = f"--namespace={NAMESPACE}"
+    other_flag = f"--namespace={scene.victim.namespace}"
+    system_flag = f"--namespace={NAMESPACE}"
     drain = '--patch={"spec":{"drain":true}}'
     holder = '--patch={"spec":{"holderIdentity":"mallory"}}'
     status = '--patch={"status":{"phase":"Succeeded"}}'
     scene.user.create(job("own", 1, SLEEPS, suspend=True))
     for words in (
-        ("get", "flyerjobs", theirs),
-        ("delete", "flyerjob", NAME, theirs),
-        ("patch", "flyerjob", NAME, theirs, "--type=merge", '--patch={"spec":{"stop":"Now"}}'),
-        ("get", "pods", theirs),
-        ("exec", "writer", theirs, "--", "true"),
-        ("get", "secrets", ours),
-        ("create", "token", "flyer-operator", ours),
-        ("create", "token", "default", theirs),
-        ("patch", "lease", "flyer-operator", ours, "--type=merge", holder),
-        ("exec", "daemonset/threefs-csi-mount-manager", ours, "--", "true"),
+        ("get", "flyerjobs", other_flag),
+        ("delete", "flyerjob", NAME, other_flag),
+        ("patch", "flyerjob", NAME, other_flag, "--type=merge", '--patch={"spec":{"stop":"Now"}}'),
+        ("get", "pods", other_flag),
+        ("exec", "writer", other_flag, "--", "true"),
+        ("get", "secrets", system_flag),
+        ("create", "token", "flyer-operator", system_flag),
+        ("create", "token", "default", other_flag),
+        ("patch", "lease", "flyer-operator", system_flag, "--type=merge", holder),
+        ("exec", "daemonset/threefs-csi-mount-manager", system_flag, "--", "true"),
         ("patch", "flyertopology", "cluster", "--type=merge", '--patch={"spec":{"zones":[]}}'),
         ("patch", "nodehealth", DEDICATED, "--type=merge", drain),
         ("delete", "flyerquota", scene.user.name),
@@ -161,10 +161,10 @@ def test_removing_a_volume_removes_no_foreign_data(scene: Scene) -> None:
     user = scene.user
     user.create(volumes.claim("links", "64Mi"), with_claim("linker", "links", ROOT))
     scene.ready("linker")
-    theirs = scene.cluster.get("pvc", "runs", scene.victim.namespace)["spec"]["volumeName"]
+    volume_name = scene.cluster.get("pvc", "runs", scene.victim.namespace)["spec"]["volumeName"]
     own = user.get("pvc", "links")["spec"]["volumeName"]
     directories = partial(volumes.directories, scene.cluster)
-    for number, target in enumerate(("/", "/volumes", f"/volumes/{theirs}", "..", "../..")):
+    for number, target in enumerate(("/", "/volumes", f"/volumes/{volume_name}", "..", "../..")):
         words = ("exec", "linker", "--", "ln", "-s", target, f"/volume/link-{number}")
         user.kubectl(*words)
     scene.delete("pod", "linker")
@@ -174,7 +174,7 @@ def test_removing_a_volume_removes_no_foreign_data(scene: Scene) -> None:
         lambda: own not in scene.cluster.kubectl("get", "pv") and own not in directories(),
         END_SECONDS,
     )
-    assert theirs in directories()
+    assert volume_name in directories()
 
 
 def test_inodes_and_attributes_are_charged(scene: Scene) -> None:
@@ -182,9 +182,9 @@ def test_inodes_and_attributes_are_charged(scene: Scene) -> None:
     user = scene.user
     user.create(volumes.claim("small", "16Mi"), with_claim("filler", "small", RESTRICTED))
     scene.ready("filler")
-    found = scene.run("filler", "fill_inodes", "/volume")
-    assert found["error"] in ("EDQUOT", "ENOSPC"), found
-    assert found["files"] * hostile.ATTRIBUTE_BYTES <= 2 * (16 << 20), found
+    result = scene.run("filler", "fill_inodes", "/volume")
+    assert result["error"] in ("EDQUOT", "ENOSPC"), result
+    assert result["files"] * hostile.ATTRIBUTE_BYTES <= 2 * (16 << 20), result
     scene.victim.mounts_another_volume("after-inodes")
     scene.delete("pod", "filler")
     scene.delete("pvc", "small")
@@ -254,7 +254,7 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
     user = scene.user
     user.create(job("own", 1, SLEEPS))
     wait_phase(scene.cluster, "own", user.namespace, "Running")
-    theirs = scene.cluster.get("flyerjob", NAME, scene.victim.namespace)["metadata"]["uid"]
+    job_uid = scene.cluster.get("flyerjob", NAME, scene.victim.namespace)["metadata"]["uid"]
     own = user.get("flyerjob", "own")["metadata"]["uid"]
     # A pod that leaves its job, or whose object goes while it runs, would keep its node.
     leaves = '--patch={"metadata":{"ownerReferences":null}}'
@@ -264,7 +264,7 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
     forced = ("delete", "pod", "own-1-0", "--grace-period=0", "--force")
     assert "deleted by force" in user.refusal(*forced)
     for name, job_name, uid in (
-        (f"{NAME}-1-0", NAME, theirs),
+        (f"{NAME}-1-0", NAME, job_uid),
         ("orphan-1-0", "missing", "00000000-0000-0000-0000-000000000000"),
         ("own-1-7", "own", own),
         ("own-2-0", "own", own),
@@ -287,7 +287,9 @@ def test_copied_owner_references_take_nothing(scene: Scene) -> None:
 
 
 def test_forbidden_fields_of_jobs_are_refused_by_name(scene: Scene) -> None:
-    def made(name: str, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    def job_object(
+        name: str, annotations: dict[str, str] | None = None, **spec: Any
+    ) -> dict[str, Any]:
         one = job(name, 1, SLEEPS)
         one["spec"] |= spec
         one["metadata"]["annotations"] = annotations or {}
@@ -300,18 +302,21 @@ def test_forbidden_fields_of_jobs_are_refused_by_name(scene: Scene) -> None:
     }
     short = {"checkpointGracePeriod": "60s", "maxCheckpointGracePeriod": "2m"}
     for manifest, words in (
-        (made("big", {"example.com/text": "x" * (250 << 10)}), "metadata.annotations"),
-        (made("years", preemption=years), "is above the cap"),
-        (made("immune", preemption={**short, "minRuntime": "3h"}), "spec.preemption.minRuntime"),
-        (made("first", priority="extreme-high"), "spec.priority"),
-        (made("huge", nodes=-1), "spec.nodes"),
+        (job_object("big", {"example.com/text": "x" * (250 << 10)}), "metadata.annotations"),
+        (job_object("years", preemption=years), "is above the cap"),
+        (
+            job_object("immune", preemption={**short, "minRuntime": "3h"}),
+            "spec.preemption.minRuntime",
+        ),
+        (job_object("first", priority="extreme-high"), "spec.priority"),
+        (job_object("huge", nodes=-1), "spec.nodes"),
     ):
         assert words in scene.user.refusal_of(manifest), words
     # The API server writes who creates a job over what the job says, and keeps it.
     annotation = "fireflyer.dev/user"
-    scene.user.create(made("other", {annotation: "kubernetes-admin"}, suspend=True))
-    found = scene.user.get("flyerjob", "other")["metadata"]["annotations"]
-    assert found[annotation] == scene.user.name
+    scene.user.create(job_object("other", {annotation: "kubernetes-admin"}, suspend=True))
+    stored = scene.user.get("flyerjob", "other")["metadata"]["annotations"]
+    assert stored[annotation] == scene.user.name
     change = ("annotate", "flyerjob", "other", "--overwrite", f"{annotation}=kubernetes-admin")
     assert "cannot replace" in scene.user.refusal(*change)
     scene.delete("flyerjob", "other")
@@ -321,10 +326,10 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
     """Refused by the API server, or by the scheduler in the job's status; never bound elsewhere."""
     user, queued = scene.user, []
     for name, template in malformed().items():
-        made = job(name, 1, SLEEPS, suspend=False)
-        made["spec"]["template"] = template
+        job_object = job(name, 1, SLEEPS, suspend=False)
+        job_object["spec"]["template"] = template
         try:
-            user.create(made)
+            user.create(job_object)
         except KubectlError as refused:
             stderr = refused.stderr
         else:
@@ -334,9 +339,9 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
     scene.victim.runs_another_job("during-malformed")
 
     def judged(name: str) -> bool:
-        found = user.get("flyerjob", name).get("status") or {}
-        reason = (found.get("pending") or {}).get("reason")
-        return reason is not None or found.get("phase") in ("Running", "Failed")
+        job_status = user.get("flyerjob", name).get("status") or {}
+        reason = (job_status.get("pending") or {}).get("reason")
+        return reason is not None or job_status.get("phase") in ("Running", "Failed")
 
     for name in queued:
         wait_for(f"a verdict on {name}", partial(judged, name), END_SECONDS)
@@ -357,26 +362,28 @@ def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
         item["metadata"]["annotations"] = annotations
     scene.user.create(*many)
     scene.victim.runs_another_job("during-many")
-    found = json.loads(scene.user.kubectl("get", "flyerjobs", "--output=json", deadline_s=120))
-    holding = [item for item in found["items"] if (item.get("status") or {}).get("assignment")]
+    job_list = json.loads(scene.user.kubectl("get", "flyerjobs", "--output=json", deadline_s=120))
+    holding = [item for item in job_list["items"] if (item.get("status") or {}).get("assignment")]
     assert len(holding) <= 1, "the quota"
     scene.delete("flyerjob")
 
 
 def test_tenants_cannot_read_names_of_other_tenants(scene: Scene) -> None:
     """A job is preempted by another namespace's, and waits for it."""
-    user, theirs = scene.user, scene.victim.namespace
+    user, other_namespace = scene.user, scene.victim.namespace
     user.create(job("low", 1, SLEEPS, nodeClass="a100", zone="B", priority="low"))
     wait_phase(scene.cluster, "low", user.namespace, "Running")
-    scene.cluster.apply(job("secret-name", 2, SLEEPS, nodeClass="a100", zone="B"), namespace=theirs)
-    wait_phase(scene.cluster, "secret-name", theirs, "Running")
+    scene.cluster.apply(
+        job("secret-name", 2, SLEEPS, nodeClass="a100", zone="B"), namespace=other_namespace
+    )
+    wait_phase(scene.cluster, "secret-name", other_namespace, "Running")
     evicted = wait_phase(scene.cluster, "low", user.namespace, "Queued")
     assert "another job" in json.dumps(evicted), evicted
     for kind in ("flyerjobs", "events", "pods"):
         text = user.kubectl("get", kind, "--output=json")
-        assert theirs not in text, kind
+        assert other_namespace not in text, kind
         assert "secret-name" not in text, kind
-    scene.cluster.kubectl("delete", "flyerjob", "secret-name", f"--namespace={theirs}",
+    scene.cluster.kubectl("delete", "flyerjob", "secret-name", f"--namespace={other_namespace}",
                           deadline_s=END_SECONDS)  # fmt: skip
     scene.delete("flyerjob")
 
@@ -437,8 +444,8 @@ def test_floods_of_every_port_exclude_no_client(scene: Scene) -> None:
             last = json.loads(user.kubectl("logs", name, "--tail=1"))
             print(name, last)
             assert user.get("pod", name)["status"]["phase"] == "Running"
-        held = json.loads(user.kubectl("logs", "silent-0", "--tail=1"))["held"]
-        assert sum(held.values()) >= len(held), "connections were open all the time"
+        connections = json.loads(user.kubectl("logs", "silent-0", "--tail=1"))["held"]
+        assert sum(connections.values()) >= len(connections), "connections were open all the time"
         answers = json.loads(user.kubectl("logs", "posts-0", "--tail=1"))["answers"]
         assert "200" not in answers, answers
         refused = json.loads(user.kubectl("logs", "guesses-0", "--tail=1"))["answers"]
@@ -449,34 +456,36 @@ def test_floods_of_every_port_exclude_no_client(scene: Scene) -> None:
 
 def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
     """torch's store has no authentication: it must hold no secret that lets a client join."""
-    cluster, theirs = scene.cluster, scene.victim.namespace
+    cluster, other_namespace = scene.cluster, scene.victim.namespace
     sums = job("sums", 2, SUMS, nodeClass="a100", zone="B")
     mount_torch(sums)
-    cluster.apply(sums, namespace=theirs)
-    wait_phase(cluster, "sums", theirs, "Running")
+    cluster.apply(sums, namespace=other_namespace)
+    wait_phase(cluster, "sums", other_namespace, "Running")
     (first, _) = sorted(
-        cluster.get("pods", namespace=theirs, selector="fireflyer.dev/job=sums"),
+        cluster.get("pods", namespace=other_namespace, selector="fireflyer.dev/job=sums"),
         key=lambda pod: str(pod["metadata"]["name"]),
     )
     name = first["metadata"]["name"]
 
     def stored_record() -> Any:
-        lines = cluster.kubectl("logs", name, f"--namespace={theirs}").splitlines()
-        found = [line.partition("store ")[2] for line in lines if "store {" in line]
-        return json.loads(found[0]) if found else None
+        lines = cluster.kubectl("logs", name, f"--namespace={other_namespace}").splitlines()
+        records = [line.partition("store ")[2] for line in lines if "store {" in line]
+        return json.loads(records[0]) if records else None
 
     store = wait_for("the group of the job", stored_record, END_SECONDS)
     key = bytes.fromhex(store["key"])
     assert len(key) >= 16
     words = ("exec", "reader", "--", "python3", "-c", READ, store["address"], store["port"])
     scene.ready("reader")
-    found = json.loads(scene.user.kubectl(*words, deadline_s=END_SECONDS))
-    assert found, "the store was read"
-    for text in found.values():
+    values = json.loads(scene.user.kubectl(*words, deadline_s=END_SECONDS))
+    assert values, "the store was read"
+    for text in values.values():
         value = bytes.fromhex(text)
         assert key not in value
         assert key.hex().encode() not in value.lower()
-    cluster.kubectl("delete", "flyerjob", "sums", f"--namespace={theirs}", deadline_s=END_SECONDS)
+    cluster.kubectl(
+        "delete", "flyerjob", "sums", f"--namespace={other_namespace}", deadline_s=END_SECONDS
+    )
 
 
 def test_the_victims_training_equals_an_undisturbed_run(scene: Scene) -> None:

@@ -67,13 +67,13 @@ if os.environ["RANK"] == "5":
 
 
 async def test_false_messages_of_a_rank_affect_only_its_own_pod(control: Control) -> None:
-    theirs = await control.start("theirs", STEPS)
-    await control.watch(theirs, GangStarted, "theirs")
+    other_pods = await control.start("theirs", STEPS)
+    await control.watch(other_pods, GangStarted, "theirs")
     address = (control.host, str(control.gateway.port), control.bundle)
-    mine = await control.start("mine", LIES + STEPS, *address, token=True)
-    await control.watch(mine, GangStarted, "mine")
+    own_pods = await control.start("mine", LIES + STEPS, *address, token=True)
+    await control.watch(own_pods, GangStarted, "mine")
     async with asyncio.timeout(SECONDS):
-        while "all false messages are sent" not in control.logs(mine[2]):
+        while "all false messages are sent" not in control.logs(own_pods[2]):
             await asyncio.sleep(0.5)
     refused = {code: control.count(code) for code in ("unasked", "bad_rank", "flood", "replaced")}
     assert (refused["bad_rank"] or 0) >= 2, refused
@@ -93,5 +93,5 @@ async def test_false_messages_of_a_rank_affect_only_its_own_pod(control: Control
         control.gateway.signal(Signal(job, 1, time.time() + 60, "Preempted", "lab/other"))
         await control.event(SuspendReceived, name)
         await control.event(Released, name)
-    for pod in (*theirs, *mine):
+    for pod in (*other_pods, *own_pods):
         await control.api.delete(PODS, pod["metadata"]["name"], control.namespace, grace_seconds=1)

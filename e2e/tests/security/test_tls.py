@@ -36,8 +36,8 @@ def test_tls_is_switched_on_under_a_writer(release: chart.Release, namespace: st
         return sh(cluster, namespace, "writer", "cat /volume/lines").split()
 
     def wait_for_more() -> None:
-        written = len(lines())
-        wait_for("more lines", lambda: len(lines()) > written, READY_SECONDS)
+        count_before = len(lines())
+        wait_for("more lines", lambda: len(lines()) > count_before, READY_SECONDS)
 
     cluster.apply(claim("book", "64Mi"), pod_with("writer", "node-a1", "book"), namespace=namespace)
     cluster.wait_ready("writer", namespace=namespace, deadline_s=READY_SECONDS)
@@ -53,8 +53,8 @@ def test_tls_is_switched_on_under_a_writer(release: chart.Release, namespace: st
             release.install()
             wait_for_more()
         sh(cluster, namespace, "writer", ENDS)
-        found = lines()
-        assert found == [str(number) for number in range(len(found))]
+        written_lines = lines()
+        assert written_lines == [str(number) for number in range(len(written_lines))]
         cluster.kubectl("delete", "pod", "writer", f"--namespace={namespace}", "--wait")
 
         release.values = {**before, "threefs.tls.enabled": True}
@@ -62,7 +62,7 @@ def test_tls_is_switched_on_under_a_writer(release: chart.Release, namespace: st
         cluster.apply(pod_with("reader", "node-b1", "book"), namespace=namespace)
         cluster.wait_ready("reader", namespace=namespace, deadline_s=READY_SECONDS)
         sh(cluster, namespace, "reader", "echo after > /volume/after && sync /volume/after")
-        assert sh(cluster, namespace, "reader", "cat /volume/lines").split() == found
+        assert sh(cluster, namespace, "reader", "cat /volume/lines").split() == written_lines
         with pytest.raises(KubectlError, match=r"(?i)tls"):
             cluster.kubectl(
                 "exec", f"--namespace={NAMESPACE}", "deployment/threefs-csi-controller",

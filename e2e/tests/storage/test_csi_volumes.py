@@ -118,45 +118,45 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drive
     first, second = deployed.nodes
     started_at = time.monotonic()
     volume = create(deployed, "pvc-1")
-    here = mount(first, volume, "pod-a")
-    sh(f"echo first > {here}/byte")
+    first_mount = mount(first, volume, "pod-a")
+    sh(f"echo first > {first_mount}/byte")
     print(f"claim to first byte, without Kubernetes: {time.monotonic() - started_at:.2f} s")
-    there = mount(second, volume, "pod-b")
-    assert sh(f"cat {there}/byte").stdout == "first\n"
-    sh(f"echo second >> {there}/byte")
-    assert sh(f"cat {here}/byte").stdout == "first\nsecond\n"
+    second_mount = mount(second, volume, "pod-b")
+    assert sh(f"cat {second_mount}/byte").stdout == "first\n"
+    sh(f"echo second >> {second_mount}/byte")
+    assert sh(f"cat {first_mount}/byte").stdout == "first\nsecond\n"
 
     # The daemon dies under an open file.
-    held = first.mount_manager_client.state()[1][0]
-    with (here / "open").open("wb", buffering=0) as file:
+    mount_state = first.mount_manager_client.state()[1][0]
+    with (first_mount / "open").open("wb", buffering=0) as file:
         file.write(b"before")
-        os.kill(held.pid, signal.SIGKILL)
+        os.kill(mount_state.pid, signal.SIGKILL)
         file.write(b" after")
         os.fsync(file.fileno())
-    assert sh(f"cat {there}/open").stdout == "before after"
-    reported = condition(first, volume, here)
+    assert sh(f"cat {second_mount}/open").stdout == "before after"
+    reported = condition(first, volume, first_mount)
     assert not reported.volume_condition.abnormal
     assert "replaced 1 times" in reported.volume_condition.message
 
     # A stopped daemon is reported, and continues.
-    held = first.mount_manager_client.state()[1][0]
-    os.kill(held.pid, signal.SIGSTOP)
+    mount_state = first.mount_manager_client.state()[1][0]
+    os.kill(mount_state.pid, signal.SIGSTOP)
     try:
-        assert condition(first, volume, here).volume_condition.abnormal
+        assert condition(first, volume, first_mount).volume_condition.abnormal
     finally:
-        os.kill(held.pid, signal.SIGCONT)
+        os.kill(mount_state.pid, signal.SIGCONT)
 
     # The node service is restarted, then the mount manager is replaced.
     first.driver.terminate()
     first.driver.wait(PATIENCE_SECONDS)
-    assert sh(f"cat {here}/byte").stdout == "first\nsecond\n"
+    assert sh(f"cat {first_mount}/byte").stdout == "first\nsecond\n"
     first.driver = deployed.node_service(first.folder)
-    with (here / "over").open("wb", buffering=0) as file:
+    with (first_mount / "over").open("wb", buffering=0) as file:
         file.write(b"old")
         first.mount_manager = deployed.mount_manager(first.folder)
         file.write(b" new")
         os.fsync(file.fileno())
-    assert sh(f"cat {there}/over").stdout == "old new"
+    assert sh(f"cat {second_mount}/over").stdout == "old new"
 
     for node, pod in ((first, "pod-a"), (second, "pod-b")):
         started_at = time.monotonic()
@@ -171,8 +171,8 @@ def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drive
 def test_the_size_is_a_hard_limit_that_grows_under_a_running_pod(deployed: Deployed) -> None:
     node = deployed.nodes[0]
     volume = create(deployed, "small", 4 * MEBIBYTE)
-    here = mount(node, volume, "pod")
-    full = sh(f"dd if=/dev/zero of={here}/a bs=1M count=8 conv=fsync", check=False)
+    target = mount(node, volume, "pod")
+    full = sh(f"dd if=/dev/zero of={target}/a bs=1M count=8 conv=fsync", check=False)
     assert full.returncode != 0
     assert "quota" in full.stderr.lower() or "space" in full.stderr.lower(), full.stderr
     deployed.controller().ControllerExpandVolume(
@@ -181,10 +181,10 @@ def test_the_size_is_a_hard_limit_that_grows_under_a_running_pod(deployed: Deplo
         ),
         timeout=CALL_SECONDS,
     )
-    sh(f"dd if=/dev/zero of={here}/a bs=1M count=8 conv=fsync")
-    usage = condition(node, volume, here).usage[0]
+    sh(f"dd if=/dev/zero of={target}/a bs=1M count=8 conv=fsync")
+    usage = condition(node, volume, target).usage[0]
     assert (usage.total, usage.used) == (32 * MEBIBYTE, 8 * MEBIBYTE)
-    blocks = int(sh(f"df -B1 --output=size {here} | tail -1").stdout)
+    blocks = int(sh(f"df -B1 --output=size {target} | tail -1").stdout)
     assert blocks == 32 * MEBIBYTE
 
 
@@ -202,8 +202,8 @@ def test_a_read_only_place_cannot_be_written(deployed: Deployed) -> None:
 def test_unmounting_never_waits_for_a_lost_cluster(deployed: Deployed) -> None:
     node = deployed.nodes[0]
     volume = create(deployed, "doomed")
-    here = mount(node, volume, "pod")
-    sh(f"echo text > {here}/file")
+    target = mount(node, volume, "pod")
+    sh(f"echo text > {target}/file")
     # All of 3FS stops answering while a process waits for it in the kernel.
     pids = [int(pid) for pid in sh(f"pgrep -f {deployed.folder}/3fs").stdout.split()]
     own = [pid for pid in pids if "threefs.service" in _command(pid)]
@@ -211,7 +211,7 @@ def test_unmounting_never_waits_for_a_lost_cluster(deployed: Deployed) -> None:
     for pid in own:
         os.kill(pid, signal.SIGSTOP)
     try:
-        waiting = subprocess.Popen(["cat", f"{here}/file"], stderr=subprocess.DEVNULL)
+        waiting = subprocess.Popen(["cat", f"{target}/file"], stderr=subprocess.DEVNULL)
         time.sleep(0.5)
         for unstage in (False, True):
             started_at = time.monotonic()

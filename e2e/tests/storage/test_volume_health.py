@@ -39,8 +39,8 @@ def summary(cluster: Cluster, namespace: str, pod: str) -> dict[str, Any] | None
 def metric(cluster: Cluster, namespace: str, name: str) -> float | None:
     """One of the kubelet's series of the namespace's one claim."""
     text = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{NODE}/proxy/metrics")
-    found = re.search(rf'^{name}{{[^}}]*namespace="{namespace}"[^}}]*}} (\S+)', text, re.MULTILINE)
-    return float(found[1]) if found else None
+    match = re.search(rf'^{name}{{[^}}]*namespace="{namespace}"[^}}]*}} (\S+)', text, re.MULTILINE)
+    return float(match[1]) if match else None
 
 
 def test_the_kubelet_reports_use_and_condition_of_a_claim(
@@ -52,11 +52,11 @@ def test_the_kubelet_reports_use_and_condition_of_a_claim(
     fill = "dd if=/dev/zero of=/volume/large bs=1M count=8 conv=fsync status=none"
     volumes.sh(cluster, namespace, "pod", fill)
 
-    def used() -> dict[str, Any] | None:
+    def usage() -> dict[str, Any] | None:
         reported = summary(cluster, namespace, "pod")
         return reported if reported and reported["usedBytes"] == 8 * MEBIBYTE else None
 
-    reported = wait_for("the kubelet to report the usage", used, SECONDS)
+    reported = wait_for("the kubelet to report the usage", usage, SECONDS)
     assert reported["pvcRef"] == {"name": "data", "namespace": namespace}
     assert (reported["capacityBytes"], reported["availableBytes"]) == (64 * MEBIBYTE, 56 * MEBIBYTE)
     assert reported["inodesUsed"] >= 1

@@ -42,8 +42,8 @@ def delete(cluster: Cluster, namespace: str, *pods: str) -> None:
 
 def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
-    made = claim("single", "64Mi", "ReadWriteOncePod")
-    cluster.apply(made, pod_with("first", HERE, "single"), namespace=namespace)
+    single_pod_claim = claim("single", "64Mi", "ReadWriteOncePod")
+    cluster.apply(single_pod_claim, pod_with("first", HERE, "single"), namespace=namespace)
     cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
     volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
 
@@ -99,25 +99,25 @@ def test_an_ephemeral_volume_lives_as_long_as_its_pod(
     assert EROFS in sh("reader", TOUCH)
     wait_event(cluster, namespace, "pod/wrong", "attribute `path` is not known")
 
-    made = {pod: made_for(cluster, namespace, pod) for pod in ("scratch", "reader")}
-    for name, uid in made.values():
+    claims = {pod: made_for(cluster, namespace, pod) for pod in ("scratch", "reader")}
+    for name, uid in claims.values():
         assert name in directories(cluster, OWN)
         assert uid in cluster.run_on(HERE, "cat", "/proc/self/mounts")
     delete(cluster, namespace, "scratch", "reader", "wrong")
-    for name, uid in made.values():
+    for name, uid in claims.values():
 
-        def gone(name: str = name, uid: str = uid) -> bool:
+        def is_removed(name: str = name, uid: str = uid) -> bool:
             left = uid in cluster.run_on(HERE, "cat", "/proc/self/mounts")
             return not left and name not in directories(cluster, OWN)
 
-        wait_for(f"3FS to be rid of {name}", gone, SECONDS)
+        wait_for(f"3FS to be rid of {name}", is_removed, SECONDS)
 
 
 def made_for(cluster: Cluster, namespace: str, pod: str) -> tuple[str, str]:
     """The directory in 3FS for the name that the kubelet gave a pod's own volume; the pod's uid."""
     uid = cluster.get("pod", pod, namespace)["metadata"]["uid"]
-    kept = f"/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/volume/vol_data.json"
-    handle = json.loads(cluster.run_on(HERE, "cat", kept))["volumeHandle"]
+    volume_data = f"/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/volume/vol_data.json"
+    handle = json.loads(cluster.run_on(HERE, "cat", volume_data))["volumeHandle"]
     return directory_name(handle), uid
 
 
@@ -142,11 +142,11 @@ def test_volumes_are_read_only_if_declared(release: chart.Release, namespace: st
     # Existing data, for readers on every node: a PersistentVolume written by an administrator.
     volume = cluster.get("pvc", "data", namespace)["spec"]["volumeName"]
     handle = cluster.get("pv", volume)["spec"]["csi"]["volumeHandle"]
-    shown = f"{namespace}-shown"
+    volume_name = f"{namespace}-shown"
     persistent = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": shown},
+        "metadata": {"name": volume_name},
         "spec": {
             "capacity": {"storage": "64Mi"},
             "accessModes": ["ReadOnlyMany"],
@@ -155,15 +155,15 @@ def test_volumes_are_read_only_if_declared(release: chart.Release, namespace: st
             "csi": {"driver": DRIVER, "volumeHandle": handle},
         },
     }
-    wanted = claim("shown", "64Mi", "ReadOnlyMany")
-    wanted["spec"] |= {"storageClassName": "", "volumeName": shown}
+    read_only_claim = claim("shown", "64Mi", "ReadOnlyMany")
+    read_only_claim["spec"] |= {"storageClassName": "", "volumeName": volume_name}
     try:
-        cluster.apply(persistent, wanted, pod_with("guest", "node-s1", "shown"),
+        cluster.apply(persistent, read_only_claim, pod_with("guest", "node-s1", "shown"),
                       namespace=namespace)  # fmt: skip
         cluster.wait_ready("guest", namespace=namespace, deadline_s=SECONDS)
         assert sh("guest", "cat /volume/file") == "text\n"
         assert EROFS in sh("guest", TOUCH)
         delete(cluster, namespace, "guest")
     finally:
-        cluster.kubectl("delete", "pv", shown, "--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "pv", volume_name, "--ignore-not-found", "--wait=false")
     assert sh("writer", "ls /volume") == "file\nfolder\n", "readers did not write"

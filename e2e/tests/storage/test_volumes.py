@@ -80,23 +80,23 @@ def test_a_claim_is_shared_by_nodes_grows_and_leaves_nothing(
 def test_three_nodes_share_a_claim_and_two_write_it(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
     pods = {"one": "node-a1", "two": "node-b1", "three": "node-s1"}
-    made = [pod_with(name, node, "shared") for name, node in pods.items()]
+    pod_objects = [pod_with(name, node, "shared") for name, node in pods.items()]
     # What the third one mounts it may not write.
-    made[2]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] = True
-    cluster.apply(claim("shared", "64Mi"), *made, namespace=namespace)
+    pod_objects[2]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] = True
+    cluster.apply(claim("shared", "64Mi"), *pod_objects, namespace=namespace)
     cluster.wait_ready(*pods, namespace=namespace, deadline_s=SECONDS)
 
     def write(pod: str) -> None:
         """Separate files, and every second block of a shared file."""
         first = 0 if pod == "one" else 1
         own = f"for i in $(seq {FILES}); do echo {pod} $i > /volume/{pod}-$i; done"
-        put = "dd of=/volume/both bs=512 count=1 conv=notrunc,sync status=none"
-        both = f"for i in $(seq {first} 2 {2 * BLOCKS - 1}); do echo {pod} $i | {put} seek=$i; done"
+        dd = "dd of=/volume/both bs=512 count=1 conv=notrunc,sync status=none"
+        both = f"for i in $(seq {first} 2 {2 * BLOCKS - 1}); do echo {pod} $i | {dd} seek=$i; done"
         volumes.sh(cluster, namespace, pod, f"{own}; {both}; sync")
 
     with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(write, pod) for pod in ("one", "two")]:
-            done.result()
+        for future in [threads.submit(write, pod) for pod in ("one", "two")]:
+            future.result()
     reader = partial(volumes.sh, cluster, namespace, "three")
     for pod in ("one", "two"):
         lines = reader(f"cd /volume && cat $(ls -v {pod}-*)").splitlines()
@@ -110,8 +110,8 @@ def test_a_released_single_node_claim_can_move_to_another_node(
     release: chart.Release, namespace: str
 ) -> None:
     cluster = release.cluster
-    made = claim("own", "64Mi", "ReadWriteOnce")
-    cluster.apply(made, pod_with("first", WRITER, "own"), namespace=namespace)
+    own_claim = claim("own", "64Mi", "ReadWriteOnce")
+    cluster.apply(own_claim, pod_with("first", WRITER, "own"), namespace=namespace)
     cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
     volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
     cluster.apply(pod_with("second", READER, "own"), namespace=namespace)

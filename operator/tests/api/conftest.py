@@ -30,8 +30,8 @@ def kinds(control_plane: Cluster) -> Cluster:
 @pytest.fixture
 async def api(kinds: Cluster) -> AsyncIterator[Api]:
     access = await find_access(kinds.kubeconfig)
-    async with Api(access, agent="tests") as found:
-        yield found
+    async with Api(access, agent="tests") as client:
+        yield client
 
 
 @pytest.fixture
@@ -39,5 +39,5 @@ async def memory_api() -> AsyncIterator[Api]:
     """The API server in memory, with the CRDs alone, as `kinds` has them."""
     async with ApiServer() as server:
         server.admission.off.add("*")
-        async with Api(Access(server.url), agent="tests") as found:
-            yield found
+        async with Api(Access(server.url), agent="tests") as client:
+            yield client

@@ -46,9 +46,9 @@ class MemoryCluster:
             for verb in rule["verbs"]
         }
 
-    def kubectl(self, command: str, what: str, *names: str) -> None:
+    def kubectl(self, command: str, target: str, *names: str) -> None:
         assert command == "delete", command
-        kind, _, name = what.partition("/")
+        kind, _, name = target.partition("/")
         if kind.endswith("policybinding"):
             self.server.admission.off.add(name.partition(".")[0])
         elif kind == "mutatingwebhookconfiguration":
@@ -57,5 +57,5 @@ class MemoryCluster:
             for priority_class in names:
                 self.server.store.delete("priorityclasses", priority_class)
         else:
-            assert kind.startswith("clusterrole"), what
+            assert kind.startswith("clusterrole"), target
             self.server.admission.grants.clear()

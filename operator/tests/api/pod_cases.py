@@ -59,8 +59,8 @@ def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> dict[st
 
 
 def tolerating(key: str | None, effect: str | None = "NoSchedule") -> list[dict[str, str]]:
-    one = {"key": key, "operator": "Exists", "effect": effect}
-    return [{name: value for name, value in one.items() if value is not None}]
+    toleration = {"key": key, "operator": "Exists", "effect": effect}
+    return [{name: value for name, value in toleration.items() if value is not None}]
 
 
 async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
@@ -72,10 +72,12 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
     pod_collector = await acting(cluster, POD_COLLECTOR, "people")
     async with anna, operator, controller, collector, pod_collector:
         await _ready(anna)
-        made = await api.create(RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default")
+        job_object = await api.create(
+            RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default"
+        )
         owner = {
             "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob", "name": "gpt",
-            "uid": made["metadata"]["uid"], "controller": True,
+            "uid": job_object["metadata"]["uid"], "controller": True,
         }  # fmt: skip
         await _labels(reader, anna, operator, api, owner)
         await _job_pods(reader, anna, operator, collector, api, owner)
@@ -127,8 +129,8 @@ def _rights(cluster: Cluster) -> None:
     for namespace in ("default", "kube-system", "fireflyer-system"):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         account = {"name": "default", "namespace": namespace}
-        found = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
-        cluster.apply(found, namespace=namespace)
+        account_object = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
+        cluster.apply(account_object, namespace=namespace)
 
 
 async def _ready(anna: Api) -> None:
@@ -146,8 +148,8 @@ async def _ready(anna: Api) -> None:
 async def _dry(api: Api, body: dict[str, Any], namespace: str = "default") -> None:
     """Create it and take it away."""
     body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
-    made = await api.create(known.PODS, body, namespace)
-    await api.delete(known.PODS, made["metadata"]["name"], namespace, grace_seconds=0)
+    created_pod = await api.create(known.PODS, body, namespace)
+    await api.delete(known.PODS, created_pod["metadata"]["name"], namespace, grace_seconds=0)
 
 
 async def _labels(
@@ -167,9 +169,9 @@ async def _labels(
     await operator.create(known.PODS, owned, "default")
     # Its other labels are its owner's to change, and the job's stay.
     await anna.merge(known.PODS, "owned", {"metadata": {"labels": {"mine": "1"}}}, "default")
-    taken = {"metadata": {"labels": {"fireflyer.dev/job": None}}}
+    unlabelled = {"metadata": {"labels": {"fireflyer.dev/job": None}}}
     await reader.refuses(
-        anna.merge(known.PODS, "owned", taken, "default"), "a pod of a job by anna"
+        anna.merge(known.PODS, "owned", unlabelled, "default"), "a pod of a job by anna"
     )
     await operator.delete(known.PODS, "owned", "default", grace_seconds=0)
 
@@ -182,7 +184,7 @@ async def _job_pods(
     body["metadata"]["ownerReferences"] = [owner]
     await operator.create(known.PODS, body, "default")
     foreign = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
-    for whose, key in ((anna, "a pod that leaves its job"), (collector, "an orphaned pod")):
+    for user, key in ((anna, "a pod that leaves its job"), (collector, "an orphaned pod")):
         for references in (
             None,
             [],
@@ -191,7 +193,7 @@ async def _job_pods(
             [{**owner, "apiVersion": "example.com/v1"}],
         ):
             patch = {"metadata": {"ownerReferences": references}}
-            await reader.refuses(whose.merge(known.PODS, "run", patch, "default"), key)
+            await reader.refuses(user.merge(known.PODS, "run", patch, "default"), key)
     # Deleting a job in the foreground changes this, and nothing about whose the pod is.
     blocks = {"metadata": {"ownerReferences": [{**owner, "blockOwnerDeletion": False}]}}
     await collector.merge(known.PODS, "run", blocks, "default")
@@ -393,8 +395,8 @@ async def _caps(reader: Reader, api: Api) -> None:
             if field != "checkpointGracePeriod"
             else {"maxCheckpointGracePeriod": "1h"}
         )
-        wanted = named("flyerjobs", name, job(preemption={**more, field: value}))
-        await _refuses(reader, api, f"a long {field}", wanted)
+        body = named("flyerjobs", name, job(preemption={**more, field: value}))
+        await _refuses(reader, api, f"a long {field}", body)
     within = {"checkpointGracePeriod": "15m", "maxCheckpointGracePeriod": "1h", "minRuntime": "2h"}
     jobs = RESOURCES["flyerjobs"]
     await api.create(jobs, named("flyerjobs", name, job(preemption=within)), "default")
@@ -408,35 +410,36 @@ async def _sizes(reader: Reader, api: Api) -> None:
     jobs = RESOURCES["flyerjobs"]
     name = f"size-{secrets.token_hex(4)}"
 
-    def made(**metadata: Any) -> dict[str, Any]:
+    def sized(**metadata: Any) -> dict[str, Any]:
         value = copy.deepcopy(named("flyerjobs", name, job()))
         value["metadata"].update(metadata)
         return value
 
     large = {f"a{i}": "x" * 4999 for i in range(4)}  # and who created it, of four letters
-    await reader.refuses(api.create(jobs, made(annotations=large), "default"), "many annotations")
+    await reader.refuses(api.create(jobs, sized(annotations=large), "default"), "many annotations")
     labels = {f"l{i}": "x" for i in range(65)}
-    await reader.refuses(api.create(jobs, made(labels=labels), "default"), "many labels")
-    one = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" * 8000}
+    await reader.refuses(api.create(jobs, sized(labels=labels), "default"), "many labels")
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" * 8000}
     ends = [f"example.com/{i:04}-{'z' * 38}" for i in range(4)]
     await reader.refuses(
-        api.create(jobs, made(finalizers=ends, ownerReferences=[one]), "default"), "many references"
+        api.create(jobs, sized(finalizers=ends, ownerReferences=[reference]), "default"),
+        "many references",
     )
     for env in (
         [{"name": f"E{i}", "value": "x"} for i in range(513)],
         [{"name": "E", "value": "x" * 65537}],
     ):
-        value = made()
+        value = sized()
         value["spec"]["template"]["spec"]["containers"][0]["env"] = env
         await reader.refuses(api.create(jobs, value, "default"), "a large environment")
     for kind, key in (("labels", "fireflyer.dev/leader"), ("annotations", "x.fireflyer.dev/y")):
-        value = made()
+        value = sized()
         value["spec"]["template"]["metadata"] = {kind: {"team": "vision", key: "true"}}
-        what = f"a reserved {kind.removesuffix('s')} of the pods"
-        await reader.refuses(api.create(jobs, value, "default"), what)
+        case_name = f"a reserved {kind.removesuffix('s')} of the pods"
+        await reader.refuses(api.create(jobs, value, "default"), case_name)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 20000, "mine": "y"}
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    value = made(annotations=applied)
+    value = sized(annotations=applied)
     value["spec"]["template"]["spec"]["containers"][0]["env"] = env
     await api.create(jobs, value, "default")
     value["metadata"]["annotations"] = {next(iter(applied)): "x" * 65537}

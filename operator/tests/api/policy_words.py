@@ -79,10 +79,10 @@ def _leaves(user: str) -> Words:
     return Words("pod-of-job", ForbiddenError, text)
 
 
-def _cap(field: str, asked: str, cap: str, priority: str = "normal") -> Words:
+def _cap(field: str, requested: str, cap: str, priority: str = "normal") -> Words:
     text = (
-        f"spec.preemption.{field}: {asked} is above the cap {cap} for priority {priority}: ask for "
-        "less; the caps are spec.limits of FlyerTopology cluster"
+        f"spec.preemption.{field}: {requested} is above the cap {cap} for priority {priority}: "
+        "ask for less; the caps are spec.limits of FlyerTopology cluster"
     )
     return Words("flyerjob-limits", InvalidError, text)
 

@@ -57,8 +57,8 @@ async def stored(
     api: Api, plural: str, name: str, before: dict[str, Any], operator: Api | None = None
 ) -> None:
     resource, namespace = RESOURCES[plural], namespace_of(plural)
-    wanted = {key: value for key, value in before.items() if key != "status"}
-    await api.create(resource, named(plural, name, wanted), namespace)
+    spec = {key: value for key, value in before.items() if key != "status"}
+    await api.create(resource, named(plural, name, spec), namespace)
     if "status" in before:
         patch = {"status": before["status"]}
         await (operator or api).merge(resource, name, patch, namespace, "status")

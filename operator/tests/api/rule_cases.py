@@ -37,49 +37,50 @@ class Case:
 
 
 def job(*, status: Json | None = None, **spec: Any) -> Json:
-    found: Json = {"spec": {"nodes": 2, "template": TEMPLATE, **spec}}
-    return found if status is None else {**found, "status": status}
+    fields: Json = {"spec": {"nodes": 2, "template": TEMPLATE, **spec}}
+    return fields if status is None else {**fields, "status": status}
 
 
 def status(phase: str, *, attempt: int = 1, nodes: Any = NODES, **more: Any) -> Json:
-    found: Json = {"phase": phase, "epoch": 3, "history": {"id": "c", "attempt": attempt}, **more}
+    fields: Json = {"phase": phase, "epoch": 3, "history": {"id": "c", "attempt": attempt}, **more}
     if nodes and phase not in ("Queued", "Suspended"):
-        found["assignment"] = {"epoch": 3, "nodes": nodes, "reservedAt": TIME}
-    return found
+        fields["assignment"] = {"epoch": 3, "nodes": nodes, "reservedAt": TIME}
+    return fields
 
 
 RUNNING = job(status=status("Running"))
 
 
 def on_status(
-    name: str, says: str, edit: Json, before: Json = RUNNING, at: str | None = None
+    name: str, message: str, edit: Json, before: Json = RUNNING, at: str | None = None
 ) -> Case:
-    return Case(name, "flyerjobs", {"status": edit}, says, before, "status", at=at)
+    return Case(name, "flyerjobs", {"status": edit}, message, before, "status", at=at)
 
 
 def on_topology(
-    name: str, says: str, edit: Json, before: Json | None = None, at: str | None = None
+    name: str, message: str, edit: Json, before: Json | None = None, at: str | None = None
 ) -> Case:
-    held = {"epoch": 4, "holder": HOLDER} if before is None else before
+    holder = {"epoch": 4, "holder": HOLDER} if before is None else before
     return Case(
-        name, "flyertopologies", {"status": edit}, says, {"spec": {}, "status": held}, "status",
-        "cluster", at=at,
+        name, "flyertopologies", {"status": edit}, message, {"spec": {}, "status": holder},
+        "status", "cluster", at=at,
     )  # fmt: skip
 
 
 def on_spec(
-    name: str, says: str, edit: Json, before: Json = RUNNING, *, policy: bool = False
+    name: str, message: str, edit: Json, before: Json = RUNNING, *, policy: bool = False
 ) -> Case:
-    return Case(name, "flyerjobs", {"spec": edit}, says, before, policy=policy)
+    return Case(name, "flyerjobs", {"spec": edit}, message, before, policy=policy)
 
 
-def fixed(field_name: str, value: Any, shown: str) -> Case:
-    says = (
-        f"spec.{field_name}: {shown} cannot replace what the job has while it is Running: suspend "
-        "it first (spec.suspend: true) and change it once it is Suspended, or create another job"
+def fixed(field_name: str, value: Any, current: str) -> Case:
+    message = (
+        f"spec.{field_name}: {current} cannot replace what the job has while it is Running: "
+        "suspend it first (spec.suspend: true) and change it once it is Suspended, "
+        "or create another job"
     )
     name = f"{field_name} is fixed while the job runs"
-    return on_spec(name, says, {field_name: value}, policy=field_name != "nodes")
+    return on_spec(name, message, {field_name: value}, policy=field_name != "nodes")
 
 
 CASES = [

@@ -22,8 +22,8 @@ def test_the_committed_files_are_the_generated_ones() -> None:
 
 
 def version() -> dict[str, Any]:
-    (one,) = crd.flyerjob_crd()["spec"]["versions"]
-    return one
+    (crd_version,) = crd.flyerjob_crd()["spec"]["versions"]
+    return crd_version
 
 
 def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

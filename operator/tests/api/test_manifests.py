@@ -33,9 +33,9 @@ spec:
 
 
 def problems(text: str) -> list[str]:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(ManifestError) as excinfo:
         load_manifest(text, name="job.yaml")
-    return [str(problem) for problem in caught.value.problems]
+    return [str(problem) for problem in excinfo.value.problems]
 
 
 def test_a_good_manifest_gets_its_defaults() -> None:
@@ -65,12 +65,12 @@ def test_the_queue_is_the_jobs_own_word_or_kueues(metadata: str, spec: str, queu
 
 
 def test_whose_job_it_is() -> None:
-    def others(value: str) -> str:
+    def manager_of(value: str) -> str:
         (job,) = load_manifest(GOOD.replace("spec:\n", f"spec:\n  managedBy: {value}\n", 1))
         return job.others
 
-    assert others("fireflyer.dev/flyerjob-controller") == ""
-    assert others("kueue.x-k8s.io/multikueue") == "kueue.x-k8s.io/multikueue"
+    assert manager_of("fireflyer.dev/flyerjob-controller") == ""
+    assert manager_of("kueue.x-k8s.io/multikueue") == "kueue.x-k8s.io/multikueue"
     wrong = problems(GOOD.replace("spec:\n", "spec:\n  managedBy: kueue\n", 1))
     assert "spec.managedBy" in wrong[0]
     assert "is not allowed here" in wrong[0]
@@ -171,8 +171,8 @@ def test_each_mistake_names_line_field_value_and_remedy(
     before: str, after: str, message: str
 ) -> None:
     assert before in GOOD
-    (found,) = problems(GOOD.replace(before, after))
-    assert found.startswith(message)
+    (problem,) = problems(GOOD.replace(before, after))
+    assert problem.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_each_mistake_names_line_field_value_and_remedy(
     ],
 )
 def test_an_unknown_field_gets_the_closest_name(field: str, remedy: str) -> None:
-    (found,) = problems(GOOD.replace("ranksPerNode", field))
-    assert found.startswith(f"job.yaml:6: spec.{field}: is not a field of FlyerJob: {remedy}")
+    (problem,) = problems(GOOD.replace("ranksPerNode", field))
+    assert problem.startswith(f"job.yaml:6: spec.{field}: is not a field of FlyerJob: {remedy}")
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_all_mistakes_are_reported_at_once() -> None:
 
 
 def test_one_bad_job_spoils_the_file() -> None:
-    (found,) = problems(GOOD + "---\n" + GOOD.replace("nodes: 4", "nodes: 0"))
-    assert found.startswith("job.yaml:23: spec.nodes: 0")
+    (problem,) = problems(GOOD + "---\n" + GOOD.replace("nodes: 4", "nodes: 0"))
+    assert problem.startswith("job.yaml:23: spec.nodes: 0")
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

@@ -31,15 +31,15 @@ def test_every_validation_has_words_that_are_read() -> None:
     for policy in admission_policies():
         name = policy["metadata"]["name"].partition(".")[0]
         for validation in policy["spec"].get("validations", []):
-            found = [w_o_r_d_.text for w_o_r_d_ in WORDS.values() if w_o_r_d_.policy == name]
-            wanted = pattern(validation["messageExpression"])
-            assert any(re.fullmatch(wanted, text) for text in found), (name, wanted)
+            texts = [w_o_r_d_.text for w_o_r_d_ in WORDS.values() if w_o_r_d_.policy == name]
+            expression = pattern(validation["messageExpression"])
+            assert any(re.fullmatch(expression, text) for text in texts), (name, expression)
 
 
 def test_all_words_are_of_a_policy_and_name_a_remedy() -> None:
-    known = {admission_policy["metadata"]["name"] for admission_policy in admission_policies()}
+    policies = {admission_policy["metadata"]["name"] for admission_policy in admission_policies()}
     for words in WORDS.values():
-        assert f"{words.policy}.{names.GROUP}" in known
+        assert f"{words.policy}.{names.GROUP}" in policies
         assert re.search(r"(: [a-z]|, [a-z]|; [a-z])", words.text), words
 
 
@@ -75,8 +75,8 @@ async def in_force(api: Api) -> None:
         name = f"probe-{secrets.token_hex(4)}"
         await stored(api, "flyerjobs", name, job())
         try:
-            found = await api.merge(jobs, name, {"spec": {"stop": "Graceful"}}, "default")
-            stamped = names.USER_ANNOTATION in found["metadata"].get("annotations", {})
+            job_object = await api.merge(jobs, name, {"spec": {"stop": "Graceful"}}, "default")
+            stamped = names.USER_ANNOTATION in job_object["metadata"].get("annotations", {})
             status_patch, taken_back = {"status": {"phase": "Queued"}}, {"spec": {"stop": None}}
             if (
                 stamped
@@ -130,8 +130,8 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
     jobs = RESOURCES["flyerjobs"]
     claimed = named("flyerjobs", name, job())
     claimed["metadata"]["annotations"] = {names.USER_ANNOTATION: "root"}
-    made = await anna.create(jobs, claimed, "default")
-    assert made["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
+    created_job = await anna.create(jobs, claimed, "default")
+    assert created_job["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
     # No change was requested yet, so a claim that another user did is refused.
     claimed["metadata"]["annotations"] = {names.CHANGED_BY_ANNOTATION: "ben"}
     await reader.refuses(anna.create(jobs, claimed, "default"), "asked by another")
@@ -140,16 +140,16 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
     # What is asked for is stamped with who asked; what asks for nothing is not.
     again = {"metadata": {"annotations": {names.REQUEUE_ANNOTATION: "1"}}}
     async with await acting(policies, "ben") as ben, await acting(policies, "cleo") as cleo:
-        for asks in (
+        for spec in (
             {"spec": {"suspend": True}},
             {"spec": {"priority": "low"}},
             again,
             {"spec": {"stop": "Graceful"}},
         ):
-            changed = await ben.merge(jobs, name, asks, "default")
-            assert changed["metadata"]["annotations"][names.CHANGED_BY_ANNOTATION] == "ben", asks
+            changed = await ben.merge(jobs, name, spec, "default")
+            assert changed["metadata"]["annotations"][names.CHANGED_BY_ANNOTATION] == "ben", spec
             # The same again asks for nothing, and neither does another field.
-            for idle in (asks, {"spec": {"maxRestarts": 3}}, {"spec": {"maxRestarts": 4}}):
+            for idle in (spec, {"spec": {"maxRestarts": 3}}, {"spec": {"maxRestarts": 4}}):
                 changed = await cleo.merge(jobs, name, idle, "default")
                 stamped = changed["metadata"]["annotations"][names.CHANGED_BY_ANNOTATION]
                 assert stamped == "ben", idle
@@ -166,15 +166,15 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
     await reader.refuses(anna.merge(jobs, name, patch, "default", "status"), "a job's status")
     await gone(api, "flyertopologies", "cluster")
     await _taken(operator, name, patch)
-    for plural, thing, key, written in (
+    for plural, thing, key, change in (
         ("flyerquotas", name, "a quota's status", {"status": {"usedNodes": 1}}),
         ("flyertopologies", "cluster", "the topology's status", {"status": {"epoch": 1}}),
     ):
         body = {"spec": {"nodes": 4} if plural == "flyerquotas" else {}}
         await anna.create(RESOURCES[plural], named(plural, thing, body))
-        write = anna.merge(RESOURCES[plural], thing, written, "", "status")
+        write = anna.merge(RESOURCES[plural], thing, change, "", "status")
         await reader.refuses(write, key)
-        await operator.merge(RESOURCES[plural], thing, written, "", "status")
+        await operator.merge(RESOURCES[plural], thing, change, "", "status")
         await gone(anna, plural, thing)
 
 
@@ -218,11 +218,11 @@ async def _unstamped(policies: Cluster, reader: Reader) -> None:
             value = named("flyerjobs", name, job())
             value["metadata"]["annotations"] = claims
             try:
-                made = await anna.create(jobs, value, "default")
+                created_job = await anna.create(jobs, value, "default")
             finally:
                 await gone(anna, "flyerjobs", name)
-            found: dict[str, Any] = made["metadata"].get("annotations") or {}
-            return found
+            annotations: dict[str, Any] = created_job["metadata"].get("annotations") or {}
+            return annotations
 
         for _ in range(600):
             if names.USER_ANNOTATION not in await created():
@@ -333,7 +333,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
     name = f"queue-{secrets.token_hex(4)}"
     async with await acting(policies, "clara", "queued") as clara:
 
-        async def made(labels: dict[str, str] | None = None, **spec: Any) -> None:
+        async def create_queue(labels: dict[str, str] | None = None, **spec: Any) -> None:
             value = named("flyerjobs", name, job(**spec))
             value["metadata"]["labels"] = labels or {}
             await clara.create(jobs, value, "default")
@@ -341,17 +341,17 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
 
         for _ in range(300):  # quotas and RBAC are read from watches
             with contextlib.suppress(ForbiddenError):
-                await made(queue="nightly")
-                if await refused(made(queue="research")):
+                await create_queue(queue="nightly")
+                if await refused(create_queue(queue="research")):
                     break
             await asyncio.sleep(0.1)
         await gone(api, "flyerjobs", name)
         key = "a queue of others"
-        await reader.refuses(made(queue="research"), key)
-        await reader.refuses(made({names.QUEUE_LABEL: "research"}), key)
+        await reader.refuses(create_queue(queue="research"), key)
+        await reader.refuses(create_queue({names.QUEUE_LABEL: "research"}), key)
         for spec in ({"queue": "nightly"}, {"queue": "free"}, {"queue": "default"}, {}):
-            await made(**spec)
-        await made({names.QUEUE_LABEL: "research"}, queue="nightly")
+            await create_queue(**spec)
+        await create_queue({names.QUEUE_LABEL: "research"}, queue="nightly")
         value = named("flyerjobs", name, job(queue="free"))
         await clara.create(jobs, value, "default")
         moved = clara.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
@@ -371,10 +371,14 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
     own, other = await acting(policies, AGENT, node="a1"), await acting(policies, AGENT, node="b7")
     unbound, anna = await acting(policies, AGENT), await acting(policies, "anna")
     async with own, other, unbound, anna:
-        made = named("nodehealths", "a1", {"spec": {}})
-        await reader.refuses(other.create(healths, made), "an object by the agent next door")
-        await reader.refuses(unbound.create(healths, made), "an object by an agent of no node")
-        await own.create(healths, made)
+        agent_health = named("nodehealths", "a1", {"spec": {}})
+        await reader.refuses(
+            other.create(healths, agent_health), "an object by the agent next door"
+        )
+        await reader.refuses(
+            unbound.create(healths, agent_health), "an object by an agent of no node"
+        )
+        await own.create(healths, agent_health)
         patch = {"status": {"state": "Healthy"}}
         await own.merge(healths, "a1", patch, "", "status")
         lie = {"status": {"state": "Unknown", "reason": "DriverHangs"}}
@@ -393,5 +397,5 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
         assert (await anna.merge(healths, "a1", drain))["spec"]["drain"]["by"] == "anna"
         await anna.delete(healths, "a1")
         # So may the agent.
-        await own.create(healths, made)
+        await own.create(healths, agent_health)
         await own.delete(healths, "a1")

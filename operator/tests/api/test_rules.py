@@ -132,9 +132,9 @@ async def test_what_the_engine_writes_is_taken(api: Api) -> None:
         {**status("Starting", attempt=2), "epoch": 4},
         {**status("Succeeded", attempt=2), "epoch": 4},
     ):
-        found = await api.get(RESOURCES["flyerjobs"], name, "default")
-        found["status"] = step
-        await api.replace(RESOURCES["flyerjobs"], found, "status")
+        current = await api.get(RESOURCES["flyerjobs"], name, "default")
+        current["status"] = step
+        await api.replace(RESOURCES["flyerjobs"], current, "status")
     await gone(api, "flyerjobs", name)
 
 
@@ -152,8 +152,8 @@ async def test_the_token_is_released_and_given_again(api: Api) -> None:
     topologies = RESOURCES["flyertopologies"]
     await gone(api, "flyertopologies", "cluster")
     await stored(api, "flyertopologies", "cluster", {"spec": {}})
-    for epoch, held in ((4, holder), (6, None), (6, {**holder, "job": "bert", "epoch": 6})):
-        patch = {"status": {"epoch": epoch, "holder": held}}
+    for epoch, holder_value in ((4, holder), (6, None), (6, {**holder, "job": "bert", "epoch": 6})):
+        patch = {"status": {"epoch": epoch, "holder": holder_value}}
         await api.merge(topologies, "cluster", patch, "", "status")
     await gone(api, "flyertopologies", "cluster")
 
@@ -161,9 +161,9 @@ async def test_the_token_is_released_and_given_again(api: Api) -> None:
 async def test_defaults_and_null(api: Api) -> None:
     name = f"defaults-{secrets.token_hex(4)}"
     await stored(api, "flyerjobs", name, job(progressDeadline=None))
-    found = await api.get(RESOURCES["flyerjobs"], name, "default")
-    assert found["spec"]["progressDeadline"] is None
-    assert found["spec"]["preemption"] == {
+    current = await api.get(RESOURCES["flyerjobs"], name, "default")
+    assert current["spec"]["progressDeadline"] is None
+    assert current["spec"]["preemption"] == {
         "checkpointGracePeriod": "1m",
         "maxCheckpointGracePeriod": "10m",
         "minRuntime": "15m",
@@ -176,14 +176,14 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
     await stored(api, "flyerquotas", "column", {"spec": {"nodes": 4}})
     await stored(api, "flyertopologies", "cluster", {"spec": {}})
     await stored(api, "nodehealths", "column", {"spec": {}})
-    for short, wanted in (
+    for short, columns in (
         ("fj", "NAME STATE REASON NODES ZONE PRIORITY PROGRESS RESTARTS AGE"),
         ("fq", "NAME USER NAMESPACE TEAM QUEUE PRIORITY NODE-CLASS USED NODES EXPIRES AGE"),
         ("ft", "NAME CROSS-ZONE HOLDER NAMESPACE AGE"),
         ("nh", "NAME STATE REASON GPUS HCAS VALIDATED DRAINED-BY AGE"),
     ):
         table = await asyncio.to_thread(kinds.kubectl, "get", short, "-n", "default")
-        assert " ".join(table.splitlines()[0].split()) == wanted
+        assert " ".join(table.splitlines()[0].split()) == columns
     listed = await asyncio.to_thread(kinds.kubectl, "get", "fireflyer", "-o", "name")
     assert "flyerjob.fireflyer.dev/column" in listed
     for plural in RESOURCES:
@@ -198,8 +198,8 @@ def test_explain_reads_well(kinds: Cluster) -> None:
 
 def test_the_samples_are_what_the_server_takes() -> None:
     """The structural part that needs no server: what Python makes, the schema names."""
-    made = sample_job("one", 2).to_object()
+    sample = sample_job("one", 2).to_object()
     properties = crd.flyerjob_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    assert set(made["spec"]) <= set(properties["properties"]["spec"]["properties"])
+    assert set(sample["spec"]) <= set(properties["properties"]["spec"]["properties"])
     assert TEMPLATE["spec"]["containers"][0]["name"] == "trainer"
     assert len(NODES) == 2

@@ -56,12 +56,12 @@ def test_every_duration_has_one_text(milliseconds: int) -> None:
 
 
 def test_durations_are_values() -> None:
-    one = Duration("1m")
-    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
-    assert Duration("1s") < one
-    assert len({one, Duration("60s")}) == 1
+    minute = Duration("1m")
+    assert pickle.loads(pickle.dumps(minute)) == copy.deepcopy(minute) == minute
+    assert Duration("1s") < minute
+    assert len({minute, Duration("60s")}) == 1
     with pytest.raises(AttributeError):
-        one.milliseconds = 3
+        minute.milliseconds = 3
 
 
 @settings(max_examples=300, derandomize=True)

@@ -57,11 +57,11 @@ class Cluster:
     def add_namespace(self, name: str) -> None:
         value = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
-        def made(store: Any) -> None:
+        def change(store: Any) -> None:
             if ("", name) not in store.table("namespaces", "").entries:
                 store.create("namespaces", value)
 
-        self.do(made)
+        self.do(change)
 
     def add_job(self, name: str, nodes: int = 1, namespace: str = "default", **spec: Any) -> None:
         job = sample_job(name, nodes, **spec).to_object()
@@ -105,34 +105,34 @@ class Cluster:
             "status": {"phase": phase},
         }
 
-        def made(store: Any) -> None:
+        def change(store: Any) -> None:
             store.create("pods", pod, namespace)
             store.patch(
                 "pods", name, {"status": {"phase": phase}}, namespace, "status",
                 kind="application/merge-patch+json",
             )  # fmt: skip
 
-        self.do(made)
+        self.do(change)
         self.server.logs[(namespace, name)] = log
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    found = Cluster()
-    found.start()
-    yield found
-    found.stop()
+    fake_cluster = Cluster()
+    fake_cluster.start()
+    yield fake_cluster
+    fake_cluster.stop()
 
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[KubeClient]:
     runner = asyncio.Runner()
 
-    async def made() -> AsyncKubeClient:
+    async def create() -> AsyncKubeClient:
         return AsyncKubeClient(Api(Access(cluster.server.url), agent="tests"))
 
-    with KubeClient(runner, runner.run(made())) as found:
-        yield found
+    with KubeClient(runner, runner.run(create())) as kube_client:
+        yield kube_client
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ class Shell:
         finally:
             sys.argv = before
             target._plugin = False
-        found = self._capture.readouterr()
-        return Done(status, found.out, found.err)
+        output = self._capture.readouterr()
+        return Done(status, output.out, output.err)
 
 
 @pytest.fixture
@@ -74,13 +74,13 @@ def test_the_program_is_installed_for_kubectl(
     cluster: Cluster, tmp_path: Path, kubeconfig: Path
 ) -> None:
     cluster.add_job("one", namespace="ml")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "from flyer.cli.main import kubectl; kubectl()", "ps"],
         cwd=tmp_path, capture_output=True, text=True, timeout=110,
         env={**os.environ, "KUBECONFIG": str(kubeconfig), "NO_COLOR": "1"},
     )  # fmt: skip
-    assert "ml/one" in done.stdout
-    assert done.stderr == ""
+    assert "ml/one" in result.stdout
+    assert result.stderr == ""
 
 
 def test_without_a_local_cluster_the_target_is_kubectl_s(cluster: Cluster, shell: Shell) -> None:
@@ -100,8 +100,8 @@ def test_without_a_local_cluster_the_target_is_kubectl_s(cluster: Cluster, shell
 def test_a_change_and_its_exit_statuses(cluster: Cluster, shell: Shell) -> None:
     cluster.add_job("one", namespace="ml")
     cluster.set_status("one", running(), "ml")
-    done = shell.run("priority", "one", "high")
-    assert (done.returncode, done.stderr) == (0, "ml/one has priority high\n")
+    result = shell.run("priority", "one", "high")
+    assert (result.returncode, result.stderr) == (0, "ml/one has priority high\n")
     assert cluster.job("one", "ml")["spec"]["priority"] == "high"
     assert shell.run("stop", "one").returncode == 0
     assert cluster.job("one", "ml")["spec"]["stop"] == "Graceful"
@@ -164,11 +164,11 @@ def test_run_exits_with_the_exit_status_of_the_job(cluster: Cluster, shell: Shel
 
     thread = threading.Thread(target=operate)
     thread.start()
-    done = shell.run("run", "job.yaml")
+    result = shell.run("run", "job.yaml")
     thread.join()
-    assert done.stdout == "hello\n", done.stderr
-    assert "ml/one created" in done.stderr
-    assert done.returncode == 7
+    assert result.stdout == "hello\n", result.stderr
+    assert "ml/one created" in result.stderr
+    assert result.returncode == 7
 
 
 def test_the_selection_of_the_target(
@@ -193,8 +193,8 @@ def test_the_selection_of_the_target(
 
 def test_the_completion_scripts_are_up_to_date() -> None:
     for name, text in completion.files().items():
-        written = (completion.FOLDER / name).read_text()
-        assert written == text, "run python -m flyer.cli.completion"
+        file_text = (completion.FOLDER / name).read_text()
+        assert file_text == text, "run python -m flyer.cli.completion"
 
 
 @pytest.mark.parametrize("words", [["flyer", "su"], ["flyer", "ps", "--kube"]])
@@ -203,8 +203,8 @@ def test_bash_completes(words: list[str]) -> None:
         f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _flyer; "
         'echo "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() in (["suspend"], ["--kube", "--kubeconfig"]), done.stderr
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.stdout.split() in (["suspend"], ["--kube", "--kubeconfig"]), result.stderr
 
 
 LIBRARIES = ("pydantic", "kubernetes", "aiohttp", "ruamel", "rich", "typer", "asyncio")
@@ -221,22 +221,22 @@ def imported(*words: str) -> set[str]:
         "from flyer.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-c", look], capture_output=True, text=True, timeout=110
     )
-    assert done.stdout, done.stderr
-    return {name.split(".")[0] for name in done.stderr.split()} | set(done.stderr.split())
+    assert result.stdout, result.stderr
+    return {name.split(".")[0] for name in result.stderr.split()} | set(result.stderr.split())
 
 
 @pytest.mark.parametrize("words", [("--help",), ("completion", "bash"), ("ps", "--help")], ids=str)
 def test_a_command_line_imports_no_slow_module(words: tuple[str, ...]) -> None:
     """Verbs import their modules when they are called; help imports no library."""
-    found = imported(*words)
-    assert found.isdisjoint(LIBRARIES)
+    modules = imported(*words)
+    assert modules.isdisjoint(LIBRARIES)
     if words == ("--help",):
-        assert found.isdisjoint(SLOW)
-    ours = {name for name in found if name.startswith("flyer.")}
-    assert ours <= {
+        assert modules.isdisjoint(SLOW)
+    own_modules = {name for name in modules if name.startswith("flyer.")}
+    assert own_modules <= {
         "flyer.cli", "flyer.cli.main", "flyer.cli.arguments", "flyer.cli.verbs", "flyer.cli.output",
         "flyer.cli.target", "flyer.cli.completion_scripts", "flyer.errors",
     }  # fmt: skip
@@ -254,22 +254,22 @@ def test_a_command_line_imports_no_slow_module(words: tuple[str, ...]) -> None:
         (["show"], "the following arguments are required: JOB"),
         (["ps", "-o", "xml"], "invalid choice: 'xml'"),
     ],
-    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
 def test_a_usage_error_has_a_hint(shell: Shell, words: list[str], message: str) -> None:
-    done = shell.run(*words)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "hint: " in done.stderr
+    result = shell.run(*words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "hint: " in result.stderr
     again = shell.run(*words, *([] if "-o" in words else ["-o", "json"]))
     assert again.stderr.startswith('{"error"' if "-o" not in words else "error:")
 
 
 def test_the_help_of_every_verb_lists_its_options(shell: Shell) -> None:
     for verb in VERBS:
-        done = shell.run(verb.name, "--help")
-        assert done.returncode == 0
+        result = shell.run(verb.name, "--help")
+        assert result.returncode == 0
         for option in verb.arguments:
             for name in option.spellings if option.is_option else ():
-                assert name in done.stdout
+                assert name in result.stdout
     assert shell.run().returncode == 2

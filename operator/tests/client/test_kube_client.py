@@ -51,8 +51,13 @@ def test_jobs_and_job(cluster: Cluster, client: KubeClient) -> None:
     assert [job.key for job in client.jobs()] == ["default/one"]
     client.asynchronous.all_namespaces = True
     assert [job.key for job in client.jobs()] == ["default/one", "other/two"]
-    one = client.job("one")
-    assert (one.state, one.zones, one.progress.step, one.attempt) == ("Running", ["A"], 7, 1)
+    job_view = client.job("one")
+    assert (job_view.state, job_view.zones, job_view.progress.step, job_view.attempt) == (
+        "Running",
+        ["A"],
+        7,
+        1,
+    )
     assert client.job("other/two").state == "Queued"
     with pytest.raises(FlyerError, match="job `default/none`") as refusal:
         client.job("none")
@@ -62,8 +67,8 @@ def test_jobs_and_job(cluster: Cluster, client: KubeClient) -> None:
 def test_changes_patch_the_object(cluster: Cluster, client: KubeClient) -> None:
     cluster.add_job("one")
     cluster.set_status("one", running())
-    seen = client.asynchronous
-    seen._seen = _at_once(seen)  # type: ignore[method-assign]
+    asynchronous = client.asynchronous
+    asynchronous._seen = _at_once(asynchronous)  # type: ignore[method-assign]
     client.suspend("one", reason="a demo")
     job = cluster.job("one")
     assert job["spec"]["suspend"] is True
@@ -80,9 +85,9 @@ def test_changes_patch_the_object(cluster: Cluster, client: KubeClient) -> None:
     assert cluster.job("one")["spec"]["stop"] == "Now"
 
 
-def _at_once(seen: Any) -> Any:
+def _at_once(asynchronous: Any) -> Any:
     async def answer(name: str, _before: Any) -> Any:
-        return await seen.job(name)
+        return await asynchronous.job(name)
 
     return answer
 
@@ -147,8 +152,8 @@ def test_why_reads_only_the_status(cluster: Cluster, client: KubeClient) -> None
     cluster.set_status("one", {"phase": "Queued", "pending": pending, "history": {"attempt": 0}})
     lists = []
 
-    async def listed(*what: Any, **_: Any) -> Any:
-        lists.append(what)
+    async def listed(*arguments: Any, **_: Any) -> Any:
+        lists.append(arguments)
 
     client.asynchronous.api.list = listed  # type: ignore[method-assign]
     answer = client.why("one")
@@ -189,8 +194,8 @@ def test_nodes_queues_and_quotas(cluster: Cluster, client: KubeClient) -> None:
         "spec": {"nodes": 3},
     }
     cluster.do(lambda store: store.create("flyerquotas", quota))
-    (found,) = client.quotas()
-    assert (found.name, found.subject, found.used, found.nodes) == ("all", "default", 1, 3)
+    (view,) = client.quotas()
+    assert (view.name, view.subject, view.used, view.nodes) == ("all", "default", 1, 3)
 
 
 def test_a_watch_yields_changes_over_broken_streams(cluster: Cluster, client: KubeClient) -> None:
@@ -225,8 +230,8 @@ def test_events_start_from_the_client_s_change(cluster: Cluster, client: KubeCli
     """No event between the change and the watch is missed."""
     cluster.add_job("one")
     cluster.set_status("one", running())
-    seen = client.asynchronous
-    seen._seen = _at_once(seen)  # type: ignore[method-assign]
+    asynchronous = client.asynchronous
+    asynchronous._seen = _at_once(asynchronous)  # type: ignore[method-assign]
     client.suspend("one")
     suspension = {
         "reason": "Suspended", "by": "anna", "since": TIME, "deadline": TIME, "limit": TIME,
@@ -257,8 +262,8 @@ def test_logs_of_all_attempts_and_ranks(cluster: Cluster, client: KubeClient) ->
     cluster.add_pod("one", 1, 1, log_of("rank 2 | d", "rank 2 ~ half ", "rank 2 | whole"))
     cluster.add_pod("one", 2, 0, log_of("rank 0 | again", second=9))
     cluster.add_pod("another", 1, 0, log_of("rank 0 | not mine"))
-    found = [(item.attempt, item.rank, item.text) for item in client.logs("one")]
-    assert found == [
+    lines = [(item.attempt, item.rank, item.text) for item in client.logs("one")]
+    assert lines == [
         (1, 0, "a"), (1, 1, "b"), (1, 0, "c"), (1, 2, "d"), (1, 2, "half whole"), (2, 0, "again"),
     ]  # fmt: skip
     assert [entry.text for entry in client.logs("one", rank=2)] == ["d", "half whole"]
@@ -285,9 +290,9 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
 
     thread = threading.Thread(target=resume)
     thread.start()
-    found = [item.text for item in client.logs("one", follow=True, timeout_seconds=60)]
+    texts = [item.text for item in client.logs("one", follow=True, timeout_seconds=60)]
     thread.join()
-    assert sorted(found) == ["first", "second", "third"]  # each once
+    assert sorted(texts) == ["first", "second", "third"]  # each once
 
 
 def test_a_log_resumes_after_a_broken_connection() -> None:
@@ -297,7 +302,7 @@ def test_a_log_resumes_after_a_broken_connection() -> None:
     assert [log.take(line).text for line in first] == ["a", "b"]
     log.reconnected()
     again = [*first, f"{same} rank 0 | c", "2026-11-20T14:05:01Z rank 0 | d"]
-    assert [one.text for line in again if (one := log.take(line))] == ["c", "d"]
+    assert [entry.text for line in again if (entry := log.take(line))] == ["c", "d"]
     # Without the launcher.
     assert PodLog(1, 3, 8).take(f"{same} hello").rank == 24
 
@@ -324,9 +329,9 @@ def test_why_and_suspend_report_a_missing_leader(
     assert answer.summary.startswith("no operator leads")
     assert answer.reasons[0].reason == "NoLeader"
     target = SimpleNamespace(connect=lambda: client)
-    with pytest.raises(FlyerError, match="`one` is still") as caught:
+    with pytest.raises(FlyerError, match="`one` is still") as excinfo:
         write_verbs.suspend("one", target, Output.TABLE, reason="", wait=True, timeout_seconds=0.5)
-    assert caught.value.hint.startswith("no operator leads")
+    assert excinfo.value.hint.startswith("no operator leads")
 
 
 def test_a_renewing_leader_is_detected(cluster: Cluster, client: KubeClient) -> None:

@@ -211,7 +211,7 @@ def test_one_users_failing_starts_make_no_other_avoid_the_node(new_harness: Call
     """Otherwise one user's failing registry causes preemptions while nodes are idle."""
     harness = new_harness(one_zone(2))
     harness.run("low", 1, user="anna", priority="low", progressDeadline=None)
-    taken, free = harness.names("low")[0], {"n0": "n1", "n1": "n0"}[harness.names("low")[0]]
+    used, free = harness.names("low")[0], {"n0": "n1", "n1": "n0"}[harness.names("low")[0]]
     harness.wait(3600)
     for name in ("b", "c", "d"):
         harness.submit(name, 1, user="ben", priority="low")
@@ -220,11 +220,11 @@ def test_one_users_failing_starts_make_no_other_avoid_the_node(new_harness: Call
     harness.submit("high", 1, user="anna", priority="high")
     assert harness.names("high") == (free,)
     assert harness.status("low").phase is Phase.RUNNING
-    assert harness.names("low") == (taken,)
+    assert harness.names("low") == (used,)
     harness.step(StartFailed("default/high", 1, "no sandbox", (free,)))
     harness.empty("high")
     harness.submit("higher", 1, user="clara", priority="extreme-high")  # two users now
-    assert harness.names("higher") == (taken,)
+    assert harness.names("higher") == (used,)
 
 
 def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(

@@ -262,9 +262,9 @@ def test_pods_that_may_not_be_made_are_waited_for(new_harness: Callable, pick: C
     assert harness.status("a").phase is Phase.RUNNING
 
 
-@pytest.mark.parametrize("asked", ["another spec", "suspended and resumed", "unchanged"])
+@pytest.mark.parametrize("change", ["another spec", "suspended and resumed", "unchanged"])
 def test_what_is_asked_anew_is_tried_at_once(
-    new_harness: Callable, pick: Callable, asked: str
+    new_harness: Callable, pick: Callable, change: str
 ) -> None:
     harness = new_harness()
     job = sample_job("a", 2)
@@ -282,15 +282,15 @@ def test_what_is_asked_anew_is_tried_at_once(
         assert harness.status("a").history.refusals == attempt
         if attempt == 1:
             harness.wait(60)
-    if asked == "another spec":
+    if change == "another spec":
         actions = submit(2, ranks_per_node=1)
-    elif asked == "suspended and resumed":
+    elif change == "suspended and resumed":
         submit(2, suspend=True)
         assert harness.status("a").phase is Phase.SUSPENDED
         actions = submit(3)
     else:
         actions = submit(1)
-    if asked == "unchanged":
+    if change == "unchanged":
         assert not pick(actions, Start)
         assert harness.status("a").history.refusals == 2
         return
@@ -352,9 +352,9 @@ def test_a_bug_names_the_job_that_brings_it_to_light(
     harness.run("a", 1)
     harness.run("b", 1)
     before, bad = harness.state, CheckpointReported(A, 1, 7, "x" * 5000)
-    with pytest.raises(JobFault, match="CheckpointReported") as caught:
+    with pytest.raises(JobFault, match="CheckpointReported") as excinfo:
         harness.step(CheckpointReported("default/b", 1, 7, "/b"), bad)
-    assert (caught.value.job, caught.value.event) == (A, bad)
+    assert (excinfo.value.job, excinfo.value.event) == (A, bad)
     assert harness.state is before
     for where, name in (
         (reconcile, "transitions"),
@@ -363,9 +363,9 @@ def test_a_bug_names_the_job_that_brings_it_to_light(
     ):
         with monkeypatch.context() as broken:
             broken.setattr(where, name, None)
-            with pytest.raises(JobFault) as caught:
+            with pytest.raises(JobFault) as excinfo:
                 harness.step(SuspendRequested(A), JobSubmitted(sample_job("c", 9)))
-            assert (caught.value.job, caught.value.event) == (
+            assert (excinfo.value.job, excinfo.value.event) == (
                 A if where is not schedule else "default/c",
                 None,
             )
@@ -375,9 +375,9 @@ def test_steps_are_not_lost_twice(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 1)
     harness.step(CheckpointReported(A, 1, 10, "/ckpt/10"), ProgressReported(A, 1, 14))
-    for attempt, lost in ((1, 4), (2, 0)):
+    for attempt, lost_steps in ((1, 4), (2, 0)):
         harness.step(PodExited(A, attempt, harness.names("a")[0], Killed(9)))
-        assert harness.status("a").eviction.lost_steps == lost
+        assert harness.status("a").eviction.lost_steps == lost_steps
         harness.empty("a")
         harness.wait(60)
         harness.up("a")

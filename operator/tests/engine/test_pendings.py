@@ -52,9 +52,9 @@ def test_a_burst_of_changed_reasons_is_spread(new_harness: Callable) -> None:
     assert harness.status("a59").pending.verdict == "Never"  # the first verdict is never put off
     more = two_zones(9)
     harness.now += 1000
-    written = [action for action in harness.step(*(NodeObserved(node) for node in more))
+    commits = [action for action in harness.step(*(NodeObserved(node) for node in more))
                if isinstance(action, Commit) and action.status.phase is Phase.QUEUED]  # fmt: skip
-    assert len(written) <= 10
+    assert len(commits) <= 10
     for _ in range(200):
         harness.wait(1.0)
     assert all(harness.status(f"a{index}").pending.verdict == "Pending" for index in range(60)

@@ -29,14 +29,14 @@ def lay(
     """As the scheduler asks: one zone if it fits, else two."""
     zones = {node.zone for node in free}
     for kind in (single_zone_options(count, zones), cross_zone_options(count, zones)):
-        found = best(kind, by_zone(free), memory or PlacementHistory())
-        if found is not None:
-            return tuple(node.name for node in found[1])
+        selection = best(kind, by_zone(free), memory or PlacementHistory())
+        if selection is not None:
+            return tuple(node.name for node in selection[1])
     return None
 
 
 @pytest.mark.parametrize(
-    ("count", "free", "wanted"),
+    ("count", "free", "expected"),
     [
         # The zone that fits tightest, even if the other comes first.
         (2, "a0 a1 a2 b0 b1", "b0 b1"),
@@ -51,8 +51,8 @@ def lay(
         (1, "", None),
     ],
 )
-def test_a_gang_takes_the_tightest_fit(count: int, free: str, wanted: str | None) -> None:
-    assert lay(count, nodes(*free.split())) == (tuple(wanted.split()) if wanted else None)
+def test_a_gang_takes_the_tightest_fit(count: int, free: str, expected: str | None) -> None:
+    assert lay(count, nodes(*free.split())) == (tuple(expected.split()) if expected else None)
 
 
 def test_a_gang_takes_the_fewest_leaves() -> None:
@@ -92,9 +92,9 @@ def test_a_node_that_failed_the_job_is_avoided_unless_it_is_the_last() -> None:
 def test_the_same_zone_layout_may_be_found_in_other_zones() -> None:
     memory = PlacementHistory((("a0", "A"), ("a1", "A")))
     options = same_zone_layout_options(memory, {"A", "B"})
-    found = best(options, by_zone(nodes("a0", "b0", "b1")), memory)
-    assert found is not None
-    assert [node.name for node in found[1]] == ["b0", "b1"]
+    selection = best(options, by_zone(nodes("a0", "b0", "b1")), memory)
+    assert selection is not None
+    assert [node.name for node in selection[1]] == ["b0", "b1"]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

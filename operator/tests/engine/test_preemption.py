@@ -329,12 +329,12 @@ def test_a_node_that_does_not_empty_is_not_waited_for(new_harness: Callable) -> 
     harness.wait(10)
     harness.submit("b", 1, priority="high", nodeClass="default", zone="A")
     assert harness.names("b") == harness.names("a")
-    stuck, others = harness.names("a"), harness.names("other")
+    stuck, other_nodes = harness.names("a"), harness.names("other")
     harness.wait(10)  # a's grace is over: killed
     harness.wait(29)
     assert harness.names("b") == stuck
     harness.wait(1)  # and its node does not empty
-    assert harness.names("b")[0] in others
+    assert harness.names("b")[0] in other_nodes
     assert harness.status("other").phase is Phase.SUSPENDING
     assert harness.names("a") != stuck
 

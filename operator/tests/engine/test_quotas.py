@@ -157,8 +157,8 @@ def test_auto_does_not_wait_at_a_level_that_has_room_in_too_small_a_class_alone(
 ) -> None:
     harness = new_harness(_two_classes(a100=6, v100=2))
     harness.step(QuotaObserved(Quota("high", priority="high", node_class="a100", nodes=2)))
-    found = harness.run("one", 3, priority="auto")
-    assert (found.priority, found.assignment.node_class) == (Priority.NORMAL, "a100")
+    status = harness.run("one", 3, priority="auto")
+    assert (status.priority, status.assignment.node_class) == (Priority.NORMAL, "a100")
 
 
 def test_a_job_waits_for_no_nodes_of_a_class_in_which_its_limit_has_no_room(
@@ -245,16 +245,16 @@ def test_stop_is_a_field_of_the_object(new_harness: Callable, mode: str) -> None
 def test_requeue_names_the_attempt_once(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("one", 2)
-    asked = sample_job("one", 2)
+    annotated = sample_job("one", 2)
     notes = {"fireflyer.dev/requeue": "1", "fireflyer.dev/changed-by": "anna"}
-    asked = asked.replace(metadata=asked.metadata.replace(annotations=notes))
-    harness.step(JobSubmitted(asked))
+    annotated = annotated.replace(metadata=annotated.metadata.replace(annotations=notes))
+    harness.step(JobSubmitted(annotated))
     assert harness.status("one").suspension.message == "requeued by anna"
     harness.wait(60)
     harness.empty("one")
     assert harness.status("one").history.attempt == 2
     harness.up("one")
-    harness.step(JobSubmitted(asked))
+    harness.step(JobSubmitted(annotated))
     assert harness.status("one").phase is Phase.RUNNING
 
 
@@ -300,14 +300,14 @@ def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(
     harness.step(QuotaObserved(Quota("anna", "anna", nodes=1)))
     harness.run("bad", 1, user="anna", priority="low")
     harness.run("other", 1, user="ben", priority="extreme-high")
-    (held,) = harness.names("bad")
+    (node_name,) = harness.names("bad")
     harness.wait(100)  # past its minRuntime
     harness.submit("taker", 1, user="ben", priority="high")  # it waits for the node of `bad`
-    assert harness.names("taker") == (held,)
-    kept = replace(
-        next(node for node in harness.nodes if node.name == held), ready=False, reason="kept"
+    assert harness.names("taker") == (node_name,)
+    observed = replace(
+        next(node for node in harness.nodes if node.name == node_name), ready=False, reason="kept"
     )
-    actions = harness.step(JobQuarantined("default/bad"), NodeObserved(kept))
+    actions = harness.step(JobQuarantined("default/bad"), NodeObserved(observed))
     assert "default/bad" not in harness.state.jobs
     assert all(getattr(action, "job", "") != "default/bad" for action in actions)
     assert harness.names("taker") == ()
@@ -330,11 +330,11 @@ metadata: {name: gpt, namespace: lab}
 spec: {nodes: 1, template: {spec: {containers: [{name: t, image: i, command: [c]}]}}}
 """
     (job,) = load_manifest(text)
-    found = set()
+    users = set()
     for user in ("", "system:serviceaccount:lab:a", "system:serviceaccount:lab:b"):
         metadata = job.metadata.replace(annotations={USER_ANNOTATION: user} if user else {})
-        found.add(job.replace(metadata=metadata).user)
-    assert found == {"lab"}
+        users.add(job.replace(metadata=metadata).user)
+    assert users == {"lab"}
     anna = job.metadata.replace(annotations={USER_ANNOTATION: "anna"})
     assert job.replace(metadata=anna).user == "anna"
 

@@ -31,8 +31,8 @@ def _nodes(count: int, node_class: str = "a100") -> list[Node]:
 
 
 def _unproven(harness: Any, *names: str) -> None:
-    known = {node.name: node for node in harness.nodes}
-    harness.step(*(NodeObserved(replace(known[name], unproven=WHY)) for name in names))
+    by_name = {node.name: node for node in harness.nodes}
+    harness.step(*(NodeObserved(replace(by_name[name], unproven=WHY)) for name in names))
 
 
 def _usable(harness: Any) -> set[str]:
@@ -43,9 +43,9 @@ def test_a_driver_that_hangs_everywhere_takes_out_the_budget_alone(new_harness: 
     harness = new_harness(_nodes(30))
     _unproven(harness, *(f"n{index}" for index in range(30)))
     assert len(_usable(harness)) == 27
-    (one,) = removal_budgets(harness.state)
-    assert (one.budget, one.out, len(one.held)) == (3, ("n0", "n1", "n2"), 27)
-    assert not one.mass_failure
+    (budget,) = removal_budgets(harness.state)
+    assert (budget.budget, budget.out, len(budget.held)) == (3, ("n0", "n1", "n2"), 27)
+    assert not budget.mass_failure
     harness.submit("job", 27)
     assert harness.status("job").phase is Phase.STARTING
 
@@ -75,10 +75,10 @@ def test_evidence_and_people_spend_nothing(new_harness: Callable) -> None:
     harness.step(*(NodeObserved(node) for node in (*drained, *broken)), NodeLost("n5", "PowerLost"))
     _unproven(harness, "n6", "n7", "n8")
     assert _usable(harness) == {"n8", "n9"}
-    (one,) = removal_budgets(harness.state)
-    assert one.defective == ("n3", "n4", "n5")
-    assert one.mass_failure
-    assert one.out == ("n6", "n7")
+    (budget,) = removal_budgets(harness.state)
+    assert budget.defective == ("n3", "n4", "n5")
+    assert budget.mass_failure
+    assert budget.out == ("n6", "n7")
 
 
 def test_each_class_has_its_own_budget_and_the_topology_sets_it(new_harness: Callable) -> None:
@@ -131,25 +131,25 @@ def test_suspicion_never_exceeds_the_budget(signs: list[tuple[int, str]], budget
     for now, (index, sign) in enumerate(signs, 1):
         node = nodes[index]
         latest[index] = sign
-        seen = {
+        observed = {
             "unproven": replace(node, unproven=WHY),
             "broken": replace(node, ready=False, fault="Xid79"),
             "drained": replace(node, ready=False, reason="drained"),
         }.get(sign, node)
-        event = NodeLost(node.name, "PowerLost") if sign == "lost" else NodeObserved(seen)
+        event = NodeLost(node.name, "PowerLost") if sign == "lost" else NodeObserved(observed)
         out_before = {node for of in removal_budgets(state) for node in of.out}
         state, _ = step(state, [event], float(now))
-        for found in removal_budgets(state):
-            assert found.budget == max(budget, 0)
-            assert len(found.out) <= found.budget
+        for budget_state in removal_budgets(state):
+            assert budget_state.budget == max(budget, 0)
+            assert len(budget_state.out) <= budget_state.budget
             # A node is held only where the budget is spent.
-            assert not found.held or len(found.out) == found.budget
+            assert not budget_state.held or len(budget_state.out) == budget_state.budget
         out = {node for of in removal_budgets(state) for node in of.out}
         # No node that is still suspected comes back because of another one.
         assert out_before - {node.name} <= out
     for index, sign in latest.items():
-        known = state.nodes[f"n{index}"]
+        node_state = state.nodes[f"n{index}"]
         if sign in ("broken", "drained", "lost"):
-            assert not known.eligible
+            assert not node_state.eligible
         elif sign == "well":
-            assert known.eligible
+            assert node_state.eligible

@@ -56,7 +56,7 @@ def test_suspend_saves_and_resume_restores(new_harness: Callable, pick: Callable
 def test_a_drained_node_is_left_with_a_checkpoint(new_harness: Callable, pick: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
-    gone, other = (
+    drained_node, other = (
         next(node for node in harness.nodes if node.name == name) for name in harness.names("a")
     )
     assert not harness.step(NodeObserved(replace(other, ready=False, reason="cordoned")))[:-1]
@@ -64,7 +64,7 @@ def test_a_drained_node_is_left_with_a_checkpoint(new_harness: Callable, pick: C
     harness.step(NodeObserved(other))
     harness.step(ProgressReported(A, 1, 41))
     why = "drained by anna: a new disk"
-    drained = replace(gone, ready=False, reason=why, drain=why)
+    drained = replace(drained_node, ready=False, reason=why, drain=why)
     (signal,) = pick(harness.step(NodeObserved(drained)), Signal)
     assert signal.reason == "NodeDrained"
     harness.restart()  # a new leader continues it
@@ -73,9 +73,9 @@ def test_a_drained_node_is_left_with_a_checkpoint(new_harness: Callable, pick: C
     harness.empty("a")
     status = harness.status("a")
     assert status.phase is Phase.STARTING
-    assert gone.name not in harness.names("a")
+    assert drained_node.name not in harness.names("a")
     assert (status.eviction.reason, status.eviction.message) == (
-        "NodeDrained", f"node {gone.name} is {why}",
+        "NodeDrained", f"node {drained_node.name} is {why}",
     )  # fmt: skip
     assert (status.history.restarts, status.history.avoid) == (0, ())
     # A gang that only starts has nothing to save.
@@ -111,7 +111,7 @@ def test_suspend_codes_only_grow(new_harness: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heard", "outcome", "phase"),
+    ("acknowledged", "outcome", "phase"),
     [
         (False, Succeeded(), Phase.SUCCEEDED),  # it ended before it knew
         (True, Succeeded(), Phase.SUSPENDED),  # it saved and left
@@ -120,12 +120,12 @@ def test_suspend_codes_only_grow(new_harness: Callable) -> None:
     ],
 )
 def test_how_a_pod_may_leave_while_suspending(
-    new_harness: Callable, heard: bool, outcome: object, phase: Phase
+    new_harness: Callable, acknowledged: bool, outcome: object, phase: Phase
 ) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(SuspendRequested(A))
-    if heard:
+    if acknowledged:
         harness.step(SuspendReceived(A, 1))
     harness.step(*(PodExited(A, 1, name, outcome) for name in ("a0", "a1")))
     harness.empty("a")

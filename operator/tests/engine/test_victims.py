@@ -15,10 +15,10 @@ CANDIDATES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), min_size
 
 def best_cost(candidates: list[Candidate], need: int) -> int | None:
     costs = [
-        sum(victim.cost_node_ms for victim in chosen)
+        sum(victim.cost_node_ms for victim in selection)
         for size in range(len(candidates) + 1)
-        for chosen in combinations(candidates, size)
-        if sum(victim.gain for victim in chosen) >= need
+        for selection in combinations(candidates, size)
+        if sum(victim.gain for victim in selection) >= need
     ]
     return min(costs, default=None)
 
@@ -26,21 +26,21 @@ def best_cost(candidates: list[Candidate], need: int) -> int | None:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(candidates=CANDIDATES, need=st.integers(0, 20))
 def test_no_set_that_frees_enough_is_cheaper(candidates: list[Candidate], need: int) -> None:
-    chosen = cheapest_cover(candidates, need)
-    wanted = best_cost(candidates, need)
-    assert (chosen is None) == (wanted is None)
-    if chosen is not None:
-        assert sum(victim.gain for victim in chosen) >= need
-        assert sum(victim.cost_node_ms for victim in chosen) == wanted
+    selection = cheapest_cover(candidates, need)
+    best = best_cost(candidates, need)
+    assert (selection is None) == (best is None)
+    if selection is not None:
+        assert sum(victim.gain for victim in selection) >= need
+        assert sum(victim.cost_node_ms for victim in selection) == best
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(candidates=CANDIDATES, need=st.integers(0, 20))
 def test_the_greedy_set_has_no_superfluous_member(candidates: list[Candidate], need: int) -> None:
-    def enough(chosen: object) -> bool:
-        return sum(victim.gain for victim in chosen) >= need  # type: ignore[attr-defined]
+    def enough(selection: object) -> bool:
+        return sum(victim.gain for victim in selection) >= need  # type: ignore[attr-defined]
 
-    chosen = cheapest_set(candidates, enough)
-    assert (chosen is None) == (best_cost(candidates, need) is None)
-    for victim in chosen or ():
-        assert not enough([other for other in chosen or () if other is not victim])
+    selection = cheapest_set(candidates, enough)
+    assert (selection is None) == (best_cost(candidates, need) is None)
+    for victim in selection or ():
+        assert not enough([other for other in selection or () if other is not victim])

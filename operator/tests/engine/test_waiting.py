@@ -152,8 +152,8 @@ def test_a_false_max_runtime_buys_no_time(new_harness: Callable, pick: Callable)
     eta = harness.status("large").pending.eta
     harness.run("liar", 1, activeDeadline="1h", preemption=stays, progressDeadline=None)
     assert not harness.status("liar").assignment.backfill
-    for asked in ({"activeDeadline": "100h"}, {}):
-        spec = {"activeDeadline": None, "preemption": stays, "progressDeadline": None, **asked}
+    for change in ({"activeDeadline": "100h"}, {}):
+        spec = {"activeDeadline": None, "preemption": stays, "progressDeadline": None, **change}
         harness.step(JobSubmitted(sample_job("liar", 1, **spec)))
     (signal,) = pick(harness.wait(3600), Signal)
     assert (signal.job, signal.reason) == ("default/liar", "DeadlineExceeded")

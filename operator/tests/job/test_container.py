@@ -58,13 +58,13 @@ class Sidecar:
         self.connection.settimeout(SECONDS)
         self.lines = self.connection.makefile("rb")
 
-    def hear(self, **wanted: Any) -> dict[str, Any]:
+    def hear(self, **expected: Any) -> dict[str, Any]:
         """The next message that has these fields."""
         while True:
             line = self.lines.readline()
-            assert line, f"the launcher closed the connection before {wanted}"
+            assert line, f"the launcher closed the connection before {expected}"
             message = json.loads(line)
-            if wanted.items() <= message.items():
+            if expected.items() <= message.items():
                 return message
 
     def say(self, **message: Any) -> None:
@@ -125,18 +125,18 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def container(tools: Path, tmp_path: Path) -> Iterator[Container]:
     (tmp_path / "run").mkdir()
-    one = Container(tools, tmp_path)
-    yield one
-    if one.process is not None and one.process.poll() is None:
-        one.process.kill()
-        one.process.wait()
+    launcher = Container(tools, tmp_path)
+    yield launcher
+    if launcher.process is not None and launcher.process.poll() is None:
+        launcher.process.kill()
+        launcher.process.wait()
 
 
 @pytest.fixture
 def sidecar(container: Container) -> Iterator[Sidecar]:
-    one = Sidecar(container.folder / "run")
-    yield one
-    one.close()
+    fake_sidecar = Sidecar(container.folder / "run")
+    yield fake_sidecar
+    fake_sidecar.close()
 
 
 def test_ranks_run_with_their_environment_and_one_log(
@@ -422,14 +422,14 @@ def test_the_key_of_the_collectives_is_in_a_private_file(
     sidecar.hear(op="ended")
     sidecar.say(kind="done")
     _, out, _ = container.end()
-    ours = f"{container.folder}/run/ranks/hfreduce.key 0o600 {'5c' * 32}"
-    assert out.splitlines() == [f"rank 1 | {own or ours}"]
+    default_key = f"{container.folder}/run/ranks/hfreduce.key 0o600 {'5c' * 32}"
+    assert out.splitlines() == [f"rank 1 | {own or default_key}"]
 
 
 def test_the_user_s_pythonpath_has_priority(container: Container, sidecar: Sidecar) -> None:
-    mine = container.folder / "mine"
-    mine.mkdir()
-    (mine / "own.py").write_text("x = 1")
+    module_folder = container.folder / "mine"
+    module_folder.mkdir()
+    (module_folder / "own.py").write_text("x = 1")
     container.run(
         """
         import own, os, sys, flyer.job, subprocess
@@ -437,7 +437,7 @@ def test_the_user_s_pythonpath_has_priority(container: Container, sidecar: Sidec
         code = "import own, flyer.job; print(flyer.job.__file__)"
         print(subprocess.check_output(["python3", "-c", code], text=True), end="")
         """,
-        env={"PYTHONPATH": str(mine)},
+        env={"PYTHONPATH": str(module_folder)},
     )
     sidecar.start(ranks_per_node=1)
     sidecar.hear(op="ended")

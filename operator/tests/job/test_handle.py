@@ -24,9 +24,9 @@ class Notebook:
 
         return note
 
-    async def hears(self, what):
+    async def hears(self, name):
         async with asyncio.timeout(20), self.changed:
-            await self.changed.wait_for(lambda: what in [call[0] for call in self.calls])
+            await self.changed.wait_for(lambda: name in [call[0] for call in self.calls])
 
 
 @pytest.fixture

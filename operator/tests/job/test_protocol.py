@@ -98,9 +98,9 @@ def test_a_reply_is_parsed_as_encoded(reply):
     ],
 )
 def test_an_invalid_request_is_refused_with_its_field(line, code, named):
-    with pytest.raises(ProtocolError, match=named) as caught:
+    with pytest.raises(ProtocolError, match=named) as excinfo:
         parse_request(line)
-    assert caught.value.code == code
+    assert excinfo.value.code == code
 
 
 def test_a_fail_request_with_invalid_text_is_accepted():
@@ -109,9 +109,9 @@ def test_a_fail_request_with_invalid_text_is_accepted():
 
 def test_an_oversized_line_is_refused_before_it_is_parsed():
     line = json.dumps({"op": "fail", "reason": "x" * LINE_BYTES_MAX}).encode()
-    with pytest.raises(ProtocolError, match="exceeds") as caught:
+    with pytest.raises(ProtocolError, match="exceeds") as excinfo:
         parse_request(line)
-    assert caught.value.code == "bad_line"
+    assert excinfo.value.code == "bad_line"
 
 
 def test_unknown_fields_are_ignored():

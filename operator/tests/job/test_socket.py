@@ -161,9 +161,9 @@ async def test_a_torn_line_is_garbage(server, notebook):
 async def test_a_failing_handler_is_reported_and_the_connection_stays(server, notebook):
     client = await connect(server)
     notebook.broken = True
-    with pytest.raises(JobSocketError, match="internal") as caught:
+    with pytest.raises(JobSocketError, match="internal") as excinfo:
         await asyncio.to_thread(client.release)
-    assert not caught.value.final
+    assert not excinfo.value.final
     assert server.suspend_code is SuspendCode.NONE
     notebook.broken = False
     await asyncio.to_thread(client.release)

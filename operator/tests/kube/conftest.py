@@ -239,7 +239,7 @@ class Cluster:
 
     def broken(self) -> list[str]:
         """All violated invariants."""
-        found = []
+        violations = []
         living: dict[str, set[str]] = {}
         for pod in self.pods():
             if "foreign" in pod["metadata"].get("annotations", {}):
@@ -249,20 +249,22 @@ class Cluster:
                 labels = pod["metadata"]["labels"]
                 key = f"{labels['fireflyer.dev/job']}-{labels['fireflyer.dev/attempt']}"
                 living.setdefault(node, set()).add(key)
-                found += self._undecided(pod, node)
-        found += [f"{node} serves {sorted(jobs)}" for node, jobs in living.items() if len(jobs) > 1]
+                violations += self._undecided(pod, node)
+        violations += [
+            f"{node} serves {sorted(jobs)}" for node, jobs in living.items() if len(jobs) > 1
+        ]
         reserved: Counter[str] = Counter()
         for value in self.store.all("flyerjobs"):
             status = FlyerJobStatus.model_validate(value.get("status") or {})
             if status.phase in (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING):
                 assert status.assignment is not None
                 if len(set(status.assignment.names)) != value["spec"]["nodes"]:
-                    found.append(f"{value['metadata']['name']} has part of its nodes")
+                    violations.append(f"{value['metadata']['name']} has part of its nodes")
                 reserved.update(status.assignment.names)
             if status.phase is Phase.RUNNING:
-                found += self._gang(value["metadata"]["name"], status)
-        found += [f"{node} is reserved {n} times" for node, n in reserved.items() if n > 1]
-        return found
+                violations += self._gang(value["metadata"]["name"], status)
+        violations += [f"{node} is reserved {n} times" for node, n in reserved.items() if n > 1]
+        return violations
 
     def _undecided(self, pod: dict[str, Any], node: str) -> list[str]:
         """A pod is bound only to a node in its job's stored status."""
@@ -329,8 +331,8 @@ def until() -> Callable[..., object]:
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     """A cluster without nodes and operators."""
-    async with nothing_left(), Cluster() as made:
-        yield made
+    async with nothing_left(), Cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(metrics, "time", found)
-    return found
+    fake_clock = Clock()
+    monkeypatch.setattr(metrics, "time", fake_clock)
+    return fake_clock
 
 
 def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics]:
@@ -36,38 +36,38 @@ def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics
 
 
 def test_an_unreachable_api_server_causes_no_restart(clock: Clock) -> None:
-    found, counted = made(clock, age=3600.0)
+    checked, counted = made(clock, age=3600.0)
     for code in (200, 0, 503, 504):
         counted.called("get", "leases", code, 0.1)
         clock.now += 600
-    assert found.unhealthy_reason() == ""
+    assert checked.unhealthy_reason() == ""
     # It is reachable again: the watches get their time to reconnect.
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX / 2
     counted.called("get", "leases", 404, 0.1)
-    assert found.unhealthy_reason() == ""
+    assert checked.unhealthy_reason() == ""
 
 
 def test_a_silent_watch_of_a_reachable_api_server_causes_a_restart(clock: Clock) -> None:
-    found, counted = made(clock, age=100.0)
+    checked, counted = made(clock, age=100.0)
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX + 1
     counted.called("get", "leases", 200, 0.1)
-    assert "silent for 100 s while the API server responded" in found.unhealthy_reason()
-    assert found.pages()["/healthz"][0] == 503
+    assert "silent for 100 s while the API server responded" in checked.unhealthy_reason()
+    assert checked.pages()["/healthz"][0] == 503
 
 
 def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
-    found, counted = made(clock, age=100.0)
+    health, counted = made(clock, age=100.0)
     counted.called("watch", "pods", 200, 0.1)
     clock.now += 1000
-    assert found.unhealthy_reason() == ""
+    assert health.unhealthy_reason() == ""
 
 
 def test_a_stalled_scheduler_causes_a_restart(clock: Clock) -> None:
     term = SimpleNamespace(serving=True, ticked_at=clock.now)
-    found, _ = made(clock, age=0.0, term=term)
-    assert found.unhealthy_reason() == ""
+    checked, _ = made(clock, age=0.0, term=term)
+    assert checked.unhealthy_reason() == ""
     clock.now += health.TERM_AGE_SECONDS_MAX + 1
-    assert "has made no progress for 121 s" in found.unhealthy_reason()
-    assert found.pages()["/leaderz"] == (200, "ok")
+    assert "has made no progress for 121 s" in checked.unhealthy_reason()
+    assert checked.pages()["/leaderz"] == (200, "ok")

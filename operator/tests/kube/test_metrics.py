@@ -49,19 +49,19 @@ class Gauges:
         }
 
 
-def levels(read):
+def levels(gauges):
     return {
-        "jobs": read.by("flyer_jobs", "phase"),
-        "waiting jobs": read.by("flyer_waiting_jobs", "reason"),
-        "waiting nodes": read.by("flyer_waiting_nodes", "reason"),
-        "queued nodes": read("flyer_queued_nodes"),
-        "gang nodes": read("flyer_gang_nodes"),
-        "occupancy": read("flyer_node_occupancy_ratio"),
-        "token": read("flyer_cross_zone_token_held"),
+        "jobs": gauges.by("flyer_jobs", "phase"),
+        "waiting jobs": gauges.by("flyer_waiting_jobs", "reason"),
+        "waiting nodes": gauges.by("flyer_waiting_nodes", "reason"),
+        "queued nodes": gauges("flyer_queued_nodes"),
+        "gang nodes": gauges("flyer_gang_nodes"),
+        "occupancy": gauges("flyer_node_occupancy_ratio"),
+        "token": gauges("flyer_cross_zone_token_held"),
     }
 
 
-def level(jobs=None, waiting=None, *, held=0, occupancy=0.0, token=0):
+def level(jobs=None, waiting=None, *, held_nodes=0, occupancy=0.0, token=0):
     """`waiting`: nodes by reason, each of one job."""
     waiting = waiting or {}
     return {
@@ -69,7 +69,7 @@ def level(jobs=None, waiting=None, *, held=0, occupancy=0.0, token=0):
         "waiting jobs": dict.fromkeys(waiting, 1),
         "waiting nodes": waiting,
         "queued nodes": sum(waiting.values()),
-        "gang nodes": held,
+        "gang nodes": held_nodes,
         "occupancy": occupancy,
         "token": token,
     }
@@ -105,64 +105,66 @@ async def test_a_preemption_over_two_zones(cluster, until):
     cluster.nodes("AABB")
     started_at = time.monotonic()
     operator = cluster.operator(LEASE)
-    read = Gauges(operator)
+    gauges = Gauges(operator)
     await until(lambda: operator.serves)
-    await until(lambda: read("flyer_nodes", zone="B", state="ready") == 2)
-    assert read("flyer_nodes", zone="A", state="ready") == 2
-    assert read.by("flyer_node_removals", "state")["budget"] == 2
-    assert levels(read) == level()
-    assert read("flyer_leader") == 1
-    assert read("flyer_leader_epoch") == operator.leader.term.epoch > 0
-    assert read("flyer_gangs_started_total") == 0
-    assert read.by("flyer_evictions_total", "reason") == {}
+    await until(lambda: gauges("flyer_nodes", zone="B", state="ready") == 2)
+    assert gauges("flyer_nodes", zone="A", state="ready") == 2
+    assert gauges.by("flyer_node_removals", "state")["budget"] == 2
+    assert levels(gauges) == level()
+    assert gauges("flyer_leader") == 1
+    assert gauges("flyer_leader_epoch") == operator.leader.term.epoch > 0
+    assert gauges("flyer_gangs_started_total") == 0
+    assert gauges.by("flyer_evictions_total", "reason") == {}
 
     cluster.submit("low", 3, priority="low")
     await until(lambda: cluster.phase("low") is Phase.RUNNING)
     first = cluster.status("low")
-    one_runs = level({"Running": 1}, held=3, occupancy=0.75, token=1)
-    await until(lambda: levels(read) == one_runs)
-    assert read("flyer_gangs_started_total") == 1
-    assert read("flyer_job_wait_seconds_count") == 1
-    assert read("flyer_job_wait_seconds_sum") == pytest.approx(waited(first), abs=1e-6)
-    assert read("flyer_gang_node_seconds_total") == 0
+    one_runs = level({"Running": 1}, held_nodes=3, occupancy=0.75, token=1)
+    await until(lambda: levels(gauges) == one_runs)
+    assert gauges("flyer_gangs_started_total") == 1
+    assert gauges("flyer_job_wait_seconds_count") == 1
+    assert gauges("flyer_job_wait_seconds_sum") == pytest.approx(waited(first), abs=1e-6)
+    assert gauges("flyer_gang_node_seconds_total") == 0
 
     cluster.submit("high", 4, priority="high")
     await until(lambda: cluster.phase("high") is Phase.RUNNING)
     high, evicted = cluster.status("high"), cluster.status("low")
     reason = evicted.pending.reason
-    two = level({"Running": 1, "Queued": 1}, {reason: 3}, held=4, occupancy=1.0, token=1)
-    await until(lambda: levels(read) == two)
-    assert read.by("flyer_evictions_total", "reason") == {"Preempted": 1}
+    two = level({"Running": 1, "Queued": 1}, {reason: 3}, held_nodes=4, occupancy=1.0, token=1)
+    await until(lambda: levels(gauges) == two)
+    assert gauges.by("flyer_evictions_total", "reason") == {"Preempted": 1}
     # Its checkpoint at the preemption is not lost.
-    lost = 3 * (evicted.eviction.time - max(evicted.checkpoint.time, first.assignment.running_at))
-    found = read("flyer_lost_node_seconds_total", reason="Preempted")
-    assert found == pytest.approx(lost, abs=1e-6)
+    expected = 3 * (
+        evicted.eviction.time - max(evicted.checkpoint.time, first.assignment.running_at)
+    )
+    lost_seconds = gauges("flyer_lost_node_seconds_total", reason="Preempted")
+    assert lost_seconds == pytest.approx(expected, abs=1e-6)
     low_had = 3 * (evicted.eviction.time - first.assignment.running_at)
-    had = read("flyer_gang_node_seconds_total")
+    had = gauges("flyer_gang_node_seconds_total")
     assert low_had <= had <= 3 * (time.time() - first.assignment.running_at)
-    assert had >= found
-    assert read("flyer_job_wait_seconds_count") == 2
-    assert read("flyer_job_wait_seconds_sum") == pytest.approx(
+    assert had >= lost_seconds
+    assert gauges("flyer_job_wait_seconds_count") == 2
+    assert gauges("flyer_job_wait_seconds_sum") == pytest.approx(
         waited(first) + waited(high), abs=1e-6
     )
 
     cluster.finish("high")
     await until(lambda: cluster.phase("low") is Phase.RUNNING)
-    await until(lambda: levels(read) == one_runs)
-    assert read.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 1}
-    assert read("flyer_gang_node_seconds_total") > had
+    await until(lambda: levels(gauges) == one_runs)
+    assert gauges.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 1}
+    assert gauges("flyer_gang_node_seconds_total") > had
     cluster.finish("low")
     await until(lambda: cluster.phase("low") is Phase.SUCCEEDED)
-    await until(lambda: levels(read) == level())
-    assert read.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 2}
+    await until(lambda: levels(gauges) == level())
+    assert gauges.by("flyer_jobs_ended_total", "phase") == {"Succeeded": 2}
     # No series for a forgotten job, which would always be 0.
-    assert read("flyer_jobs", phase="Queued") == 0
-    assert read("flyer_jobs", phase="Succeeded") is None
-    assert read("flyer_jobs", phase="Failed") is None
-    assert read("flyer_gangs_started_total") == 3
-    assert read("flyer_scheduler_rebuilds_total") == 0
-    assert read("flyer_decision_duration_seconds_count") > 3
-    assert 0 < read("flyer_decision_duration_seconds_sum") < time.monotonic() - started_at
+    assert gauges("flyer_jobs", phase="Queued") == 0
+    assert gauges("flyer_jobs", phase="Succeeded") is None
+    assert gauges("flyer_jobs", phase="Failed") is None
+    assert gauges("flyer_gangs_started_total") == 3
+    assert gauges("flyer_scheduler_rebuilds_total") == 0
+    assert gauges("flyer_decision_duration_seconds_count") > 3
+    assert 0 < gauges("flyer_decision_duration_seconds_sum") < time.monotonic() - started_at
 
 
 async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monkeypatch):
@@ -171,15 +173,15 @@ async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monk
     )  # then the state that Kubernetes reports is used
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
-    read = Gauges(operator)
+    gauges = Gauges(operator)
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     first = cluster.status("a")
     cluster.kubelets.lose_node("a1")
     await until(lambda: cluster.status("a").eviction)
     evicted = cluster.status("a").eviction
-    await until(lambda: read.by("flyer_evictions_total", "reason") == {"NodeFailures": 1})
-    assert read("flyer_lost_node_seconds_total", reason="NodeFailures") == pytest.approx(
+    await until(lambda: gauges.by("flyer_evictions_total", "reason") == {"NodeFailures": 1})
+    assert gauges("flyer_lost_node_seconds_total", reason="NodeFailures") == pytest.approx(
         2 * (evicted.time - first.assignment.running_at), abs=1e-6
     )
     assert evicted.reason in EVICTION_REASONS
@@ -188,26 +190,26 @@ async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monk
 def test_every_reason_of_an_eviction_has_its_series():
     """Only the engine writes reasons, where a gang loses its nodes."""
     final = {"Stopped", "DeadlineExceeded"}  # the job is over: no eviction
-    found = set()
+    reasons = set()
     for path in Path(engine.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if name == "FailureCause" and isinstance(node.args[0], ast.Constant):
-                found.add(node.args[0].value)
+                reasons.add(node.args[0].value)
             for keyword in node.keywords:
                 named = keyword.arg == "reason" and isinstance(keyword.value, ast.Constant)
                 if named and name in ("restart", "request_suspension"):
-                    found.add(keyword.value.value)
-    assert found >= {"Preempted", "StartFailed", "HardwareFault", "ObjectVanished"}
-    assert found - final <= set(EVICTION_REASONS)
+                    reasons.add(keyword.value.value)
+    assert reasons >= {"Preempted", "StartFailed", "HardwareFault", "ObjectVanished"}
+    assert reasons - final <= set(EVICTION_REASONS)
 
 
 async def test_call_metrics_equal_the_api_servers_count(cluster, until):
     cluster.nodes("AB")
     operator = cluster.operator(LEASE)
-    read = Gauges(operator)
+    gauges = Gauges(operator)
     await until(lambda: operator.serves)
     refuse = {"code": 409, "reason": "Conflict", "agent": operator.name}
     refused = Fault("refuse", "create", "pods/binding", **refuse)
@@ -226,7 +228,7 @@ async def test_call_metrics_equal_the_api_servers_count(cluster, until):
     def reported():
         keys, names = counted(), ("verb", "resource", "code")
         return {
-            key: read("flyer_api_requests_total", **dict(zip(names, key, strict=True)))
+            key: gauges("flyer_api_requests_total", **dict(zip(names, key, strict=True)))
             for key in keys
         }
 
@@ -236,18 +238,18 @@ async def test_call_metrics_equal_the_api_servers_count(cluster, until):
     assert calls["create", "pods/binding", "409"] == 1
     assert calls["create", "pods/binding", "201"] == 2
     for verb in {verb for verb, _, _ in calls}:
-        took = read("flyer_api_request_duration_seconds_count", verb=verb)
+        took = gauges("flyer_api_request_duration_seconds_count", verb=verb)
         assert took == sum(count for key, count in calls.items() if key[0] == verb), verb
 
 
 async def test_faults_rebuilds_and_terms(cluster, until):
     cluster.nodes("AA")
     operator = cluster.operator(LEASE)
-    read = Gauges(operator)
+    gauges = Gauges(operator)
     cluster.submit("a", 1)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     operator.gateway._enqueue(CheckpointReported("default/a", 1, 7, "x" * 5000))
-    await until(lambda: read.by("flyer_job_faults_total", "kind") == {"event": 1})
+    await until(lambda: gauges.by("flyer_job_faults_total", "kind") == {"event": 1})
 
     cluster.store.table("flyerjobs").checks.append(
         lambda _, after: (
@@ -257,25 +259,27 @@ async def test_faults_rebuilds_and_terms(cluster, until):
         )
     )
     cluster.submit("odd", 1)
-    await until(lambda: read("flyer_jobs_quarantined") == 1)
-    assert read("flyer_job_faults_total", kind="status") >= 1
-    assert read("flyer_scheduler_rebuilds_total") >= 1
-    assert read("flyer_leader") == 1
+    await until(lambda: gauges("flyer_jobs_quarantined") == 1)
+    assert gauges("flyer_job_faults_total", kind="status") >= 1
+    assert gauges("flyer_scheduler_rebuilds_total") >= 1
+    assert gauges("flyer_leader") == 1
     operator.task.cancel()
-    await until(lambda: read("flyer_leader") == 0)
+    await until(lambda: gauges("flyer_leader") == 0)
 
 
 async def test_a_silent_watch_grows_old(cluster, until):
     operator = cluster.operator(LEASE)
-    read = Gauges(operator)
+    gauges = Gauges(operator)
     await until(lambda: operator.serves)
     cluster.server.faults.watches.frozen = True
     caches = operator.cache.caches
     await until(lambda: all(cach.age_seconds > 0.5 for cach in caches))
     operator.metrics.set_watch_ages((cach.resource.plural, cach.age_seconds) for cach in caches)
-    ages = read.by("flyer_watch_age_seconds", "resource")
+    ages = gauges.by("flyer_watch_age_seconds", "resource")
     assert ages.keys() == {cach.resource.plural for cach in caches}
-    assert all(0.5 < age <= one.age_seconds for age, one in zip(ages.values(), caches, strict=True))
+    assert all(
+        0.5 < age <= cache.age_seconds for age, cache in zip(ages.values(), caches, strict=True)
+    )
 
 
 def test_every_series_is_looked_at_by_a_test_of_metrics():

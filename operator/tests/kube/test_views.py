@@ -32,8 +32,8 @@ def node(allocatable: dict[str, str], capacity: dict[str, str]) -> dict[str, Any
 def test_slots_are_the_devices_that_work_or_the_cores(
     allocatable: dict[str, str], capacity: dict[str, str], slots: int, usable: bool
 ) -> None:
-    seen = shape_node(node(allocatable, capacity)).node
-    assert (seen.slots, seen.ready) == (slots, usable)
+    view = shape_node(node(allocatable, capacity)).node
+    assert (view.slots, view.ready) == (slots, usable)
 
 
 def test_only_the_operators_part_of_a_jobs_metadata_is_kept() -> None:
@@ -57,8 +57,8 @@ def test_only_the_operators_part_of_a_jobs_metadata_is_kept() -> None:
     assert view.job is not None, view.problem
     assert view.job.metadata.annotations == {"fireflyer.dev/user": "anna"}
     assert view.job.metadata.labels == {"kueue.x-k8s.io/queue-name": "q", "fireflyer.dev/x": "y"}
-    kept = {"name", "namespace", "uid", "annotations", "labels"}
-    assert view.job.metadata.to_object().keys() == kept
+    keys = {"name", "namespace", "uid", "annotations", "labels"}
+    assert view.job.metadata.to_object().keys() == keys
     assert (view.job.user, view.job.queue, view.finalizers) == ("anna", "q", ("a/b",))
     assert len(value["metadata"]["annotations"]) == 2  # type: ignore[arg-type]  the caller's stays
 

@@ -27,11 +27,13 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_SECONDS = 40.0
 
 
-def until(what: str, met: Callable[[], Any], timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
+def until(
+    description: str, condition: Callable[[], Any], timeout_seconds: float = TIMEOUT_SECONDS
+) -> Any:
     """Poll until the condition is true. Returns its value."""
     deadline = time.monotonic() + timeout_seconds
-    while not (value := met()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_seconds:g} s"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{description}: not within {timeout_seconds:g} s"
         time.sleep(0.01)
     return value
 
@@ -153,16 +155,16 @@ class Bench:
         """A client that reads the state directory without a driver."""
         return reader(self.state)
 
-    def job(self, name: str, met: Callable[[JobView], Any], what: str) -> JobView:
+    def job(self, name: str, condition: Callable[[JobView], Any], description: str) -> JobView:
         """Wait until a job's view meets a condition."""
         client = self.client()
         last: list[JobView] = []
 
         def look() -> bool:
             last[:] = [job for job in client.jobs() if job.name == name]
-            return bool(last) and bool(met(last[0]))
+            return bool(last) and bool(condition(last[0]))
 
-        until(f"{name}: {what}", look)
+        until(f"{name}: {description}", look)
         return last[0]
 
     def step(self, name: str, step: int) -> JobView:

@@ -91,9 +91,9 @@ def test_an_invalid_line_is_refused_without_effect_on_others(served, line, words
 
 def test_errors_travel_with_their_status_and_hint(served):
     with Channel(served[0]) as channel:
-        with pytest.raises(FlyerError) as caught:
+        with pytest.raises(FlyerError) as excinfo:
             channel.call("missing")
-        assert (caught.value.exit_status, caught.value.hint) == (102, "look elsewhere")
+        assert (excinfo.value.exit_status, excinfo.value.hint) == (102, "look elsewhere")
         with pytest.raises(FlyerError, match="bad argument"):
             channel.call("broken")
 
@@ -111,14 +111,14 @@ def test_a_silent_server_is_a_timeout_and_a_dead_one_unreachable(tmp_path):
         listener.bind(path)
         listener.listen()
         with Channel(path, timeout_seconds=0.05) as channel:
-            with pytest.raises(FlyerError) as caught:
+            with pytest.raises(FlyerError) as excinfo:
                 channel.call("jobs")
-            assert caught.value.code == "Timeout"
+            assert excinfo.value.code == "Timeout"
             accepted, _ = listener.accept()
             accepted.close()
-            with pytest.raises(FlyerError) as caught:
+            with pytest.raises(FlyerError) as excinfo:
                 channel.call("jobs")
-            assert caught.value.code == "Unreachable"
+            assert excinfo.value.code == "Unreachable"
 
 
 def test_a_disconnected_watcher_is_removed(served):

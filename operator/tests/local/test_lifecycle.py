@@ -18,8 +18,8 @@ def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_history
     driver.kill()
     driver.wait()
     bench.until("every process gone", lambda: not bench.survivors(), 5)
-    shown = bench.flyer("ps", "-o", "json")
-    assert '"reason": "NoDriver"' in shown.stdout, shown.stderr
+    result = bench.flyer("ps", "-o", "json")
+    assert '"reason": "NoDriver"' in result.stdout, result.stderr
     bench.go()
     again = bench.flyer("run", manifest, "--logs", "0")
     assert again.returncode == 0, again.stderr

@@ -37,10 +37,10 @@ def test_every_verb_prints_json_and_yaml_that_parse(running):
     jobs = {job["name"]: job for job in json.loads(bench.flyer("ps", "-o", "json").stdout)}
     assert jobs["runs"]["placement"][1] == {"name": "a1", "zone": "A", "firstRank": 2}
     assert jobs["runs"]["progress"]["totalSteps"] == 20
-    shown = json.loads(bench.flyer("show", "runs", "-o", "json").stdout)
-    assert shown["object"]["kind"] == "FlyerJob"
-    assert [event["sequence"] for event in shown["events"]] == sorted(
-        event["sequence"] for event in shown["events"]
+    output = json.loads(bench.flyer("show", "runs", "-o", "json").stdout)
+    assert output["object"]["kind"] == "FlyerJob"
+    assert [event["sequence"] for event in output["events"]] == sorted(
+        event["sequence"] for event in output["events"]
     )
     lines = bench.flyer("logs", "runs", "--rank", "0", "-o", "json").stdout.splitlines()
     assert json.loads(lines[-1])["text"] == "step 4"
@@ -110,10 +110,10 @@ def test_the_reference_page_names_every_event_reason():
 
 
 def test_help_has_examples():
-    shown = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "flyer.cli", "--help"], capture_output=True, text=True, check=True
     )
-    assert "flyer suspend JOB" in shown.stdout
+    assert "flyer suspend JOB" in result.stdout
 
 
 def test_the_example_cluster_is_valid():

@@ -14,9 +14,9 @@ def test_quotas_of_the_cluster_file(bench):
     assert "quota all has 1 of 3 nodes left for " in waiting.message
     (quota,) = json.loads(bench.flyer("quotas", "-o", "json").stdout)
     assert (quota["used"], quota["nodes"], quota["jobs"]) == (2, 3, ["default/job"])
-    shown = bench.flyer("queues").stdout
-    assert "QUOTA" in shown
-    assert "2/3" in shown
+    output = bench.flyer("queues").stdout
+    assert "QUOTA" in output
+    assert "2/3" in output
     why = bench.flyer("why", "second")
     assert "flyer suspend default/job" in why.stdout
     changed = bench.flyer("priority", "second", "high")

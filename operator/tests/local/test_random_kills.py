@@ -27,14 +27,14 @@ def test_random_kills(bench, seed):
         # a moment after the job got a little further, so that the kills fall on different steps
         with suppress(FlyerError, AssertionError):
             bench.step("job", 6 * kill + choose.randrange(1, 6))
-        what = choose.choice(["driver", "driver", "term", "node", "rank", "fork-server"])
-        if what in ("driver", "term"):
-            driver.send_signal(signal.SIGKILL if what == "driver" else signal.SIGTERM)
+        target = choose.choice(["driver", "driver", "term", "node", "rank", "fork-server"])
+        if target in ("driver", "term"):
+            driver.send_signal(signal.SIGKILL if target == "driver" else signal.SIGTERM)
             driver.wait(20)
             bench.until("every process gone", lambda: not bench.survivors(), 5)
             driver = bench.drive(manifest, nodeReturnSeconds=1)
         else:
-            _kill_in_a_node(bench, what, choose)
+            _kill_in_a_node(bench, target, choose)
     assert bench.ended(driver) == 0, bench.err()
     steps = {
         line.text for line in bench.client_on_disk().logs("job", rank=0) if "step " in line.text
@@ -42,14 +42,14 @@ def test_random_kills(bench, seed):
     assert {f"step {number}" for number in range(1, 61)} <= steps
 
 
-def _kill_in_a_node(bench, what, choose):
+def _kill_in_a_node(bench, target, choose):
     with suppress(FlyerError, OSError):
         busy = [node for node in bench.client().nodes() if node.pids]
         if not busy:
             return
         node = choose.choice(busy)
-        pids = {"node": node.pids, "rank": node.pids[1:][:1], "fork-server": []}[what]
-        if what == "fork-server":
+        pids = {"node": node.pids, "rank": node.pids[1:][:1], "fork-server": []}[target]
+        if target == "fork-server":
             stat = Path(f"/proc/{node.supervisor_pid}/stat").read_text()
             pids = [int(stat.rpartition(")")[2].split()[1])]
         for pid in pids:

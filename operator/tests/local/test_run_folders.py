@@ -69,11 +69,11 @@ def test_a_living_drivers_folder_stays(states: Path) -> None:
 
 
 def test_a_folder_whose_state_was_deleted_goes_and_a_foreign_one_stays(states: Path) -> None:
-    gone, other = Store.open(states / "gone"), Store.open(states / "other")
-    gone.close()
-    for path in sorted(gone.paths.root.rglob("*"), reverse=True):
+    deleted, other = Store.open(states / "gone"), Store.open(states / "other")
+    deleted.close()
+    for path in sorted(deleted.paths.root.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    gone.paths.root.rmdir()
+    deleted.paths.root.rmdir()
     base = Path(tempfile.gettempdir()) / f"flyer-{os.getuid()}-"
     open_to_all = Path(f"{base}open")
     open_to_all.mkdir(mode=0o700)
@@ -87,7 +87,7 @@ def test_a_folder_whose_state_was_deleted_goes_and_a_foreign_one_stays(states: P
     link.symlink_to(other.paths.root)
     moment = time.time() + run_folders.QUIET_SECONDS + 60
     assert run_folders.remove_dead(other.paths, now=moment) == 1
-    assert not gone.paths.run.exists()
+    assert not deleted.paths.run.exists()
     for item in (open_to_all, lying, young, link, other.paths.root, other.paths.run):
         assert item.exists()
     assert run_folders.remove_dead(other.paths, now=later()) == 1

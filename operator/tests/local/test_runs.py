@@ -141,9 +141,9 @@ def test_a_dead_node_is_replaced_in_its_zone_and_ranks_keep_their_places(bench):
     ]  # fmt: skip
     assert places == [("a0", 0), ("a2", 2), ("b0", 4), ("b1", 6)]
     assert after.attempts[-1].same_zone_layout is True
-    lost = [node for node in bench.client().nodes() if node.state == "Lost"]
-    assert [node.name for node in lost] == ["a1"]
-    assert str(victim.supervisor_pid) in lost[0].reason
+    lost_nodes = [node for node in bench.client().nodes() if node.state == "Lost"]
+    assert [node.name for node in lost_nodes] == ["a1"]
+    assert str(victim.supervisor_pid) in lost_nodes[0].reason
     bench.until(
         "the node's return",
         lambda: all(node.state != "Lost" for node in bench.client().nodes()),
@@ -272,8 +272,8 @@ def test_a_stolen_master_port_is_named_and_the_next_attempt_has_another(bench):
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     ports = [int(line.split(" port ")[1]) for line in run.stdout.splitlines() if " port " in line]
-    stolen, *others = dict.fromkeys(ports)
-    assert len(others) == 1
+    stolen, *other_ports = dict.fromkeys(ports)
+    assert len(other_ports) == 1
     (evicted,) = [line for line in run.stderr.splitlines() if "Restarted" in line]
     assert f"MASTER_PORT {stolen} is in use by another program on node a0" in evicted
     assert "a restart of the job gets another port" in evicted

@@ -49,10 +49,10 @@ def test_the_error_names_an_invalid_job_file(tmp_path):
 
 @pytest.mark.parametrize("block", [1, 3, 64])
 @pytest.mark.parametrize(
-    ("data", "kept"),
+    ("data", "expected"),
     [(b"", b""), (b"torn", b""), (b"a\n", b"a\n"), (b"aaaa\nbb\ntorn", b"aaaa\nbb\n")],
 )
-def test_a_long_file_is_read_from_its_end(tmp_path, monkeypatch, block, data, kept):
+def test_a_long_file_is_read_from_its_end(tmp_path, monkeypatch, block, data, expected):
     monkeypatch.setattr(store_module, "BLOCK_BYTES", block)
     monkeypatch.setattr(type(tmp_path), "read_bytes", None)  # it may be larger than memory
     path = tmp_path / "decisions.jsonl"
@@ -61,7 +61,7 @@ def test_a_long_file_is_read_from_its_end(tmp_path, monkeypatch, block, data, ke
     appender.append_line("new")
     appender.close()
     with path.open("rb") as file:
-        assert file.read() == kept + b"new\n"
+        assert file.read() == expected + b"new\n"
 
 
 def test_a_torn_last_line_is_cut_off_by_the_next_append(tmp_path):
@@ -118,17 +118,17 @@ def test_a_socket_folder_that_others_may_write_is_refused(tmp_path):
 
 def test_the_only_cluster_here_is_found_and_several_are_listed(tmp_path, monkeypatch):
     monkeypatch.delenv("FLYER_STATE", raising=False)
-    with pytest.raises(FlyerError) as caught:
+    with pytest.raises(FlyerError) as excinfo:
         find_state(start=tmp_path)
-    assert caught.value.exit_status == 107
+    assert excinfo.value.exit_status == 107
     Store.open(tmp_path / ".flyer" / "one").close()
     assert find_state(start=tmp_path).root == tmp_path / ".flyer" / "one"
     two = Store.open(tmp_path / ".flyer" / "two")
     assert find_state(start=tmp_path).root == tmp_path / ".flyer" / "two", "the living one"
     two.close()
-    with pytest.raises(FlyerError, match="2 clusters") as caught:
+    with pytest.raises(FlyerError, match="2 clusters") as excinfo:
         find_state(start=tmp_path)
-    assert caught.value.exit_status == 2
+    assert excinfo.value.exit_status == 2
 
 
 def test_logs_give_every_line_once_and_a_last_line_without_end_at_the_end(tmp_path):

@@ -226,7 +226,7 @@ TestAnythingGoes = AnythingGoes.TestCase
 
 def test_new_random_operations_in_every_run() -> None:
     """New histories in each run; FLYER_SEED=N repeats those of a failure."""
-    drawn = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
-    print(f"FLYER_SEED={drawn}")
+    random_seed = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
+    print(f"FLYER_SEED={random_seed}")
     otherwise = settings(AnythingGoes.TestCase.settings, derandomize=False, database=None)
-    run_state_machine_as_test(seed(drawn)(AnythingGoes), settings=otherwise)
+    run_state_machine_as_test(seed(random_seed)(AnythingGoes), settings=otherwise)

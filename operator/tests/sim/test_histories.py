@@ -58,13 +58,13 @@ def test_new_histories_in_every_run(chunk: int) -> None:
 
 
 def test_a_seed_determines_its_history() -> None:
-    one, other = History(7), History(7)
-    assert one.run() == other.run()
-    assert one.state == other.state
+    first, other = History(7), History(7)
+    assert first.run() == other.run()
+    assert first.state == other.state
 
 
-def finds(what: str, seeds: int = 150) -> None:
-    with pytest.raises(Violation, match=what):
+def finds(message: str, seeds: int = 150) -> None:
+    with pytest.raises(Violation, match=message):
         play(seeds, 0)
 
 

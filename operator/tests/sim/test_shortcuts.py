@@ -51,7 +51,7 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
     monkeypatch.setattr(random_cluster, "SETTINGS", settings)
     # A text that is postponed because too many remedies are computed is not a decision either.
     monkeypatch.setattr(remedies, "_SEARCHES_MAX", 1_000)
-    found = {}
+    digests = {}
     for seed in seeds:
         digest = hashlib.sha256()
 
@@ -63,8 +63,8 @@ def played(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> dict[int, s
 
         monkeypatch.setattr(random_cluster, "step", recorded)
         History(seed).run()
-        found[seed] = digest.hexdigest()
-    return found
+        digests[seed] = digest.hexdigest()
+    return digests
 
 
 def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +151,9 @@ def test_a_stale_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
-    kept = CycleState.is_schedule_due
+    is_due = CycleState.is_schedule_due
     monkeypatch.setattr(
-        CycleState, "is_schedule_due", lambda cycle, state: kept(cycle, state) and cycle.changed
+        CycleState, "is_schedule_due", lambda cycle, state: is_due(cycle, state) and cycle.changed
     )
     with contextlib.suppress(Violation):  # some job may never start
         assert played(monkeypatch, seeds) != right
@@ -164,11 +164,11 @@ def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
     right = played(monkeypatch, seeds)
-    known: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     real = queue_update._Update._entry
     monkeypatch.setattr(
         queue_update._Update, "_entry",
-        lambda update, job: known.setdefault(job.key, real(update, job)),
+        lambda update, job: entries.setdefault(job.key, real(update, job)),
     )  # fmt: skip
     with contextlib.suppress(Violation):
         assert played(monkeypatch, seeds) != right
@@ -180,6 +180,6 @@ def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch
     seeds = range(25)
     right = played(monkeypatch, seeds)
     monkeypatch.setattr(
-        unschedulable.UnschedulableNeeds, "is_unschedulable", lambda one, *_args: one._least
+        unschedulable.UnschedulableNeeds, "is_unschedulable", lambda needs, *_args: needs._least
     )
     assert played(monkeypatch, seeds) != right

@@ -34,17 +34,17 @@ async def serving(respond, context=None):
 @contextlib.asynccontextmanager
 async def node_server(pki, name="server"):
     """Responds over TLS, with the authorization of each request."""
-    seen = []
+    tokens = []
 
     async def respond(request):
-        seen.append(request.headers.get("Authorization"))
+        tokens.append(request.headers.get("Authorization"))
         return web.json_response(NODE)
 
     issued = Authority(pki).issue(name, name, hosts=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(issued.certificate, issued.key)
     async with serving(respond, context) as port:
-        yield port, seen
+        yield port, tokens
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def later(monkeypatch):
 
 
 async def test_the_token_of_a_service_account_is_read_again(account, later, monkeypatch):
-    async with node_server(account) as (port, seen):
+    async with node_server(account) as (port, tokens):
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
         async with Api(await find_access(), agent="test", limits=LIMITS) as api:
@@ -86,14 +86,14 @@ async def test_the_token_of_a_service_account_is_read_again(account, later, monk
             await api.get(NODES, "n")
             later(61)
             await api.get(NODES, "n")
-            assert seen == ["bearer first", "bearer first", "bearer second"]
+            assert tokens == ["bearer first", "bearer first", "bearer second"]
             (account / "token").unlink()
             later(61)
             with pytest.raises(UnreachableError, match="token"):
                 await api.get(NODES, "n")
             (account / "token").write_text("third")
             await api.get(NODES, "n")
-            assert seen[3:] == ["bearer third"]
+            assert tokens[3:] == ["bearer third"]
 
 
 async def test_a_service_account_without_a_server_is_an_error(account, monkeypatch):
@@ -103,21 +103,21 @@ async def test_a_service_account_without_a_server_is_an_error(account, monkeypat
 
 
 async def test_a_server_with_another_authority_gets_no_request(tmp_path):
-    ours, other = tmp_path / "ours", tmp_path / "other"
-    for folder in (ours, other):
+    own, other = tmp_path / "ours", tmp_path / "other"
+    for folder in (own, other):
         folder.mkdir()
         Authority(folder)
-    async with node_server(other) as (port, seen):
+    async with node_server(other) as (port, tokens):
         url = f"https://127.0.0.1:{port}"
-        ca = Access(url, {"BearerToken": "Bearer secret"}, ssl_ca_cert=str(ours / "ca.crt"))
+        ca = Access(url, {"BearerToken": "Bearer secret"}, ssl_ca_cert=str(own / "ca.crt"))
         async with Api(ca, agent="test", limits=LIMITS) as api:
             with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
                 await api.get(NODES, "n")
-        assert not seen
+        assert not tokens
 
 
 async def test_the_server_name_of_a_kubeconfig_is_verified(tmp_path):
-    async with node_server(tmp_path) as (port, seen):
+    async with node_server(tmp_path) as (port, tokens):
         cluster = {
             "server": f"https://localhost:{port}",
             "certificate-authority": str(tmp_path / "ca.crt"),
@@ -134,14 +134,14 @@ async def test_the_server_name_of_a_kubeconfig_is_verified(tmp_path):
         )  # fmt: skip
         async with Api(await find_access(str(path)), agent="test", limits=LIMITS) as api:
             assert await api.get(NODES, "n") == NODE
-        assert seen == ["Bearer secret"]
+        assert tokens == ["Bearer secret"]
 
 
 async def test_a_redirect_takes_no_token_to_another_server():
-    seen = []
+    tokens = []
 
     async def elsewhere(request):
-        seen.append(request.headers.get("Authorization"))
+        tokens.append(request.headers.get("Authorization"))
         return web.json_response(NODE)
 
     async with serving(elsewhere) as other:
@@ -153,7 +153,7 @@ async def test_a_redirect_takes_no_token_to_another_server():
             token = {"BearerToken": "Bearer secret"}
             async with Api(Access(f"http://127.0.0.1:{port}", token), agent="test") as api:
                 await api.get(NODES, "n")
-    assert seen == [None]
+    assert tokens == [None]
 
 
 async def test_the_password_of_a_proxy_is_in_no_error():
@@ -164,9 +164,9 @@ async def test_the_password_of_a_proxy_is_in_no_error():
         settings = Access(host="https://127.0.0.1:1")
         settings.proxy = f"http://bob:s3cret@127.0.0.1:{port}"
         async with Api(settings, agent="test", limits=LIMITS) as api:
-            with pytest.raises(UnreachableError, match="ClientHttpProxyError") as caught:
+            with pytest.raises(UnreachableError, match="ClientHttpProxyError") as excinfo:
                 await api.get(NODES, "n")
-    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in str(excinfo.value)
 
 
 async def test_a_ca_that_is_missing_is_an_error_of_access(account):

@@ -22,7 +22,7 @@ async def watched(api_server, connect):
         cache = Cache(
             connect(page_objects=3),
             resource,
-            lambda one: one["spec"]["maxRestarts"],
+            lambda value: value["spec"]["maxRestarts"],
             lambda key, before, after: reported.append((key[1], before, after)),
             settings=WatchSettings(backoff_seconds=0.01, **settings),
             optional=optional,
@@ -60,8 +60,8 @@ def stored(api_server):
 
 def held(cache, api_server):
     names = [job["metadata"]["name"] for job in api_server.store.all("flyerjobs")]
-    found = {name: cache.get("default", name) for name in names}
-    return found if len(found) == len(cache) else None
+    cached = {name: cache.get("default", name) for name in names}
+    return cached if len(cached) == len(cache) else None
 
 
 async def test_it_lists_and_follows(api_server, watched, until):

@@ -31,8 +31,8 @@ from fakekube.generators.samples import job_object as job
 async def test_temporary_errors_are_retried(api_server, connect, fault):
     api = connect(answer_seconds=0.3)
     api_server.faults.add(fault)
-    made = await api.create(FLYERJOBS, job("a"), "default")
-    assert made["metadata"]["uid"]
+    created = await api.create(FLYERJOBS, job("a"), "default")
+    assert created["metadata"]["uid"]
     assert fault.times == 0
 
 
@@ -156,11 +156,11 @@ async def test_no_more_calls_at_once_than_allowed(api_server, connect):
     api_server.faults.add(Fault("delay", seconds=0.02, times=12))
     slots = api._slots
 
-    async def one(index):
+    async def create_job(index):
         nonlocal under_way
         await api.create(FLYERJOBS, job(f"j{index}"), "default")
 
-    tasks = [asyncio.create_task(one(index)) for index in range(12)]
+    tasks = [asyncio.create_task(create_job(index)) for index in range(12)]
     await asyncio.sleep(0.01)
     assert slots.locked()
     await asyncio.gather(*tasks)
@@ -170,6 +170,6 @@ async def test_no_more_calls_at_once_than_allowed(api_server, connect):
 async def test_lists_are_read_in_pages(api_server, connect):
     for index in range(7):
         api_server.store.create("flyerjobs", job(f"j{index}"), "default")
-    found = await connect(page_objects=3).list(FLYERJOBS)
-    assert [match["metadata"]["name"] for match in found] == [f"j{index}" for index in range(7)]
+    items = await connect(page_objects=3).list(FLYERJOBS)
+    assert [match["metadata"]["name"] for match in items] == [f"j{index}" for index in range(7)]
     assert sum(call.verb == "list" for call in api_server.faults.calls) == 3

@@ -76,56 +76,56 @@ async def test_a_leader_that_cannot_renew_stops_before_its_successor_starts(api_
 
 
 async def test_each_term_has_a_unique_epoch(candidate):
-    one = candidate("a")
-    assert await one.acquire() == 1
-    await one.release()
-    second = await one.acquire()
+    election = candidate("a")
+    assert await election.acquire() == 1
+    await election.release()
+    second = await election.acquire()
     assert second == 2
-    assert await one.acquire() == 3  # its own earlier Lease, which it did not release
+    assert await election.acquire() == 3  # its own earlier Lease, which it did not release
 
 
 async def test_a_renewal_waits_behind_no_other_call(api_server, connect, until):
     api = connect("a", concurrency_max=1, answer_seconds=300, call_seconds=300)
     stuck = api_server.faults.add(Fault("hang", resource="flyerjobs"))
     job = job_object("x")
-    others = [asyncio.create_task(api.create(FLYERJOBS, job, "default")) for _ in range(9)]
+    creations = [asyncio.create_task(api.create(FLYERJOBS, job, "default")) for _ in range(9)]
     await until(lambda: not stuck.times)
-    one = Election(api, "a", SETTINGS)
+    election = Election(api, "a", SETTINGS)
     async with asyncio.timeout(100):
-        assert await one.acquire() == 1
-    for other in others:
+        assert await election.acquire() == 1
+    for other in creations:
         other.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*creations, return_exceptions=True)
 
 
 async def test_deleting_the_lease_does_not_reset_the_epoch(api_server, candidate):
-    one = candidate("a")
-    await one.acquire()
-    assert await one.raise_epoch(41) == 41
+    election = candidate("a")
+    await election.acquire()
+    assert await election.raise_epoch(41) == 41
     assert lease(api_server)["leaseTransitions"] == 40
-    assert await one.raise_epoch(7) == 41
+    assert await election.raise_epoch(7) == 41
 
 
 async def test_a_lease_taken_by_another_holder_ends_the_term(api_server, candidate):
-    one = candidate("a")
-    await one.acquire()
-    hold = asyncio.create_task(one.hold())
+    election = candidate("a")
+    await election.acquire()
+    hold = asyncio.create_task(election.hold())
     patch = {"spec": {"holderIdentity": "b", "leaseTransitions": 9}}
     api_server.store.patch("leases", "flyer-operator", patch, "fireflyer-system")
     async with asyncio.timeout(60):
         await hold
-    assert not one.leads
+    assert not election.leads
 
 
 async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, candidate):
-    one = candidate("a")
-    epoch = await one.acquire()
-    hold = asyncio.create_task(one.hold())
+    election = candidate("a")
+    epoch = await election.acquire()
+    hold = asyncio.create_task(election.hold())
     for _ in range(3):
         api_server.faults.add(Fault("lose", verb="update", agent="a"))
         await asyncio.sleep(0.1)
-    assert one.leads
-    assert one.epoch == epoch
+    assert election.leads
+    assert election.epoch == epoch
     hold.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await hold
@@ -136,55 +136,55 @@ async def test_a_lease_is_taken_and_kept_though_each_write_is_performed_unheard(
 ):
     """The retry of each is refused: the first attempt has changed the Lease."""
     settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
-    unheard = Fault("lose", verb="update", resource="leases", times=1000, every=2)
-    api_server.faults.faults += [Fault("lose", verb="create", resource="leases"), unheard]
-    one = Election(connect("a", call_seconds=100, answer_seconds=100), "a", settings)
+    fault = Fault("lose", verb="update", resource="leases", times=1000, every=2)
+    api_server.faults.faults += [Fault("lose", verb="create", resource="leases"), fault]
+    election = Election(connect("a", call_seconds=100, answer_seconds=100), "a", settings)
     async with asyncio.timeout(60):
-        assert await one.acquire() == 1
-        assert await one.acquire() == 2  # its own
-    kept_until = time.monotonic() + one.fence()
-    hold = asyncio.create_task(one.hold())
-    await until(lambda: unheard.committed >= 5)
+        assert await election.acquire() == 1
+        assert await election.acquire() == 2  # its own
+    kept_until = time.monotonic() + election.fence()
+    hold = asyncio.create_task(election.hold())
+    await until(lambda: fault.committed >= 5)
     hold.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await hold
-    assert one.epoch == 2
-    assert time.monotonic() + one.fence() >= kept_until + settings.retry_seconds
+    assert election.epoch == 2
+    assert time.monotonic() + election.fence() >= kept_until + settings.retry_seconds
 
 
 async def test_an_unanswered_renewal_is_retried_in_time(api_server, connect, until):
     settings = replace(SETTINGS, duration_seconds=10, renew_seconds=8)
-    one = Election(connect("a", answer_seconds=100, call_seconds=100), "a", settings)
-    epoch = await one.acquire()
+    election = Election(connect("a", answer_seconds=100, call_seconds=100), "a", settings)
+    epoch = await election.acquire()
     first = lease(api_server)["renewTime"]
     silent = Fault("hang", verb="update", resource="leases")
     api_server.faults.add(silent)
-    hold = asyncio.create_task(one.hold())
+    hold = asyncio.create_task(election.hold())
     await until(lambda: silent.committed == 1 and lease(api_server)["renewTime"] != first)
-    assert one.leads
-    assert one.epoch == epoch
+    assert election.leads
+    assert election.epoch == epoch
     hold.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await hold
 
 
 async def test_an_epoch_raised_without_a_response_is_known(api_server, candidate):
-    one = candidate("a")
-    await one.acquire()
+    election = candidate("a")
+    await election.acquire()
     api_server.faults.add(Fault("lose", verb="update", agent="a"))
-    assert await one.raise_epoch(7) == 7
+    assert await election.raise_epoch(7) == 7
     patch = {"spec": {"holderIdentity": "b"}}
     api_server.store.patch("leases", "flyer-operator", patch, "fireflyer-system")
     with pytest.raises(LeadershipLostError):
-        await one.raise_epoch(9)
+        await election.raise_epoch(9)
 
 
 async def test_a_fenced_client_writes_no_more(api_server, connect, candidate):
-    one = candidate("a")
-    await one.acquire()
-    api = connect("writer").fenced(one.fence)
+    election = candidate("a")
+    await election.acquire()
+    api = connect("writer").fenced(election.fence)
     await api.create(FLYERJOBS, job_object("x"), "default")
-    await one.release()
+    await election.release()
     with pytest.raises(LeadershipLostError):
         await api.delete(FLYERJOBS, "x", "default")
     assert await api.get(FLYERJOBS, "x", "default")

@@ -21,11 +21,11 @@ OBJECTS = st.lists(
 
 
 def read(text: bytes, size: int, gather: int) -> tuple[list[object], str]:
-    reader, found = ListReader(gather), []
+    reader, items = ListReader(gather), []
     for at in range(0, len(text), size):
-        found += reader.feed(text[at : at + size])
-    found += reader.end()
-    return found, reader.version
+        items += reader.feed(text[at : at + size])
+    items += reader.end()
+    return items, reader.version
 
 
 @given(

@@ -32,21 +32,21 @@ async def http(api):
 
 
 async def events(response, count):
-    found = []
+    received = []
     async with asyncio.timeout(60):
-        while len(found) < count:
+        while len(received) < count:
             event = json.loads(await response.content.readline())
             if event["type"] != "BOOKMARK":
-                found.append(event)
-    return found
+                received.append(event)
+    return received
 
 
 async def test_a_status_is_written_apart_and_compared_by_version(http):
     answer = await http.post(JOBS, json={**job("a", nodes=1), "status": {"phase": "Failed"}})
     assert answer.status == 201
-    made = await answer.json()
-    assert "status" not in made
-    version = made["metadata"]["resourceVersion"]
+    created = await answer.json()
+    assert "status" not in created
+    version = created["metadata"]["resourceVersion"]
     patch = {"metadata": {"resourceVersion": version}, "status": {"phase": "Queued"}}
     answer = await http.patch(f"{JOBS}/a/status", json=patch, headers=AS_OPERATOR)
     assert answer.status == 200
@@ -133,8 +133,10 @@ async def test_a_bound_pod_runs_ends_and_is_deleted_with_grace(http, api):
         kubelets.add_node("n1", "A")
         pods = "/api/v1/namespaces/default/pods"
         spec = {"schedulerName": "flyer", "containers": [{"name": "main"}]}
-        made = await (await http.post(pods, json={"metadata": {"name": "p"}, "spec": spec})).json()
-        target = {"target": {"name": "n1"}, "metadata": {"uid": made["metadata"]["uid"]}}
+        created = await (
+            await http.post(pods, json={"metadata": {"name": "p"}, "spec": spec})
+        ).json()
+        target = {"target": {"name": "n1"}, "metadata": {"uid": created["metadata"]["uid"]}}
         assert (await http.post(f"{pods}/p/binding", json=target)).status == 201
         assert (await http.post(f"{pods}/p/binding", json=target)).status == 409
         await until(lambda: api.store.get("pods", "p", "default")["status"]["phase"] == "Running")

@@ -20,8 +20,8 @@ async def test_a_leaked_task_is_named():
 async def test_an_open_socket_is_named():
     with pytest.raises(AssertionError, match=r"left behind.*socket:"):
         async with nothing_left(closing_seconds=0.02):
-            left = socket.socket()
-    left.close()
+            connection = socket.socket()
+    connection.close()
 
 
 async def test_transports_that_close_soon_are_waited_for():

@@ -66,10 +66,10 @@ async def test_each_different_write_has_one_death_and_is_performed(stand):
 async def test_of_writes_sent_at_once_one_is_performed(stand):
     _, api, killed = stand
     first = api("operator-1")
-    made = [first.create(PODS, pod(name), "default") for name in "abc"]
+    creations = [first.create(PODS, pod(name), "default") for name in "abc"]
     assert all(
         isinstance(item, UnreachableError)
-        for item in await asyncio.gather(*made, return_exceptions=True)
+        for item in await asyncio.gather(*creations, return_exceptions=True)
     )
     assert len(await api("operator-2").list(PODS)) == 1
     assert killed == ["operator-1"]
@@ -78,8 +78,8 @@ async def test_of_writes_sent_at_once_one_is_performed(stand):
 async def test_refused_writes_and_other_agents_are_not_killed(stand):
     _, api, killed = stand
     other, operator = api("test"), api("operator-1")
-    made = await other.create(PODS, pod("a"), "default")
+    created = await other.create(PODS, pod("a"), "default")
     await other.merge(PODS, "a", {"metadata": {"labels": {"b": "c"}}}, "default")
     with pytest.raises(ConflictError):
-        await operator.replace(PODS, made)
+        await operator.replace(PODS, created)
     assert killed == []

@@ -47,9 +47,9 @@ class Launcher:
 
 
 async def launcher(harness: Any, name: str, state: str = "waiting") -> Launcher:
-    one = Launcher(harness.folder / name)
-    await one.open(state)
-    return one
+    started = Launcher(harness.folder / name)
+    await started.open(state)
+    return started
 
 
 async def started(harness: Any, nodes: int = 2, name: str = "gpt") -> tuple[Any, list[Launcher]]:

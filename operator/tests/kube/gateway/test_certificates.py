@@ -37,9 +37,13 @@ def test_certificates_are_created_once_and_kept() -> None:
     data = renewed(None, NAMES, NOW)
     assert renewed(data, NAMES, NOW) == data
     assert renewed(data, NAMES, NOW + timedelta(days=59)) == data
-    held = leaf(data).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert held.get_values_for_type(x509.DNSName) == NAMES[:1]
-    assert held.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("10.0.0.7")]
+    alternative_names = (
+        leaf(data).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    )
+    assert alternative_names.get_values_for_type(x509.DNSName) == NAMES[:1]
+    assert alternative_names.get_values_for_type(x509.IPAddress) == [
+        ipaddress.ip_address("10.0.0.7")
+    ]
     assert "PRIVATE" not in repr(certificates_of(data))
 
 
@@ -104,8 +108,10 @@ def test_the_webhook_has_a_leaf_for_its_own_names_and_no_other_key() -> None:
     assert webhook.keys() == {"ca.crt", "tls.crt", "tls.key"}
     assert webhook["tls.key"] != data["tls.key"]
     assert trusted(webhook, certificates_of(data).bundle)
-    held = leaf(webhook).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert held.get_values_for_type(x509.DNSName) == WEBHOOK
+    alternative_names = (
+        leaf(webhook).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    )
+    assert alternative_names.get_values_for_type(x509.DNSName) == WEBHOOK
     assert renewed_webhook(data, webhook, WEBHOOK, NOW) == webhook
 
 

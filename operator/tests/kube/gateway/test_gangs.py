@@ -81,16 +81,16 @@ async def test_each_nodes_latest_message_time_is_known(harness: Any) -> None:
 async def test_a_sidecar_of_an_adopted_gang_that_never_connects_is_silent(
     harness: Any,
 ) -> None:
-    for name, phase, missed in (
+    for name, phase, replaceable in (
         ("starts", Phase.STARTING, False), ("ran", Phase.RUNNING, True),
         ("saves", Phase.SUSPENDING, True),
     ):  # fmt: skip
         gang = harness.gang(name)
         gang.job = gang.job.replace(status=gang.job.status.replace(phase=phase))
         harness.expect(gang)
-        heard = harness.gateway.heartbeats()
-        assert {heartbeat.received_at for heartbeat in heard.values()} == {0.0}
-        assert [value.replaceable for value in heard.values()] == [missed, missed]
+        heartbeats = harness.gateway.heartbeats()
+        assert {heartbeat.received_at for heartbeat in heartbeats.values()} == {0.0}
+        assert [value.replaceable for value in heartbeats.values()] == [replaceable, replaceable]
         harness.gateway.forget(gang.key, 1)
 
 
@@ -315,8 +315,8 @@ async def test_a_new_certificate_serves_without_a_restart(harness: Any) -> None:
     gang = harness.gang("two", nodes=1)
     harness.expect(gang)
     await harness.sidecar("two-1-0", authority=certificates_of(data).bundle)
-    one = await launcher(harness, "two-1-0")
-    await one.hear("start")
+    client = await launcher(harness, "two-1-0")
+    await client.hear("start")
 
 
 def _now() -> Any:

@@ -13,31 +13,31 @@ from .tokens import token_of
 
 
 async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
-    def read(name: str, **labels: str) -> float | None:
+    def metric(name: str, **labels: str) -> float | None:
         value: float | None = harness.registry.get_sample_value(name, labels)
         return value
 
     gang = harness.gang()
     started_at = time.monotonic()
     harness.expect(gang)
-    assert read("flyer_gateway_connections") == 0
+    assert metric("flyer_gateway_connections") == 0
     rank0, rank1 = [await harness.greeted(pod.name) for pod in gang.pods]
-    assert read("flyer_gateway_connections") == 2
-    assert read("flyer_gateway_sockets") == 2
-    assert read("flyer_gateway_messages_total", kind="hello") == 2
-    assert read("flyer_gateway_start_seconds_count") == 0
+    assert metric("flyer_gateway_connections") == 2
+    assert metric("flyer_gateway_sockets") == 2
+    assert metric("flyer_gateway_messages_total", kind="hello") == 2
+    assert metric("flyer_gateway_start_seconds_count") == 0
 
     for revision, launcher in ((1, LauncherState.WAITING), (2, LauncherState.RUNNING)):
         for raw in (rank0, rank1):
             await raw.say(Report(revision=revision, launcher=launcher, port=4000, ranks_seen=2))
     await harness.event(GangStarted)
-    assert read("flyer_gateway_messages_total", kind="report") == 4
-    assert read("flyer_gateway_start_seconds_count") == 1
-    took = read("flyer_gateway_start_seconds_sum") or 0.0
+    assert metric("flyer_gateway_messages_total", kind="report") == 4
+    assert metric("flyer_gateway_start_seconds_count") == 1
+    took = metric("flyer_gateway_start_seconds_sum") or 0.0
     assert 0 < took <= time.monotonic() - started_at
 
-    assert read("flyer_gateway_signal_seconds_count") == 0
-    asked = time.monotonic()
+    assert metric("flyer_gateway_signal_seconds_count") == 0
+    requested_at = time.monotonic()
     harness.signal(gang)
     for raw in (rank0, rank1):
         while (await raw.hear_kind("order") or {}).get("suspend") is None:
@@ -47,23 +47,23 @@ async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
     )
     # Only rank 0's acknowledgement is measured, and only once.
     await rank1.say(reported)
-    await harness.until(lambda: read("flyer_gateway_messages_total", kind="report") == 5)
-    assert read("flyer_gateway_signal_seconds_count") == 0
+    await harness.until(lambda: metric("flyer_gateway_messages_total", kind="report") == 5)
+    assert metric("flyer_gateway_signal_seconds_count") == 0
     await rank0.say(reported, replace(reported, revision=4, received=True))
     await harness.event(SuspendReceived)
-    assert read("flyer_gateway_signal_seconds_count") == 1
-    took = read("flyer_gateway_signal_seconds_sum") or 0.0
-    assert 0 < took <= time.monotonic() - asked
+    assert metric("flyer_gateway_signal_seconds_count") == 1
+    took = metric("flyer_gateway_signal_seconds_sum") or 0.0
+    assert 0 < took <= time.monotonic() - requested_at
 
     await rank1.say(Beat())
-    await harness.until(lambda: read("flyer_gateway_messages_total", kind="beat") == 1)
+    await harness.until(lambda: metric("flyer_gateway_messages_total", kind="beat") == 1)
     connection = await harness.raw()
     await connection.say(
         {"kind": "hello", "version": 1, "token": token_of("gpt-1-0", secret="forged")}
     )
     assert await connection.refused() == "bad_token"
-    assert read("flyer_gateway_refusals_total", reason="bad_token") == 1
+    assert metric("flyer_gateway_refusals_total", reason="bad_token") == 1
     for raw in (rank0, rank1):
         raw.close()
-    await harness.until(lambda: read("flyer_gateway_connections") == 0)
-    await harness.until(lambda: read("flyer_gateway_sockets") == 0)
+    await harness.until(lambda: metric("flyer_gateway_connections") == 0)
+    await harness.until(lambda: metric("flyer_gateway_sockets") == 0)

@@ -65,9 +65,9 @@ async def test_a_valid_token_of_a_pod_without_a_gang_is_refused(harness: Any) ->
 
 async def test_another_jobs_token_is_valid_only_for_that_job(harness: Any) -> None:
     """The token identifies a pod, whatever its messages claim."""
-    mine, theirs = harness.gang("mine", nodes=1), harness.gang("theirs", nodes=1)
-    harness.expect(mine)
-    harness.expect(theirs)
+    own_gang, other_gang = harness.gang("mine", nodes=1), harness.gang("theirs", nodes=1)
+    harness.expect(own_gang)
+    harness.expect(other_gang)
     raw = await harness.greeted("theirs-1-0")
     await raw.say({**_body(RUNNING), "job": "lab/mine", "pod": "mine-1-0", "node_rank": 0})
     assert (await harness.event(GangStarted)).job == "lab/theirs"
@@ -281,7 +281,7 @@ class TestFloods:
     ) -> None:
         """Members have reserved slots, and connected ones stay."""
         harness.expect(harness.gang(nodes=8))
-        known = await harness.greeted("gpt-1-0")
+        member_0 = await harness.greeted("gpt-1-0")
         sockets = await asyncio.gather(
             *(
                 asyncio.open_connection(
@@ -290,9 +290,9 @@ class TestFloods:
                 for i in range(400)
             )
         )
-        others = [await harness.greeted(f"gpt-1-{i}") for i in range(1, 8)]
+        other_members = [await harness.greeted(f"gpt-1-{i}") for i in range(1, 8)]
         assert harness.count("too_many") >= 300
-        for member in (known, *others):
+        for member in (member_0, *other_members):
             await member.say(RUNNING)
             assert await member.hear_kind("acknowledgement") is not None
         for _, writer in sockets:

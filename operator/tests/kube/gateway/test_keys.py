@@ -21,13 +21,13 @@ async def keys_of(harness: Any, *names: str, version: int = 2) -> list[str | Non
     raws = [await harness.greeted(name, version=version) for name in names]
     for raw in raws:
         await raw.say(WAITING)
-    found = []
+    keys = []
     for raw in raws:
         while (order := await raw.hear_kind("order") or {})["start"] is None:
             pass
-        found.append(order["start"]["key"])
+        keys.append(order["start"]["key"])
         raw.close()
-    return found
+    return keys
 
 
 async def test_all_pods_of_an_attempt_get_one_key_and_others_another(harness: Any) -> None:
@@ -37,10 +37,10 @@ async def test_all_pods_of_an_attempt_get_one_key_and_others_another(harness: An
     second = await keys_of(harness, "gpt-2-0", "gpt-2-1")
     harness.expect(harness.gang("other"))
     third = await keys_of(harness, "other-1-0", "other-1-1")
-    found = [set(item) for item in (first, second, third)]
-    assert all(len(match) == 1 for match in found)
-    assert len(set.union(*found)) == 3
-    assert all(len(bytes.fromhex(key or "")) == 32 for match in found for key in match)
+    key_sets = [set(item) for item in (first, second, third)]
+    assert all(len(match) == 1 for match in key_sets)
+    assert len(set.union(*key_sets)) == 3
+    assert all(len(bytes.fromhex(key or "")) == 32 for match in key_sets for key in match)
 
 
 async def test_the_next_leader_gives_the_same_key(harness: Any) -> None:
@@ -87,13 +87,13 @@ async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(harness
 
 def test_the_secret_outlives_renewals_and_is_made_where_it_is_missing() -> None:
     now = datetime.now(UTC)
-    held = certificates_of(DATA).secret
-    assert len(bytes.fromhex(held)) == 32
-    assert certificates_of(renewed(DATA, ["another.name"], now)).secret == held
+    secret = certificates_of(DATA).secret
+    assert len(bytes.fromhex(secret)) == 32
+    assert certificates_of(renewed(DATA, ["another.name"], now)).secret == secret
     older = {name: value for name, value in DATA.items() if name != SECRET}
     again = certificates_of(renewed(older, ["localhost", "127.0.0.1"], now))
-    assert again.secret not in ("", held)
-    assert replace(again, secret=held) == certificates_of(DATA)  # running sidecars trust the rest
+    assert again.secret not in ("", secret)
+    assert replace(again, secret=secret) == certificates_of(DATA)  # running sidecars trust the rest
     for bad in (b"", b"zz", b"ab"):
         assert certificates_of(renewed({**DATA, SECRET: bad}, ["localhost"], now)).secret != ""
-    assert held not in repr(certificates_of(DATA))
+    assert secret not in repr(certificates_of(DATA))

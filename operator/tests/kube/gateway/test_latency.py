@@ -76,10 +76,10 @@ async def test_rank_0_knows_in_milliseconds(harness: Any, record_property: Any) 
                 started_at = time.monotonic()
                 harness.signal(gang, seconds=100 + 10 * sample)
                 while True:  # the response to this signal, not to an earlier one
-                    heard, left = (await watcher.stdout.readline()).split()
-                    if float(left) > 95 + 10 * sample:
+                    received_at, seconds_left = (await watcher.stdout.readline()).split()
+                    if float(seconds_left) > 95 + 10 * sample:
                         break
-                seconds.append(float(heard) - started_at)
+                seconds.append(float(received_at) - started_at)
     finally:
         watcher.kill()
         await watcher.wait()

@@ -95,11 +95,11 @@ SETTINGS = GatewaySettings(first_failure_seconds=1.0, peer_lost_seconds=3.0, sta
 SIGKILL = Killed(9, "rank 1: killed by SIGKILL")
 
 
-def limited(found: dict[str, Any], container: str, limit: str) -> dict[str, Any]:
-    for value in found["spec"]["containers"]:
+def limited(pod_object: dict[str, Any], container: str, limit: str) -> dict[str, Any]:
+    for value in pod_object["spec"]["containers"]:
         if value["name"] == container:
             value["resources"] = {"limits": {"memory": limit}}
-    return found
+    return pod_object
 
 
 def test_a_memory_limit_that_was_exceeded_is_named() -> None:
@@ -108,16 +108,16 @@ def test_a_memory_limit_that_was_exceeded_is_named() -> None:
 
 
 def test_the_container_that_ran_out_of_memory_is_blamed_for_another_ones_sigkill() -> None:
-    found = limited(pod(137, message="rank 0 on node a: killed by SIGKILL"), "logger", "64Mi")
+    pod_object = limited(pod(137, message="rank 0 on node a: killed by SIGKILL"), "logger", "64Mi")
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    found["status"]["containerStatuses"][0] |= {"state": {"running": {}}, "lastState": ended}
+    pod_object["status"]["containerStatuses"][0] |= {"state": {"running": {}}, "lastState": ended}
     why = "OOMKilled: container logger exceeded its memory limit 64Mi"
-    assert outcome_of(found) == Killed(9, why)
+    assert outcome_of(pod_object) == Killed(9, why)
 
 
 def test_a_rank_that_fails_by_itself_is_not_out_of_memory() -> None:
-    found = pod(1, "OOMKilled", message=HEADLINE.format(1))
-    assert outcome_of(found) == Failed(1, "rank 3: ValueError: 7")
+    peer_failure = pod(1, "OOMKilled", message=HEADLINE.format(1))
+    assert outcome_of(peer_failure) == Failed(1, "rank 3: ValueError: 7")
 
 
 def test_a_sigkill_waits_for_the_status_of_its_pod() -> None:
@@ -160,8 +160,8 @@ def test_success_and_release_are_reported_at_once() -> None:
 def test_a_pod_that_lost_peers_names_them() -> None:
     exits = Exits(SETTINGS)
     words = "CollectiveError: allreduce #2: rank 0 on node a0 (peer_died): hfreduced ended"
-    lost = failure(0, 10.0, peer_lost=True, traceback=f"Traceback:\n  x\n{words}\n")
-    assert exits.add(0, LOST_PEERS, lost, 10.0) == []
+    result = failure(0, 10.0, peer_lost=True, traceback=f"Traceback:\n  x\n{words}\n")
+    assert exits.add(0, LOST_PEERS, result, 10.0) == []
     assert exits.tick(13.0) == [(0, Killed(0, f"it lost its peers: rank 0: {words}"))]
 
 

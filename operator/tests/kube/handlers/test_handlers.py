@@ -34,8 +34,8 @@ def topology(*zones):
     ],
 )
 def test_quotas(value, holds, reason, words):
-    kind, found, why, message = quota_verdict(value, NODES)
-    assert (kind, found, why) == ("Effective", holds, reason)
+    kind, result, why, message = quota_verdict(value, NODES)
+    assert (kind, result, why) == ("Effective", holds, reason)
     assert words in message
 
 
@@ -49,8 +49,8 @@ def test_quotas(value, holds, reason, words):
     ],
 )
 def test_topologies(value, holds, reason, words):
-    kind, found, why, message = topology_verdict(value, NODES)
-    assert (kind, found, why) == ("Consistent", holds, reason)
+    kind, result_value, why, message = topology_verdict(value, NODES)
+    assert (kind, result_value, why) == ("Consistent", holds, reason)
     assert words in message
 
 
@@ -164,7 +164,7 @@ async def test_only_one_handler_thread_runs(monkeypatch):
         assert runs[0][1].is_set()
         tasks.append(asyncio.create_task(second.run()))
         await asyncio.sleep(0.1)
-        assert [one for one, _ in runs] == [first]
+        assert [name for name, _ in runs] == [first]
         gate.set()
         while len(runs) < 2:
             await asyncio.sleep(0.01)

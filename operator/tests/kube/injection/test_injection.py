@@ -81,8 +81,8 @@ def test_a_labelled_pod_gets_tools_hfreduce_and_its_environment() -> None:
 
 
 def test_with_the_daemon_a_pod_gets_its_sidecar_too() -> None:
-    asked = pod(metadata={"name": "w0", "labels": {"fireflyer.dev/inject": "daemon"}})
-    changed, warnings = inject(asked, SETTINGS)
+    review = pod(metadata={"name": "w0", "labels": {"fireflyer.dev/inject": "daemon"}})
+    changed, warnings = inject(review, SETTINGS)
     assert warnings == []
     tools, daemon = changed["spec"]["initContainers"]
     assert (tools["name"], daemon["name"]) == ("flyer-tools", "flyer-hfreduced")
@@ -117,7 +117,7 @@ def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "request",
     [
         review(pod(), namespace="fireflyer-system"),
         review(pod(), operation="UPDATE"),
@@ -131,8 +131,8 @@ def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
         review({"spec": "none"}),
     ],
 )
-def test_pods_without_the_label_are_not_changed(asked: dict[str, Any]) -> None:
-    answer, result = respond(asked, SETTINGS, OWN)
+def test_pods_without_the_label_are_not_changed(request: dict[str, Any]) -> None:
+    answer, result = respond(request, SETTINGS, OWN)
     assert (result, answer["response"]) == ("unchanged", {"uid": "u1", "allowed": True})
 
 
@@ -194,9 +194,9 @@ async def served() -> AsyncIterator[Served]:
     serving = asyncio.create_task(webhook.serve())
     async with asyncio.timeout(60):
         await webhook.listening.wait()
-    one = Served(webhook, registry)
-    yield one
-    await one.session.close()
+    started = Served(webhook, registry)
+    yield started
+    await started.session.close()
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
 
@@ -236,7 +236,7 @@ async def test_invalid_reviews_are_answered_and_the_pod_is_allowed(
 async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served) -> None:
     """Each of them takes a second of processor time, and the API server waits for two."""
     large = b'{"request": [' + b"[]," * 50_000 + b"[]]}"
-    answered: list[str] = []
+    responses: list[str] = []
 
     async def post(address: str, body: bytes) -> None:
         connector = aiohttp.TCPConnector(local_addr=(address, 0), ssl=False)
@@ -245,16 +245,16 @@ async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served
             session.post(served.url, data=body) as response,
         ):
             await response.read()
-        answered.append(address)
+        responses.append(address)
 
     reached = asyncio.Semaphore(0)
     acquire = served.webhook._semaphore.acquire
 
-    def asked(source: str, cost: int = 1) -> Any:
+    def counted_acquire(source: str, cost: int = 1) -> Any:
         reached.release()
         return acquire(source, cost)
 
-    served.webhook._semaphore.acquire = asked  # type: ignore[method-assign]
+    served.webhook._semaphore.acquire = counted_acquire  # type: ignore[method-assign]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group, acquire("running"):
         for number in range(6):
             group.create_task(post(f"127.0.0.{number + 2}", large))
@@ -263,4 +263,4 @@ async def test_large_reviews_of_many_sources_wait_for_a_small_one(served: Served
         await reached.acquire()
         await asyncio.sleep(0)  # the last one waits for its turn
     assert served.count("injected") == 1
-    assert answered[0] == "127.0.0.1"
+    assert responses[0] == "127.0.0.1"

@@ -47,7 +47,7 @@ def outcome(template, *, dedicated, **fields):
 def _check(cases):
     print(f"FLYER_SEED={SEED}")  # shown on failure
     generator = random.Random(SEED)
-    seen = {"pods": 0, "refused": 0}
+    counts = {"pods": 0, "refused": 0}
     for _ in range(cases):
         template = any_template(generator)
         try:
@@ -58,8 +58,8 @@ def _check(cases):
             reported,
             template,
         )
-        seen["pods" if reported == "pods" else "refused"] += 1
-    assert min(seen.values()) > cases / 50, seen  # both outcomes occur
+        counts["pods" if reported == "pods" else "refused"] += 1
+    assert min(counts.values()) > cases / 50, counts  # both outcomes occur
 
 
 def test_any_template_ends_as_pods_or_a_refusal():

@@ -151,9 +151,9 @@ def test_templates_that_cannot_run_are_refused_with_field_value_and_remedy(
     job = changed(change)
     (reason,) = refusals(job)
     assert reason.startswith(expected)
-    with pytest.raises(PodsRefusedError) as caught:
+    with pytest.raises(PodsRefusedError) as excinfo:
         build(job)
-    assert caught.value.reasons == [reason]
+    assert excinfo.value.reasons == [reason]
 
 
 @pytest.mark.parametrize("kind", ["labels", "annotations"])
@@ -186,11 +186,11 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "longest", "built"),
+    ("own", "longest", "expected"),
     [(0, "10m", 1), (-5, "10m", 1), (None, "0s", 1), (30, "0s", 1), (30, "10m", 30)],
 )
 def test_no_pod_is_removed_before_its_processes_have_ended(
-    own: int | None, longest: str, built: int
+    own: int | None, longest: str, expected: int
 ) -> None:
     """With a grace period of 0 the API server removes a deleted pod at once."""
     body = small()
@@ -202,11 +202,11 @@ def test_no_pod_is_removed_before_its_processes_have_ended(
         "minRuntime": "0s",
     }
     for pod in build(FlyerJob.model_validate(body)):
-        assert pod["spec"]["terminationGracePeriodSeconds"] == built
+        assert pod["spec"]["terminationGracePeriodSeconds"] == expected
 
 
 @pytest.mark.parametrize(
-    ("network", "policy", "built"),
+    ("network", "policy", "expected"),
     [
         (True, None, "ClusterFirstWithHostNet"),
         (True, "ClusterFirst", "ClusterFirstWithHostNet"),
@@ -216,7 +216,7 @@ def test_no_pod_is_removed_before_its_processes_have_ended(
     ],
 )
 def test_the_sidecar_of_a_pod_on_its_nodes_network_finds_the_gateways_service(
-    network: bool, policy: str | None, built: str | None
+    network: bool, policy: str | None, expected: str | None
 ) -> None:
     body = small()
     spec = body["spec"]["template"]["spec"]
@@ -224,7 +224,7 @@ def test_the_sidecar_of_a_pod_on_its_nodes_network_finds_the_gateways_service(
     if policy is not None:
         spec["dnsPolicy"] = policy
     for pod in build(FlyerJob.model_validate(body)):
-        assert pod["spec"].get("dnsPolicy") == built
+        assert pod["spec"].get("dnsPolicy") == expected
 
 
 def test_the_daemon_is_a_sidecar_reachable_only_from_its_pod() -> None:
@@ -253,11 +253,11 @@ def test_the_daemon_is_a_sidecar_reachable_only_from_its_pod() -> None:
 def test_a_daemon_of_the_users_own_stays() -> None:
     body = small()
     body["spec"]["collectives"] = {"daemon": True}
-    theirs = {"name": "HFREDUCE_DAEMON", "value": ""}
-    body["spec"]["template"]["spec"]["containers"][0]["env"] = [theirs]
+    variable = {"name": "HFREDUCE_DAEMON", "value": ""}
+    body["spec"]["template"]["spec"]["containers"][0]["env"] = [variable]
     (pod, _) = build(FlyerJob.model_validate(body))
-    found = [e for e in pod["spec"]["containers"][0]["env"] if e["name"] == "HFREDUCE_DAEMON"]
-    assert found == [theirs]
+    variables = [e for e in pod["spec"]["containers"][0]["env"] if e["name"] == "HFREDUCE_DAEMON"]
+    assert variables == [variable]
 
 
 def test_a_daemon_without_injected_collectives_is_refused() -> None:

@@ -24,9 +24,9 @@ SILENT = 160
 def certificates(tmp_path):
     folder = tmp_path / "certificates"
     folder.mkdir()
-    held = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
+    certs = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
     for name, text in (
-        ("ca.crt", held.bundle), ("tls.crt", held.certificate), ("tls.key", held.key),
+        ("ca.crt", certs.bundle), ("tls.crt", certs.certificate), ("tls.key", certs.key),
     ):  # fmt: skip
         (folder / name).write_text(text)
     return folder
@@ -76,17 +76,17 @@ async def test_floods_at_every_port_leave_the_lease_and_the_scheduler_alone(
         renewed_at = {lease["renewTime"]}
         submitted = 0
         while asyncio.get_running_loop().time() < ends_at:
-            found = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
-            renewed_at.add(found["renewTime"])
+            lease_spec = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
+            renewed_at.add(lease_spec["renewTime"])
             if len(renewed_at) == 6 and not submitted:
                 cluster.submit("a", 2)
                 submitted = len(renewed_at)
             await asyncio.sleep(0.05)
         await stop(flood)
         assert flood.stdout is not None
-        done = json.loads((await flood.stdout.read()).splitlines()[-1])
-        assert done["connections"] >= SILENT
-        assert done["posts"] >= 20
+        counts = json.loads((await flood.stdout.read()).splitlines()[-1])
+        assert counts["connections"] >= SILENT
+        assert counts["posts"] >= 20
         after = cluster.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
         assert after["leaseTransitions"] == lease["leaseTransitions"]
         assert after["holderIdentity"] == lease["holderIdentity"]

@@ -31,8 +31,8 @@ def free_port():
         port = random.randrange(first // 2, first)
         if port in GIVEN:
             continue
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             GIVEN.add(port)
             return port
 
@@ -119,11 +119,11 @@ async def test_it_leads_creates_pods_serves_metrics_and_releases_the_lease(
 
 def test_settings_come_from_flags_and_from_the_environment(capsys):
     env = {"FLYER_LEASE_SECONDS": "9", "FLYER_INJECTION": "true", "FLYER_NAMESPACE": "ff"}
-    found = parse_settings(["--lease-seconds", "5"], env)
-    assert (found.lease_seconds, found.injection, found.namespace) == (5, True, "ff")
-    assert found.endpoint == "flyer-gateway.ff.svc:7443"
-    assert "flyer-webhook.ff.svc" in found.names
-    assert found.webhook_names == ("flyer-webhook.ff.svc", "flyer-webhook.ff.svc.cluster.local")
+    settings = parse_settings(["--lease-seconds", "5"], env)
+    assert (settings.lease_seconds, settings.injection, settings.namespace) == (5, True, "ff")
+    assert settings.endpoint == "flyer-gateway.ff.svc:7443"
+    assert "flyer-webhook.ff.svc" in settings.names
+    assert settings.webhook_names == ("flyer-webhook.ff.svc", "flyer-webhook.ff.svc.cluster.local")
     usual = parse_settings([], {})
     assert (usual.lease_seconds, usual.renew, usual.retry) == (15, 10, 2)
     for env, word in (
@@ -140,8 +140,8 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
 
 
 async def test_a_used_port_ends_it_with_a_message(cluster, kubeconfig):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "flyer.kube", "--kubeconfig", str(kubeconfig),
             "--metrics-port", str(port), "--gateway-port", str(free_port()),
@@ -155,13 +155,13 @@ async def test_a_used_port_ends_it_with_a_message(cluster, kubeconfig):
 async def test_replicas_share_their_certificates(api_server, connect):
     names = ("flyer-gateway.fireflyer-system.svc",)
     keepers = [CertificateManager(connect(f"k{n}"), "fireflyer-system", names) for n in range(3)]
-    seen = []
-    keepers[0].serve_with(seen.append)
-    found = await asyncio.gather(*(keeper.refresh() for keeper in keepers))
+    served = []
+    keepers[0].serve_with(served.append)
+    refreshed = await asyncio.gather(*(keeper.refresh() for keeper in keepers))
     again = await asyncio.gather(*(keeper.refresh() for keeper in keepers))
     assert again[0] == again[1] == again[2]
-    assert again[0] in found
-    assert seen[-1] == again[0]
+    assert again[0] in refreshed
+    assert served[-1] == again[0]
     before = len(api_server.faults.writes())
     await keepers[0].refresh()
     assert len(api_server.faults.writes()) == before
@@ -183,15 +183,15 @@ async def test_the_webhook_configuration_gets_the_ca_bundle(api_server, connect)
     value = {"metadata": {"name": "flyer-injection"}, "webhooks": hooks}
     api_server.store.create("mutatingwebhookconfigurations", value)
     keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",), webhook=("w.svc",))
-    found = await keeper.refresh()
+    current = await keeper.refresh()
     stored = api_server.store.get("mutatingwebhookconfigurations", "flyer-injection")
     config = stored["webhooks"][0]["clientConfig"]
-    assert base64.b64decode(config["caBundle"]).decode() == found.bundle
+    assert base64.b64decode(config["caBundle"]).decode() == current.bundle
     assert config["service"] == {"name": "w"}
     mounted = api_server.store.get("secrets", "flyer-webhook-certificate", "fireflyer-system")
     assert mounted["data"].keys() == {"ca.crt", "tls.crt", "tls.key"}
-    assert base64.b64decode(mounted["data"]["ca.crt"]).decode() == found.bundle
-    assert base64.b64decode(mounted["data"]["tls.key"]).decode() != found.key
+    assert base64.b64decode(mounted["data"]["ca.crt"]).decode() == current.bundle
+    assert base64.b64decode(mounted["data"]["tls.key"]).decode() != current.key
 
 
 async def test_a_late_or_overwritten_webhook_configuration_gets_the_ca_bundle(

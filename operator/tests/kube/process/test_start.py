@@ -20,15 +20,15 @@ sys.exit(3)
 
 
 def test_it_ends_at_once_although_nothing_is_there_yet():
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ENDED_EARLY], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_nothing_of_the_operator_is_imported_before():
     script = "import flyer.kube.start, sys; print('flyer.kube.__main__' in sys.modules)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "False\n"
+    assert result.stdout == "False\n"

@@ -96,14 +96,14 @@ class Scene:
         request = Request("CREATE", target, name, User("anna"))
         admit = self._admission.gate(lambda *_: request)
         try:
-            found = self.store.create(plural, body, admit=admit)
+            stored = self.store.create(plural, body, admit=admit)
             if status is not None:
                 patch = {"status": status}
-                found = self.store.patch(plural, name, patch, namespace, "status")
+                stored = self.store.patch(plural, name, patch, namespace, "status")
         except ApiRefusal as error:
             refusal = error
         else:
-            return found
+            return stored
         assert any(field in str(refusal) for field in FIELDS), str(refusal)
         assert refusal.code in (400, 403, 422), refusal.code
         return None
@@ -115,17 +115,17 @@ class Scene:
 
 def job_case(scene: Scene, number: int) -> str:
     value = any_object(scene.random, "flyerjobs", f"any-{number}")
-    found = scene.written("flyerjobs", value)
-    if found is None:
+    stored = scene.written("flyerjobs", value)
+    if stored is None:
         # It may have been stored under an older definition.
         view = shape_job({**value, "metadata": {**value["metadata"], "uid": "u"}})
         assert view.job is not None or view.problem or "managedBy" in value["spec"]
         return "refused"
-    view = shape_job(found)
+    view = shape_job(stored)
     if view.job is None:
         assert not view.problem, view.problem
         return "of another controller"
-    job = parsed(found)
+    job = parsed(stored)
     if job is None or not built(job):
         return "template refused"
     for start in scene.step(JobSubmitted(view.job)):
@@ -133,10 +133,10 @@ def job_case(scene: Scene, number: int) -> str:
     return "runs"
 
 
-def parsed(found: dict[str, Any]) -> FlyerJob | None:
+def parsed(value: dict[str, Any]) -> FlyerJob | None:
     """The CRD does not specify the template's schema: the operator reports its errors."""
     try:
-        return FlyerJob.model_validate(found)
+        return FlyerJob.model_validate(value)
     except ValidationError as error:
         places = [item["loc"][:2] for item in error.errors()]
     assert set(places) == {("spec", "template")}, places
@@ -175,10 +175,10 @@ def finish(scene: Scene, *starts: Start) -> None:
 
 
 def quota_case(scene: Scene, number: int) -> str:
-    found = scene.written("flyerquotas", any_object(scene.random, "flyerquotas", f"any-{number}"))
-    if found is None:
+    stored = scene.written("flyerquotas", any_object(scene.random, "flyerquotas", f"any-{number}"))
+    if stored is None:
         return "refused"
-    quota = Quota.of(FlyerQuota.model_validate(found))
+    quota = Quota.of(FlyerQuota.model_validate(stored))
     for start in scene.step(QuotaObserved(quota)):
         finish(scene, start)
     scene.step(QuotaRemoved(quota.name))
@@ -188,10 +188,10 @@ def quota_case(scene: Scene, number: int) -> str:
 def topology_case(scene: Scene, number: int) -> str:
     scene.clear("flyertopologies")
     value = any_object(scene.random, "flyertopologies", "cluster")
-    found = scene.written("flyertopologies", value)
-    if found is None:
+    stored = scene.written("flyertopologies", value)
+    if stored is None:
         return "refused"
-    for start in scene.step(ZonesObserved(Zones.of(FlyerTopology.model_validate(found)))):
+    for start in scene.step(ZonesObserved(Zones.of(FlyerTopology.model_validate(stored)))):
         finish(scene, start)
     scene.step(ZonesObserved(Zones()))
     scene.clear("flyertopologies")
@@ -201,10 +201,10 @@ def topology_case(scene: Scene, number: int) -> str:
 def health_case(scene: Scene, number: int) -> str:
     half = scene.random.choice(("spec", "status", "status"))
     value = any_object(scene.random, "nodehealths", f"any-{number}", half)
-    found = scene.written("nodehealths", value)
-    if found is None:
+    stored = scene.written("nodehealths", value)
+    if stored is None:
         return "refused"
-    health = NodeHealth.model_validate(found)
+    health = NodeHealth.model_validate(stored)
     assert isinstance(health.unfit, str)
     assert isinstance(health.unproven, bool)
     assert health.fault is None or health.fault is not health
@@ -255,12 +255,12 @@ def check(cases: int) -> None:
         scene.ends[f"{plural} {end}"] += 1
         if number % BATCH == BATCH - 1:
             next_starts(scene, number)
-    for wanted in (
+    for reason in (
         "flyerjobs runs", "flyerjobs refused", "flyerjobs template refused", "flyerquotas read",
         "flyerquotas refused", "flyertopologies read", "flyertopologies refused",
         "nodehealths read", "nodehealths refused",
     ):  # fmt: skip
-        assert scene.ends[wanted] > cases / 1000, scene.ends
+        assert scene.ends[reason] > cases / 1000, scene.ends
 
 
 @pytest.mark.timeout(400)
@@ -281,8 +281,8 @@ def look(cases: int) -> None:
     """The operator reads every pod and node that an API server can store."""
     print(f"FLYER_SEED={SEED}")
     generator = random.Random(SEED)
-    read = shape_pods(outcome_of)
-    seen: Counter[str] = Counter()
+    shape = shape_pods(outcome_of)
+    counts: Counter[str] = Counter()
     for number in range(cases):
         owner = {"apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob", "name": "job",
                  "uid": "u", "controller": True}  # fmt: skip
@@ -297,13 +297,13 @@ def look(cases: int) -> None:
         pod = {"spec": {"containers": []}, **any_typed(generator, "V1Pod"), "metadata": metadata}
         node = {**any_typed(generator, "V1Node"), "metadata": metadata}
         try:
-            found, view = read(pod), shape_node(node)
+            pod_view, view = shape(pod), shape_node(node)
         except Exception as error:
             raise AssertionError(f"{pod!r} or {node!r}") from error
-        seen["ours" if found is not None else "not ours"] += 1
-        assert found is None or (found.owner and found.attempt < 10**10), found
+        counts["ours" if pod_view is not None else "not ours"] += 1
+        assert pod_view is None or (pod_view.owner and pod_view.attempt < 10**10), pod_view
         assert view.node.slots >= 0
-    assert min(seen["ours"], seen["not ours"]) > cases / 20, seen
+    assert min(counts["ours"], counts["not ours"]) > cases / 20, counts
 
 
 def test_any_pod_and_any_node_can_be_read() -> None:

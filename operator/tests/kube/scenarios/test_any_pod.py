@@ -78,17 +78,17 @@ async def _run(cluster, until, cases):
     await until(lambda: operator.serves, 20)
     term = operator.leader.term
     names = [node["metadata"]["name"] for node in cluster.store.all("nodes")]
-    made = []
+    jobs = []
     for number in range(cases):
         job = any_job(generator, number)
         with contextlib.suppress(ApiRefusal):
             if generator.random() < 0.5:
-                made.append(cluster.store.create("flyerjobs", job, "default"))
+                jobs.append(cluster.store.create("flyerjobs", job, "default"))
             else:
                 with cluster.store.unchecked():  # stored under an older definition
-                    made.append(cluster.store.create("flyerjobs", job, "default"))
-        if number % 2 and made:
-            pod = any_pod(generator, number, made[-20:], names)
+                    jobs.append(cluster.store.create("flyerjobs", job, "default"))
+        if number % 2 and jobs:
+            pod = any_pod(generator, number, jobs[-20:], names)
             with contextlib.suppress(ApiRefusal), _checked(cluster.store, generator):
                 cluster.store.create("pods", pod, "default")
         if number % 25 == 24:

@@ -63,12 +63,12 @@ async def test_each_third_call_fails(cluster, until, resource, fault):
 
 async def test_a_replica_whose_lease_write_had_no_response_leads(cluster, until):
     """The first attempt of each call is performed without a response; the retry reports that."""
-    unheard = Fault("lose", resource="leases", times=1_000_000, every=2)
-    cluster.server.faults.add(unheard)
+    fault = Fault("lose", resource="leases", times=1_000_000, every=2)
+    cluster.server.faults.add(fault)
     cluster.nodes("AB")
     operator = cluster.operator(LEASE)
     await live(cluster, until)
-    assert unheard.committed
+    assert fault.committed
     assert operator.leader.term.epoch == 1
 
 

@@ -23,8 +23,8 @@ def events(cluster, name, reason):
 
 def condition(cluster, name, kind):
     value = cluster.store.find("flyerjobs", name, "default")
-    found = (value.get("status") or {}).get("conditions") or []
-    return next((match for match in found if match["type"] == kind), None)
+    conditions = (value.get("status") or {}).get("conditions") or []
+    return next((match for match in conditions if match["type"] == kind), None)
 
 
 def controller(kind="FlyerJob", name="victim", uid="u", api_version="fireflyer.dev/v1alpha1"):
@@ -81,11 +81,11 @@ async def test_an_exception_about_one_job_quarantines_it(cluster, until, monkeyp
     term = operator.leader.term
     whole = getattr(gangs.Gangs, place)
 
-    def fails(self, what, *rest, **named):
-        job = getattr(what, "key", None) or getattr(what, "job", what)
+    def fails(self, target, *rest, **named):
+        job = getattr(target, "key", None) or getattr(target, "job", target)
         if job == "default/bad":
             raise ZeroDivisionError("spec.colour: 7")
-        return whole(self, what, *rest, **named)
+        return whole(self, target, *rest, **named)
 
     monkeypatch.setattr(gangs.Gangs, place, fails)
     cluster.submit("bad")

@@ -113,15 +113,15 @@ async def test_a_dead_node_is_replaced(cluster, until, monkeypatch):
     cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    lost = cluster.status("a").assignment.names[1]
-    cluster.kubelets.lose_node(lost)
+    lost_node = cluster.status("a").assignment.names[1]
+    cluster.kubelets.lose_node(lost_node)
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     status = cluster.status("a")
-    assert lost not in status.assignment.names
+    assert lost_node not in status.assignment.names
     assert status.eviction.reason == "NodeFailures"
-    cluster.kubelets.return_node(lost)
+    cluster.kubelets.return_node(lost_node)
     await until(lambda: {node.attempt for node in cluster.status("a").occupied} == {2})
 
 

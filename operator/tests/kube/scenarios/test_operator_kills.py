@@ -93,7 +93,7 @@ async def test_killed_while_it_takes_over(make_cluster, until):
     """Three consecutive operators die early in their terms."""
     async with make_cluster() as cluster:
         cluster.nodes("AA")
-        left = [1, 2, 4]
+        delays = [1, 2, 4]
 
         def next_operator():
             operator = cluster.operator()
@@ -102,9 +102,9 @@ async def test_killed_while_it_takes_over(make_cluster, until):
                 operator.kill()
                 next_operator()
 
-            if left:
+            if delays:
                 faults = cluster.server.faults
-                faults.kill(operator.name, die, after=left.pop(), writes=True, ignore="leases")
+                faults.kill(operator.name, die, after=delays.pop(), writes=True, ignore="leases")
 
         next_operator()
         await live(cluster, until)

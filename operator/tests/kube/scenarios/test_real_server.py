@@ -118,21 +118,21 @@ async def scene(control_plane, namespace):
     control_plane.kubectl(
         "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all", deadline_s=70
     )
-    found = await find_access(control_plane.kubeconfig)
+    admin = await find_access(control_plane.kubeconfig)
 
     # The admission policies allow only the operator to write statuses.
-    access = Impersonation(found, acting(OPERATOR, "system:masters"))
+    access = Impersonation(admin, acting(OPERATOR, "system:masters"))
     async with Api(access, agent="operator") as api:
-        made = Scene(api, namespace, f"g{secrets.token_hex(3)}")
-        task = asyncio.create_task(made.run())
-        yield made
+        started = Scene(api, namespace, f"g{secrets.token_hex(3)}")
+        task = asyncio.create_task(started.run())
+        yield started
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
             await task
         for topology in await api.list(FLYERTOPOLOGIES):
             await api.delete(FLYERTOPOLOGIES, topology["metadata"]["name"])
         for node in await api.list(
-            NODES, labelSelector=f"fireflyer.dev/node-class={made.node_class}"
+            NODES, labelSelector=f"fireflyer.dev/node-class={started.node_class}"
         ):
             await api.delete(NODES, node["metadata"]["name"])
 

@@ -37,8 +37,8 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypa
     cluster.submit("a", nodes)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     await until(lambda: cluster.store.all("events"))
-    done = writes(cluster, since)
-    assert len(done) <= 2 * nodes + 4, done
+    calls = writes(cluster, since)
+    assert len(calls) <= 2 * nodes + 4, calls
 
 
 async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
@@ -75,8 +75,8 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, mos
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     await until(lambda: len(cluster.store.all("events")) == 2)
-    done = writes(cluster, since)
-    assert len(done) <= most, done
+    calls = writes(cluster, since)
+    assert len(calls) <= most, calls
 
 
 @pytest.mark.usefixtures("patient")
@@ -94,8 +94,8 @@ async def test_nodes_that_become_empty_in_sequence_cost_one_write(cluster, until
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     assert next(delays) == 5, "each of the four kubelets took its time"
     assert not cluster.status("a").occupied
-    done = [call for call in writes(cluster, since) if call.resource == "flyerjobs/status"]
-    assert len(done) <= 3, done
+    calls = [call for call in writes(cluster, since) if call.resource == "flyerjobs/status"]
+    assert len(calls) <= 3, calls
 
 
 @pytest.mark.usefixtures("patient")
@@ -113,14 +113,14 @@ async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
     since = len(cluster.server.faults.calls)
     cluster.submit("large", 5, priority="high")
     await until(lambda: cluster.phase("large") is Phase.RUNNING)
-    left = [name for name in victims if cluster.status(name).eviction is not None]
-    assert len(left) == 3
-    await until(lambda: len(events_of(cluster, left)) == 2 * 3)
-    done = [
+    evicted = [name for name in victims if cluster.status(name).eviction is not None]
+    assert len(evicted) == 3
+    await until(lambda: len(events_of(cluster, evicted)) == 2 * 3)
+    calls = [
         call for call in writes(cluster, since)
         if call.name.startswith("low-") and call.status < 300
     ]  # fmt: skip
-    assert len(done) <= 3 * 3, done
+    assert len(calls) <= 3 * 3, calls
 
 
 def events_of(cluster, jobs):

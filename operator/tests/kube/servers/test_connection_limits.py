@@ -20,8 +20,8 @@ SETTINGS = ConnectionLimitSettings(
 
 
 def fill(limits: ConnectionLimits, source: str, count: int) -> list[ConnectionSlot]:
-    found = [limits.admit(source, 0.0).slot for _ in range(count)]
-    return [match for match in found if match is not None]
+    slots = [limits.admit(source, 0.0).slot for _ in range(count)]
+    return [match for match in slots if match is not None]
 
 
 def test_expected_sources_have_places_that_others_never_use() -> None:
@@ -57,23 +57,23 @@ def test_the_busiest_source_loses_its_oldest_silent_connection() -> None:
 
 def test_a_source_at_its_limit_replaces_its_own_and_takes_none_of_others() -> None:
     limits = ConnectionLimits(SETTINGS)
-    mine = fill(limits, "mine", 4)
-    others = fill(limits, "other", 4)
+    own_slots = fill(limits, "mine", 4)
+    other_slots = fill(limits, "other", 4)
     answer = limits.admit("mine", 0.0)
-    assert answer.evicted is mine[0]
-    for item in mine[1:]:
+    assert answer.evicted is own_slots[0]
+    for item in own_slots[1:]:
         item.busy = True
     assert answer.slot is not None
     answer.slot.busy = True
     assert limits.admit("mine", 0.0).slot is None
-    assert all(other in limits._held["other"] for other in others)
+    assert all(other in limits._held["other"] for other in other_slots)
 
 
 def test_a_released_place_is_free_once() -> None:
     limits = ConnectionLimits(SETTINGS)
-    (one,) = fill(limits, "a", 1)
-    limits.release(one)
-    limits.release(one)
+    (slot,) = fill(limits, "a", 1)
+    limits.release(slot)
+    limits.release(slot)
     assert limits.total == 0
     assert len(limits) == 0
 
@@ -158,22 +158,22 @@ def test_a_host_is_one_source(address: str, source: str) -> None:
 )
 def test_limits_hold_in_any_order(steps: list[tuple[int, bool, int, bool]]) -> None:
     limits = ConnectionLimits(SETTINGS)
-    held: list[ConnectionSlot] = []
+    admitted: list[ConnectionSlot] = []
     for number, expected, victim, busy in steps:
         answer = limits.admit(f"s{number}", 0.0, expected=expected)
         if answer.evicted is not None:
             assert not answer.evicted.busy
             assert answer.slot is not None
-            held.remove(answer.evicted)
+            admitted.remove(answer.evicted)
         if answer.slot is not None:
-            held.append(answer.slot)
-        if held and victim < len(held):
-            held[victim].busy = busy
+            admitted.append(answer.slot)
+        if admitted and victim < len(admitted):
+            admitted[victim].busy = busy
             if not busy:
-                limits.release(held.pop(victim))
-        shares = Counter((item.source, item.expected) for item in held)
-        assert len(limits) == len(held)
-        assert limits.total == sum(not entry.expected for entry in held) <= SETTINGS.total_max
+                limits.release(admitted.pop(victim))
+        shares = Counter((item.source, item.expected) for item in admitted)
+        assert len(limits) == len(admitted)
+        assert limits.total == sum(not entry.expected for entry in admitted) <= SETTINGS.total_max
         for (_, is_expected), share in shares.items():
             limit = SETTINGS.expected_source_max if is_expected else SETTINGS.source_max
             assert share <= limit

@@ -26,28 +26,28 @@ CLIENTS = 5
 @pytest.fixture(scope="module")
 def context(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates")
-    held = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
-    (folder / "tls.crt").write_text(held.certificate)
-    (folder / "tls.key").write_text(held.key)
-    found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    found.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    return found
+    certs = certificates_of(renewed(None, ["localhost"], datetime.now(UTC)))
+    (folder / "tls.crt").write_text(certs.certificate)
+    (folder / "tls.key").write_text(certs.key)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return tls
 
 
 @pytest.fixture
 def living(monkeypatch):
     """The TLS connections in memory, which only reference counting removes."""
-    found: weakref.WeakSet[TlsProtocol] = weakref.WeakSet()
+    protocols: weakref.WeakSet[TlsProtocol] = weakref.WeakSet()
 
     class Watched(TlsProtocol):
         def __init__(self, *arguments, **keywords):
             super().__init__(*arguments, **keywords)
-            found.add(self)
+            protocols.add(self)
 
     monkeypatch.setattr(tls, "TlsProtocol", Watched)
     gc.collect()
     gc.disable()
-    yield found
+    yield protocols
     gc.enable()
 
 
@@ -112,15 +112,15 @@ async def test_a_connection_that_ended_leaves_no_buffers(context, living, until,
 
 
 async def test_a_connection_takes_a_small_buffer(context, living):
-    theirs, ours = socket.socketpair()
-    ours.setblocking(False)
+    client_end, server_end = socket.socketpair()
+    server_end.setblocking(False)
     protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
     seconds = 0.1
-    task = asyncio.create_task(accept_tls(ours, context, protocol, handshake_seconds=seconds))
+    task = asyncio.create_task(accept_tls(server_end, context, protocol, handshake_seconds=seconds))
     while not living:
         await asyncio.sleep(0)
-    (one,) = living
-    assert len(one.get_buffer(-1)) == BUFFER_BYTES
+    (connection,) = living
+    assert len(connection.get_buffer(-1)) == BUFFER_BYTES
     with pytest.raises(OSError, match="handshake"):
         await task
-    theirs.close()
+    client_end.close()

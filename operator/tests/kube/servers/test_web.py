@@ -57,14 +57,14 @@ class Door:
 
 @pytest.fixture
 async def make_server() -> AsyncIterator[Callable[..., Door]]:
-    made: list[Door] = []
+    doors: list[Door] = []
 
     def make(**changes: float) -> Door:
-        made.append(Door(replace(LIMITS, **changes)))
-        return made[-1]
+        doors.append(Door(replace(LIMITS, **changes)))
+        return doors[-1]
 
     yield make
-    for server in made:
+    for server in doors:
         server.running.cancel()
         await asyncio.gather(server.running, return_exceptions=True)
 
@@ -181,8 +181,8 @@ async def test_cheap_requests_come_first() -> None:
             order.append((source, cost))
 
     async with semaphore.acquire("a"):
-        asked = [("a", 8), ("b", 8), ("a", 1), ("c", 2), ("b", 1), ("a", 1)]
-        tasks = [asyncio.create_task(work(*request)) for request in asked]
+        requests = [("a", 8), ("b", 8), ("a", 1), ("c", 2), ("b", 1), ("a", 1)]
+        tasks = [asyncio.create_task(work(*request)) for request in requests]
         await asyncio.sleep(0)
     await asyncio.gather(*tasks)
     assert order == [("a", 1), ("b", 1), ("c", 2), ("a", 1), ("a", 8), ("b", 8)]
@@ -209,11 +209,11 @@ async def test_cheap_tasks_of_one_source_do_not_keep_an_expensive_one_waiting() 
 
 async def test_a_turn_that_is_cancelled_as_it_comes_is_passed_on() -> None:
     semaphore = FairSemaphore()
-    done = asyncio.Event()
+    finished = asyncio.Event()
 
     async def second() -> None:
         async with semaphore.acquire("b"):
-            done.set()
+            finished.set()
 
     async with semaphore.acquire("a"):
         cancelled = asyncio.create_task(semaphore.acquire("a").__aenter__())
@@ -221,5 +221,5 @@ async def test_a_turn_that_is_cancelled_as_it_comes_is_passed_on() -> None:
         await asyncio.sleep(0)
     cancelled.cancel()  # its future is set, it has not run yet
     async with asyncio.timeout(60):
-        await done.wait()
+        await finished.wait()
     await asyncio.gather(waiting, cancelled, return_exceptions=True)

@@ -164,9 +164,11 @@ async def test_a_rebuild_takes_every_submission():
 @pytest.fixture
 def clock(monkeypatch):
     """The loop's time, set by the test."""
-    held = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: held.now))
-    return held
+    loop_time = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(
+        asyncio, "get_running_loop", lambda: SimpleNamespace(time=lambda: loop_time.now)
+    )
+    return loop_time
 
 
 def test_new_jobs_of_a_namespace_are_gathered_for_five_steps(clock):
@@ -219,9 +221,9 @@ def test_the_wishes_of_one_namespace_leave_steps_short(clock):
     first = queue.take()
     assert wish in first
     assert len(first) == module.EDITED_EACH + 1
-    found = [item for item in first if item is not wish]
+    taken_events = [item for item in first if item is not wish]
     while queue.due_seconds == 0.0:
-        taken = queue.take()
-        assert len(taken) <= module.EDITED_EACH
-        found += taken
-    assert found == flood
+        events = queue.take()
+        assert len(events) <= module.EDITED_EACH
+        taken_events += events
+    assert taken_events == flood

@@ -94,17 +94,19 @@ async def test_the_announcer_writes_the_last_count(
 
 
 @pytest.mark.parametrize(
-    ("job", "uid", "what"),
+    ("job", "uid", "event"),
     [
         ("lab/gpt", "uid-2", DROPPED),
         ("lab/gpt", "uid-1", JobEvent("EventDropped", "another", warning=True)),
         ("lab/gpt", "uid-1", JobEvent("Quarantined", DROPPED.message, warning=True)),
     ],
 )
-def test_another_job_reason_or_message_is_another_event(job: str, uid: str, what: JobEvent) -> None:
+def test_another_job_reason_or_message_is_another_event(
+    job: str, uid: str, event: JobEvent
+) -> None:
     objects = EventSeries("a")
     first = objects.record("lab/gpt", "uid-1", DROPPED, NOW)
-    other = objects.record(job, uid, what, NOW)
+    other = objects.record(job, uid, event, NOW)
     assert first is not None
     assert other is not None
     assert not other.repeats
@@ -114,9 +116,9 @@ def test_another_job_reason_or_message_is_another_event(job: str, uid: str, what
 def test_a_series_ends_when_nothing_repeats_for_a_while() -> None:
     objects = EventSeries("a")
     objects.record("lab/gpt", "uid-1", DROPPED, NOW)
-    kept = objects.record("lab/gpt", "uid-1", DROPPED, NOW + SERIES_SECONDS)
-    assert kept is not None
-    assert kept.repeats
+    record = objects.record("lab/gpt", "uid-1", DROPPED, NOW + SERIES_SECONDS)
+    assert record is not None
+    assert record.repeats
     new = objects.record("lab/gpt", "uid-1", DROPPED, NOW + 2 * SERIES_SECONDS + 1)
     assert new is not None
     assert not new.repeats

@@ -92,8 +92,8 @@ async def test_the_topology_limits_age_and_number_of_ended_jobs(cluster, until):
 
 def test_the_oldest_ended_jobs_of_each_namespace_are_deleted_first():
     views = [view_ended(f"{space}/{at}", at) for at in (4, 2, 3, 1) for space in ("a", "b")]
-    found = expiry.to_delete(views[1:], FinishedJobs(per_namespace=2), 100)
-    assert [view.key for view in found] == ["a/1", "b/1", "b/2"]
+    expired = expiry.to_delete(views[1:], FinishedJobs(per_namespace=2), 100)
+    assert [view.key for view in expired] == ["a/1", "b/1", "b/2"]
 
 
 async def test_a_refused_deletion_is_tried_again_and_keeps_no_other(cluster, until, monkeypatch):

@@ -106,22 +106,22 @@ class _Commits:
 @pytest.fixture
 async def explains():
     """Running `Explanations`, their commits, vanished jobs and requested rebuilds."""
-    commits, gone, confused = _Commits(), [], []
-    made = Explanations(commits, lambda job: f"uid of {job}", vanished=gone.append,
+    commits, vanished, confused = _Commits(), [], []
+    explanations = Explanations(commits, lambda job: f"uid of {job}", vanished=vanished.append,
                         request_rebuild=confused.append)  # fmt: skip
-    task = asyncio.create_task(made.run())
-    yield made, commits, gone, confused
+    task = asyncio.create_task(explanations.run())
+    yield explanations, commits, vanished, confused
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
 
 
 async def test_a_frequently_changing_reason_is_stored_in_its_turn(explains, until):
-    made, commits, *_ = explains
+    explanations, commits, *_ = explains
     jobs = [f"default/j{index}" for index in range(2 * BACKGROUND_WRITES_MAX)]
-    made.defer([Commit(job, WAITS) for job in jobs])
+    explanations.defer([Commit(job, WAITS) for job in jobs])
     latest = Commit(jobs[0], WAITS.replace(epoch=7))
-    made.defer([latest])
+    explanations.defer([latest])
     await until(lambda: len(commits.written) == BACKGROUND_WRITES_MAX)
     assert commits.written[0] == latest
     for _ in jobs:
@@ -131,21 +131,23 @@ async def test_a_frequently_changing_reason_is_stored_in_its_turn(explains, unti
 
 
 async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
-    made, commits, *_ = explains
+    explanations, commits, *_ = explains
     with commits.background.reduced():
-        made.defer([Commit(f"default/j{index}", WAITS) for index in range(4)])
+        explanations.defer([Commit(f"default/j{index}", WAITS) for index in range(4)])
         await until(lambda: commits.written)
         commits.answers.put_nowait(True)
         await until(lambda: len(commits.written) == 2)
-        assert len(made) == 2
+        assert len(explanations) == 2
     await until(lambda: len(commits.written) == 3)
 
 
 async def test_writes_are_limited_by_observed_watch_events(explains, until):
     """Each write delays the events of slow watches further, and decisions wait for them."""
-    made, commits, *_ = explains
+    explanations, commits, *_ = explains
     commits.watch_tells.clear()
-    made.defer([Commit(f"default/j{index}", WAITS) for index in range(3 * BACKGROUND_WRITES_MAX)])
+    explanations.defer(
+        [Commit(f"default/j{index}", WAITS) for index in range(3 * BACKGROUND_WRITES_MAX)]
+    )
     for _ in range(3 * BACKGROUND_WRITES_MAX):
         commits.answers.put_nowait(True)
     await until(lambda: commits.unheard == BACKGROUND_WRITES_MAX)
@@ -159,39 +161,39 @@ async def test_a_rejected_reason_is_retried_unless_a_decision_replaces_it(
     explains, until, monkeypatch, decided
 ):
     monkeypatch.setattr(module, "PAUSE_SECONDS_MAX", 0.01)
-    made, commits, gone, confused = explains
+    explanations, commits, vanished, confused = explains
     why = Commit("default/a", WAITS)
-    made.defer([why])
+    explanations.defer([why])
     await until(lambda: commits.written)
     if decided:
         decision = Commit("default/a", WAITS.replace(phase=Phase.RESERVED))
-        assert made.defer([decision]) == [decision]
+        assert explanations.defer([decision]) == [decision]
     commits.answers.put_nowait(OverloadedError("update", "busy"))
     if decided:
-        made.defer([Commit("default/b", WAITS)])
+        explanations.defer([Commit("default/b", WAITS)])
         await until(lambda: len(commits.written) == 2)
         assert commits.written[1].job == "default/b"
-        assert len(made) == 0
+        assert len(explanations) == 0
     else:
         await until(lambda: commits.written == [why, why])
-    assert not gone
+    assert not vanished
     assert not confused
 
 
 async def test_results_of_writes_are_reported(explains, until):
-    made, commits, gone, confused = explains
-    made.defer([Commit("default/a", WAITS), Commit("default/b", WAITS)])
+    explanations, commits, vanished, confused = explains
+    explanations.defer([Commit("default/a", WAITS), Commit("default/b", WAITS)])
     commits.answers.put_nowait(False)
     commits.answers.put_nowait(StaleStateError("another writer"))
     await until(lambda: confused)
-    assert gone == ["default/a"]
-    made.defer([Commit("default/c", WAITS)])
+    assert vanished == ["default/a"]
+    explanations.defer([Commit("default/c", WAITS)])
     await until(lambda: len(commits.written) == 3)
-    made.forget("default/c")  # another object may have its name
+    explanations.forget("default/c")  # another object may have its name
     commits.answers.put_nowait(False)
-    made.defer([Commit("default/d", WAITS)])
+    explanations.defer([Commit("default/d", WAITS)])
     await until(lambda: len(commits.written) == 4)
-    assert gone == ["default/a"]
+    assert vanished == ["default/a"]
 
 
 async def test_pods_are_made_at_full_width_while_reasons_are_stored(cluster, until, monkeypatch):

@@ -76,10 +76,10 @@ async def test_a_job_at_which_the_engine_fails_is_quarantined_and_retried(
     term = operator.leader.term
     whole = transitions.request_suspension
 
-    def fails(draft, key, **asked):
+    def fails(draft, key, **keywords):
         if key == "default/a":
             raise ZeroDivisionError(key)
-        whole(draft, key, **asked)
+        whole(draft, key, **keywords)
 
     monkeypatch.setattr(transitions, "request_suspension", fails)
     cluster.edit("a", suspend=True)
@@ -118,8 +118,8 @@ async def test_a_rejected_status_stops_no_other_job(cluster, until, code):
     running = next(name for name in "cd" if cluster.phase(name) is Phase.RUNNING)
     cluster.finish(running)
     await until(lambda: cluster.phase(running) is Phase.SUCCEEDED)
-    seen = guarded.seen
-    await until(lambda: guarded.seen > seen)  # it is retried
+    before = guarded.seen
+    await until(lambda: guarded.seen > before)  # it is retried
     assert cluster.phase("a") is Phase.RUNNING
     assert len(cluster.pods("a")) == 1
     guarded.times = 0
@@ -165,20 +165,20 @@ def test_repeated_events_of_a_quarantined_job_are_retained_once():
         spawn=None,
     )
     quarantine.add("n/a", "why")
-    others = NodeEmptied("x", "n/b", 1)
-    lost, back = StreamLost("n/a", 1), StreamRestored("n/a", 1)
+    other_event = NodeEmptied("x", "n/b", 1)
+    stream_lost, back = StreamLost("n/a", 1), StreamRestored("n/a", 1)
     for step in range(1000):
         saved, word = CheckpointReported("n/a", 1, step, "/p"), UserStateSet("n/a", 1, step)
-        events = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), lost, back, lost,
-                saved, word]  # fmt: skip
-        assert controller.hold_back([*events, others]) == [others]
+        events = [NodeEmptied("x", "n/a", 1), PodExited("n/a", 1, "x", Killed(9)), stream_lost,
+                  back, stream_lost, saved, word]  # fmt: skip
+        assert controller.hold_back([*events, other_event]) == [other_event]
         controller.retain(events[:2])
     quarantine.retry_now("n/a")
     quarantine.release_due()
-    kept = controller.take_retained()
-    assert set(kept) == {*events}
-    assert len(kept) == len({*events})
-    assert kept.index(back) < kept.index(lost)
+    retained = controller.take_retained()
+    assert set(retained) == {*events}
+    assert len(retained) == len({*events})
+    assert retained.index(back) < retained.index(stream_lost)
 
 
 async def test_a_status_with_repeated_conflicts_stops_no_other_job(cluster, until, monkeypatch):
@@ -222,18 +222,18 @@ async def test_a_deleted_quarantined_job_keeps_its_finalizer_while_its_pods_run(
     cluster.edit("a", suspend=True)
     await until(lambda: events_of(cluster, "a", "Quarantined"))
     cluster.store.delete("flyerjobs", "a", "default")
-    seen = guarded.seen
+    before = guarded.seen
     cluster.submit("b")
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
-    await until(lambda: guarded.seen > seen)
-    kept = [job["metadata"]["name"] for job in cluster.store.all("flyerjobs")]
-    assert "a" in kept or not cluster.pods("a")
+    await until(lambda: guarded.seen > before)
+    names = [job["metadata"]["name"] for job in cluster.store.all("flyerjobs")]
+    assert "a" in names or not cluster.pods("a")
     guarded.times = 0
 
-    def gone():
+    def is_deleted():
         return "a" not in [job["metadata"]["name"] for job in cluster.store.all("flyerjobs")]
 
-    await until(gone)
+    await until(is_deleted)
     assert not cluster.pods("a")
 
 
@@ -292,15 +292,15 @@ async def test_a_leader_takes_over_although_a_status_is_guarded(cluster, until):
 
 
 def test_pauses_grow_until_something_is_stored():
-    heard = []
-    quarantine = Quarantine(lambda *what: heard.append(what))
+    calls = []
+    quarantine = Quarantine(lambda *arguments: calls.append(arguments))
     assert quarantine.wait_seconds() == float("inf")
     status = FlyerJobStatus()
     for pause_seconds in (1, 2, 4):
         quarantine.add("n/a", "why", status)
         assert "n/a" in quarantine
         assert pause_seconds - 1 < quarantine.wait_seconds() <= pause_seconds
-    assert heard == [("n/a", "status", "why")]
+    assert calls == [("n/a", "status", "why")]
     for _ in range(20):
         quarantine.add("n/a", "why", status)
     assert 290 < quarantine.wait_seconds() <= 300
@@ -387,8 +387,8 @@ async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
 
     await until(waits)
     assert "403" in cluster.status("a").pending.message
-    seen = full.seen
-    await until(lambda: full.seen > seen)
+    before = full.seen
+    await until(lambda: full.seen > before)
     full.times = 0
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     assert cluster.status("a").history.restarts == 0
@@ -397,14 +397,14 @@ async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
 async def test_a_job_of_another_controller_is_not_touched(cluster, until):
     cluster.nodes("A")
     cluster.operator()
-    theirs = "kueue.x-k8s.io/multikueue"
-    cluster.submit("theirs", managedBy=theirs, priority="extreme-high")
+    controller = "kueue.x-k8s.io/multikueue"
+    cluster.submit("theirs", managedBy=controller, priority="extreme-high")
     before = cluster.store.find("flyerjobs", "theirs", "default")
     cluster.submit("ours", managedBy="fireflyer.dev/flyerjob-controller")
     await until(lambda: cluster.phase("ours") is Phase.RUNNING)
     # Another controller's job takes its name: its pods are ended, and nothing starts.
     cluster.store.delete("flyerjobs", "ours", "default")
-    cluster.submit("ours", managedBy=theirs)
+    cluster.submit("ours", managedBy=controller)
     cluster.submit("next")
     await until(lambda: cluster.phase("next") is Phase.RUNNING)
     assert not cluster.pods("ours")
@@ -416,14 +416,14 @@ async def test_a_job_of_another_controller_is_not_touched(cluster, until):
 
 def test_a_name_taken_by_another_controllers_job_is_released():
     """One event reports both, as after a broken watch: the old object has no event."""
-    heard = []
+    events = []
     submissions = Submissions(
         None,
         None,
         None,
         Quarantine(lambda *_: None),
         None,
-        enqueue=heard.append,
+        enqueue=events.append,
         spawn=None,
         request_rebuild=lambda why: None,
     )
@@ -433,11 +433,11 @@ def test_a_name_taken_by_another_controllers_job_is_released():
         spec = {"nodes": 1, "template": {"spec": {"containers": [container]}}, **spec}
         return shape_job({"metadata": {"name": "a", "namespace": "n", "uid": uid}, "spec": spec})
 
-    ours, theirs = view("1"), view("2", managedBy="kueue.x-k8s.io/multikueue")
-    assert ours.job is not None
-    submissions.reset({ours.key: ours})
-    submissions.changed(ours, theirs)
-    assert heard == [JobRemoved("n/a")]
+    own_job, foreign_job = view("1"), view("2", managedBy="kueue.x-k8s.io/multikueue")
+    assert own_job.job is not None
+    submissions.reset({own_job.key: own_job})
+    submissions.changed(own_job, foreign_job)
+    assert events == [JobRemoved("n/a")]
 
 
 async def test_a_removed_label_is_restored(cluster, until, monkeypatch):

@@ -104,7 +104,7 @@ async def test_a_change_waits_for_the_interval(cluster, until, monkeypatch):
 
 def test_zones_that_are_named_are_counted_even_if_empty():
     nodes = [Node("a0", "A", "l1"), Node("a1", "A", "l2"), Node("c0", "C")]
-    found = count_zones(nodes, Zones(("A", "B"), ("A/l1",)))
-    assert [(match.name, match.nodes, match.ready_nodes) for match in found] == [
+    zones = count_zones(nodes, Zones(("A", "B"), ("A/l1",)))
+    assert [(match.name, match.nodes, match.ready_nodes) for match in zones] == [
         ("A", 2, 1), ("B", 0, 0), ("C", 1, 0),
     ]  # fmt: skip

@@ -39,9 +39,9 @@ def test_every_field_of_a_status_is_covered():
         pending=Pending(reason="x", message=words, blocked_by=("prod/gpt-5", "team-a/other")),
         eviction=Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1),
     )
-    found = Redactor(JOBS.__contains__).redact_status(status, "team-a/mine")
-    assert "gpt-5" not in json.dumps(found.to_object())
-    assert found.pending.blocked_by == ("team-a/other",)
+    redacted = Redactor(JOBS.__contains__).redact_status(status, "team-a/mine")
+    assert "gpt-5" not in json.dumps(redacted.to_object())
+    assert redacted.pending.blocked_by == ("team-a/other",)
 
 
 def test_a_deleted_job_stays_unnamed():
@@ -68,16 +68,20 @@ def test_a_deleted_job_stays_unnamed():
             ),
         ),
     )
-    left = Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1)
+    eviction = Eviction(reason="Preempted", by="prod/gpt-5", message=words, time=0.0, attempt=1)
     redactor = Redactor(lambda _key: False)
-    for item in (status, status.replace(suspension=None, eviction=left)):
+    for item in (status, status.replace(suspension=None, eviction=eviction)):
         assert "prod" not in json.dumps(redactor.redact_status(item, "team-a/mine").to_object())
 
 
 def test_a_user_whose_name_has_a_slash_is_named():
-    left = Eviction(reason="Suspended", by="corp/ann", message="by corp/ann", time=0.0, attempt=1)
-    found = Redactor(lambda _key: False).redact_status(FlyerJobStatus(eviction=left), "team-a/mine")
-    assert found.eviction == left
+    eviction = Eviction(
+        reason="Suspended", by="corp/ann", message="by corp/ann", time=0.0, attempt=1
+    )
+    redacted = Redactor(lambda _key: False).redact_status(
+        FlyerJobStatus(eviction=eviction), "team-a/mine"
+    )
+    assert redacted.eviction == eviction
 
 
 async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
@@ -110,10 +114,10 @@ async def test_a_victims_status_never_names_a_deleted_job(cluster, until):
     await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
     cluster.store.delete("flyerjobs", "secret", "prod")
     await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
-    found = cluster.status("mine", "team-a")
-    assert found.history.attempt == 2
-    assert found.eviction.by == "another job"
-    assert "secret" not in json.dumps(found.to_object())
+    status = cluster.status("mine", "team-a")
+    assert status.history.attempt == 2
+    assert status.eviction.by == "another job"
+    assert "secret" not in json.dumps(status.to_object())
 
 
 async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):

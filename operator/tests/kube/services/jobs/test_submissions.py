@@ -18,13 +18,13 @@ def test_unreadable_objects_are_reported_once_and_forgotten_when_deleted():
     submissions = Submissions(
         None, None, recorder, {}, None, enqueue=None, spawn=None, request_rebuild=None
     )  # fmt: skip
-    one = unreadable(0)
+    value = unreadable(0)
     for _ in range(3):
-        submissions.changed(one, one)
-        submissions.report_invalid(one)  # a rebuild
-    assert recorded == [(one.key, one.uid)]
+        submissions.changed(value, value)
+        submissions.report_invalid(value)  # a rebuild
+    assert recorded == [(value.key, value.uid)]
     again = unreadable(0, "uid-other")
-    submissions.changed(one, again)
+    submissions.changed(value, again)
     assert recorded[1:] == [(again.key, again.uid)]
     for index in range(1, 1000):
         view = unreadable(index)

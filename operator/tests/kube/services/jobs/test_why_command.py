@@ -82,23 +82,23 @@ async def test_a_tenant_reads_the_leaders_decision(
     )
     for name in names:
         key, reported = f"{OURS}/{name}", await tenant.why(name)
-        wanted = engine.explain(state, key, time.time())
-        assert (reported.verdict, reported.position) == (wanted.verdict, wanted.position), name
-        assert reported.summary == redactor.redact(wanted.summary, key)
-        messages = [redactor.redact(blocker.message, key) for blocker in wanted.blockers]
+        expected = engine.explain(state, key, time.time())
+        assert (reported.verdict, reported.position) == (expected.verdict, expected.position), name
+        assert reported.summary == redactor.redact(expected.summary, key)
+        messages = [redactor.redact(blocker.message, key) for blocker in expected.blockers]
         assert [reason.message for reason in reported.reasons] == messages
-        commands = [f"{remedy.command}  # {remedy.effect}" for remedy in wanted.remedies]
+        commands = [f"{remedy.command}  # {remedy.effect}" for remedy in expected.remedies]
         assert reported.unblock == [
             command for command in commands if redactor.redact(command, key) == command
         ]
         assert "secret" not in json.dumps(cluster.store.get("flyerjobs", name, OURS))
-    found = {name: await tenant.why(name) for name in names}
-    assert found["zone"].verdict == found["large"].verdict == "never"
-    assert found["quota"].reasons[0].reason == "WaitingForQuota"
-    assert found["quota"].unblock == [
+    explanations = {name: await tenant.why(name) for name in names}
+    assert explanations["zone"].verdict == explanations["large"].verdict == "never"
+    assert explanations["quota"].reasons[0].reason == "WaitingForQuota"
+    assert explanations["quota"].unblock == [
         f"flyer suspend {OURS}/runs  # gives its nodes' quota back to {OURS}"
     ]
-    assert re.search(r"decided \d+.* ago", why_screen(found["quota"]))
+    assert re.search(r"decided \d+.* ago", why_screen(explanations["quota"]))
 
 
 async def test_a_node_out_of_service_is_listed_with_the_command_that_returns_it(

@@ -85,12 +85,12 @@ async def test_pods_get_the_granted_grace_period(cluster, until, own):
     cluster.operator(LEASE)
     container = {"name": "trainer", "image": "i", "command": ["t"]}
     spec = {"containers": [container]} | ({"terminationGracePeriodSeconds": own} if own else {})
-    asked = {
+    preemption = {
         "checkpointGracePeriod": "100h",
         "maxCheckpointGracePeriod": "200h",
         "minRuntime": "0s",
     }
-    cluster.submit("job", template={"spec": spec}, preemption=asked)
+    cluster.submit("job", template={"spec": spec}, preemption=preemption)
     await until(lambda: cluster.phase("job") is Phase.RUNNING)
     (pod,) = cluster.pods("job")
     assert (

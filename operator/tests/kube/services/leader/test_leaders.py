@@ -43,10 +43,10 @@ async def test_a_successor_makes_no_pod_again(cluster, until):
     second = cluster.operator()
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     calls = [call for call in cluster.server.faults.calls if call.agent == second.name]
-    made = [call.name for call in calls if (call.verb, call.resource) == ("create", "pods")]
-    assert made == []
-    read = [call.name for call in calls if (call.verb, call.resource) == ("get", "pods")]
-    assert len(set(read)) <= 1, read  # once in each of its terms
+    creations = [call.name for call in calls if (call.verb, call.resource) == ("create", "pods")]
+    assert creations == []
+    reads = [call.name for call in calls if (call.verb, call.resource) == ("get", "pods")]
+    assert len(set(reads)) <= 1, reads  # once in each of its terms
     assert cluster.status("a").history.attempt == 1
 
 
@@ -77,15 +77,15 @@ async def test_an_older_leader_that_does_not_stop_writes_nothing(cluster, until)
     second = cluster.operator()
     await until(lambda: second.serves)
     assert second.election.epoch > lease["spec"]["leaseTransitions"] + 1
-    seen = len(cluster.server.faults.calls)
+    call_count = len(cluster.server.faults.calls)
     cluster.submit("b", 2)
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
     cluster.finish("b")
     await until(lambda: cluster.phase("b") is Phase.SUCCEEDED)
-    written = cluster.server.faults.writes(first.name, since=seen)
-    assert [call for call in written if call.status < 300 and call.resource != "leases"] == []
+    leader_writes = cluster.server.faults.writes(first.name, since=call_count)
+    assert [call for call in leader_writes if call.status < 300 and call.resource != "leases"] == []
     assert cluster.status("b").epoch == second.election.epoch
     assert fence is not None
 

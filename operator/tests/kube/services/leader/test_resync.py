@@ -64,7 +64,7 @@ async def test_an_old_first_list_is_caught_up_with(cluster, until):
     await running(cluster, until, "early")
     cluster.server.keep_lists()
     await running(cluster, until, "late")
-    taken = set(cluster.status("late").assignment.names)
+    used_nodes = set(cluster.status("late").assignment.names)
     first.kill()
     second = cluster.operator()  # its first list does not have the later job
     await until(lambda: second.serves)
@@ -72,7 +72,7 @@ async def test_an_old_first_list_is_caught_up_with(cluster, until):
     cluster.submit("next", 2)
     cluster.finish("early")
     await until(lambda: cluster.phase("next") is Phase.RUNNING)
-    assert not taken & set(cluster.status("next").assignment.names)
+    assert not used_nodes & set(cluster.status("next").assignment.names)
     assert cluster.status("late").history.attempt == 1
 
 
@@ -101,8 +101,8 @@ async def test_a_reused_job_name_is_not_written_to(api_server, connect):
 
 async def test_token_writes_without_a_response_are_recognized(api_server, connect):
     """The retry of each is refused: the first attempt has changed the topology."""
-    unheard = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
-    api_server.faults.add(unheard)
+    fault = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
+    api_server.faults.add(fault)
     token = Token(connect())
     await token.read()
     await token.open(3, [ZoneCount(name="A", nodes=2, ready_nodes=1)])
@@ -113,7 +113,7 @@ async def test_token_writes_without_a_response_are_recognized(api_server, connec
     stored = api_server.store.get("flyertopologies", TOPOLOGY_NAME)["status"]
     assert stored["epoch"] == 3
     assert not stored.get("holder")
-    assert unheard.committed == 3
+    assert fault.committed == 3
 
 
 def manifest(name):

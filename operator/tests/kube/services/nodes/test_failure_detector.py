@@ -30,23 +30,23 @@ class Watch:
     def look(self, seconds=TICK_SECONDS):
         self.now += seconds
         self.heartbeats |= dict.fromkeys(self.talks, self.now)
-        heard = {
+        heartbeats = {
             name: Heartbeat(at, name not in self.alone) for name, at in self.heartbeats.items()
         }
-        due = self.detector.tick(heard, self.now)
-        self.asked += due
+        due_nodes = self.detector.tick(heartbeats, self.now)
+        self.asked += due_nodes
         if not self.slow:
-            self._answer(due)
-        found, back = self.detector.evaluate()
-        self.found |= found
+            self._answer(due_nodes)
+        lost_nodes, back = self.detector.evaluate()
+        self.found |= lost_nodes
         self.returned += back
         if self.slow:
-            self._answer(due)
+            self._answer(due_nodes)
 
-    def _answer(self, due):
-        for name in due:
-            answered = None if self.answering is None else name in self.answering
-            self.detector.probed(name, answered=answered)
+    def _answer(self, nodes):
+        for name in nodes:
+            answer = None if self.answering is None else name in self.answering
+            self.detector.probed(name, answered=answer)
 
     def pass_time(self, seconds):
         for _ in range(int(seconds / TICK_SECONDS)):
@@ -57,9 +57,9 @@ def names(count):
     return [f"n{index}" for index in range(count)]
 
 
-def cut(watch, *lost):
-    watch.talks -= set(lost)
-    watch.answering -= set(lost)
+def cut(watch, *nodes):
+    watch.talks -= set(nodes)
+    watch.answering -= set(nodes)
 
 
 def test_a_silent_node_that_answers_no_probe_is_lost():
@@ -195,10 +195,12 @@ def test_a_leader_that_hears_no_node_considers_itself_cut_off():
     assert not watch.found
 
 
-@pytest.mark.parametrize(("count", "lost", "dead"), [(20, 5, 5), (20, 6, 0), (2, 1, 1), (1, 1, 0)])
-def test_no_more_than_every_fourth_at_a_time(count, lost, dead):
+@pytest.mark.parametrize(
+    ("count", "lost_count", "dead"), [(20, 5, 5), (20, 6, 0), (2, 1, 1), (1, 1, 0)]
+)
+def test_no_more_than_every_fourth_at_a_time(count, lost_count, dead):
     watch = Watch(*names(count))
-    cut(watch, *names(lost))
+    cut(watch, *names(lost_count))
     watch.pass_time(20)
     assert len(watch.found) == dead
 
@@ -245,9 +247,9 @@ def test_a_lost_machine_comes_back(again):
 def test_answers_to_earlier_terms_of_this_process_count():
     """It may have died before its sidecar came to the new leader."""
     watch = Watch(*names(4))
-    answered = watch.detector._answered
-    assert answered == set(names(4))
-    watch.detector = FailureDetector(answered)
+    responding = watch.detector._answered
+    assert responding == set(names(4))
+    watch.detector = FailureDetector(responding)
     cut(watch, "n1")
     watch.heartbeats["n1"] = 0.0
     watch.pass_time(6)
@@ -279,8 +281,8 @@ def test_a_new_node_is_not_silent():
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["talk", "answer"])), max_size=40))
 def test_no_node_that_sends_or_answers_is_lost(changes):
     watch = Watch(*names(6))
-    for index, what in changes:
-        group = watch.talks if what == "talk" else watch.answering
+    for index, channel in changes:
+        group = watch.talks if channel == "talk" else watch.answering
         group ^= {f"n{index}"}
         watch.pass_time(3)
         assert not watch.detector.lost.keys() & (watch.talks | watch.answering)
@@ -291,7 +293,7 @@ def test_any_answer_is_one(monkeypatch):
         port = server.getsockname()[1]
         assert probe_node("127.0.0.1", port) is True
     assert probe_node("127.0.0.1", port) is True  # refused: a host answers
-    for number, found in (
+    for number, answer in (
         (errno.EHOSTUNREACH, False), (errno.ENETUNREACH, None), (errno.EMFILE, None),
     ):  # fmt: skip
 
@@ -299,7 +301,7 @@ def test_any_answer_is_one(monkeypatch):
             raise OSError(number, "no")
 
         monkeypatch.setattr(probes.socket, "create_connection", fail)
-        assert probe_node("127.0.0.1", port) is found
+        assert probe_node("127.0.0.1", port) is answer
 
 
 async def test_a_gang_leaves_a_lost_node_before_kubernetes_reports_it(cluster, until, monkeypatch):
@@ -313,20 +315,20 @@ async def test_a_gang_leaves_a_lost_node_before_kubernetes_reports_it(cluster, u
     leader = cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
-    lost = cluster.status("a").assignment.names[1]
+    lost_node = cluster.status("a").assignment.names[1]
     nodes = leader.leader.term._nodes
-    await until(lambda: nodes.failure_detector.has_answered(lost))
-    cluster.kubelets.cut_node(lost)
+    await until(lambda: nodes.failure_detector.has_answered(lost_node))
+    cluster.kubelets.cut_node(lost_node)
     await until(
         lambda: cluster.phase("a") is Phase.RUNNING and cluster.status("a").history.attempt == 2
     )
     status = cluster.status("a")
-    assert lost not in status.assignment.names
+    assert lost_node not in status.assignment.names
     assert status.eviction.reason == "NodeFailures"
     assert "NodeSilent (nothing heard for " in status.eviction.message
-    assert not leader.leader.term.state.nodes[lost].node.ready
-    cluster.kubelets.return_node(lost)
-    await until(lambda: leader.leader.term.state.nodes[lost].eligible)
+    assert not leader.leader.term.state.nodes[lost_node].node.ready
+    cluster.kubelets.return_node(lost_node)
+    await until(lambda: leader.leader.term.state.nodes[lost_node].eligible)
 
 
 @pytest.mark.parametrize("then", ["it is ready again", "it falls silent"])

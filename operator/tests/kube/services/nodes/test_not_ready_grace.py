@@ -4,13 +4,13 @@ import pytest
 from flyer.kube.services.nodes.not_ready_grace import NotReadyGrace
 
 
-def lost_at(grace, heard, *, start=100.0, end=500.0):
+def lost_at(grace, heartbeats_at, *, start=100.0, end=500.0):
     """Time at which each node is lost, with two checks per second; `heard(now)`: messages."""
-    lost, now = {}, start
+    lost_after, now = {}, start
     while now < end:
         now += 0.5
-        lost |= dict.fromkeys(grace.expired(heard(now), now), now - start)
-    return lost
+        lost_after |= dict.fromkeys(grace.expired(heartbeats_at(now), now), now - start)
+    return lost_after
 
 
 def talking(*names, silent=(), since=100.0):
@@ -31,8 +31,8 @@ def test_a_sending_node_has_a_grace_of_five_minutes():
 def test_a_silent_node_is_lost_ten_seconds_after_its_last_message(before):
     grace = NotReadyGrace()
     grace.grant("a", 100.0 - before, 100.0)
-    heard = talking("b", "c", silent=["a"], since=100.0 - before)
-    assert lost_at(grace, heard) == {"a": 10.0 - before}
+    heartbeats_at = talking("b", "c", silent=["a"], since=100.0 - before)
+    assert lost_at(grace, heartbeats_at) == {"a": 10.0 - before}
 
 
 def test_a_node_silent_for_long_is_lost_at_the_next_check():
@@ -51,8 +51,8 @@ def test_of_many_each_has_time_to_find_us_again():
     grace, names = NotReadyGrace(), [f"n{index}" for index in range(8)]
     for name in names:
         grace.grant(name, 60.0, 100.0)
-    lost = lost_at(grace, talking(*names[2:], silent=names[:2], since=60.0))
-    assert lost == {name: 60.0 if name in names[:2] else 300.0 for name in names}
+    lost_after = lost_at(grace, talking(*names[2:], silent=names[:2], since=60.0))
+    assert lost_after == {name: 60.0 if name in names[:2] else 300.0 for name in names}
 
 
 def test_without_any_messages_a_not_ready_node_keeps_its_grace():

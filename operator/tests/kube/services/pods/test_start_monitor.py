@@ -39,9 +39,9 @@ def refuse(cluster, status):
 
     def look(change):
         pod = change.after.object
-        node, known = pod["spec"].get("nodeName"), pod["status"]
-        fresh = known["phase"] == "Pending" and "containerStatuses" not in known
-        if not change.deleted and node and fresh and len(known) < 3:
+        node, pod_status = pod["spec"].get("nodeName"), pod["status"]
+        fresh = pod_status["phase"] == "Pending" and "containerStatuses" not in pod_status
+        if not change.deleted and node and fresh and len(pod_status) < 3:
             write(cluster, pod, status(node))
 
     cluster.store.table("pods").watchers.add(look)
@@ -192,10 +192,11 @@ async def test_other_mount_failures_are_left_to_the_kubelet(cluster, until):
             "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": pod["uid"]},
         }, "default")  # fmt: skip
     calls = cluster.server.faults.calls
-    seen = len(calls)
+    call_count = len(calls)
     await until(
         lambda: (
-            sum(call.verb == "list" and call.resource == "events" for call in calls[seen:]) > 20
+            sum(call.verb == "list" and call.resource == "events" for call in calls[call_count:])
+            > 20
         ),
         20,
     )

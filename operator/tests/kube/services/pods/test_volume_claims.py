@@ -29,8 +29,8 @@ def ephemeral(name: str) -> dict[str, Any]:
 @pytest.fixture
 def api(api_server: ApiServer, connect: Any) -> Api:
     api_server.store.create("storageclasses", LATE)
-    found: Api = connect()
-    return found
+    client: Api = connect()
+    return client
 
 
 def calls(api_server: ApiServer) -> Counter[tuple[str, str]]:
@@ -59,9 +59,9 @@ async def test_many_claims_and_volumes_cost_few_calls(api_server: ApiServer, api
 
 
 async def test_a_pod_that_does_not_start_costs_no_more(api_server: ApiServer, api: Api) -> None:
-    bound = {"spec": {}, "status": {"phase": "Bound"}}
+    bound_claim = {"spec": {}, "status": {"phase": "Bound"}}
     for number in range(2 * CLAIMS_MAX):
-        claim = {"metadata": {"name": f"c{number}"}, **bound}
+        claim = {"metadata": {"name": f"c{number}"}, **bound_claim}
         api_server.store.create("persistentvolumeclaims", claim, "default")
     spec = {"volumes": [volume(f"c{number}") for number in range(2 * CLAIMS_MAX)]}
     assert await missing_for_volumes(api, "default", spec, "uid") is None
