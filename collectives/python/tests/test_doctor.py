@@ -129,8 +129,11 @@ def test_a_problem_is_found_with_its_remedy(machine, name, status, files, remedy
 
 
 def test_the_instruction_set_in_use_is_reported(machine):
-    assert "HFREDUCE_ISA" in findings_of(machine(used="avx2"), "instructions")[0].remedy
-    assert findings_of(machine(used="scalar", best="scalar"), "instructions")[0].status == "warning"
+    assert "HFREDUCE_ISA" in findings_of(machine(instruction_set="avx2"), "instructions")[0].remedy
+    assert (
+        findings_of(machine(instruction_set="scalar", best="scalar"), "instructions")[0].status
+        == "warning"
+    )
 
 
 def test_gdrcopy_is_reported_on_nodes_with_gpus(machine):

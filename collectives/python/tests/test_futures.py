@@ -104,7 +104,7 @@ def test_a_callback_that_blocks_delays_no_other_future():
 def raising_callback(rank, size):
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
 
-    def fail(raise_error):
+    def fail(_):
         raise KeyError("from a callback")
 
     with pytest.raises(RuntimeError, match="from a callback"):

@@ -117,7 +117,7 @@ def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "request",
+    "admission_review",
     [
         review(pod(), namespace="fireflyer-system"),
         review(pod(), operation="UPDATE"),
@@ -131,8 +131,8 @@ def inject_again(answer: dict[str, Any]) -> dict[str, Any]:
         review({"spec": "none"}),
     ],
 )
-def test_pods_without_the_label_are_not_changed(request: dict[str, Any]) -> None:
-    answer, result = respond(request, SETTINGS, OWN)
+def test_pods_without_the_label_are_not_changed(admission_review: dict[str, Any]) -> None:
+    answer, result = respond(admission_review, SETTINGS, OWN)
     assert (result, answer["response"]) == ("unchanged", {"uid": "u1", "allowed": True})
 
 
