@@ -53,7 +53,7 @@ def upload(
     files: threefs.Client,
     folder: str,
     sources: list[tuple[str, bytes]],
-    shown: Callable[[int], None],
+    report: Callable[[int], None],
 ) -> Uploaded:
     """Writes the sources and their index with the batch API, reads them back and compares.
 
@@ -63,14 +63,17 @@ def upload(
         files.mkdir(parent, parents=True)
     for batch in _batches(sources):
         files.batch_write([(f"{folder}/{name}", 0, content) for name, content in batch])
-        shown(sum(len(content) for _, content in batch))
+        report(sum(len(content) for _, content in batch))
     identical = True
     for batch in _batches(sources):
-        read = files.batch_read([(f"{folder}/{name}", 0, len(content)) for name, content in batch])
-        identical &= all(
-            bytes(got) == content for got, (_, content) in zip(read, batch, strict=True)
+        contents = files.batch_read(
+            [(f"{folder}/{name}", 0, len(content)) for name, content in batch]
         )
-        shown(sum(len(content) for _, content in batch))
+        identical &= all(
+            bytes(content_read) == content
+            for content_read, (_, content) in zip(contents, batch, strict=True)
+        )
+        report(sum(len(content) for _, content in batch))
     index = [(name, len(content)) for name, content in sources]
     files.write_file(f"{folder}/index.json", json.dumps(index).encode())
     return Uploaded(len(sources), sum(length for _, length in index), identical)
@@ -99,10 +102,10 @@ def main() -> None:
     with threefs.connect() as files, Progress(console=Console(stderr=True)) as progress:
         total = 2 * sum(len(content) for _, content in sources)
         task = progress.add_task("corpus", total=total)
-        done = upload(files, "/corpus", sources, lambda more: progress.advance(task, more))
-    verdict = "identical" if done.identical else "DIFFERENT"
-    print(f"{done.files} files, {done.bytes} bytes in /corpus, read back {verdict}")
-    raise SystemExit(not done.identical)
+        result = upload(files, "/corpus", sources, lambda more: progress.advance(task, more))
+    verdict = "identical" if result.identical else "DIFFERENT"
+    print(f"{result.files} files, {result.bytes} bytes in /corpus, read back {verdict}")
+    raise SystemExit(not result.identical)
 
 
 if __name__ == "__main__":

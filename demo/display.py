@@ -89,8 +89,8 @@ class Display:
         if self._fraction is not None:
             parts.append(ProgressBar(total=1.0, completed=self._fraction, width=60))
         if self.observer is not None:
-            seen = self.observer.seen
-            parts += [self._nodes(), self._jobs(list(seen.jobs.values())), self._events()]
+            observed = self.observer.seen
+            parts += [self._nodes(), self._jobs(list(observed.jobs.values())), self._events()]
         return Group(*parts)
 
     def _nodes(self) -> RenderableType:

@@ -20,12 +20,12 @@ def descendants(root: int) -> list[int]:
                 continue  # it ended while we looked
             parent = int(stat.rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.name))
-    found, todo = [], [root]
+    processes, todo = [], [root]
     while todo:
         process = todo.pop()
-        found.append(process)
+        processes.append(process)
         todo.extend(children.get(process, []))
-    return found
+    return processes
 
 
 def proportional_bytes(process: int) -> int:

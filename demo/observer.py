@@ -55,22 +55,28 @@ class Observer:
         job = self.job(name)
         return job.progress.step if job and job.progress else 0
 
-    def wait(self, what: str, timeout_seconds: float, met: Callable[[], bool]) -> None:
+    def wait(self, description: str, timeout_seconds: float, condition: Callable[[], bool]) -> None:
         """Waits for a condition on what was seen.
 
         Raises:
             DemoError: the time is over, or a job failed meanwhile.
         """
         deadline = time.monotonic() + timeout_seconds
-        while not met():
+        while not condition():
             failed = [job for job in self.seen.jobs.values() if job.state == "Failed"]
             if failed:
                 words = failed[0].failure.traceback if failed[0].failure else failed[0].message
-                raise DemoError(f"while waiting for {what}: job {failed[0].key} failed\n{words}")
+                raise DemoError(
+                    f"while waiting for {description}: job {failed[0].key} failed\n{words}"
+                )
             if self.trouble is not None:
-                raise DemoError(f"while waiting for {what}: {self.trouble}") from self.trouble
+                raise DemoError(
+                    f"while waiting for {description}: {self.trouble}"
+                ) from self.trouble
             if time.monotonic() > deadline:
-                raise DemoError(f"{what}: not seen within {timeout_seconds:g} s; {self._summary()}")
+                raise DemoError(
+                    f"{description}: not seen within {timeout_seconds:g} s; {self._summary()}"
+                )
             time.sleep(WAIT_BEAT_SECONDS)
 
     def _summary(self) -> str:
@@ -99,9 +105,13 @@ class Observer:
                 self.seen.losses.setdefault(job.name, {})[job.progress.step] = metrics["loss"]
             if metrics.get("allreduce_gbps"):
                 self.seen.rates.setdefault(job.name, []).append(metrics["allreduce_gbps"])
-        known = {(name, step) for _, name, step in self.seen.checkpoints}
+        known_checkpoints = {(name, step) for _, name, step in self.seen.checkpoints}
         checkpoint = job.checkpoint
-        if checkpoint and checkpoint.durable and (job.name, checkpoint.step) not in known:
+        if (
+            checkpoint
+            and checkpoint.durable
+            and (job.name, checkpoint.step) not in known_checkpoints
+        ):
             when = checkpoint.time or time.time()
             self.seen.checkpoints.append((when, job.name, checkpoint.step))
 

@@ -20,9 +20,9 @@ def summarise(scenario: Scenario, memory_peak_bytes: int, wall_s: float) -> Summ
     job = scenario.stack.client.job("gpt")
     result, reference = scenario.result("gpt"), scenario.result("gpt-reference")
     by_attempt = scenario.steps_by_attempt("gpt")
-    lost = steps_lost(by_attempt)
+    lost_in = steps_lost(by_attempt)
     outcomes = {attempt.attempt: attempt.outcome for attempt in job.attempts}
-    suspended = [a for a in lost if outcomes.get(a) in ("Suspended", "Preempted", "Released")]
+    suspended = [a for a in lost_in if outcomes.get(a) in ("Suspended", "Preempted", "Released")]
     losses = [pair for attempt in sorted(by_attempt) for pair in by_attempt[attempt]]
     rates = observer.seen.rates.get("gpt", [])
     return Summary(
@@ -35,8 +35,8 @@ def summarise(scenario: Scenario, memory_peak_bytes: int, wall_s: float) -> Summ
         preemptions=len(suspended),
         node_failures=len(happened.node_kills),
         storage_kills=len(happened.storage_kills),
-        steps_lost_by_suspend=sum(lost[a] for a in suspended),
-        steps_lost_by_failure=sum(n for a, n in lost.items() if a not in suspended),
+        steps_lost_by_suspend=sum(lost_in[a] for a in suspended),
+        steps_lost_by_failure=sum(n for a, n in lost_in.items() if a not in suspended),
         checkpoints=len({(name, step) for _, name, step in observer.seen.checkpoints}),
         corpus_bytes=happened.uploaded.bytes,
         corpus_identical=happened.uploaded.identical,

@@ -42,9 +42,9 @@ class Scenario:
     """Runs the steps. `say` gets the step that starts, `shown` the progress of the current one."""
 
     def __init__(
-        self, folder: Path, say: Callable[[str], None], shown: Callable[[float], None]
+        self, folder: Path, say: Callable[[str], None], report: Callable[[float], None]
     ) -> None:
-        self.folder, self.say, self.shown = folder, say, shown
+        self.folder, self.say, self.report = folder, say, report
         self.stack = Stack(folder, RESTART_AFTER_SECONDS)
         self.happened = Happened()
 
@@ -66,14 +66,14 @@ class Scenario:
         sources = corpus.find_sources(corpus.CORPUS_BYTES_MAX)
         total = 2 * sum(len(content) for _, content in sources)
         self.say(f"{len(sources)} source files, {total / 2e6:.0f} MB of text, go into 3FS and back")
-        done = 0
+        uploaded = 0
 
-        def shown(more: int) -> None:
-            nonlocal done
-            done += more
-            self.shown(done / total)
+        def report(more: int) -> None:
+            nonlocal uploaded
+            uploaded += more
+            self.report(uploaded / total)
 
-        self.happened.uploaded = corpus.upload(self.stack.files, "/corpus", sources, shown)
+        self.happened.uploaded = corpus.upload(self.stack.files, "/corpus", sources, report)
 
     def start_driver(self) -> None:
         """The first `flyer run` becomes the driver of the cluster."""
@@ -82,19 +82,19 @@ class Scenario:
 
     def preempt(self) -> None:
         """A job of high priority needs the nodes: gpt is asked, saves, reports, leaves."""
-        seen = self._seen
-        seen.wait(
+        observer = self._seen
+        observer.wait(
             f"step {STEPS_BEFORE_PREEMPTION} of gpt",
             STEP_SECONDS,
-            lambda: seen.step("gpt") >= STEPS_BEFORE_PREEMPTION,
+            lambda: observer.step("gpt") >= STEPS_BEFORE_PREEMPTION,
         )
         self.say("job urgent (high) arrives and needs gpt's nodes: gpt saves and makes room")
         self.happened.suspends.append((time.time(), "urgent arrives"))
         self.stack.client.run(URGENT)
-        seen.wait("urgent's end", JOB_SECONDS, lambda: self._state("urgent") == "Succeeded")
+        observer.wait("urgent's end", JOB_SECONDS, lambda: self._state("urgent") == "Succeeded")
         self.say("urgent is done: gpt resumes from its checkpoint")
-        before = seen.step("gpt")
-        seen.wait("gpt's next steps", STEP_SECONDS, lambda: seen.step("gpt") > before + 2)
+        before = observer.step("gpt")
+        observer.wait("gpt's next steps", STEP_SECONDS, lambda: observer.step("gpt") > before + 2)
 
     def kill_storage(self) -> None:
         """SIGKILL to a storage service in the middle of a checkpoint."""
@@ -105,37 +105,38 @@ class Scenario:
         self.happened.storage_kills.append((time.time(), service))
         self.say(f"kill -9 {service} while {name} is being written")
         threading.Thread(target=self._await_resync, args=(service, killed), daemon=True).start()
-        held = len(self._seen.seen.checkpoints)
+        checkpoint_count = len(self._seen.seen.checkpoints)
         self._seen.wait(
             "a checkpoint after the storage kill",
             STEP_SECONDS,
-            lambda: len(self._seen.seen.checkpoints) > held,
+            lambda: len(self._seen.seen.checkpoints) > checkpoint_count,
         )
 
     def kill_node(self) -> None:
         """SIGKILL to every process of a node, some steps after a checkpoint."""
-        seen = self._seen
+        observer = self._seen
 
         def steps_since_checkpoint() -> int:
-            job = seen.job("gpt")
+            job = observer.job("gpt")
             saved = job.checkpoint.step if job and job.checkpoint else 0
-            return seen.step("gpt") - saved
+            return observer.step("gpt") - saved
 
-        seen.wait(
+        observer.wait(
             "steps after a checkpoint",
             STEP_SECONDS,
             lambda: steps_since_checkpoint() >= STEPS_AFTER_CHECKPOINT,
         )
-        attempt = seen.seen.jobs["default/gpt"].attempt
+        attempt = observer.seen.jobs["default/gpt"].attempt
         victim = next(n for n in reversed(self.stack.client.nodes()) if n.job.endswith("gpt"))
         self.say(f"node {victim.name} dies: a spare of zone {victim.zone} takes its place")
         self.happened.node_kills.append((time.time(), victim.name))
         kill_all(victim.pids)
-        seen.wait(
+        observer.wait(
             "gpt's restart",
             STEP_SECONDS,
             lambda: (
-                seen.seen.jobs["default/gpt"].attempt > attempt and self._state("gpt") == "Running"
+                observer.seen.jobs["default/gpt"].attempt > attempt
+                and self._state("gpt") == "Running"
             ),
         )
 
@@ -169,8 +170,8 @@ class Scenario:
         steps: dict[int, list[tuple[int, float]]] = {}
         for line in self.stack.client.logs(name, rank=0):
             if match := re.match(r"step (\d+)/\d+ loss ([\d.]+)", line.text):
-                found = (int(match[1]), float(match[2]))
-                steps.setdefault(line.attempt, []).append(found)
+                entry = (int(match[1]), float(match[2]))
+                steps.setdefault(line.attempt, []).append(entry)
         return steps
 
     # --- helpers ------------------------------------------------------------------------------
@@ -189,14 +190,16 @@ class Scenario:
 
     def _wait_for_open_checkpoint(self) -> str:
         """The name of a checkpoint folder that is being written right now."""
-        found: list[str] = []
+        temporary: list[str] = []
 
         def writing() -> bool:
-            found[:] = [name for name in self.stack.files.listdir("/ckpt/gpt") if ".tmp" in name]
-            return bool(found)
+            temporary[:] = [
+                name for name in self.stack.files.listdir("/ckpt/gpt") if ".tmp" in name
+            ]
+            return bool(temporary)
 
         self._seen.wait("a checkpoint in the making", STEP_SECONDS, writing)
-        return found[0]
+        return temporary[0]
 
     def _await_resync(self, service: str, killed: int | None) -> None:
         deadline = time.monotonic() + RESYNC_SECONDS

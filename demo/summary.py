@@ -52,7 +52,7 @@ class Summary:
             == {1},
             "the loss did not fall": self.loss_last < self.loss_first,
         }
-        return [reason for reason, met in expectations.items() if not met]
+        return [reason for reason, holds in expectations.items() if not holds]
 
     def write(self, path: Path) -> None:
         """Writes the JSON document."""

@@ -187,8 +187,8 @@ class _Picture:
             )
             self._text(x + 20, y, job, 'fill="#333"')
             x += 34 + 7 * len(job)
-        seen: Iterable[Kind] = dict.fromkeys(mark.kind for mark in self.timeline.marks)
-        for kind in seen:
+        kinds: Iterable[Kind] = dict.fromkeys(mark.kind for mark in self.timeline.marks)
+        for kind in kinds:
             self.parts.append(self._shape(kind, x + 7, y - 4, MARK_COLOURS[kind]))
             self._text(x + 20, y, MARK_WORDS[kind], 'fill="#333"')
             x += 34 + 6.6 * len(MARK_WORDS[kind])

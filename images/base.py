@@ -113,12 +113,12 @@ def _make(target: Path) -> None:
         _run(["sh", "-c", FINISH, "finish", str(root)], "finishing the base layer failed")
         tar = ["tar", "--create", "--sort=name", "--numeric-owner", f"--file={archive}"]
         _run([*tar, f"--directory={root}", "."], "packing the base layer failed")
-        made = Layer.compress(archive, Path(scratch) / "layer.tar.gz")
-        made.path.rename(target)
+        layer = Layer.compress(archive, Path(scratch) / "layer.tar.gz")
+        layer.path.rename(target)
 
 
 def _run(command: list[str], failure: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last = "\n".join(done.stderr.splitlines()[-8:])
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        last = "\n".join(result.stderr.splitlines()[-8:])
         raise ImageError(f"{failure}:\n{last}")

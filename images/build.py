@@ -31,17 +31,17 @@ EPOCH = 1_700_000_000
 
 def main() -> int:
     """Builds the named images, or all; prints the path and size of each."""
-    known = {image.name: image for image in IMAGES}
+    images = {image.name: image for image in IMAGES}
     parser = argparse.ArgumentParser(prog="python -m images.build", description=__doc__)
-    parser.add_argument("image", nargs="*", help=f"of: {', '.join(known)} (default: all)")
-    names = parser.parse_args().image or list(known)
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"no image called {', '.join(unknown)}; there are {', '.join(known)}")
+    parser.add_argument("image", nargs="*", help=f"of: {', '.join(images)} (default: all)")
+    names = parser.parse_args().image or list(images)
+    if unknown := [name for name in names if name not in images]:
+        parser.error(f"no image called {', '.join(unknown)}; there are {', '.join(images)}")
     try:
         for name in names:
-            path = archive(known[name])
+            path = archive(images[name])
             size_mb = path.stat().st_size / 1e6
-            print(f"{known[name].reference}  {size_mb:.1f} MB  {path}")
+            print(f"{images[name].reference}  {size_mb:.1f} MB  {path}")
     except (ImageError, binaries.BinaryError) as error:
         print(f"images: {error}", file=sys.stderr)
         return 1

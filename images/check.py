@@ -19,12 +19,12 @@ __all__ = ["main"]
 
 def main() -> int:
     """Builds the named images, or all that have a Containerfile; returns 1 if one fails."""
-    known = {image.name: image for image in IMAGES if image.packages}
+    images = {image.name: image for image in IMAGES if image.packages}
     parser = argparse.ArgumentParser(prog="python -m images.check", description=__doc__)
-    parser.add_argument("image", nargs="*", help=f"one of {', '.join(known)} (default: all)")
-    names = parser.parse_args().image or list(known)
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"unknown image {', '.join(unknown)}: expected one of {', '.join(known)}")
+    parser.add_argument("image", nargs="*", help=f"one of {', '.join(images)} (default: all)")
+    names = parser.parse_args().image or list(images)
+    if unknown := [name for name in names if name not in images]:
+        parser.error(f"unknown image {', '.join(unknown)}: expected one of {', '.join(images)}")
     if reason := why_not():
         print(f"images: {reason}", file=sys.stderr)
         return 1
@@ -35,8 +35,8 @@ def main() -> int:
             store.prepare(binaries.cache() / "images")
             for name in names:
                 started = time.monotonic()
-                built = store.build(known[name])
-                commands = list(store.start(known[name], built))
+                build = store.build(images[name])
+                commands = list(store.start(images[name], build))
                 seconds = time.monotonic() - started
                 print(
                     f"{name}: built in {seconds:.0f} s; starts: {', '.join(commands)}", flush=True

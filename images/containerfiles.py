@@ -59,8 +59,8 @@ def containerfile(image: Image) -> Path:
 def rust_version() -> str:
     """The toolchain that the Containerfiles install."""
     for path in sorted((ROOT / "images").glob("*.Containerfile")):
-        if found := re.search(r"^ARG RUST_VERSION=(\S+)$", path.read_text(), re.MULTILINE):
-            return found[1]
+        if match := re.search(r"^ARG RUST_VERSION=(\S+)$", path.read_text(), re.MULTILINE):
+            return match[1]
     raise ImageError("no Containerfile has a line `ARG RUST_VERSION=…`")
 
 
@@ -157,7 +157,7 @@ class Store:
         roots = [f"--root={self.folder / 'root'}", f"--runroot={self.folder / 'run'}"]
         command = ["buildah", *roots, "--storage-driver=overlay", *arguments]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -167,7 +167,7 @@ class Store:
             )
         except subprocess.TimeoutExpired:
             raise ImageError(f"buildah {arguments[0]} took more than {seconds:g} s") from None
-        if done.returncode != 0:
-            last = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+        if result.returncode != 0:
+            last = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
             raise ImageError(f"buildah {' '.join(arguments)} failed:\n{last}")
-        return done.stdout
+        return result.stdout

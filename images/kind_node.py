@@ -101,16 +101,16 @@ def _build(target: Path, programs: dict[str, Path], cache: Path, scratch: Path) 
 
 def _copy_files(root: Path) -> None:
     # The program may come from the cache of an earlier build: the module need not be there.
-    done = subprocess.run(
+    result = subprocess.run(
         ["go", "mod", "download", "-json", "sigs.k8s.io/kind"],
         cwd=binaries.SOURCES / "kind",
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise ImageError(f"downloading kind's module failed: {done.stderr.strip()}")
-    module = json.loads(done.stdout)["Dir"]
+    if result.returncode != 0:
+        raise ImageError(f"downloading kind's module failed: {result.stderr.strip()}")
+    module = json.loads(result.stdout)["Dir"]
     for name in KIND_FILES:
         source, target = Path(module) / "images/base/files" / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -128,12 +128,12 @@ def _copy_files(root: Path) -> None:
     (root / "etc/containerd/config.toml").write_text(containerd)
     shutil.copy2(FILES / "cni.json", root / "etc/containerd/cni.json")
     (root / "etc/kubernetes/manifests").mkdir(parents=True)
-    wants = root / "etc/systemd/system/multi-user.target.wants"
-    shutil.rmtree(wants, ignore_errors=True)
-    wants.mkdir()
+    wants_folder = root / "etc/systemd/system/multi-user.target.wants"
+    shutil.rmtree(wants_folder, ignore_errors=True)
+    wants_folder.mkdir()
     for unit in ENABLED:
         folder = "/lib" if unit == "containerd" else "/etc"
-        (wants / f"{unit}.service").symlink_to(f"{folder}/systemd/system/{unit}.service")
+        (wants_folder / f"{unit}.service").symlink_to(f"{folder}/systemd/system/{unit}.service")
 
 
 def _pod_layers(programs: dict[str, Path], scratch: Path) -> list[Layer]:
@@ -161,9 +161,9 @@ def _debian(root: Path, names: tuple[str, ...], variant: str) -> None:
         suite(),
         str(root),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ImageError("mmdebstrap failed:\n" + "\n".join(done.stderr.splitlines()[-8:]))
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ImageError("mmdebstrap failed:\n" + "\n".join(result.stderr.splitlines()[-8:]))
 
 
 def _layer(root: Path, scratch: Path, name: str) -> Layer:

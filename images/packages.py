@@ -78,15 +78,15 @@ def wheel(name: str, cache: Path) -> Path:
                 if not target.exists():
                     raise
                 # A concurrent build of the same sources has finished: use its wheel.
-    (found,) = target.glob("*.whl")
-    return found
+    (wheel_path,) = target.glob("*.whl")
+    return wheel_path
 
 
 def source_key(name: str) -> str:
     """A digest of all files that the package's wheel is built from."""
-    folder, others = SOURCES[name]
+    folder, paths = SOURCES[name]
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
-    command += ["--cached", "--others", "--exclude-standard", "--", folder, *others]
+    command += ["--cached", "--others", "--exclude-standard", "--", folder, *paths]
     listed = _run(command)
     digest = hashlib.sha256()
     for path in sorted(filter(None, listed.split("\0"))):
@@ -127,7 +127,7 @@ def _write_launchers(entry_points: Path, folder: Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ImageError(f"{' '.join(command)}:\n{done.stderr.strip()}")
-    return done.stdout
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise ImageError(f"{' '.join(command)}:\n{result.stderr.strip()}")
+    return result.stdout

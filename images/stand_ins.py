@@ -72,11 +72,11 @@ STAND_INS = (
 
 def stand_in(base: StandIn, cache: Path, rust_version: str) -> Path:
     """The OCI archive of a stand-in: from the cache, or newly made (a minute or two)."""
-    needed = ("mmdebstrap", *base.host_commands)
-    missing = [command for command in needed if shutil.which(command) is None]
+    programs = ("mmdebstrap", *base.host_commands)
+    missing = [command for command in programs if shutil.which(command) is None]
     if missing or os.geteuid() != 0:
-        what = f"{', '.join(missing)} (not found)" if missing else "root"
-        raise ImageError(f"the local base image {base.reference} needs {what}")
+        reason = f"{', '.join(missing)} (not found)" if missing else "root"
+        raise ImageError(f"the local base image {base.reference} needs {reason}")
     parts = [FORMAT, suite(), rust_version, asdict(base)]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     target = cache / f"stand-in-{base.argument.lower()}-{key}.tar"
@@ -103,7 +103,7 @@ def _make(base: StandIn, target: Path, scratch: Path, rust_version: str) -> None
 
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         env=environment,
         capture_output=True,
@@ -111,6 +111,6 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    if done.returncode != 0:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
+    if result.returncode != 0:
+        last = "\n".join((result.stdout + result.stderr).splitlines()[-8:])
         raise ImageError(f"{' '.join(command[:2])} failed:\n{last}")

@@ -83,21 +83,21 @@ MODULES = (
 
 def cache() -> Path:
     """Where built programs are kept: shared by all clones and clusters of this user."""
-    if chosen := os.environ.get("FLYER_E2E_CACHE"):
-        return Path(chosen)
+    if folder := os.environ.get("FLYER_E2E_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fire-flyer"
 
 
 def require(*names: str) -> dict[str, Path]:
     """The paths of these programs by name; builds what is missing (minutes the first time)."""
-    wanted = {name: _path(name) for name in names}
+    paths = {name: _path(name) for name in names}
     for module in MODULES:
-        missing = [name for name in names if name in module.programs and not wanted[name].exists()]
+        missing = [name for name in names if name in module.programs and not paths[name].exists()]
         if missing:
             _build(module, missing)
-    for folder in {path.parent for path in wanted.values()}:
+    for folder in {path.parent for path in paths.values()}:
         os.utime(folder)  # in use: see testcluster.prune
-    return wanted
+    return paths
 
 
 def folders() -> set[Path]:
@@ -143,7 +143,7 @@ def _build(module: Module, names: list[str]) -> None:
             print(f"programs: building {name} ({module.folder}, {count})", flush=True)
             scratch = folder / f".{name}.new"
             command = ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w {module.link_flags}"]
-            built = subprocess.run(
+            build = subprocess.run(
                 [*command, "-o", str(scratch), module.programs[name]],
                 cwd=SOURCES / module.folder,
                 env=os.environ | ({"CGO_ENABLED": "0"} if module.static else {}),
@@ -151,6 +151,6 @@ def _build(module: Module, names: list[str]) -> None:
                 text=True,
                 check=False,
             )
-            if built.returncode != 0:
-                raise BinaryError(f"building {name} failed:\n{built.stderr.strip()}")
+            if build.returncode != 0:
+                raise BinaryError(f"building {name} failed:\n{build.stderr.strip()}")
             scratch.rename(folder / name)

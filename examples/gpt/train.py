@@ -101,9 +101,9 @@ def settle_buckets(ddp: DistributedDataParallel, context: int) -> None:
 
 def asked_to_stop(job: flyer.job.Job) -> bool:
     """The same answer on all ranks: one rank is notified first, and none may continue alone."""
-    asked = torch.tensor([1.0 if job.suspend_requested() else 0.0])
-    dist.all_reduce(asked)
-    return asked.item() > 0
+    flag = torch.tensor([1.0 if job.suspend_requested() else 0.0])
+    dist.all_reduce(flag)
+    return flag.item() > 0
 
 
 def save(checkpoints, job, step, model, optimizer):

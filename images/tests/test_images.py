@@ -52,11 +52,11 @@ def test_bases_are_pinned() -> None:
 
 def test_rust_is_the_version_that_the_workspace_needs() -> None:
     workspace = tomllib.loads((FOLDER.parent / "Cargo.toml").read_text())["workspace"]
-    needed = workspace["package"]["rust-version"]
+    version = workspace["package"]["rust-version"]
     for path in FOLDER.glob("*.Containerfile"):
         text = path.read_text()
         if "FROM ${RUST}" in text:
-            assert f"ARG RUST_VERSION={needed}.0\n" in text, path.name
+            assert f"ARG RUST_VERSION={version}.0\n" in text, path.name
             assert "rustup default ${RUST_VERSION}" in text, path.name
 
 
@@ -80,19 +80,19 @@ def test_an_archive_names_its_blobs_by_their_digest(tmp_path: Path) -> None:
     write_archive(tmp_path / "image.tar", "docker.io/x/y:z", [layer, layer], config)
     with tarfile.open(tmp_path / "image.tar") as archive:
 
-        def read(name: str) -> bytes:
+        def blob(name: str) -> bytes:
             file = archive.extractfile(name)
             assert file
             return file.read()
 
         for name in archive.getnames():
             if name.startswith("blobs/"):
-                assert hashlib.sha256(read(name)).hexdigest() == name.rpartition("/")[2]
-        (entry,) = json.loads(read("index.json"))["manifests"]
+                assert hashlib.sha256(blob(name)).hexdigest() == name.rpartition("/")[2]
+        (entry,) = json.loads(blob("index.json"))["manifests"]
         assert entry["annotations"]["io.containerd.image.name"] == "docker.io/x/y:z"
-        manifest = json.loads(read("blobs/sha256/" + entry["digest"].removeprefix("sha256:")))
+        manifest = json.loads(blob("blobs/sha256/" + entry["digest"].removeprefix("sha256:")))
         inside = json.loads(
-            read("blobs/sha256/" + manifest["config"]["digest"].removeprefix("sha256:"))
+            blob("blobs/sha256/" + manifest["config"]["digest"].removeprefix("sha256:"))
         )
     assert inside["rootfs"]["diff_ids"] == [layer.diff_id] * 2
     assert len(inside["history"]) == 2
@@ -112,14 +112,14 @@ def test_two_builds_of_one_wheel_at_once_give_one(
 ) -> None:
     def build(command: list[str]) -> str:
         folder = next(arg for arg in command if arg.startswith("--out-dir=")).partition("=")[2]
-        theirs = tmp_path / "wheels" / "flyer-key"
-        for made in (Path(folder), theirs):  # the other build ends while this one runs
-            made.mkdir()
-            (made / "flyer.whl").touch()
+        other_folder = tmp_path / "wheels" / "flyer-key"
+        for target in (Path(folder), other_folder):  # the other build ends while this one runs
+            target.mkdir()
+            (target / "flyer.whl").touch()
         return ""
 
     monkeypatch.setattr(packages, "source_key", lambda _: "key")
     monkeypatch.setattr(packages, "_run", build)
-    found = packages.wheel("flyer", tmp_path)
-    assert found == tmp_path / "wheels" / "flyer-key" / "flyer.whl"
+    wheel = packages.wheel("flyer", tmp_path)
+    assert wheel == tmp_path / "wheels" / "flyer-key" / "flyer.whl"
     assert [entry.name for entry in (tmp_path / "wheels").iterdir()] == ["flyer-key"]

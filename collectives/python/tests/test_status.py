@@ -301,12 +301,12 @@ def test_output_for_prometheus_and_for_the_trace_viewer():
         'hfreduce_culprit{group="g",rank="1"} 1'
     ]
     events = json.loads(exposition.trace([group], recorders))["traceEvents"]
-    shown = [event for event in events if event["ph"] == "X"]
-    assert [(event["tid"], event["args"]["number"]) for event in shown] == [
+    complete_events = [event for event in events if event["ph"] == "X"]
+    assert [(event["tid"], event["args"]["number"]) for event in complete_events] == [
         (0, 1), (0, 2), (2, 1), (2, 2), (1, 1),
     ]  # fmt: skip
-    assert (shown[0]["ts"], shown[0]["dur"]) == (2e6, 3e6)
-    assert (shown[1]["ts"], shown[1]["dur"]) == (6e6, 25e6), "until it was read"
+    assert (complete_events[0]["ts"], complete_events[0]["dur"]) == (2e6, 3e6)
+    assert (complete_events[1]["ts"], complete_events[1]["dur"]) == (6e6, 25e6), "until it was read"
 
 
 def test_these_outputs_work_without_running_ranks(tmp_path, capsys):

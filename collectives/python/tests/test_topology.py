@@ -37,9 +37,9 @@ def test_the_number_of_ranks_must_match_the_world_size():
 
 
 def test_an_invalid_field_is_named_with_its_value():
-    with pytest.raises(TopologyError, match=r"t\.json: ranks_per_node: 0 is not") as caught:
+    with pytest.raises(TopologyError, match=r"t\.json: ranks_per_node: 0 is not") as excinfo:
         Topology.parse(json.dumps(GOOD | {"ranks_per_node": 0}), "t.json")
-    assert (caught.value.source, caught.value.field) == ("t.json", "ranks_per_node")
+    assert (excinfo.value.source, excinfo.value.field) == ("t.json", "ranks_per_node")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -28,15 +28,15 @@ SECONDS = 900
 
 def endings(backend: str, sources: Path, file: str) -> dict[str, str]:
     """Result of each test of a file over a backend, by class and name; failures with their text."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, FOLDER / "torch_files.py", backend, sources / "test/distributed", file],
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-4000:]
+    results = json.loads(result.stdout.splitlines()[-1])
     short = {test: ".".join(test.split(".")[-2:]) for kind in results.values() for test in kind}
     return (
         {short[test]: "passed" for test in results["passed"]}
@@ -59,12 +59,15 @@ def test_torchs_files_end_as_over_gloo(file: str) -> None:
         pytest.skip("TORCH_SOURCES is not set to a checkout of torch's sources")
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")
     sources = Path(os.environ["TORCH_SOURCES"])
-    gloo, ours = (endings(backend, sources, file) for backend in ("gloo", "hfreduce"))
-    assert gloo.keys() == ours.keys()
-    differ = [test for test in gloo if kind(gloo[test]) != kind(ours[test])]
+    gloo, by_hfreduce = (endings(backend, sources, file) for backend in ("gloo", "hfreduce"))
+    assert gloo.keys() == by_hfreduce.keys()
+    differ = [test for test in gloo if kind(gloo[test]) != kind(by_hfreduce[test])]
     unlisted = [test for test in differ if test not in LISTED["differ"]]
     if unlisted:
-        texts = [f"{test}: over Gloo {gloo[test]}\nover HFReduce {ours[test]}" for test in unlisted]
+        texts = [
+            f"{test}: over Gloo {gloo[test]}\nover HFReduce {by_hfreduce[test]}"
+            for test in unlisted
+        ]
         pytest.fail("\n\n".join(texts), pytrace=False)
     # Tests that no longer differ must be removed from the list.
     same = [test for test in LISTED["differ"] if test in gloo and test not in differ]

@@ -22,15 +22,15 @@ def test_the_suite_of_torch_ends_as_over_gloo():
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")
     if not torch.__version__.startswith(EXPECTED["torch"]):
         pytest.skip(f"the list is of torch {EXPECTED['torch']}, this is {torch.__version__}")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, FOLDER / "torch_suite.py", "hfreduce", str(EXPECTED["ranks"])],
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-4000:]
+    results = json.loads(result.stdout.splitlines()[-1])
     failed = results["failed"]
     unexpected = [failed[name] for name in failed if name not in EXPECTED["failed"]]
     if unexpected:

@@ -13,11 +13,11 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, tor
 OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
 
 
-def same(actual, expected, what):
+def same(actual, expected, description):
     """Equal numbers, and NaN in the same positions; zeros may differ in sign."""
     actual, expected = actual.double(), expected.double()
     equal = actual.eq(expected) | (actual.isnan() & expected.isnan())
-    assert equal.all(), (what, actual[~equal][:4], expected[~equal][:4])
+    assert equal.all(), (description, actual[~equal][:4], expected[~equal][:4])
 
 
 def pairs_of_bytes(rank, size):

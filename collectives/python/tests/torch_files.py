@@ -159,10 +159,10 @@ def main() -> None:
     if backend != "gloo":
         replace_gloo(backend)
     suite = unittest.TestSuite()
-    wanted = os.environ.get("ONLY")
+    only = os.environ.get("ONLY")
     for file in files:
         loaded = unittest.defaultTestLoader.loadTestsFromModule(load(folder, file))
-        suite.addTests(case for case in cases(loaded) if wanted is None or wanted in case.id())
+        suite.addTests(case for case in cases(loaded) if only is None or only in case.id())
     names = [test.id() for test in suite]
     result = unittest.TextTestRunner(sys.stderr, verbosity=2).run(suite)
     failed = {test.id(): text for test, text in [*result.failures, *result.errors]}

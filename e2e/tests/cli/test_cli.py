@@ -36,8 +36,8 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     flyer = Flyer(release.cluster, namespace)
 
     def view(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = flyer("show", name)["job"]
-        return found
+        job_view: dict[str, Any] = flyer("show", name)["job"]
+        return job_view
 
     def until(description: str, name: str, state: str) -> dict[str, Any]:
         def probe() -> dict[str, Any] | None:

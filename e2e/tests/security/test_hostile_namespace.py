@@ -290,10 +290,10 @@ def test_forbidden_fields_of_jobs_are_refused_by_name(scene: Scene) -> None:
     def job_object(
         name: str, annotations: dict[str, str] | None = None, **spec: Any
     ) -> dict[str, Any]:
-        one = job(name, 1, SLEEPS)
-        one["spec"] |= spec
-        one["metadata"]["annotations"] = annotations or {}
-        return one
+        body = job(name, 1, SLEEPS)
+        body["spec"] |= spec
+        body["metadata"]["annotations"] = annotations or {}
+        return body
 
     years = {
         "checkpointGracePeriod": "87840h",

@@ -107,8 +107,8 @@ def test_an_ephemeral_volume_lives_as_long_as_its_pod(
     for name, uid in claims.values():
 
         def is_removed(name: str = name, uid: str = uid) -> bool:
-            left = uid in cluster.run_on(HERE, "cat", "/proc/self/mounts")
-            return not left and name not in directories(cluster, OWN)
+            is_mounted = uid in cluster.run_on(HERE, "cat", "/proc/self/mounts")
+            return not is_mounted and name not in directories(cluster, OWN)
 
         wait_for(f"3FS to be rid of {name}", is_removed, SECONDS)
 

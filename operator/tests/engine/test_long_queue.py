@@ -51,15 +51,15 @@ def test_nodes_in_too_many_zones_are_not_searched_again_and_again(
 
 
 def _queue_of(count: int, *, users: int = 50, **wishes: object) -> list[Event]:
-    found: list[Event] = []
+    events: list[Event] = []
     for index in range(count):
-        wanted = {
+        fields = {
             name: value(index) if callable(value) else value for name, value in wishes.items()
         }
-        job = sample_job(f"w{index}", 2, user=f"u{index % users}", ranksPerNode=8, **wanted)
+        job = sample_job(f"w{index}", 2, user=f"u{index % users}", ranksPerNode=8, **fields)
         metadata = job.metadata.replace(uid=f"uid{index}", creation_timestamp=1_800_000_000.0)
-        found.append(JobSubmitted(job.replace(metadata=metadata)))
-    return found
+        events.append(JobSubmitted(job.replace(metadata=metadata)))
+    return events
 
 
 def _full_cluster() -> tuple[EngineState, float]:
@@ -73,13 +73,13 @@ def _full_cluster() -> tuple[EngineState, float]:
 
 
 def _with_flood_of_one_user(
-    monkeypatch: pytest.MonkeyPatch, *others: Event, **wishes: object
+    monkeypatch: pytest.MonkeyPatch, *further: Event, **wishes: object
 ) -> tuple[EngineState, float]:
     """Six different jobs of u0 wait, of which a plan looks at three."""
     monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
     state, now = _full_cluster()
     flood = _queue_of(6, users=1, activeDeadline=lambda index: f"{index + 1}m", **wishes)
-    state, _ = step(state, [*flood, *others], now + 1)
+    state, _ = step(state, [*flood, *further], now + 1)
     return state, now
 
 
@@ -204,9 +204,9 @@ def test_a_job_behind_too_many_of_its_user_reports_that_without_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, now = _with_flood_of_one_user(monkeypatch)
-    found = explain(state, "default/w5", now + 2)
-    assert "behind 3 jobs of u0" in found.summary
-    assert found.remedies == ()  # nodes that are given back go to those ahead
+    explanation = explain(state, "default/w5", now + 2)
+    assert "behind 3 jobs of u0" in explanation.summary
+    assert explanation.remedies == ()  # nodes that are given back go to those ahead
 
 
 def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
@@ -234,16 +234,16 @@ def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
     for name in ("x", "y"):  # plans that bring the queue up to date with the flood
         now += 1
         state, _ = step(state, [JobSubmitted(sample_job(name, 1, user=name))], now)
-    asked: list[str] = []
+    searched: list[str] = []
     priorities = eligibility.allowed_priorities
 
     def counted(cycle: CycleState, job: JobState, limits: Sequence[Quota]) -> list[Priority]:
-        asked.append(job.key)
+        searched.append(job.key)
         return priorities(cycle, job, limits)
 
     monkeypatch.setattr(eligibility, "allowed_priorities", counted)
     step(state, [JobSubmitted(sample_job("good", 1, user="good"))], now + 1)
-    assert 0 < len(set(asked)) < 400  # 256 looks, and 20 reasons a second
+    assert 0 < len(set(searched)) < 400  # 256 looks, and 20 reasons a second
 
 
 def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +256,9 @@ def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(queue_update, "needs_of", fails)
     state, now = _full_cluster()
-    with pytest.raises(JobFault) as caught:
+    with pytest.raises(JobFault) as excinfo:
         step(state, _queue_of(3), now + 1)
-    assert caught.value.job == "default/w1"
+    assert excinfo.value.job == "default/w1"
 
 
 def test_a_class_that_is_left_out_still_fills_its_users_quota(

@@ -105,21 +105,21 @@ class History:
             yield JobSubmitted(job.replace(metadata=metadata))
 
     def events(self, state: EngineState) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         for job in state.jobs.values():
-            found += self.of_job(job)
-        for name, known in state.nodes.items():
-            if known.eligible and self.random.random() < 0.01:
-                found.append(NodeLost(name, "PowerLost"))
-            elif known.lost and self.random.random() < 0.3:
-                found.append(NodeObserved(next(node for node in self.nodes if node.name == name)))
+            events += self.of_job(job)
+        for name, node_state in state.nodes.items():
+            if node_state.eligible and self.random.random() < 0.01:
+                events.append(NodeLost(name, "PowerLost"))
+            elif node_state.lost and self.random.random() < 0.3:
+                events.append(NodeObserved(next(node for node in self.nodes if node.name == name)))
         if self.quotas and self.random.random() < 0.1:
             quota = self.random.choice(self.quotas)
-            found.append(self.random.choice((QuotaRemoved(quota.name), QuotaObserved(quota))))
+            events.append(self.random.choice((QuotaRemoved(quota.name), QuotaObserved(quota))))
         if self.random.random() < 0.4:
-            found += self.submissions(self.random.randint(1, 5))
-        self.random.shuffle(found)
-        return found or [Tick()]
+            events += self.submissions(self.random.randint(1, 5))
+        self.random.shuffle(events)
+        return events or [Tick()]
 
     def of_start(self, key: str, attempt: int, nodes: tuple[str, ...]) -> Iterator[Event]:
         chance = self.random.random()
@@ -143,8 +143,8 @@ class History:
         elif phase is Phase.RUNNING and chance < 0.3:
             yield ProgressReported(job.key, attempt, int(self.now) % 100_000)
         elif phase is Phase.RUNNING and chance < 0.5:
-            lost = job.seen.stream_lost_at is not None
-            yield (StreamRestored if lost else StreamLost)(job.key, attempt)
+            is_lost = job.seen.stream_lost_at is not None
+            yield (StreamRestored if is_lost else StreamLost)(job.key, attempt)
         elif phase is Phase.RUNNING and chance < 0.52:
             yield PodExited(job.key, attempt, nodes[0], Killed(9, "gone"))
         elif phase is Phase.SUSPENDING and chance < 0.6:
@@ -230,12 +230,12 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
     for _ in range(40):
         history.now += history.random.choice((0.6, 5.0, 70.0))
         state, _ = step(state, events, history.now)
-        kept = queue_update.updated_queue(CycleState(state, history.now))
+        updated = queue_update.updated_queue(CycleState(state, history.now))
         anew = queue_update.updated_queue(
             CycleState(replace(state, queue=None, queue_changes=()), history.now)
         )
-        same = replace(anew, explained_to=kept.explained_to, explained_at=kept.explained_at)
-        assert kept == same, (seed, history.now)
+        same = replace(anew, explained_to=updated.explained_to, explained_at=updated.explained_at)
+        assert updated == same, (seed, history.now)
         events = history.events(state)
 
 
@@ -252,11 +252,11 @@ def test_a_reason_that_jobs_share_is_the_one_of_each(
         own: Sequence[Reservation],
         eta: float | None,
     ) -> Pending:
-        found = shared(reasons, job, reservations, own, eta)
-        assert found == pending_reasons.not_placed(reasons._availability, job, reservations, eta), (
-            job.key
-        )
-        return found
+        result = shared(reasons, job, reservations, own, eta)
+        assert result == pending_reasons.not_placed(
+            reasons._availability, job, reservations, eta
+        ), job.key
+        return result
 
     monkeypatch.setattr(PendingReasonCache, "of", of)
     history = History(seed)

@@ -30,15 +30,15 @@ STATE = {
 }
 
 
-def same(left, right):
-    if isinstance(left, float) and math.isnan(left):
+def same(first, right):
+    if isinstance(first, float) and math.isnan(first):
         return isinstance(right, float) and math.isnan(right)
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        pairs = zip(left, right, strict=True)
-        return type(left) is type(right) and all(same(one, other) for one, other in pairs)
-    return type(left) is type(right) and left == right
+    if isinstance(first, dict):
+        return list(first) == list(right) and all(same(first[key], right[key]) for key in first)
+    if isinstance(first, list | tuple):
+        pairs = zip(first, right, strict=True)
+        return type(first) is type(right) and all(same(value, other) for value, other in pairs)
+    return type(first) is type(right) and first == right
 
 
 def wait_for_threads():

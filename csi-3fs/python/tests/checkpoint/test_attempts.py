@@ -112,9 +112,9 @@ def test_two_concurrent_attempts_leave_only_complete_checkpoints(files, folder):
         for thread in threads:
             thread.join(20)
         wait_for_threads()
-        kept = [handle for handle in handles if handle.durable]
+        durable = [handle for handle in handles if handle.durable]
         assert all(handle.done for handle in handles)
-        if kept:
+        if durable:
             loaded = managers(files)[0].load(round_)
             assert loaded.report.skipped == []
             assert loaded.state in state.values()

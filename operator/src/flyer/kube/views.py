@@ -106,7 +106,7 @@ _NO_TEMPLATE: Final = PodTemplate.model_validate(
 
 
 # Other metadata is of unbounded size: managed fields, owner references.
-_METADATA: Final = frozenset({one.alias or name for name, one in ObjectMeta.model_fields.items()})
+_METADATA: Final = frozenset({info.alias or name for name, info in ObjectMeta.model_fields.items()})
 
 
 def _kept(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -79,20 +79,20 @@ class History(RandomCluster):
 
     def run(self) -> int:
         """Run the history. Returns the number of engine steps."""
-        done = 0
+        steps = 0
         try:
             for _ in range(self._steps):
                 for _ in range(self._random.randint(1, 3)):
                     self._random.choice(_DEEDS)(self)
-                done += self._advance(self._random.choice((0.1, 0.5, 2.0, 7.0, 40.0)))
+                steps += self._advance(self._random.choice((0.1, 0.5, 2.0, 7.0, 40.0)))
                 if self.seed % _WATCHED_EVERY == 0:
                     self._watch()
-            done += self._settle_down()
+            steps += self._settle_down()
         except Violation as violation:
-            raise Violation(f"seed {self.seed}, step {done}: {violation}") from violation
+            raise Violation(f"seed {self.seed}, step {steps}: {violation}") from violation
         except Exception as error:
-            raise Violation(f"seed {self.seed}, step {done}: {error!r}") from error
-        return done
+            raise Violation(f"seed {self.seed}, step {steps}: {error!r}") from error
+        return steps
 
     # -- events --------------------------------------------------------------------------------
 
@@ -160,10 +160,10 @@ class History(RandomCluster):
             self._inbox.append(JobSubmitted(self.store[key]))
 
     def _report(self) -> None:
-        found = self._live()
-        if found is None:
+        live_job = self._live()
+        if live_job is None:
             return
-        key, status = found
+        key, status = live_job
         attempt, draw = status.history.attempt, self._random
         number = draw.randint(1, 50)
         events: tuple[Event, ...] = (
@@ -179,11 +179,11 @@ class History(RandomCluster):
 
     def _exit(self) -> None:
         """End pods: successfully, by a failure of the program, or killed."""
-        found = self._live()
-        if found is None or found[1].assignment is None:
+        live_job = self._live()
+        if live_job is None or live_job[1].assignment is None:
             return
-        key, status = found
-        attempt, names = status.history.attempt, list(found[1].assignment.names)
+        key, status = live_job
+        attempt, names = status.history.attempt, list(live_job[1].assignment.names)
         outcome = self._random.choice(
             (Succeeded(), Succeeded(), Failed(1, "boom"), Killed(9), Killed(11), Killed(0))
         )
@@ -223,8 +223,8 @@ class History(RandomCluster):
     def _return_node(self) -> None:
         """The node returns, without processes."""
         node = self._node()
-        known = self.state.nodes.get(node.name)
-        if known is not None and known.lost:
+        node_state = self.state.nodes.get(node.name)
+        if node_state is not None and node_state.lost:
             for pod in [pod for pod in self.pods if pod[2] == node.name]:
                 self.pods.discard(pod)
             for key, job in self.state.jobs.items():
@@ -272,10 +272,10 @@ class History(RandomCluster):
 
     def _settle_down(self) -> int:
         """Without further faults every job that can run starts in time, and no process remains."""
-        done = self._advance(0.1)
+        steps = self._advance(0.1)
         until = self.now + _PATIENCE_SECONDS
         while self.now < until:
-            done += self._advance(self._random.choice((3.0, 5.0)))
+            steps += self._advance(self._random.choice((3.0, 5.0)))
         for why in idle_although_wanted(self.state, self.now).values():
             raise Violation(why)
         for key, job in self.state.jobs.items():
@@ -283,7 +283,7 @@ class History(RandomCluster):
                 pods = {name for pod_job, _, name in self.pods if pod_job == key}
                 if not pods and not job.status.exits:
                     raise Violation(f"{key} is Running without pods")
-        return done
+        return steps
 
 
 @functools.cache

@@ -83,22 +83,22 @@ class RandomCluster:
         self.state: EngineState = rebuild(self.nodes.values(), (), self.now, 1, SETTINGS)
 
     def _make_nodes(self) -> dict[str, Node]:
-        found = {}
+        nodes = {}
         for node_class in ("a100", "v100")[: self._random.randint(1, 2)]:
             for zone in "AB"[: self._random.randint(1, 2)]:
                 for index in range(self._random.randint(1, 3)):
                     name = f"{node_class[0]}{zone.lower()}{index}"
-                    found[name] = Node(name, zone, f"{zone}{index // 2}", node_class, 2)
-        return found
+                    nodes[name] = Node(name, zone, f"{zone}{index // 2}", node_class, 2)
+        return nodes
 
     def _advance(self, seconds: float) -> int:
         """Advance the time; the driver answers the engine's actions until none remain."""
         self.now += seconds
         events = self._take()
-        for done in range(1, 40):
+        for steps in range(1, 40):
             self._step(events)
             if not self._inbox:
-                return done
+                return steps
             self.now += 0.05
             events = self._take()
         raise Violation("the engine does not converge")
@@ -172,8 +172,8 @@ class RandomCluster:
     def _crash(self) -> None:
         """Restart the scheduler from the stored objects; the driver reports its observations."""
         self.epoch += 1
-        known = self.state.nodes
-        nodes = [known[name].node if name in known else node for name, node in self.nodes.items()]
+        states = self.state.nodes
+        nodes = [states[name].node if name in states else node for name, node in self.nodes.items()]
         # `Simulation` tests the round trip of objects through their text.
         jobs = [job for job in self.store.values() if not is_over(job)]
         self.state = rebuild(
@@ -184,7 +184,7 @@ class RandomCluster:
             for event in self._inbox
             if isinstance(event, (JobRemoved, QuotaRemoved, TeamObserved))
         ]
-        for name, state in known.items():
+        for name, state in states.items():
             if state.lost:
                 self._inbox.append(NodeLost(name, "PowerLost"))
         self.pods = {pod for pod in self.pods if pod[0] in self.store}
@@ -195,14 +195,14 @@ class RandomCluster:
         status = job.status
         if status is None:
             return [JobSubmitted(job)]
-        found: list[Event] = []
+        events: list[Event] = []
         attempt = status.history.attempt
         for occupied_node in status.occupied:
             lives = (job.key, occupied_node.attempt, occupied_node.name) in self.pods
             to_start = status.phase is Phase.STARTING and occupied_node.attempt == attempt
             if not lives and not to_start and self._stands(occupied_node.name):
-                found.append(NodeEmptied(occupied_node.name, job.key, occupied_node.attempt))
-        return found
+                events.append(NodeEmptied(occupied_node.name, job.key, occupied_node.attempt))
+        return events
 
     def _check(self) -> None:
         owner: dict[str, str] = {}
@@ -221,9 +221,9 @@ class RandomCluster:
             raise Violation(f"{crossing} cross zones at once")
         live: dict[str, tuple[str, int]] = {}
         for pod_job, attempt, name in self.pods:
-            known = live.setdefault(name, (pod_job, attempt))
-            if known != (pod_job, attempt) and self._stands(name):
-                raise Violation(f"{name} serves {known} and {(pod_job, attempt)}")
+            occupant = live.setdefault(name, (pod_job, attempt))
+            if occupant != (pod_job, attempt) and self._stands(name):
+                raise Violation(f"{name} serves {occupant} and {(pod_job, attempt)}")
         for key, job in self.state.jobs.items():
             stored = self.store.get(key)
             if stored is not None and not job.removed and stored.status != job.status:

@@ -20,8 +20,8 @@ __all__ = ["NodeFacts", "misfit", "quantity", "refusals_by_nodes", "requests_of"
 _QUANTITY: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([eE][+-]?[0-9]{1,3}|.*)")
 _SUFFIXES: Final = {
     "": Decimal(1),
-    **{one: Decimal(1000) ** power for power, one in enumerate("kMGTPE", 1)},
-    **{f"{one}i": Decimal(1024) ** power for power, one in enumerate("KMGTPE", 1)},
+    **{prefix: Decimal(1000) ** power for power, prefix in enumerate("kMGTPE", 1)},
+    **{f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", 1)},
     "m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9"),
 }  # fmt: skip
 # Quotients of larger amounts exceed the precision of a Decimal.
