@@ -3,9 +3,14 @@
 use std::sync::Arc;
 
 use hfreduce_core::Fingerprint;
+use hfreduce_kernels::Store;
 use serde::{Deserialize, Serialize};
 
 use hfreduce_shm::watermarks::Watermarks;
+
+/// Chunks from this size belong to large operations: the caller does not read their first results
+/// before the last ones have evicted them from the caches, so the copy bypasses those.
+pub(crate) const STREAM_FROM_BYTES: usize = 128 << 10;
 
 /// Memory of the caller: one or several pieces that form one buffer.
 #[derive(Clone, Debug, Default)]
@@ -119,6 +124,46 @@ impl Buffer {
             // SAFETY: `within < piece.bytes`, because `offset` moves from piece to piece.
             Some((unsafe { piece.memory.add(within) }, take))
         })
+    }
+
+    /// Copies a range of this buffer to `place`.
+    ///
+    /// # Safety
+    /// `place` must be writable for `bytes`; the promise of [`Buffer::new`] covers the rest.
+    pub(crate) unsafe fn gather(&self, offset: usize, bytes: usize, place: *mut u8) {
+        let mut at = place;
+        for (memory, count) in self.ranges(offset, bytes) {
+            if memory.addr().abs_diff(at.addr()) >= count {
+                // SAFETY: `count` bytes are in the range and still fit the destination, and do not
+                // overlap.
+                unsafe { hfreduce_kernels::copy_raw(Store::Cached, memory, at, count) };
+            } else if memory != at {
+                // SAFETY: the same; memmove, as an output may overlap its input.
+                unsafe { std::ptr::copy(memory, at, count) };
+            }
+            at = at.wrapping_add(count);
+        }
+    }
+
+    /// Copies a result from `place` to a range of this buffer.
+    ///
+    /// # Safety
+    /// `place` must be readable for `bytes`; the promise of [`Buffer::new`] covers the rest.
+    pub(crate) unsafe fn scatter(&self, offset: usize, bytes: usize, place: *const u8) {
+        let mut at = place;
+        for (memory, count) in self.ranges(offset, bytes) {
+            if memory.cast_const() == at {
+                // Written in place.
+            } else if bytes >= STREAM_FROM_BYTES {
+                // SAFETY: `count` bytes are in the range; a result that is not written in the
+                // caller's memory is in the segment, which does not overlap it.
+                unsafe { hfreduce_kernels::copy_raw(Store::Streaming, at, memory, count) };
+            } else {
+                // SAFETY: as in `gather`.
+                unsafe { std::ptr::copy(at, memory, count) };
+            }
+            at = at.wrapping_add(count);
+        }
     }
 
     fn piece_at(&self, offset: usize) -> Option<usize> {

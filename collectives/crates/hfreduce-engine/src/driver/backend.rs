@@ -89,7 +89,7 @@ impl Backend {
     /// Starts to judge the silence of peers: all of them are connected.
     pub fn start_liveness(&mut self) {
         match self {
-            Self::Local(driver) => driver.liveness_active = true,
+            Self::Local(driver) => driver.start_liveness(),
             Self::Remote(_) => {}
         }
     }

@@ -6,67 +6,76 @@
 //! reports it. Point-to-point connections carry the reason too, so that the end of one is not taken
 //! for the cause.
 
-use std::io;
 use std::time::{Duration, Instant};
 
-use super::{Driver, ReduceAlgorithm, TICK, lock};
-use crate::work::WorkState;
+use super::fault::Fault;
+use super::registered::wait_for_peer_access;
+use super::{Driver, TICK, lock};
 use hfreduce_core::error::{AbortReason, ErrorKind};
-use hfreduce_core::tree::{Violation, Waiting};
-use hfreduce_core::{Fingerprint, Kind, Ranks, Stage};
 use hfreduce_shm::segment::{Aborted, WAIT_ABORT};
-use hfreduce_transport::wire::{Frame, Head};
 
 /// Time in which final frames must have been sent.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Driver {
+    /// Aborts the communicator because of the fault of a part; its result otherwise.
+    pub(super) fn check<T: Default>(&mut self, outcome: Result<T, Fault>) -> T {
+        outcome.unwrap_or_else(|fault| {
+            match fault {
+                Fault::Detected(cause) => self.abort(*cause, None),
+                Fault::Reported(cause, link) => self.abort(*cause, Some(link)),
+                Fault::Recorded => self.check_abort_record(),
+            }
+            T::default()
+        })
+    }
+
     /// Aborts the communicator, unless it is aborted already. `from`: the link that reported the
     /// reason.
-    pub(super) fn fail(&mut self, cause: AbortReason, from: Option<usize>) {
-        if self.shared.broken.get().is_some() {
+    pub(super) fn abort(&mut self, mut cause: AbortReason, from: Option<usize>) {
+        if self.node.is_broken() {
             return;
         }
         let (phase, waited) = self.waiting_for();
         self.record_waiting(&phase, waited);
-        let mut cause = cause;
         if cause.sequence < 0
             && let Some((sequence, fingerprint)) = self.oldest()
         {
             cause = cause.during(&fingerprint.describe(), sequence as i64, &phase);
         }
         // Another rank of this node may have been first: then its reason counts.
-        if !self.shm.abort(self.shared.identity.local(), &cause.encode())
-            && let Some(first) = self.shm.aborted()
+        let local = self.node.local();
+        if !self.node.shm.abort(local, &cause.encode())
+            && let Some(first) = self.node.shm.aborted()
         {
             cause = self.recorded_reason(first);
         }
         let encoded = cause.encode();
-        tracing::error!(rank = self.shared.identity.rank, cause = ?cause, "communicator broken");
+        tracing::error!(rank = self.node.rank(), cause = ?cause, "communicator broken");
         // The order matters: first the connections are detached from callers' memory, then the
         // callers get it back.
-        self.flood(&encoded, from);
-        self.p2p.detach(&self.poller);
-        self.p2p.send_reason(&encoded);
-        if let Some(tree_links) = &mut self.tree_links {
-            tree_links.core.fail(&cause, from);
+        if let Some(channel) = &mut self.channel {
+            channel.abort(&self.node, &cause, from);
         }
-        let _ = self.shared.broken.set(cause);
-        self.wake_all(WAIT_ABORT);
+        self.p2p.detach(&self.node.poller);
+        self.p2p.send_reason(&encoded);
+        let _ = self.node.shared.broken.set(cause);
+        self.node.wake_all(WAIT_ABORT);
         self.begin_drain();
         self.flush_drain();
         // The neighbors know; now the callers of this rank, whose errors have the path of the
         // record.
-        self.shared.recorder.broke(&encoded);
-        self.wait_for_peer_access();
+        self.node.shared.recorder.broke(&encoded);
+        wait_for_peer_access(&self.node, &self.operations.active);
         self.fail_works(&phase);
-        self.shared.waiters.wake_all();
+        self.node.shared.waiters.wake_all();
     }
 
     fn fail_works(&mut self, phase: &str) {
-        let active = std::mem::take(&mut self.active);
-        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
-        let held = std::mem::take(&mut self.held);
+        let shared = &self.node.shared;
+        let active = std::mem::take(&mut self.operations.active);
+        let calls = std::mem::take(&mut *lock(&shared.submissions));
+        let held = std::mem::take(&mut self.operations.held);
         let works = active.into_iter().map(|active| active.work);
         let calls = held.into_iter().chain(calls).map(|call| call.work);
         let works = works.chain(self.p2p.take_works()).chain(calls);
@@ -75,9 +84,9 @@ impl Driver {
         let now = Instant::now();
         for work in works {
             let phase = if Some(work.sequence) == oldest { phase } else { "waiting for its turn" };
-            if let Some(error) = self.shared.error(Some(&work), phase) {
-                self.shared.recorder.finished(work.flight, true, now);
-                self.shared.record_unended(&work);
+            if let Some(error) = shared.error(Some(&work), phase) {
+                shared.recorder.finished(work.flight, true, now);
+                shared.record_unended(&work);
                 work.fail(error);
             }
         }
@@ -97,370 +106,161 @@ impl Driver {
         }
     }
 
+    fn flush_final_frames(&mut self) -> bool {
+        let sent = self.p2p.flush_final_frames();
+        let channel = self.channel.as_mut();
+        channel.is_none_or(|channel| channel.tree.flush_final_frames(&self.node)) && sent
+    }
+
     /// Handles an abort that another rank of this node has recorded.
     pub(super) fn check_abort_record(&mut self) {
-        if self.shm.is_aborted()
-            && self.shared.broken.get().is_none()
-            && let Some(record) = self.shm.aborted()
+        if self.node.shm.is_aborted()
+            && !self.node.is_broken()
+            && let Some(record) = self.node.shm.aborted()
         {
-            self.fail(self.recorded_reason(record), None);
+            self.abort(self.recorded_reason(record), None);
         }
     }
 
     /// The reason in the node's abort record. If its writer was killed, that is the reason.
     fn recorded_reason(&self, record: Aborted) -> AbortReason {
         match record {
-            Aborted::Reason(bytes) => AbortReason::decode(&bytes, self.shared.identity.rank),
+            Aborted::Reason(bytes) => AbortReason::decode(&bytes, self.node.rank()),
             Aborted::Unfinished(local) => {
                 // The number comes from shared memory: an unknown one is replaced by this rank.
-                let identity = &self.shared.identity;
+                let identity = self.node.identity();
                 let rank = identity.locals().get(local).copied().unwrap_or(identity.rank);
                 let detail = "died while it recorded the abort reason; its log may have details";
-                self.reason_for(ErrorKind::PeerDied, rank, detail.to_owned())
+                self.node.reason(ErrorKind::PeerDied, rank, detail.to_owned())
             }
         }
     }
 
     /// Sends and checks heartbeats; checks deadlines and mismatches.
     pub(super) fn tick(&mut self, now: Instant) {
-        let own = self.shared.identity.local();
-        self.shm.beat(own);
+        self.node.shm.beat(self.node.local());
         self.record_tick(now);
         self.check_abort_record();
-        if self.shared.broken.get().is_some() {
+        if self.node.is_broken() {
             self.flush_drain();
             return;
         }
-        self.send_heartbeats();
-        self.check_liveness(now);
-        self.check_deadlines(now);
-        self.compare_with_locals();
+        let outcome = self.check_peers(now);
+        self.check(outcome);
+        self.abort_if_peer_closed();
     }
 
-    fn check_liveness(&mut self, now: Instant) {
-        let now_ms = self.now_ms(now);
-        let locals = self.shared.identity.locals().len();
-        for local in 0..locals {
-            let beats = self.shm.beats(local);
-            let own = local == self.shared.identity.local();
-            if beats != self.beats[local] || own || self.shm.closed_at(local).is_some() {
-                self.beats[local] = beats;
-                self.live.heard(local, now_ms);
-            }
+    fn check_peers(&mut self, now: Instant) -> Result<(), Fault> {
+        let head = self.heartbeat();
+        if let Some(channel) = &mut self.channel {
+            channel.beat(&self.node, &head, &mut self.operations)?;
         }
-        for (link, heard) in self.heard_links().into_iter().enumerate() {
-            if heard || !self.liveness_active {
-                self.live.heard(locals + link, now_ms);
-            }
-        }
-        let Some((peer, silent_ms)) = self.live.look(now_ms) else { return };
-        if !self.liveness_active || self.shared.broken.get().is_some() {
-            return;
-        }
-        let rank = match peer.checked_sub(locals) {
-            None => self.shared.identity.locals()[peer],
-            Some(link) => match &self.tree_links {
-                Some(tree_links) => tree_links.links[link].peer_rank,
-                None => return,
-            },
-        };
-        let detail = format!(
-            "no heartbeat for {:.1} s; the process is stopped, or the machine or its link is down",
-            silent_ms as f64 / 1000.0
-        );
-        self.fail(self.reason_for(ErrorKind::PeerStalled, rank, detail), None);
+        let tree = self.channel.as_mut().map(|channel| &mut channel.tree);
+        self.heartbeats.check(&self.node, tree, now)?;
+        self.check_deadlines(now)?;
+        self.compare_with_locals()
     }
 
-    fn check_deadlines(&mut self, now: Instant) {
+    fn check_deadlines(&self, now: Instant) -> Result<(), Fault> {
         // An owner of a channel knows more: the other ranks give it two ticks to name the cause.
-        let patience = if self.tree_links.is_some() { Duration::ZERO } else { TICK * 2 };
-        let works = self.active.iter().map(|active| &active.work).chain(self.p2p.works());
-        let works = works.chain(self.held.iter().map(|call| &call.work));
-        let late = works
+        let patience = if self.channel.is_some() { Duration::ZERO } else { TICK * 2 };
+        let active = self.operations.active.iter().map(|active| &active.work);
+        let held = self.operations.held.iter().map(|call| &call.work);
+        let late = active
+            .chain(self.p2p.works())
+            .chain(held)
             .filter(|work| now >= work.deadline + patience)
-            .min_by_key(|work| work.sequence)
-            .cloned();
-        let Some(late) = late else { return };
-        let (sequence, fingerprint, timeout) = (late.sequence, late.fingerprint, late.timeout);
-        let (phase, peer) = match self.p2p.waiting_for(&late) {
-            Some(waiting) => waiting,
-            None => self.waiting_for(),
-        };
-        let detail = format!("not done within the timeout of {:.1} s", timeout.as_secs_f64());
+            .min_by_key(|work| work.sequence);
+        let Some(late) = late else { return Ok(()) };
+        let (phase, peer) = self.p2p.waiting_for(late).unwrap_or_else(|| self.waiting_for());
+        let detail = format!("not done within the timeout of {:.1} s", late.timeout.as_secs_f64());
         let cause = match peer {
-            Some(rank) => self.reason_for(ErrorKind::TimedOut, rank, detail),
-            None => AbortReason::new(ErrorKind::TimedOut, self.shared.identity.rank, detail),
+            Some(rank) => self.node.reason(ErrorKind::TimedOut, rank, detail),
+            None => AbortReason::new(ErrorKind::TimedOut, self.node.rank(), detail),
         };
-        self.fail(cause.during(&fingerprint.describe(), sequence as i64, &phase), None);
+        Err(cause.during(&late.fingerprint.describe(), late.sequence as i64, &phase).into())
     }
 
     /// Ranks of a node that run different operations may wait without exchanging a byte.
-    fn compare_with_locals(&mut self) {
-        let Some((sequence, ours)) = self.oldest() else { return };
-        for local in 0..self.shm.shape().locals {
-            if let Some(theirs) = self.shm.fingerprint(local, sequence)
+    fn compare_with_locals(&self) -> Result<(), Fault> {
+        let Some((sequence, ours)) = self.oldest() else { return Ok(()) };
+        for local in 0..self.node.locals() {
+            if let Some(theirs) = self.node.shm.fingerprint(local, sequence)
                 && theirs != ours
             {
-                self.local_mismatch(local, sequence, ours, theirs);
-                return;
+                return Err(self.node.local_mismatch(local, sequence, ours, theirs));
             }
         }
-    }
-
-    pub(super) fn local_mismatch(
-        &mut self,
-        local: usize,
-        sequence: u64,
-        ours: Fingerprint,
-        theirs: Fingerprint,
-    ) {
-        let rank = self.shared.identity.locals()[local];
-        let detail = self.disagreement(rank, sequence, ours, theirs);
-        self.fail(self.reason_for(ErrorKind::Mismatch, rank, detail), None);
-    }
-
-    /// Fails because `local` has contributed to a chunk of an operation that it has not started:
-    /// the ranks number their chunks differently.
-    pub(super) fn local_absent(
-        &mut self,
-        local: usize,
-        (sequence, ours): (u64, Fingerprint),
-        latest: Option<(u64, Fingerprint)>,
-    ) {
-        let rank = self.shared.identity.locals()[local];
-        let theirs = latest.map_or_else(
-            || "has not called any operation".to_owned(),
-            |(at, fingerprint)| {
-                format!("called {} as operation #{at} and none after it", fingerprint.describe())
-            },
-        );
-        let own = self.shared.identity.rank;
-        let detail = format!(
-            "rank {rank} {theirs}, and rank {own} called {} as operation #{sequence}",
-            ours.describe()
-        );
-        self.fail(self.reason_for(ErrorKind::Mismatch, rank, detail), None);
-    }
-
-    fn disagreement(&self, rank: u32, seq: u64, ours: Fingerprint, theirs: Fingerprint) -> String {
-        // Sends and receives are identified by their tag.
-        let name = match ours.kind {
-            Kind::Send | Kind::Recv => "with tag ",
-            _ => "as operation #",
-        };
-        format!(
-            "{name}{seq} rank {rank} called {} and rank {} called {}",
-            theirs.describe(),
-            self.shared.identity.rank,
-            ours.describe()
-        )
-    }
-
-    pub(super) fn violated_on(&mut self, link: usize, why: Violation) {
-        let Some(tree_links) = &self.tree_links else { return };
-        let rank = tree_links.links[link].peer_rank;
-        self.violated(rank, why);
-    }
-
-    pub(super) fn violated(&mut self, rank: u32, why: Violation) {
-        let (kind, detail) = match why {
-            Violation::Mismatch { sequence, ours, theirs } => {
-                (ErrorKind::Mismatch, self.disagreement(rank, sequence, ours, theirs))
-            }
-            Violation::Protocol(why) => (ErrorKind::Protocol, why),
-        };
-        self.fail(self.reason_for(kind, rank, detail), None);
-    }
-
-    /// Handles the end of a tree connection.
-    pub(super) fn link_lost(&mut self, link: usize, error: &io::Error) {
-        self.check_abort_record();
-        if self.retire_link(link) {
-            self.fail_if_peer_closed();
-            return;
-        }
-        let Some(rank) =
-            self.tree_links.as_ref().map(|tree_links| tree_links.links[link].peer_rank)
-        else {
-            return;
-        };
-        self.peer_lost(rank, error);
-    }
-
-    pub(super) fn peer_lost(&mut self, rank: u32, error: &io::Error) {
-        let (kind, detail) = match error.kind() {
-            io::ErrorKind::InvalidData => (ErrorKind::Protocol, error.to_string()),
-            io::ErrorKind::UnexpectedEof => {
-                (ErrorKind::PeerDied, "its connection was closed unexpectedly".into())
-            }
-            _ => (ErrorKind::PeerDied, format!("its connection failed: {error}")),
-        };
-        self.fail(self.reason_for(kind, rank, detail), None);
+        Ok(())
     }
 
     /// Handles a hang-up of the socket of a local rank, or the end of its process.
     pub(super) fn local_hang_up(&mut self, local: usize) {
         self.check_abort_record();
-        self.node_peers.watched.iter().filter(|(at, ..)| *at == local).for_each(
-            |(_, socket, process)| {
-                self.poller.forget(socket);
-                if let Some(process) = process {
-                    self.poller.forget(process);
-                }
-            },
-        );
-        self.shm.end_peer_access(local);
-        if self.shm.closed_at(local).is_some() {
+        self.node.forget(local);
+        self.node.shm.end_peer_access(local);
+        if self.node.shm.closed_at(local).is_some() {
             self.fail_if_peer_closed();
             return;
         }
-        let rank = self.shared.identity.locals()[local];
-        self.fail(self.reason_for(ErrorKind::PeerDied, rank, "its process ended".into()), None);
+        let rank = self.node.identity().locals()[local];
+        self.abort(self.node.reason(ErrorKind::PeerDied, rank, "its process ended".into()), None);
     }
 
-    /// Fails if a started operation needs a rank that has closed the communicator.
+    /// Aborts if a started operation needs a neighbor that has closed the communicator since the
+    /// last check.
+    pub(super) fn abort_if_peer_closed(&mut self) {
+        let tree = self.channel.as_mut().map(|channel| &mut channel.tree);
+        if tree.is_some_and(|tree| std::mem::take(&mut tree.peer_closed)) {
+            self.fail_if_peer_closed();
+        }
+    }
+
+    /// Aborts if a started operation needs a rank that has closed the communicator.
     pub(super) fn fail_if_peer_closed(&mut self) {
-        let newest = self.active.back().map(|active| &active.work).into_iter();
-        let newest = newest.chain(self.held.back().map(|call| &call.work));
+        let newest = self.operations.active.back().map(|active| &active.work).into_iter();
+        let newest = newest.chain(self.operations.held.back().map(|call| &call.work));
         let newest = newest.chain(self.p2p.collectives()).map(|work| work.sequence).max();
         let Some(newest) = newest else { return };
-        let locals = self.shared.identity.locals();
+        let locals = self.node.identity().locals();
+        let is_over = |left: Option<u64>| left.is_some_and(|next| newest >= next);
         let local = (0..locals.len())
-            .find(|local| self.shm.closed_at(*local).is_some_and(|next| newest >= next))
+            .find(|local| is_over(self.node.shm.closed_at(*local)))
             .map(|local| locals[local]);
-        let linked = self.tree_links.as_ref().and_then(|tree_links| {
-            let is_over = |left: Option<u64>| left.is_some_and(|next| newest >= next);
-            tree_links.links.iter().find(|link| is_over(link.left)).map(|link| link.peer_rank)
+        let linked = self.channel.as_ref().and_then(|channel| {
+            let link = channel.tree.links.iter().find(|link| is_over(link.left));
+            link.map(|link| link.peer_rank)
         });
         if let Some(rank) = local.or(linked) {
             let detail = "it closed the communicator before this operation".into();
-            self.fail(self.reason_for(ErrorKind::PeerLeft, rank, detail), None);
+            self.abort(self.node.reason(ErrorKind::PeerLeft, rank, detail), None);
         }
     }
 
-    pub(super) fn reason_for(&self, kind: ErrorKind, rank: u32, detail: String) -> AbortReason {
-        let identity = &self.shared.identity;
-        let process = matches!(kind, ErrorKind::PeerDied | ErrorKind::PeerStalled);
-        let served = process && identity.served.get(rank as usize) == Some(&true);
-        let detail =
-            if served { format!("hfreduced, which serves it there: {detail}") } else { detail };
-        AbortReason::new(kind, identity.rank, detail)
-            .with_peer(rank, identity.placement.node_name(rank))
-    }
-
-    /// Fails after a thread panicked while it held the driver: its state is not used any further.
+    /// Aborts after a thread panicked while it held the driver: its state is not used any further.
     pub fn fail_after_panic(&mut self) {
-        self.fail(self.io_reason("the engine's thread panicked: a bug in the engine".into()), None);
+        let detail = "the engine's thread panicked: a bug in the engine".into();
+        self.abort(self.node.reason(ErrorKind::Io, self.node.rank(), detail), None);
     }
 
-    pub(super) fn io_reason(&self, detail: String) -> AbortReason {
-        self.reason_for(ErrorKind::Io, self.shared.identity.rank, detail)
-    }
-
-    /// The oldest collective operation in progress at this rank.
-    fn oldest(&self) -> Option<(u64, Fingerprint)> {
-        let tree = self.active.front().map(|active| &active.work);
-        let oldest = |work: &&std::sync::Arc<WorkState>| work.sequence;
-        tree.into_iter()
-            .chain(self.p2p.collectives())
-            .min_by_key(oldest)
-            .map(|w| (w.sequence, w.fingerprint))
-    }
-
-    pub(super) fn heartbeat(&self) -> Head {
-        match self.oldest() {
-            None => Head::idle(),
-            Some((sequence, fingerprint)) => {
-                let waiting_for = self.waiting_for().1;
-                Head::bare(Frame::Heartbeat { sequence, fingerprint, waiting_for })
-            }
+    /// Closes the communicator: the end of this rank is not a failure. Waits until `until` for sent
+    /// frames to leave this machine, but not for an answer.
+    pub fn close(&mut self, next: u64, until: Instant) {
+        self.node.shm.mark_closed(self.node.local(), next);
+        if let Some(channel) = &mut self.channel {
+            channel.tree.close(next);
+        }
+        self.flush_final_frames();
+        self.p2p.close(next);
+        while self.unsent_bytes() > 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+            self.flush_final_frames();
         }
     }
 
-    /// What the oldest operation along the trees waits for: a description, and the rank.
-    pub(super) fn waiting_for(&self) -> (String, Option<u32>) {
-        let Some(active) = self.active.front() else {
-            let oldest = self.p2p.works().min_by_key(|work| work.sequence);
-            let waiting = oldest.and_then(|work| self.p2p.waiting_for(work));
-            return waiting.or_else(|| self.waiting_for_window()).unwrap_or_default();
-        };
-        let identity = &self.shared.identity;
-        let sequence = active.work.sequence;
-        // Of several, one that is held back by the window is not the cause.
-        let absent = (0..identity.locals().len())
-            .filter(|local| self.shm.entered(*local) <= sequence)
-            .min_by_key(|local| self.shm.ended(*local));
-        if let Some(absent) = absent {
-            let rank = identity.locals()[absent];
-            return (format!("waiting for rank {rank} to call it"), Some(rank));
-        }
-        if self.lacks_its_input() {
-            return ("waiting for its own input to arrive".to_owned(), Some(identity.rank));
-        }
-        match active.algorithm {
-            ReduceAlgorithm::Ring => return self.waiting_for_ring(),
-            ReduceAlgorithm::LastArriver => return self.waiting_for_last_arriver(),
-            ReduceAlgorithm::Owner | ReduceAlgorithm::Undecided => {}
-        }
-        let Some(waiting) =
-            self.tree_links.as_ref().and_then(|tree_links| tree_links.core.waiting())
-        else {
-            let chunk = (self.next_deliver - active.first.min(self.next_deliver)) as u32;
-            let rank = identity.locals()[identity.owner_of(chunk)];
-            return (format!("waiting for the result from rank {rank}"), Some(rank));
-        };
-        match waiting {
-            Waiting::Local(key) => self.waiting_for_local(key),
-            Waiting::Frame(_, link, stage) => {
-                let what = if stage == Stage::Up { "a partial sum" } else { "the result" };
-                self.waiting_for_link(sequence, link, &format!("waiting for {what} from"))
-            }
-            Waiting::Peer(_, link) => self.waiting_for_link(sequence, link, "sending to"),
-        }
-    }
-
-    /// True if the oldest operation waits for this rank's own input.
-    fn lacks_its_input(&self) -> bool {
-        self.find(self.next_stage).is_some_and(|(at, chunk)| {
-            let input = &self.active[at].operation.input;
-            at == 0
-                && chunk.source.includes(self.shared.identity.rank)
-                && !input.has_arrived(chunk.input_offset + chunk.bytes)
-        })
-    }
-
-    fn waiting_for_local(&self, key: (u64, u32)) -> (String, Option<u32>) {
-        let Some((_, chunk, number)) = self.find_key(key) else { return (String::new(), None) };
-        let identity = &self.shared.identity;
-        let late = identity.locals().iter().enumerate().find(|(local, rank)| {
-            chunk.source.includes(**rank) && self.shm.staged(*local) <= number
-        });
-        let rank = late.map(|(_, rank)| *rank).or(match chunk.source {
-            Ranks::One(rank) => Some(rank),
-            Ranks::All => None,
-        });
-        (
-            format!(
-                "waiting for the input of {}",
-                rank.map_or("a rank".into(), |r| format!("rank {r}"))
-            ),
-            rank,
-        )
-    }
-
-    fn waiting_for_link(&self, sequence: u64, link: usize, what: &str) -> (String, Option<u32>) {
-        let Some(tree_links) = &self.tree_links else { return (String::new(), None) };
-        let link = &tree_links.links[link];
-        let node = self.shared.identity.placement.node_name(link.peer_rank);
-        let phase = format!("{what} rank {} on node {node}", link.peer_rank);
-        match link.peer_progress {
-            // The neighbor is in the same operation and knows which rank the group waits for.
-            Some((theirs, Some(rank)))
-                if theirs == sequence && rank != self.shared.identity.rank =>
-            {
-                (phase, Some(rank))
-            }
-            _ => (phase, Some(link.peer_rank)),
-        }
+    /// Bytes that the peers' machines have not acknowledged.
+    fn unsent_bytes(&mut self) -> usize {
+        let tree = self.channel.as_ref().map_or(0, |channel| channel.tree.unsent_bytes());
+        tree + self.p2p.unsent_bytes()
     }
 }

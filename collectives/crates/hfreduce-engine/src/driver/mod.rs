@@ -2,70 +2,72 @@
 //! core.
 //!
 //! The thread that holds the driver moves the data: a thread that waits for its operation, or the
-//! background thread if none waits. Modules:
-//! - `node`: this rank's part inside its node (contribute, deliver, release);
-//! - `combine`: the chunks that this rank owns, from contributions to results; `reduce`: one of
-//!   them;
-//! - `last_arriver`: small operations, which the last arriver reduces;
-//! - `ring`: ring accumulation, where the ranks of a node share CPUs;
-//! - `registered`: memory that the ranks of a node access in place;
-//! - `tree_links`: the links along the trees, on ranks that own a channel; `pools`: partial sums
-//!   received over them;
-//! - `peer_memory`: segments of neighbors on this machine;
-//! - `priority`: priority between the communicators of a process;
-//! - `shutdown`: abort and close of the tree links;
-//! - `p2p`: point-to-point connections between two ranks;
-//! - `failure`: failure detection and reporting;
-//! - `flight`: updates of the flight recorder;
-//! - `backend`: this driver, or a remote one;
-//! - `waiting`: sleeping and waking other ranks;
-//! - `window`: the number of outstanding operations;
-//! - `shared`: state shared with callers, outside the driver's lock.
+//! background thread if none waits. The driver owns the parts and calls them in the order in which
+//! a chunk moves, [`Driver::advance`]; a part owns its state, knows neither the driver nor the parts
+//! above it, and returns a [`Fault`] where it cannot continue:
+//!
+//! ```text
+//! begin    local      an operation is split into chunks             operations (state of all of them)
+//! stage    local      this rank contributes to a chunk              last_arriver, ring, slots, registered
+//! activate channel    its owner has a slot for it
+//! combine  channel    all have contributed: reduce, send, publish   reduce, core
+//! deliver  local      the result is copied to the caller
+//! flush    channel    frames to and from the neighbors              tree_links, peer_memory, pools
+//! progress p2p        messages between two ranks
+//! ```
+//! All parts stand on `node` (identity, segment, doorbells, poller), `fault` and `shared` (state
+//! shared with callers). Around the parts: `waiting` (polls, sleeps), `failure` (aborts, closes),
+//! `liveness` (heartbeats), `diagnosis` (what this rank waits for), `priority` (between the
+//! communicators of a process), `backend` (this driver, or a remote one).
 
 mod backend;
-mod combine;
+mod channel;
+mod diagnosis;
 mod failure;
-mod flight;
+mod fault;
 mod last_arriver;
+mod liveness;
+mod local;
 mod node;
+mod operations;
 pub mod p2p;
-pub mod peer_memory;
+mod peer_memory;
 mod pools;
 pub mod priority;
 mod reduce;
-pub mod registered;
+mod registered;
 mod ring;
 mod shared;
-mod shutdown;
+mod slots;
 pub mod tree_links;
 mod waiting;
-mod window;
 
-use std::collections::VecDeque;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 
-use crate::operation::Operation;
-use crate::work::WorkState;
-pub use backend::{Backend, RemoteDriver};
-use hfreduce_core::Geometry;
+use channel::Channel;
+use fault::Fault;
+use hfreduce_core::Kind;
 use hfreduce_core::error::AbortReason;
-use hfreduce_core::liveness::Liveness;
-pub use hfreduce_shm::lock;
-use hfreduce_shm::segment::{Registered, ShmSegment};
-pub use shared::{Counters, Identity, Shared, Submission};
-
 use hfreduce_shm::arenas::Arenas;
+pub use hfreduce_shm::lock;
+use hfreduce_shm::segment::ShmSegment;
 use hfreduce_transport::poller::{Poller, Ready};
+use liveness::Heartbeats;
+use local::Local;
+use node::Node;
+use operations::Operations;
 use p2p::P2p;
-use priority::{PriorityGate, UnderWay};
-use reduce::Scratch;
+use priority::PriorityGate;
 use tree_links::TreeLinks;
 use waiting::YieldBackoff;
+
+pub use backend::{Backend, RemoteDriver};
+pub use node::NodePeers;
+pub use shared::{Counters, Identity, Shared, Submission};
 
 /// Interval of heartbeats and their checks.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -74,119 +76,29 @@ const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_TREE: u64 = 1 << 32;
 const TOKEN_LOCAL: u64 = 2 << 32;
 const TOKEN_PROCESS: u64 = 3 << 32;
-const TOKEN_P2P_OUT: u64 = 4 << 32;
-const TOKEN_P2P_IN: u64 = 5 << 32;
 const TOKEN_CLIENT: u64 = 6 << 32;
 
-/// An operation along the trees that this rank has started.
-pub struct Active {
-    pub operation: Operation,
-    pub work: Arc<WorkState>,
-    pub geometry: Geometry,
-    /// Number of its first chunk, over all operations.
-    pub first: u64,
-    /// Local ranks whose fingerprint is equal.
-    pub verified: u128,
-    /// Number of the operation along the trees.
-    pub ordinal: u64,
-    /// Buffers of this rank that other ranks access in place.
-    pub registered: Registered,
-    /// The same of every local rank, once an owner needs it.
-    pub others: Vec<Registered>,
-    /// The algorithm inside the node.
-    pub algorithm: ReduceAlgorithm,
-    /// Counts the operation for other communicators of the process.
-    pub _under_way: UnderWay,
-}
-
-/// Algorithm of a reduction inside a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReduceAlgorithm {
-    /// Each chunk's owner reduces it. Also for operations that do not reduce.
-    Owner,
-    /// The ranks add in turn.
-    Ring,
-    /// Owner or ring: rank 0 has not decided yet.
-    Undecided,
-    /// The last arriver reduces.
-    LastArriver,
-}
-
-impl Active {
-    fn end(&self) -> u64 {
-        self.first + u64::from(self.geometry.chunks())
-    }
-
-    /// The last of its chunks that local rank `owner` owns, if any.
-    fn last_of(&self, owner: usize, identity: &Identity) -> Option<u64> {
-        let chunks = self.geometry.chunks();
-        let last = (0..chunks).rev().find(|index| identity.owner_of(*index) == owner)?;
-        Some(self.first + u64::from(last))
-    }
-}
-
-/// The other ranks of the node, as seen by this rank.
-pub struct NodePeers {
-    /// Doorbells of all local ranks, by local index.
-    pub doorbells: Vec<OwnedFd>,
-    /// (local index, socket, process) of the ranks whose end is watched.
-    pub watched: Vec<(usize, UnixStream, Option<OwnedFd>)>,
-}
-
-/// The driver of one rank.
+/// The driver of one rank: its parts, and the state of its loop.
 pub struct Driver {
-    shared: Arc<Shared>,
-    shm: ShmSegment,
-    node_peers: NodePeers,
-    poller: Poller,
-    ready: Vec<Ready>,
-    active: VecDeque<Active>,
-    /// Collective calls that wait for the window.
-    held: VecDeque<Submission>,
-    /// Every operation below this one has ended at this rank.
-    ended: u64,
-    ended_by_all: u64,
-    arenas: Arenas,
-    scratch: Scratch,
-    /// Buffer in which a fragmented input is gathered if it uses no slot.
-    pieces: Vec<u8>,
-    /// Ordinal of the next operation along the trees.
-    next_ordinal: u64,
-    /// The next chunk to assign to an operation, to contribute to, to activate as its owner, to
-    /// deliver.
-    next_chunk: u64,
-    next_stage: u64,
-    next_activate: u64,
-    next_deliver: u64,
-    /// This rank has released the slots of all chunks below this one.
-    released: u64,
-    free_below: u64,
-    /// Owned chunks that are active, in order, and whether their results are complete.
-    unpublished: VecDeque<(u64, bool)>,
-    /// Events since the last notification that other ranks may sleep on.
-    pending_wakeups: u32,
-    /// When the last allreduce ended.
-    reduced_until: Option<Instant>,
-    turn: PriorityGate,
+    node: Node,
+    operations: Operations,
+    local: Local,
+    /// On ranks that own a channel.
+    channel: Option<Channel>,
+    p2p: P2p,
+    heartbeats: Heartbeats,
+    gate: PriorityGate,
     /// No chunk starts before: operations of another communicator have priority.
     held_until: Option<Instant>,
-    wants_slot: bool,
-    wants_turn: bool,
-    tree_links: Option<TreeLinks>,
-    p2p: P2p,
-    live: Liveness,
-    beats: Vec<u64>,
-    started: Instant,
+    ready: Vec<Ready>,
     ticked: Instant,
-    /// Whether the silence of peers counts: all ranks have connected.
-    pub liveness_active: bool,
     spin: Duration,
     yield_backoff: YieldBackoff,
     /// Until when final frames are sent.
     drain_until: Option<Instant>,
 }
 
-/// Parts of a driver.
+/// What a driver is assembled from.
 pub struct Parts {
     /// State shared with callers.
     pub shared: Arc<Shared>,
@@ -210,58 +122,32 @@ impl Driver {
     /// # Errors
     /// The process is out of descriptors.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
-        let Parts { shared, shm, node_peers, mut tree_links, p2p, arenas, spin } = parts;
+        let Parts { shared, shm, node_peers: peers, mut tree_links, p2p, arenas, spin } = parts;
         let poller = Poller::new()?;
         poller.watch_edges(&shared.doorbell, TOKEN_DOORBELL)?;
-        for (local, socket, process) in &node_peers.watched {
+        for (local, socket, process) in &peers.watched {
             poller.watch(socket, TOKEN_LOCAL | *local as u64)?;
             if let Some(process) = process {
                 poller.watch(process, TOKEN_PROCESS | *local as u64)?;
             }
         }
         if let Some(tree_links) = &mut tree_links {
-            tree_links.watch(&poller)?;
+            tree_links.watch(&poller, TOKEN_TREE)?;
             shared.counters.streams.store(tree_links.streams() as u64, Ordering::Relaxed);
         }
-        let now = Instant::now();
+        let identity = &shared.identity;
         let links = tree_links.as_ref().map_or(0, TreeLinks::link_count);
-        let locals = shared.identity.locals().len();
-        let turn = PriorityGate::new(shared.identity.priority, shared.identity.held_back);
-        let liveness_ms = shared.identity.liveness.as_millis() as u64;
         Ok(Self {
-            live: Liveness::new(locals + links, liveness_ms, 0),
-            beats: vec![0; locals],
-            shared,
-            shm,
-            node_peers,
-            poller,
-            ready: Vec::new(),
-            active: VecDeque::new(),
-            held: VecDeque::new(),
-            ended: 0,
-            ended_by_all: 0,
-            arenas,
-            scratch: Scratch::default(),
-            pieces: Vec::new(),
-            next_ordinal: 0,
-            next_chunk: 0,
-            next_stage: 0,
-            next_activate: 0,
-            next_deliver: 0,
-            released: 0,
-            free_below: 0,
-            unpublished: VecDeque::new(),
-            pending_wakeups: 0,
-            reduced_until: None,
-            turn,
-            held_until: None,
-            wants_slot: false,
-            wants_turn: false,
-            tree_links,
+            heartbeats: Heartbeats::new(identity.locals().len(), links, identity.liveness),
+            gate: PriorityGate::new(identity.priority, identity.held_back),
+            node: Node { shared, shm, peers, arenas, poller, is_crowded: spin.is_zero() },
+            operations: Operations::default(),
+            local: Local::default(),
+            channel: tree_links.map(Channel::new),
             p2p,
-            started: now,
-            ticked: now,
-            liveness_active: false,
+            held_until: None,
+            ready: Vec::new(),
+            ticked: Instant::now(),
             spin,
             yield_backoff: YieldBackoff::default(),
             drain_until: None,
@@ -274,67 +160,104 @@ impl Driver {
     /// # Errors
     /// A system call failed.
     pub fn watch_client(&self, client: impl AsFd) -> std::io::Result<()> {
-        self.poller.watch_edges(client, TOKEN_CLIENT)
+        self.node.poller.watch_edges(client, TOKEN_CLIENT)
+    }
+
+    /// Starts to judge the silence of peers: all of them are connected.
+    pub fn start_liveness(&mut self) {
+        self.heartbeats.is_active = true;
     }
 
     /// True while operations are in progress.
     pub fn is_busy(&self) -> bool {
-        !self.active.is_empty()
-            || !self.held.is_empty()
+        self.operations.is_busy()
             || self.p2p.is_busy()
-            || !lock(&self.shared.submissions).is_empty()
+            || !lock(&self.node.shared.submissions).is_empty()
             || self.drain_until.is_some()
     }
 
     /// Makes progress without new events; true if anything changed.
     fn pump(&mut self) -> bool {
         let mut moved = false;
-        if self.shared.pending.swap(false, Ordering::SeqCst) {
+        if self.node.shared.pending.swap(false, Ordering::SeqCst) {
             moved |= self.take_pending();
         }
         self.check_abort_record();
-        if self.shared.broken.get().is_some() {
+        if self.node.is_broken() {
             self.flush_drain();
             return moved;
         }
         loop {
-            let mut again = self.start_held();
-            let held = self.is_held();
-            again |= !held && self.stage();
-            again |= !held && self.activate();
-            again |= self.combine();
-            again |= self.deliver();
-            again |= self.flush_tree_links();
-            again |= self.progress_p2p();
-            if !again || self.shared.broken.get().is_some() {
+            let outcome = self.advance();
+            let again = self.check(outcome);
+            self.abort_if_peer_closed();
+            if !again || self.node.is_broken() {
                 return moved;
             }
             moved = true;
         }
     }
 
+    /// Moves every chunk one step further, in the order of its way; true if any was moved.
+    fn advance(&mut self) -> Result<bool, Fault> {
+        let mut moved = self.begin_held()?;
+        let held = self.is_held();
+        let Self { node, operations, local, channel, p2p, .. } = self;
+        if !held {
+            moved |= local.stage(node, operations)?;
+        }
+        if let Some(channel) = channel {
+            if !held {
+                moved |= channel.activate(node, operations, local.staged, &mut local.slots)?;
+            }
+            moved |= channel.combine(node, operations, &mut local.slots)?;
+        }
+        operations.wake_waiting(node);
+        let delivered = local.delivered;
+        let mut finished =
+            |number| channel.as_mut().is_some_and(|channel| channel.finished.remove(&number));
+        while local.deliver(node, operations, &mut finished)? {
+            operations.complete(node, p2p.oldest_collective());
+        }
+        moved |= local.delivered != delivered;
+        if let Some(channel) = channel {
+            moved |= channel.flush(node, operations)?;
+        }
+        moved |= p2p.progress(node, operations)?;
+        Ok(moved)
+    }
+
     /// True if there are chunks to start and those of another communicator have priority.
     fn is_held(&mut self) -> bool {
         let before = self.held_until.is_some();
-        self.held_until = match self.next_activate < self.next_chunk {
-            true => self.turn.held_until(&self.shared.identity.share.priority_levels, &self.shared),
+        let shared = &self.node.shared;
+        let next = self.channel.as_ref().map_or(0, |channel| channel.next);
+        self.held_until = match next < self.operations.chunks {
+            true => self.gate.held_until(&shared.identity.share.priority_levels, shared),
             false => None,
         };
         if self.held_until.is_some() && !before {
-            self.shared.counters.held_back.fetch_add(1, Ordering::Relaxed);
+            shared.counters.held_back.fetch_add(1, Ordering::Relaxed);
         }
         self.held_until.is_some()
     }
 
+    /// Takes calls and connections from other threads.
     fn take_pending(&mut self) -> bool {
-        let asked = lock(&self.shared.abort_asked).take();
+        let shared = &self.node.shared;
+        let asked = lock(&shared.abort_asked).take();
         if let Some((kind, reason)) = asked {
-            let cause = AbortReason::new(kind, self.shared.identity.rank, reason)
-                .with_peer(self.shared.identity.rank, self.own_node_name());
-            self.fail(cause, None);
+            let rank = shared.identity.rank;
+            let cause =
+                AbortReason::new(kind, rank, reason).with_peer(rank, shared.own_node_name());
+            self.abort(cause, None);
         }
-        self.take_connections();
-        let calls = std::mem::take(&mut *lock(&self.shared.submissions));
+        let (any, outcome) = self.p2p.take_connections(&self.node);
+        self.check(outcome);
+        if any && self.node.is_broken() {
+            self.begin_drain(); // They carry the reason.
+        }
+        let calls = std::mem::take(&mut *lock(&self.node.shared.submissions));
         let any = !calls.is_empty();
         for call in calls {
             self.take(call);
@@ -342,16 +265,69 @@ impl Driver {
         any
     }
 
-    fn own_node_name(&self) -> &str {
-        self.shared.own_node_name()
+    /// Begins a call, or holds it until the window has room for it.
+    fn take(&mut self, call: Submission) {
+        let collective = !matches!(call.operation.fingerprint.kind, Kind::Send | Kind::Recv);
+        // After an abort, `begin` only fails it.
+        if collective
+            && !self.node.is_broken()
+            && self.operations.must_wait(&self.node, call.work.sequence)
+        {
+            self.operations.held.push_back(call);
+            self.fail_if_peer_closed();
+            return;
+        }
+        let outcome = self.begin(call);
+        self.check(outcome);
+    }
+
+    /// Begins held calls that the window has room for; true if there were any.
+    fn begin_held(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        while let Some(call) = self.operations.next_held(&self.node) {
+            self.begin(call)?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Begins an operation: publishes it to the node, and assigns its chunks or messages.
+    fn begin(&mut self, call: Submission) -> Result<(), Fault> {
+        let Submission { operation, work } = call;
+        let Self { node, operations, channel, p2p, .. } = self;
+        if let Some(error) = node.shared.error(Some(&work), "being called") {
+            node.shared.record_unended(&work);
+            work.fail(error);
+            return Ok(());
+        }
+        let fingerprint = operation.fingerprint;
+        let collective = !matches!(fingerprint.kind, Kind::Send | Kind::Recv);
+        if collective {
+            node.shm.enter(node.local(), work.sequence, &fingerprint);
+            if let Some(channel) = channel
+                && let Err((link, why)) = channel.tree.core.start(work.sequence, fingerprint)
+            {
+                p2p.adopt(operation, work);
+                return Err(channel.tree.violation(node, link, why));
+            }
+        }
+        if fingerprint.kind.uses_trees() {
+            local::start(node, operations, operation, work);
+        } else {
+            p2p.start(node, operations, operation, work)?;
+        }
+        // A send or receive has no number among the collective operations.
+        if collective {
+            self.fail_if_peer_closed();
+        }
+        Ok(())
     }
 
     /// Handles socket events, waiting up to `timeout` for them.
     fn poll(&mut self, timeout: Duration) {
         let mut ready = std::mem::take(&mut self.ready);
-        if let Err(error) = self.poller.wait(timeout, &mut ready) {
-            self.fail(self.io_reason(format!("epoll_wait: {error}")), None);
-        }
+        let waited = self.node.poller.wait(timeout, &mut ready);
+        self.check(waited.map_err(|error| self.node.io_fault(format!("epoll_wait: {error}"))));
         for event in &ready {
             self.handle(*event);
         }
@@ -366,30 +342,22 @@ impl Driver {
     fn handle(&mut self, event: Ready) {
         let index = (event.token & 0xffff_ffff) as usize;
         match event.token & !0xffff_ffff {
-            TOKEN_TREE => self.read_tree_link(index, event),
+            TOKEN_TREE if !self.node.is_broken() => {
+                let Some(channel) = &mut self.channel else { return };
+                let outcome = channel.receive(&self.node, index, event, &mut self.operations);
+                self.check(outcome);
+                self.abort_if_peer_closed();
+            }
             TOKEN_LOCAL | TOKEN_PROCESS => self.local_hang_up(index),
-            TOKEN_P2P_OUT | TOKEN_P2P_IN => self.handle_p2p_event(event),
+            p2p::TOKEN_OUT | p2p::TOKEN_IN if !self.node.is_broken() => {
+                let outcome = self.p2p.handle(&self.node, &mut self.operations, event);
+                self.check(outcome);
+            }
             TOKEN_CLIENT => {
-                self.shared.client_ready.store(true, Ordering::SeqCst);
-                self.shared.waiters.wake_all();
+                self.node.shared.client_ready.store(true, Ordering::SeqCst);
+                self.node.shared.waiters.wake_all();
             }
             _ => {}
-        }
-    }
-
-    fn now_ms(&self, now: Instant) -> u64 {
-        now.duration_since(self.started).as_millis() as u64
-    }
-
-    /// Closes the communicator: the end of this rank is not a failure. Waits until `until` for sent
-    /// frames to leave this machine, but not for an answer.
-    pub fn close(&mut self, next: u64, until: Instant) {
-        self.shm.mark_closed(self.shared.identity.local(), next);
-        self.close_tree_links(next);
-        self.p2p.close(next);
-        while self.unsent_bytes() + self.p2p.unsent_bytes() > 0 && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(1));
-            self.flush_final_frames();
         }
     }
 }

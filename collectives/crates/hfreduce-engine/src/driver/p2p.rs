@@ -18,9 +18,12 @@ mod staging;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::Driver;
+use super::fault::Fault;
+use super::node::Node;
+use super::operations::Operations;
 use crate::operation::{Operation, Transfer};
 use crate::work::WorkState;
 use hfreduce_core::Kind;
@@ -31,6 +34,14 @@ use hfreduce_shm::quota::Charge;
 use hfreduce_transport::connection::Connection;
 use hfreduce_transport::transport::Payload;
 use hfreduce_transport::wire::{Frame, Head};
+
+/// Poller tokens of connections that this rank has dialed, and of accepted ones, with the peer.
+pub(super) const TOKEN_OUT: u64 = 4 << 32;
+pub(super) const TOKEN_IN: u64 = 5 << 32;
+
+fn token(peer: u32, inward: bool) -> u64 {
+    (if inward { TOKEN_IN } else { TOKEN_OUT }) | u64::from(peer)
+}
 
 /// Dials a rank before the deadline. Blocking; it runs on one of a few threads for that.
 pub type Dial = Arc<dyn Fn(u32, Instant) -> Result<TcpStream, (ErrorKind, String)> + Send + Sync>;
@@ -214,101 +225,101 @@ impl P2p {
             found.work.set_source(peer);
         }
     }
-}
 
-impl Driver {
-    pub(super) fn start_p2p(&mut self, operation: Operation, work: Arc<WorkState>) {
+    pub(super) fn start(
+        &mut self,
+        node: &Node,
+        operations: &mut Operations,
+        operation: Operation,
+        work: Arc<WorkState>,
+    ) -> Result<(), Fault> {
         let fingerprint = operation.fingerprint;
         let transfers = operation.transfers.clone();
-        let own = self.shared.identity.rank;
-        self.shared.recorder.cut(work.flight, transfers.len() as u32);
-        let number = self.p2p.adopt(operation, work);
+        node.shared.recorder.cut(work.flight, transfers.len() as u32);
+        let number = self.adopt(operation, work);
         for (transfer, what) in transfers.iter().enumerate() {
+            debug_assert!(what.peer != node.rank(), "copies to the own rank are made before");
             let ticket = TransferId { operation: number, transfer };
             let envelope = Envelope { tag: what.tag, bytes: what.bytes as u64, fingerprint };
             if what.sends {
-                self.p2p.pairs.send(what.peer, ticket, envelope);
-            } else if let Err((peer, why)) = self.p2p.pairs.receive(what.peer, ticket, envelope) {
-                self.violated(peer, why);
-                return;
+                self.pairs.send(what.peer, ticket, envelope);
+            } else {
+                self.pairs
+                    .receive(what.peer, ticket, envelope)
+                    .map_err(|(peer, why)| node.violation(peer, why))?;
             }
-            debug_assert!(what.peer != own, "copies to the own rank are made before");
         }
         if transfers.is_empty() {
-            self.complete_p2p(number);
+            self.complete(node, operations, number);
         }
-        self.run_p2p_actions();
-        // A send or receive has no number among the collective operations.
-        if !matches!(fingerprint.kind, Kind::Send | Kind::Recv) {
-            self.fail_if_peer_closed();
-        }
+        self.act(node, operations)
     }
 
-    fn run_p2p_actions(&mut self) {
-        while let Some(action) = self.p2p.pairs.poll() {
+    /// Executes the actions of the core, in order.
+    fn act(&mut self, node: &Node, operations: &mut Operations) -> Result<(), Fault> {
+        while let Some(action) = self.pairs.poll() {
             match action {
                 PairAction::Offer { peer, message, envelope, eager } => {
                     let Envelope { tag, bytes, fingerprint } = envelope;
-                    let payload = eager.map_or(vec![], |ticket| self.p2p.bytes_of(ticket));
+                    let payload = eager.map_or(vec![], |ticket| self.bytes_of(ticket));
                     let head = Head::bare(Frame::Offer { message, tag, bytes, fingerprint });
-                    self.send_p2p(peer, Head { payload_bytes: payload.len(), ..head }, payload);
+                    let head = Head { payload_bytes: payload.len(), ..head };
+                    self.send(node, peer, head, payload)?;
                 }
                 PairAction::Grant { peer, message, ticket } => {
-                    self.p2p.set_source(ticket, peer);
-                    if let Some(incoming) = self.p2p.incoming.get_mut(&peer) {
+                    self.set_source(ticket, peer);
+                    if let Some(incoming) = self.incoming.get_mut(&peer) {
                         let grant = Head::bare(Frame::Grant { message });
                         incoming.connection.push(&grant, Payload::Owned(vec![]), Note::default());
                     }
                 }
                 PairAction::Take { peer, message, ticket } => {
-                    let bytes = self.p2p.held.remove(&(peer, message)).unwrap_or_default();
-                    if !self.p2p.place(ticket, &bytes) {
+                    let bytes = self.held.remove(&(peer, message)).unwrap_or_default();
+                    if !self.place(ticket, &bytes) {
                         let why = format!("the bytes of message {message} are missing");
-                        self.violated(peer, Violation::Protocol(why));
-                        return;
+                        return Err(node.violation(peer, Violation::Protocol(why)));
                     }
                 }
                 PairAction::Stream { peer, message, ticket } => {
-                    let outgoing = self.p2p.outgoing.entry(peer).or_default();
+                    let outgoing = self.outgoing.entry(peer).or_default();
                     outgoing.messages.push_back(OutgoingMessage { message, ticket, sent: 0 });
                 }
-                PairAction::Complete { ticket } => self.transferred(ticket),
+                PairAction::Complete { ticket } => self.transferred(node, operations, ticket),
             }
         }
+        Ok(())
     }
 
-    fn p2p_connection(&mut self, peer: u32, inward: bool) -> Option<&mut Connection<Note>> {
+    fn connection(&mut self, peer: u32, inward: bool) -> Option<&mut Connection<Note>> {
         if inward {
-            self.p2p.incoming.get_mut(&peer).map(|incoming| &mut incoming.connection)
+            self.incoming.get_mut(&peer).map(|incoming| &mut incoming.connection)
         } else {
-            self.p2p.outgoing.get_mut(&peer)?.connection.as_mut()
+            self.outgoing.get_mut(&peer)?.connection.as_mut()
         }
     }
 
-    fn transferred(&mut self, ticket: TransferId) {
-        let Some(found) = self.p2p.operations.get_mut(&ticket.operation) else { return };
+    fn transferred(&mut self, node: &Node, operations: &mut Operations, ticket: TransferId) {
+        let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
         if let Some(done) = found.done.get_mut(ticket.transfer) {
             *done = true;
             let through = found.done.iter().filter(|done| **done).count() as u32;
-            self.shared.recorder.progress(found.work.flight, through, through);
+            node.shared.recorder.progress(found.work.flight, through, through);
         }
         if found.done.iter().all(|done| *done) {
-            self.complete_p2p(ticket.operation);
+            self.complete(node, operations, ticket.operation);
         }
     }
 
-    fn complete_p2p(&mut self, number: u64) {
-        if let Some(done) = self.p2p.operations.remove(&number) {
-            use std::sync::atomic::Ordering;
-            self.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
-            self.shared.recorder.finished(done.work.flight, false, Instant::now());
-            // A send or receive has the number of the collective that follows it.
-            if is_collective(&done.work) {
-                self.p2p.collectives.remove(&done.work.sequence);
-                self.publish_ended();
-            }
-            done.work.complete();
-            self.shared.waiters.wake_all();
+    fn complete(&mut self, node: &Node, operations: &mut Operations, number: u64) {
+        let Some(done) = self.operations.remove(&number) else { return };
+        node.shared.counters.operations.fetch_add(1, Ordering::Relaxed);
+        node.shared.recorder.finished(done.work.flight, false, Instant::now());
+        // A send or receive has the number of the collective that follows it.
+        if is_collective(&done.work) {
+            self.collectives.remove(&done.work.sequence);
+            operations.publish_ended(node, self.oldest_collective());
         }
+        done.work.complete();
+        node.shared.waiters.wake_all();
     }
 }

@@ -2,12 +2,12 @@
 
 use hfreduce_kernels::{Pass, Store, Width};
 
-use super::Driver;
-use super::node::STREAM_FROM_BYTES;
-use hfreduce_core::error::{AbortReason, ErrorKind};
-use hfreduce_core::tree::Partial;
-use hfreduce_core::{Chunk, Ranks, Stage};
-use hfreduce_core::{DType, ReduceOp};
+use super::fault::Fault;
+use super::node::Node;
+use super::operations::Active;
+use super::registered::invalid_memory;
+use crate::operation::STREAM_FROM_BYTES;
+use hfreduce_core::{Chunk, DType, Ranks, ReduceOp, Stage};
 use hfreduce_shm::segment::Registered;
 
 /// Bytes that are reduced at a time before they are copied to several destinations: they stay in
@@ -38,51 +38,53 @@ struct Target {
     last: bool,
 }
 
-impl Driver {
+impl Scratch {
     /// Reduces the contributions of all ranks and writes the result to every destination that this
-    /// rank writes.
-    pub(super) fn reduce(&mut self, at: usize, chunk: &Chunk, number: u64, partials: &[Partial]) {
+    /// rank writes. `partials`: the partial sums of neighbors; `last`: the result is complete.
+    pub(super) fn reduce(
+        &mut self,
+        node: &Node,
+        active: &Active,
+        (number, chunk): (u64, &Chunk),
+        partials: impl Iterator<Item = *const u8>,
+        last: bool,
+    ) -> Result<(), Fault> {
         if chunk.source != Ranks::All || chunk.bytes == 0 {
-            return; // A single contribution was stored when it was staged.
+            return Ok(()); // A single contribution was stored when it was staged.
         }
-        let own = self.shared.identity.local();
-        let fingerprint = self.active[at].operation.fingerprint;
+        let own = node.local();
+        let fingerprint = active.operation.fingerprint;
         let (Some(dtype), Some(op)) =
             (DType::from_code(fingerprint.dtype), ReduceOp::from_code(fingerprint.op))
         else {
-            return; // Checked when the operation was made.
+            return Ok(()); // Checked when the operation was made.
         };
-        let mut inputs: Vec<*const u8> = Vec::with_capacity(self.shm.shape().locals + 3);
-        for local in 0..self.shm.shape().locals {
-            let Some(input) = self.input_of(at, local, number, chunk) else {
-                return self.cannot_find(local);
-            };
-            inputs.push(input);
+        let mut inputs: Vec<*const u8> = Vec::with_capacity(node.locals() + 3);
+        for local in 0..node.locals() {
+            let input = input_of(node, active, local, (number, chunk));
+            inputs.push(input.ok_or_else(|| invalid_memory(node, local))?);
         }
-        let Some(tree_links) = &self.tree_links else { return };
         let mut wide = Vec::new();
         let sums = if chunk.is_wide() { &mut wide } else { &mut inputs };
-        sums.extend(partials.iter().map(|partial| tree_links.partial(partial)));
-        let root = chunk.root().map(|rank| self.shared.identity.placement.node_of(rank));
-        let last = tree_links.core.flows().is_root(chunk.tree, chunk.rooted_at(root));
+        sums.extend(partials);
         let stage = if last { Stage::Down } else { Stage::Up };
         let scaled = op == ReduceOp::Average && last;
-        let world = self.shared.identity.placement.world_size() as u64;
+        let world = node.identity().placement.world_size() as u64;
         let divisor = if scaled { world } else { 1 };
         let mut targets = Vec::new();
-        if !self.is_alone() || self.shm.shape().locals == 1 {
-            targets.push(Target { place: self.place_in(stage, number, at, chunk), last: false });
+        if !node.is_alone() || node.locals() == 1 {
+            let place = active.place_in(stage, node, number, chunk);
+            targets.push(Target { place, last: false });
         } else {
-            if self.takes_slot(at, chunk) {
-                targets.push(Target { place: self.shm.result(number), last: false });
+            if takes_slot(node, active, chunk) {
+                targets.push(Target { place: node.shm.result(number), last: false });
             }
-            if let Err(local) = self.final_targets(at, chunk, true, &mut targets) {
-                return self.cannot_find(local);
-            }
+            final_targets(node, active, chunk, true, &mut targets)
+                .map_err(|local| invalid_memory(node, local))?;
         }
-        let in_place = self.active[at].others.iter().any(|other| *other != Registered::default());
-        if in_place && !self.shm.begin_peer_access(own) {
-            return self.check_abort_record();
+        let in_place = active.others.iter().any(|other| *other != Registered::default());
+        if in_place && !node.shm.begin_peer_access(own) {
+            return Err(Fault::Recorded);
         }
         let pass = Pass {
             dtype,
@@ -98,103 +100,13 @@ impl Driver {
         // ends, every partial sum is in a slot of the pool; each holds the bytes of the chunk. The
         // destinations are exclusive: a free slot, or memory that its rank has registered for this
         // result. They are inputs of this chunk, element by element, or do not overlap any input.
-        let done = unsafe { self.scratch.run(&pass, &targets) };
+        let done = unsafe { self.run(&pass, &targets) };
         if in_place {
-            self.shm.end_peer_access(own);
+            node.shm.end_peer_access(own);
         }
-        if let Err(error) = done {
-            let rank = self.shared.identity.rank;
-            self.fail(AbortReason::new(ErrorKind::Invalid, rank, error.to_string()), None);
-        }
+        done.map_err(|error| node.kernel_fault(&error))
     }
 
-    /// Address of a local rank's contribution; `None` if it registered invalid memory.
-    fn input_of(&self, at: usize, local: usize, number: u64, chunk: &Chunk) -> Option<*const u8> {
-        let own = self.shared.identity.local();
-        let direct = self.active[at].operation.input.contiguous(chunk.input_offset, chunk.bytes);
-        if let (true, Some(direct)) = (local == own, direct) {
-            return Some(direct);
-        }
-        match self.other(at, local).input {
-            Some(offset) if local != own => {
-                let offset = offset.checked_add(chunk.input_offset as u64)?;
-                self.arenas.at(local, offset, chunk.bytes).map(<*mut u8>::cast_const)
-            }
-            _ => Some(self.shm.input(local, number)),
-        }
-    }
-
-    /// The memory of callers into which this rank writes the result: registered buffers, and its
-    /// own if `own_too`. An error names a rank that registered invalid memory.
-    fn final_targets(
-        &self,
-        at: usize,
-        chunk: &Chunk,
-        own_too: bool,
-        targets: &mut Vec<Target>,
-    ) -> Result<(), usize> {
-        let own = self.shared.identity.local();
-        for local in self.sinks(chunk) {
-            let registered = self.other(at, local).output;
-            let place = if local == own {
-                let is_written = own_too || registered.is_some();
-                let output = &self.active[at].operation.output;
-                is_written.then(|| output.contiguous(chunk.output_offset, chunk.bytes)).flatten()
-            } else if let Some(offset) = registered {
-                let offset = offset.checked_add(chunk.output_offset as u64);
-                let place = offset.and_then(|offset| self.arenas.at(local, offset, chunk.bytes));
-                Some(place.ok_or(local)?)
-            } else {
-                None
-            };
-            targets.extend(place.map(|place| Target { place, last: true }));
-        }
-        Ok(())
-    }
-
-    /// Copies a result from its slot to the registered memory of this node's ranks; false after an
-    /// abort.
-    pub(super) fn spread(&mut self, at: usize, chunk: &Chunk, number: u64) -> bool {
-        if chunk.source != Ranks::All || self.shm.shape().locals == 1 || chunk.bytes == 0 {
-            return true;
-        }
-        let mut targets = Vec::new();
-        if let Err(local) = self.final_targets(at, chunk, false, &mut targets) {
-            self.cannot_find(local);
-            return false;
-        }
-        if targets.is_empty() {
-            return true;
-        }
-        let own = self.shared.identity.local();
-        if !self.shm.begin_peer_access(own) {
-            self.check_abort_record();
-            return false;
-        }
-        let result = self.shm.result(number);
-        for target in &targets {
-            // SAFETY: the slot holds the result, the destination was registered for it; they do not
-            // overlap.
-            unsafe { target.fill(result, 0, chunk.bytes, chunk.bytes >= STREAM_FROM_BYTES) };
-        }
-        self.shm.end_peer_access(own);
-        true
-    }
-}
-
-impl Target {
-    /// Copies `bytes` bytes to `offset` in the destination.
-    ///
-    /// # Safety
-    /// Both must hold that many bytes and not overlap.
-    unsafe fn fill(&self, from: *const u8, offset: usize, bytes: usize, streams: bool) {
-        let store = if streams { Store::Streaming } else { Store::Cached };
-        // SAFETY: the caller's promise.
-        unsafe { hfreduce_kernels::copy_raw(store, from, self.place.add(offset), bytes) };
-    }
-}
-
-impl Scratch {
     /// Runs a kernel with several destinations: in pieces, each read from memory once.
     ///
     /// # Safety
@@ -239,5 +151,113 @@ impl Scratch {
             offset += piece;
         }
         Ok(())
+    }
+}
+
+/// In a group of one node: true if a rank copies this result from its slot.
+pub(super) fn takes_slot(node: &Node, active: &Active, chunk: &Chunk) -> bool {
+    let own = node.local();
+    let output = &active.operation.output;
+    sinks(node, chunk).any(|local| match local == own {
+        true => output.contiguous(chunk.output_offset, chunk.bytes).is_none(),
+        false => active.other(local).output.is_none(),
+    })
+}
+
+/// The local ranks that receive this result.
+fn sinks(node: &Node, chunk: &Chunk) -> impl Iterator<Item = usize> {
+    let ranks = node.identity().locals().iter().enumerate();
+    let sink = chunk.sink;
+    ranks.filter(move |(_, rank)| sink.includes(**rank)).map(|(local, _)| local)
+}
+
+/// Address of a local rank's contribution; `None` if it registered invalid memory.
+fn input_of(
+    node: &Node,
+    active: &Active,
+    local: usize,
+    (number, chunk): (u64, &Chunk),
+) -> Option<*const u8> {
+    let own = node.local();
+    let direct = active.operation.input.contiguous(chunk.input_offset, chunk.bytes);
+    if let (true, Some(direct)) = (local == own, direct) {
+        return Some(direct);
+    }
+    match active.other(local).input {
+        Some(offset) if local != own => {
+            let offset = offset.checked_add(chunk.input_offset as u64)?;
+            node.arenas.at(local, offset, chunk.bytes).map(<*mut u8>::cast_const)
+        }
+        _ => Some(node.shm.input(local, number)),
+    }
+}
+
+/// The memory of callers into which this rank writes the result: registered buffers, and its own if
+/// `own_too`. An error names a rank that registered invalid memory.
+fn final_targets(
+    node: &Node,
+    active: &Active,
+    chunk: &Chunk,
+    own_too: bool,
+    targets: &mut Vec<Target>,
+) -> Result<(), usize> {
+    let own = node.local();
+    for local in sinks(node, chunk) {
+        let registered = active.other(local).output;
+        let place = if local == own {
+            let is_written = own_too || registered.is_some();
+            let output = &active.operation.output;
+            is_written.then(|| output.contiguous(chunk.output_offset, chunk.bytes)).flatten()
+        } else if let Some(offset) = registered {
+            let offset = offset.checked_add(chunk.output_offset as u64);
+            let place = offset.and_then(|offset| node.arenas.at(local, offset, chunk.bytes));
+            Some(place.ok_or(local)?)
+        } else {
+            None
+        };
+        targets.extend(place.map(|place| Target { place, last: true }));
+    }
+    Ok(())
+}
+
+/// Copies a result from its slot to the registered memory of this node's ranks.
+pub(super) fn spread(
+    node: &Node,
+    active: &Active,
+    number: u64,
+    chunk: &Chunk,
+) -> Result<(), Fault> {
+    if chunk.source != Ranks::All || node.locals() == 1 || chunk.bytes == 0 {
+        return Ok(());
+    }
+    let mut targets = Vec::new();
+    final_targets(node, active, chunk, false, &mut targets)
+        .map_err(|local| invalid_memory(node, local))?;
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let own = node.local();
+    if !node.shm.begin_peer_access(own) {
+        return Err(Fault::Recorded);
+    }
+    let result = node.shm.result(number);
+    for target in &targets {
+        // SAFETY: the slot holds the result, the destination was registered for it; they do not
+        // overlap.
+        unsafe { target.fill(result, 0, chunk.bytes, chunk.bytes >= STREAM_FROM_BYTES) };
+    }
+    node.shm.end_peer_access(own);
+    Ok(())
+}
+
+impl Target {
+    /// Copies `bytes` bytes to `offset` in the destination.
+    ///
+    /// # Safety
+    /// Both must hold that many bytes and not overlap.
+    unsafe fn fill(&self, from: *const u8, offset: usize, bytes: usize, streams: bool) {
+        let store = if streams { Store::Streaming } else { Store::Cached };
+        // SAFETY: the caller's promise.
+        unsafe { hfreduce_kernels::copy_raw(store, from, self.place.add(offset), bytes) };
     }
 }

@@ -13,16 +13,16 @@
 //!                                       revoke: our memory gets separate pages
 //! ```
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use hfreduce_shm::arenas::{Arenas, PeerArena};
-
-use super::{Active, Driver};
+use super::fault::Fault;
+use super::node::Node;
+use super::operations::Active;
 use crate::operation::{Buffer, Operation};
 use hfreduce_core::error::ErrorKind;
 use hfreduce_core::{Fingerprint, Kind};
+use hfreduce_shm::arenas::{Arenas, PeerArena};
 use hfreduce_shm::segment::Registered;
 
 /// Time in which a running owner finishes one chunk, on a busy machine.
@@ -64,69 +64,43 @@ fn keep_apart(fingerprint: &Fingerprint, input: &Buffer, output: &Buffer, rank: 
     to == from + rank as usize * block || to >= from + input.bytes() || from >= to + output.bytes()
 }
 
-impl Active {
-    /// True if this rank handles no result but the last: all are written in place.
-    pub(super) fn is_made_in_place(&self, rank: u32) -> bool {
-        let fingerprint = &self.operation.fingerprint;
-        let sinks = fingerprint.kind != Kind::Reduce || fingerprint.root == rank;
-        self.registered.input.is_some() && (self.registered.output.is_some() || !sinks)
+/// Called after an abort was recorded, before callers get their memory back: waits until no other
+/// rank accesses it, or makes such accesses ineffective.
+pub(super) fn wait_for_peer_access(node: &Node, active: &VecDeque<Active>) {
+    let own = node.local();
+    node.shm.end_peer_access(own); // A panic may have left it set; this thread accesses nothing.
+    let none = Registered::default();
+    let registered = |active: &&Active| active.registered != none;
+    if !active.iter().any(|active| registered(&active)) {
+        return;
+    }
+    let until = Instant::now() + QUIET_WITHIN;
+    let owners = node.identity().channels.min(node.locals());
+    let peer_access = || (0..owners).any(|o| o != own && node.shm.is_accessing_peers(o));
+    while peer_access() && Instant::now() < until {
+        std::thread::sleep(LOOK_EVERY);
+        node.clear_ended_peers();
+    }
+    if !peer_access() {
+        return;
+    }
+    let Some(arena) = &node.arenas.own else { return };
+    for active in active.iter().filter(registered) {
+        let Some(offset) = active.registered.output else { continue };
+        if let Err(error) = arena.revoke(offset, active.operation.output.bytes()) {
+            let sequence = active.work.sequence;
+            tracing::error!(%error, sequence, "cannot reclaim registered memory from a peer");
+        }
     }
 }
 
-impl Driver {
-    /// Called after an abort was recorded, before callers get their memory back: waits until no
-    /// other rank accesses it, or makes such accesses ineffective.
-    pub(super) fn wait_for_peer_access(&mut self) {
-        let own = self.shared.identity.local();
-        self.shm.end_peer_access(own); // A panic may have left it set; this thread accesses nothing.
-        let none = Registered::default();
-        let registered = |active: &&Active| active.registered != none;
-        if !self.active.iter().any(|active| registered(&active)) {
-            return;
-        }
-        let until = Instant::now() + QUIET_WITHIN;
-        let owners = self.shared.identity.channels.min(self.shm.shape().locals);
-        let peer_access =
-            |driver: &Self| (0..owners).any(|o| o != own && driver.shm.is_accessing_peers(o));
-        while peer_access(self) && Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-            self.clear_ended_peers();
-        }
-        if !peer_access(self) {
-            return;
-        }
-        let Some(arena) = &self.arenas.own else { return };
-        for active in self.active.iter().filter(registered) {
-            let Some(offset) = active.registered.output else { continue };
-            if let Err(error) = arena.revoke(offset, active.operation.output.bytes()) {
-                let sequence = active.work.sequence;
-                tracing::error!(%error, sequence, "cannot reclaim registered memory from a peer");
-            }
-        }
-    }
-
-    /// Clears the access flag of ranks whose process has ended.
-    fn clear_ended_peers(&self) {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        for (local, socket, process) in &self.node_peers.watched {
-            let mut end = match process {
-                Some(process) => [PollFd::new(process, PollFlags::IN)],
-                None => [PollFd::new(socket, PollFlags::HUP)],
-            };
-            if poll(&mut end, Some(&now)).is_ok_and(|ended| ended > 0) {
-                self.shm.end_peer_access(*local);
-            }
-        }
-    }
-
-    /// Fails because another rank of the node has registered invalid memory.
-    pub(super) fn cannot_find(&mut self, local: usize) {
-        let rank = self.shared.identity.locals()[local];
-        let peer = self.arenas.others.get(local).and_then(Option::as_ref);
-        let (kind, detail) = match peer.map(PeerArena::mapped) {
-            Some(Err(why)) => (ErrorKind::Io, why.to_owned()),
-            _ => (ErrorKind::Protocol, "it registered memory outside its arena".to_owned()),
-        };
-        self.fail(self.reason_for(kind, rank, detail), None);
-    }
+/// Another rank of the node has registered invalid memory.
+pub(super) fn invalid_memory(node: &Node, local: usize) -> Fault {
+    let rank = node.identity().locals()[local];
+    let peer = node.arenas.others.get(local).and_then(Option::as_ref);
+    let (kind, detail) = match peer.map(PeerArena::mapped) {
+        Some(Err(why)) => (ErrorKind::Io, why.to_owned()),
+        _ => (ErrorKind::Protocol, "it registered memory outside its arena".to_owned()),
+    };
+    node.fault(kind, rank, detail)
 }

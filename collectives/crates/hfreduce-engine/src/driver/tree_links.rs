@@ -1,48 +1,60 @@
-//! Links along the trees, on ranks that own a channel. Their frames are carried by a [`Transport`].
+//! Links along the trees, on ranks that own a channel: frames of chunks, in and out. They are carried
+//! by a [`Transport`] and accounted by the state machine of the channel, [`TreeCore`].
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use super::peer_memory::is_read_in_place;
+use super::fault::Fault;
+use super::node::Node;
+use super::operations::Operations;
+use super::peer_memory::{self, is_read_in_place};
 use super::pools::Pools;
-use super::{Driver, TOKEN_TREE};
 use hfreduce_core::credit::{CLASSES, Key};
-use hfreduce_core::tree::Partial;
+use hfreduce_core::error::AbortReason;
+use hfreduce_core::tree::{Partial, Violation};
 use hfreduce_core::{DataHead, Flows, Place, Stage, TreeCore};
 use hfreduce_shm::peer_memory::{MappingListener, PeerMemory};
 use hfreduce_transport::poller::{Poller, Ready};
-use hfreduce_transport::transport::{DESCRIPTOR_SHIFT, Payload, Received, StableMemory, Transport};
+use hfreduce_transport::transport::{Payload, Received, StableMemory, Transport};
 use hfreduce_transport::wire::{Frame, Head};
 
 /// The link to one tree neighbor.
-pub struct TreeLink {
-    pub(super) transport: Box<dyn Transport>,
+pub(super) struct TreeLink {
+    transport: Box<dyn Transport>,
     /// The rank at the other end.
     pub peer_rank: u32,
-    pub(super) due: BTreeMap<(Key, Stage), usize>,
+    due: BTreeMap<(Key, Stage), usize>,
     /// The first operation that the peer will not start, once it has closed the communicator.
     pub left: Option<u64>,
-    pub(super) closed: bool,
+    closed: bool,
     heard_bytes: u64,
     /// The peer's last report: its oldest operation, and the rank that it waits for.
     pub peer_progress: Option<(u64, Option<u32>)>,
     /// Mapped segments of both ends.
-    pub(super) peer_memory: PeerMemory,
+    peer_memory: PeerMemory,
 }
 
-/// All tree links, with their state machine.
+/// All tree links, with the state machine of the channel.
 pub struct TreeLinks {
     /// The state machine.
-    pub core: TreeCore,
+    pub(super) core: TreeCore,
     /// By link number.
-    pub links: Vec<TreeLink>,
-    /// Owned chunks that wait for local contributions.
-    pub unready: VecDeque<u64>,
-    /// Owned chunks that the core has finished and that are not delivered here yet.
-    pub finished: HashSet<u64>,
-    pub(super) mapping_listener: MappingListener,
+    pub(super) links: Vec<TreeLink>,
+    /// A neighbor has closed the communicator since the last check.
+    pub(super) peer_closed: bool,
+    mapping_listener: MappingListener,
     pools: Pools,
+}
+
+/// Result of sending what a link has queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flushed {
+    /// The transport takes more frames.
+    TakesMore,
+    Full,
+    /// The connection has failed: frames that the peer had sent are still to be received.
+    Failed,
 }
 
 impl TreeLinks {
@@ -70,8 +82,7 @@ impl TreeLinks {
         Self {
             core: TreeCore::new(flows, channel, window),
             links,
-            unready: VecDeque::new(),
-            finished: HashSet::new(),
+            peer_closed: false,
             mapping_listener,
             pools,
         }
@@ -86,9 +97,9 @@ impl TreeLinks {
     ///
     /// # Errors
     /// A system call failed.
-    pub fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+    pub fn watch(&mut self, poller: &Poller, token: u64) -> io::Result<()> {
         for (at, link) in self.links.iter_mut().enumerate() {
-            link.transport.watch(poller, TOKEN_TREE | at as u64)?;
+            link.transport.watch(poller, token | at as u64)?;
             if let Some(token) = link.peer_memory.offered {
                 let head = Head::bare(Frame::MappingOffer { token });
                 link.transport.push(&head, Payload::Owned(vec![]), None);
@@ -114,103 +125,130 @@ impl TreeLinks {
     pub fn due(&mut self, link: usize, key: Key, tree: usize, stage: Stage) {
         self.links[link].due.insert((key, stage), tree);
     }
-}
 
-impl TreeLink {
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed
+    /// Handles an event of a descriptor of a link; true if queued frames may be sent now.
+    pub(super) fn woken(&mut self, at: usize, line: usize, event: Ready) -> bool {
+        self.links[at].transport.woken(line, event)
     }
-}
 
-impl Driver {
-    pub(super) fn read_tree_link(&mut self, index: usize, event: Ready) {
-        let (link, line) = (index & ((1 << DESCRIPTOR_SHIFT) - 1), index >> DESCRIPTOR_SHIFT);
-        let Some(tree_links) = &mut self.tree_links else { return };
-        let is_open = tree_links.links[link].transport.woken(line, event);
-        if event.readable {
-            while self.shared.broken.get().is_none() && self.read_one(link) {}
-        }
-        if is_open && self.shared.broken.get().is_none() {
-            self.flush_link(link);
-        }
+    /// The neighbor at a link violates the protocol, or is in another operation.
+    pub(super) fn violation(&self, node: &Node, at: usize, why: Violation) -> Fault {
+        node.violation(self.links[at].peer_rank, why)
     }
 
     /// Handles one arrival on a link; false if there is none.
-    fn read_one(&mut self, at: usize) -> bool {
-        let Some(tree_links) = &mut self.tree_links else { return false };
-        let link = &mut tree_links.links[at];
+    pub(super) fn receive(
+        &mut self,
+        node: &Node,
+        at: usize,
+        operations: &Operations,
+    ) -> Result<bool, Fault> {
+        let link = &mut self.links[at];
         if link.closed {
-            return false;
+            return Ok(false);
         }
-        match link.transport.receive_next(&self.poller) {
-            Ok(None) => return false,
+        match link.transport.receive_next(&node.poller) {
+            Ok(None) => return Ok(false),
             Ok(Some(Received::Head(head))) => {
                 for key in link.transport.take_copied().into_iter().flatten() {
-                    tree_links.core.sent(key);
+                    self.core.sent(key);
                 }
-                self.read_head(at, &head);
+                self.receive_head(node, at, &head, operations)?;
             }
-            Ok(Some(Received::Payload((head, place)))) => self.arrived(at, &head, place),
+            Ok(Some(Received::Payload((head, place)))) => self.arrived(node, at, &head, place)?,
             Ok(Some(Received::Owned(bytes))) => {
-                let rank = self.shared.identity.rank;
-                self.fail(hfreduce_core::error::AbortReason::decode(&bytes, rank), Some(at));
+                let cause = AbortReason::decode(&bytes, node.rank());
+                return Err(Fault::Reported(Box::new(cause), at));
             }
             Err(error) => {
-                self.link_lost(at, &error);
-                return false;
+                self.retire(node, at, &error)?;
+                return Ok(false);
             }
         }
-        true
+        Ok(true)
     }
 
-    fn arrived(&mut self, at: usize, head: &DataHead, place: Place) {
-        let Some(tree_links) = &mut self.tree_links else { return };
-        match tree_links.core.arrived(at, head, place) {
-            Ok(()) => self.act(),
-            Err(why) => self.violated_on(at, why),
+    /// Retires a link that has ended: a fault unless the peer had closed it.
+    fn retire(&mut self, node: &Node, at: usize, error: &io::Error) -> Result<(), Fault> {
+        if node.shm.is_aborted() {
+            return Err(Fault::Recorded);
         }
+        let link = &mut self.links[at];
+        link.transport.forget(&node.poller);
+        link.closed = true;
+        link.due.clear();
+        if !link.transport.peer_closed() {
+            return Err(node.lost_peer(link.peer_rank, error));
+        }
+        self.peer_closed = true;
+        Ok(())
     }
 
-    fn read_head(&mut self, at: usize, head: &Head) {
-        let Some(tree_links) = &mut self.tree_links else { return };
-        if head.credits != [0; CLASSES]
-            && let Err(why) = tree_links.core.credits(at, head.credits)
-        {
-            self.violated_on(at, why);
-            return;
+    fn arrived(
+        &mut self,
+        node: &Node,
+        at: usize,
+        head: &DataHead,
+        place: Place,
+    ) -> Result<(), Fault> {
+        self.core.arrived(at, head, place).map_err(|why| self.violation(node, at, why))
+    }
+
+    fn receive_head(
+        &mut self,
+        node: &Node,
+        at: usize,
+        head: &Head,
+        operations: &Operations,
+    ) -> Result<(), Fault> {
+        if head.credits != [0; CLASSES] {
+            self.core.credits(at, head.credits).map_err(|why| self.violation(node, at, why))?;
         }
+        let link = &mut self.links[at];
         match head.frame {
-            Frame::Data(data) => self.read_data(at, data, head.mapped),
+            Frame::Data(data) => self.receive_data(node, at, data, head.mapped, operations)?,
             Frame::Credit => {}
             Frame::Heartbeat { sequence, fingerprint, waiting_for } => {
-                tree_links.links[at].peer_progress = Some((sequence, waiting_for));
-                if let Err(why) = tree_links.core.compare(sequence, fingerprint) {
-                    self.violated_on(at, why);
-                }
+                link.peer_progress = Some((sequence, waiting_for));
+                self.core
+                    .compare(sequence, fingerprint)
+                    .map_err(|why| self.violation(node, at, why))?;
             }
-            Frame::Abort => tree_links.links[at].transport.body_owned(head.payload_bytes),
+            Frame::Abort => link.transport.body_owned(head.payload_bytes),
             // Frames of another stream were sent before its close frame, which is still to come.
-            Frame::Close { next } if tree_links.links[at].transport.peer_closed() => {
-                tree_links.links[at].left = Some(next);
-                self.fail_if_peer_closed();
+            Frame::Close { next } if link.transport.peer_closed() => {
+                link.left = Some(next);
+                self.peer_closed = true;
             }
             Frame::Close { .. } => {}
-            Frame::MappingOffer { token } => self.map_peer_segment(at, token),
-            Frame::MappingReady => tree_links.links[at].peer_memory.mapped(),
+            Frame::MappingOffer { token } => {
+                let rank = link.peer_rank;
+                let listener = &mut self.mapping_listener;
+                if peer_memory::map(&mut link.peer_memory, listener, token, rank) {
+                    let ready = Head::bare(Frame::MappingReady);
+                    link.transport.push(&ready, Payload::Owned(vec![]), None);
+                    // If it fails, the next reader of the link detects it.
+                    self.flush(node, at);
+                }
+            }
+            Frame::MappingReady => link.peer_memory.mapped(),
             Frame::Offer { .. } | Frame::Grant { .. } | Frame::Piece { .. } => {
                 let why = "a point-to-point frame arrived at a tree link".to_owned();
-                self.violated_on(at, hfreduce_core::tree::Violation::Protocol(why));
+                return Err(self.violation(node, at, Violation::Protocol(why)));
             }
         }
-        self.act();
+        Ok(())
     }
 
-    fn read_data(&mut self, at: usize, data: DataHead, mapped: Option<u64>) {
-        let Some(tree_links) = &mut self.tree_links else { return };
-        let place = match tree_links.core.place(at, &data) {
-            Ok(place) => place,
-            Err(why) => return self.violated_on(at, why),
-        };
+    fn receive_data(
+        &mut self,
+        node: &Node,
+        at: usize,
+        data: DataHead,
+        mapped: Option<u64>,
+        operations: &Operations,
+    ) -> Result<(), Fault> {
+        let place = self.core.place(at, &data).map_err(|why| self.violation(node, at, why))?;
         let slot = match place {
             Place::Slot(slot) => {
                 let class = hfreduce_core::credit::class(data.tree, data.stage);
@@ -218,72 +256,56 @@ impl Driver {
             }
             Place::Direct => None,
         };
+        let link = &mut self.links[at];
         if let Some(slot) = &slot {
-            tree_links.links[at].peer_memory.forget_partial(slot);
+            link.peer_memory.forget_partial(slot);
         }
         if let (Some(offset), Some(slot), true) = (mapped, &slot, is_read_in_place(&data)) {
-            if self.record_mapped_partial(slot, offset, data.bytes) {
-                self.arrived(at, &data, place);
-            }
-            return;
+            peer_memory::record_partial(&mut link.peer_memory, slot, offset, data.bytes)
+                .map_err(|why| node.violation(link.peer_rank, why))?;
+            link.transport.read_in_place(data.bytes);
+            return self.arrived(node, at, &data, place);
         }
         let memory = match &slot {
-            Some(slot) => tree_links.pools.place_mut(slot),
-            None => match self.find_key((data.sequence, data.chunk)) {
-                Some((op, chunk, number)) => self.place(number, op, &chunk),
-                None => return,
+            Some(slot) => self.pools.place_mut(slot),
+            None => match operations.find_key((data.sequence, data.chunk)) {
+                Some((op, chunk, number)) => operations.active[op].place(node, number, &chunk),
+                None => return Ok(()),
             },
         };
-        if let Some(offset) = mapped {
-            // SAFETY: as below.
-            if unsafe { self.copy_from_peer(at, offset, memory, data.bytes) } {
-                self.arrived(at, &data, place);
-            }
-        } else if let Some(tree_links) = &mut self.tree_links {
+        let Some(offset) = mapped else {
             // SAFETY: a slot or result buffer that the core has given to this frame alone: both
             // hold a whole chunk and stay until the frame has arrived or the communicator is
-            // aborted (then `fail` detaches the transport first).
-            unsafe { tree_links.links[at].transport.body(memory, data.bytes, (data, place)) };
-        }
+            // aborted (then `abort` detaches the transport first).
+            unsafe { link.transport.body(memory, data.bytes, (data, place)) };
+            return Ok(());
+        };
+        // SAFETY: as above.
+        unsafe { peer_memory::copy(&link.peer_memory, offset, memory, data.bytes) }
+            .map_err(|why| node.violation(link.peer_rank, why))?;
+        link.transport.copied(data.bytes);
+        self.arrived(node, at, &data, place)
     }
 
-    /// Sends what is due, oldest chunk first.
-    pub(super) fn flush_tree_links(&mut self) -> bool {
-        let mut moved = false;
-        for at in 0..self.tree_links.as_ref().map_or(0, TreeLinks::link_count) {
-            while self.load(at) {
-                moved = true;
-                if !self.flush_link(at) {
-                    break;
-                }
-            }
-        }
-        moved
-    }
-
-    /// Moves due chunks to a link's queue; true if anything was queued.
-    fn load(&mut self, at: usize) -> bool {
+    /// Moves due chunks to a link's queue, oldest first; true if anything was queued.
+    pub(super) fn load(&mut self, node: &Node, at: usize, operations: &Operations) -> bool {
         let mut loaded = false;
-        loop {
-            let Some(tree_links) = &mut self.tree_links else { return false };
-            let link = &mut tree_links.links[at];
-            if link.closed || !link.transport.takes_more() {
-                break;
-            }
+        let link = &mut self.links[at];
+        while !link.closed && link.transport.takes_more() {
             let Some(((key, stage), tree)) = link.due.pop_first() else { break };
-            let Some((op, chunk, number)) = self.find_key(key) else { continue };
-            let place = self.place_in(stage, number, op, &chunk);
+            let Some((op, chunk, number)) = operations.find_key(key) else { continue };
+            let active = &operations.active[op];
+            let place = active.place_in(stage, node, number, &chunk);
             let bytes = chunk.bytes_in(stage);
-            let fingerprint = self.active[op].operation.fingerprint;
-            let Some(tree_links) = &mut self.tree_links else { return false };
+            let fingerprint = active.operation.fingerprint;
             let data = DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, fingerprint };
-            let mapped = tree_links.links[at].peer_memory.offset(&self.shm, place, bytes);
-            let credits = tree_links.core.take_owed(at);
+            let mapped = link.peer_memory.offset(&node.shm, place, bytes);
+            let credits = self.core.take_owed(at);
             let payload_bytes = bytes;
             let head = Head { credits, payload_bytes, mapped, ..Head::bare(Frame::Data(data)) };
             let payload = match mapped {
                 Some(_) => {
-                    let mapped = &self.shared.counters.mapped_bytes;
+                    let mapped = &node.shared.counters.mapped_bytes;
                     mapped.fetch_add(bytes as u64, Ordering::Relaxed);
                     if is_read_in_place(&data) {
                         Payload::MappedInPlace(bytes)
@@ -292,78 +314,109 @@ impl Driver {
                     }
                 }
                 // SAFETY: a slot of the segment or a caller's output, which holds the chunk and is
-                // neither written nor reused until the core learns that it is sent, or `fail` has
+                // neither written nor reused until the core learns that it is sent, or `abort` has
                 // detached the transport.
                 None => Payload::Memory(unsafe { StableMemory::new(place, bytes) }),
             };
-            tree_links.links[at].transport.push(&head, payload, Some(key));
+            link.transport.push(&head, payload, Some(key));
             loaded = true;
         }
-        if let Some(tree_links) = &mut self.tree_links
-            && !tree_links.links[at].closed
-            && tree_links.links[at].transport.takes_more()
-            && (tree_links.core.owes_much(at) || tree_links.links[at].transport.owes_acks())
+        if !link.closed
+            && link.transport.takes_more()
+            && (self.core.owes_much(at) || link.transport.owes_acks())
         {
-            let credits = tree_links.core.take_owed(at);
+            let credits = self.core.take_owed(at);
             let head = Head { credits, ..Head::bare(Frame::Credit) };
-            tree_links.links[at].transport.push(&head, Payload::Owned(vec![]), None);
+            link.transport.push(&head, Payload::Owned(vec![]), None);
             loaded = true;
         }
         loaded
     }
 
-    /// Sends as much as possible; false if the transport takes no more.
-    pub(super) fn flush_link(&mut self, at: usize) -> bool {
-        let Some(tree_links) = &mut self.tree_links else { return false };
-        let link = &mut tree_links.links[at];
+    /// Sends as much as possible.
+    pub(super) fn flush(&mut self, node: &Node, at: usize) -> Flushed {
+        let link = &mut self.links[at];
         let mut sent_keys = Vec::new();
         let before = link.transport.traffic().0;
-        let flushed = link.transport.flush(&self.poller, &mut sent_keys);
+        let flushed = link.transport.flush(&node.poller, &mut sent_keys);
         let sent = link.transport.traffic().0 - before;
-        self.shared.counters.sent_bytes.fetch_add(sent, Ordering::Relaxed);
-        let takes_more = link.transport.takes_more();
+        node.shared.counters.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         for key in sent_keys.into_iter().flatten() {
-            tree_links.core.sent(key);
+            self.core.sent(key);
         }
-        self.act();
         if flushed.is_err() {
-            // Frames that the peer had sent, including its close frame or reason, are handled
-            // before the error.
-            if let Some(tree_links) = &mut self.tree_links {
-                tree_links.links[at].transport.look_again();
-            }
-            while self.shared.broken.get().is_none() && self.read_one(at) {}
-            return false;
+            link.transport.look_again();
+            return Flushed::Failed;
         }
-        takes_more
+        if link.transport.takes_more() { Flushed::TakesMore } else { Flushed::Full }
     }
 
-    /// Sends a heartbeat with the oldest operation over every idle link.
-    pub(super) fn send_heartbeats(&mut self) {
-        let head = self.heartbeat();
-        for at in 0..self.tree_links.as_ref().map_or(0, TreeLinks::link_count) {
-            if let Some(tree_links) = &mut self.tree_links {
-                let link = &mut tree_links.links[at];
-                if link.closed || !link.transport.is_idle() {
-                    continue;
-                }
-                link.transport.beat(&Head { credits: tree_links.core.take_owed(at), ..head });
-            }
-            self.flush_link(at);
+    /// Queues a heartbeat with the oldest operation at a link, if it is idle; false if it is not.
+    pub(super) fn beat(&mut self, at: usize, head: &Head) -> bool {
+        let link = &mut self.links[at];
+        let idle = !link.closed && link.transport.is_idle();
+        if idle {
+            link.transport.beat(&Head { credits: self.core.take_owed(at), ..*head });
         }
+        idle
     }
 
     /// The links that have received data since the last check.
-    pub(super) fn heard_links(&mut self) -> Vec<bool> {
-        let Some(tree_links) = &mut self.tree_links else { return Vec::new() };
-        let mut heard = Vec::with_capacity(tree_links.links.len());
-        for link in &mut tree_links.links {
+    pub(super) fn heard(&mut self, node: &Node) -> Vec<bool> {
+        let mut heard = Vec::with_capacity(self.links.len());
+        for link in &mut self.links {
             let (_, bytes) = link.transport.traffic();
             let new = bytes - link.heard_bytes;
             link.heard_bytes = bytes;
-            self.shared.counters.received_bytes.fetch_add(new, Ordering::Relaxed);
+            node.shared.counters.received_bytes.fetch_add(new, Ordering::Relaxed);
             heard.push(link.transport.heard() || link.closed || link.left.is_some());
         }
         heard
+    }
+
+    /// Aborts the links: memory of callers is not accessed after this; neighbors receive the
+    /// reason.
+    pub(super) fn abort(&mut self, node: &Node, cause: &AbortReason, from: Option<usize>) {
+        let payload = cause.encode();
+        for (at, link) in self.links.iter_mut().enumerate() {
+            link.due.clear();
+            link.transport.detach();
+            link.transport.forget(&node.poller);
+            // One of several streams may be lost; the others are still used.
+            if Some(at) != from {
+                let head = Head { payload_bytes: payload.len(), ..Head::bare(Frame::Abort) };
+                link.transport.push_final(&head, &payload);
+            }
+        }
+        self.core.fail(cause, from);
+    }
+
+    /// Queues the final frame at all links.
+    pub(super) fn close(&mut self, next: u64) {
+        for link in &mut self.links {
+            link.transport.push_final(&Head::bare(Frame::Close { next }), &[]);
+        }
+    }
+
+    /// Sends final frames; true once all are sent or the peers are gone.
+    pub(super) fn flush_final_frames(&mut self, node: &Node) -> bool {
+        let mut all_sent = true;
+        for link in &mut self.links {
+            // A failed link is not waited for.
+            let _ = link.transport.flush(&node.poller, &mut Vec::new());
+            all_sent &= link.transport.is_flushed();
+        }
+        all_sent
+    }
+
+    /// Bytes that the neighbors' machines have not acknowledged.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.links.iter().map(|link| link.transport.unsent_bytes()).sum()
+    }
+}
+
+impl TreeLink {
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 }

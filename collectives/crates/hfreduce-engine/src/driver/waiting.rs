@@ -6,11 +6,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Driver, ReduceAlgorithm, TICK};
+use super::operations::ReduceAlgorithm;
+use super::{Driver, TICK};
 use hfreduce_shm::segment::{
     WAIT_ABORT, WAIT_END, WAIT_INPUT, WAIT_RESULT, WAIT_SLOT, WAIT_TURN, WAIT_WINDOW,
 };
-use hfreduce_transport::poller;
 
 /// Number of yields before a rank sleeps. One is enough where all ranks arrive at the same time, as
 /// each of the others has run by then.
@@ -106,15 +106,11 @@ impl Driver {
     /// Between two polls of everything: polls the word in memory that completes a small operation, if that is
     /// expected next, without disturbing the cache lines that the reducing rank writes.
     fn poll_small_result(&self) {
-        let awaited = self.next_deliver < self.next_stage
-            && self
-                .active
-                .front()
-                .is_some_and(|active| active.algorithm == ReduceAlgorithm::LastArriver);
+        let awaited = self.local.delivered < self.local.staged && self.is_oldest_small();
         let polls = if awaited { SMALL_RESULT_POLLS } else { 1 };
         for _ in 0..polls {
             std::hint::spin_loop();
-            if awaited && self.shm.reduced_by(self.next_deliver).is_some() {
+            if awaited && self.node.shm.reduced_by(self.local.delivered).is_some() {
                 return;
             }
         }
@@ -123,16 +119,18 @@ impl Driver {
     /// True where another rank on the same CPU is likely to need it for what this rank waits for,
     /// and only briefly.
     fn should_yield(&self) -> bool {
-        self.is_crowded()
-            && self
-                .active
-                .front()
-                .is_some_and(|active| active.algorithm == ReduceAlgorithm::LastArriver)
+        self.node.is_crowded && self.is_oldest_small()
+    }
+
+    /// True if the last arriver reduces the oldest operation.
+    fn is_oldest_small(&self) -> bool {
+        let oldest = self.operations.active.front();
+        oldest.is_some_and(|active| active.algorithm == ReduceAlgorithm::LastArriver)
     }
 
     /// True if data may arrive through sockets.
     fn listens(&self) -> bool {
-        self.tree_links.as_ref().is_some_and(|tree_links| tree_links.link_count() > 0)
+        self.channel.as_ref().is_some_and(|channel| channel.tree.link_count() > 0)
             || self.p2p.is_connected()
     }
 
@@ -143,26 +141,26 @@ impl Driver {
     }
 
     fn sleep(&mut self, until: Instant) {
-        let local = self.shared.identity.local();
+        let local = self.node.local();
         let reasons = self.sleep_reasons();
-        self.shm.fall_asleep(local, reasons);
+        self.node.shm.fall_asleep(local, reasons);
         // The last check, after the rank has published that it sleeps: earlier changes are seen
         // here, later ones wake it.
         if self.pump()
-            || self.shared.pending.load(Ordering::SeqCst)
+            || self.node.shared.pending.load(Ordering::SeqCst)
             || self.nothing_to_wait_for()
             || self.sleep_reasons() & !reasons != 0
         {
-            self.shm.wake_up(local);
+            self.node.shm.wake_up(local);
             return;
         }
         let now = Instant::now();
         let next_tick = self.ticked + TICK;
         let held_until = self.held_until.unwrap_or(next_tick);
         let timeout = until.min(next_tick).min(held_until).saturating_duration_since(now);
-        self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
+        self.node.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);
         self.poll(timeout.max(Duration::from_micros(50)));
-        self.shm.wake_up(local);
+        self.node.shm.wake_up(local);
     }
 
     /// The last check may have completed everything.
@@ -171,45 +169,26 @@ impl Driver {
     }
 
     fn sleep_reasons(&self) -> u32 {
-        let rank = self.shared.identity.rank;
-        let whole = self.active.front().is_some_and(|active| active.is_made_in_place(rank));
+        let rank = self.node.rank();
+        let whole =
+            self.operations.active.front().is_some_and(|active| active.is_made_in_place(rank));
         let mut reasons = WAIT_ABORT;
-        if !self.turn_is_certain() {
+        if !self.local.ring.is_turn_certain(&self.node, &self.operations, self.local.staged) {
             reasons |= if whole { WAIT_END } else { WAIT_RESULT };
         }
-        if self.tree_links.is_some() {
+        if self.channel.is_some() {
             reasons |= WAIT_INPUT;
         }
-        if self.wants_slot {
+        if self.local.slots.is_wanted {
             reasons |= WAIT_SLOT;
         }
-        if self.wants_turn {
+        if self.local.ring.wants_turn {
             reasons |= WAIT_TURN;
         }
-        if !self.held.is_empty() {
+        if !self.operations.held.is_empty() {
             reasons |= WAIT_WINDOW;
         }
         reasons
-    }
-
-    /// Wakes a rank. Called after a change and [`ShmSegment::full_fence`].
-    pub(super) fn wake(&self, local: usize, reasons: u32) {
-        if local != self.shared.identity.local() && self.shm.claim_wakeup(local, reasons) {
-            self.shared.counters.wakeups.fetch_add(1, Ordering::Relaxed);
-            poller::notify(&self.node_peers.doorbells[local]);
-        }
-    }
-
-    pub(super) fn wake_all(&self, reasons: u32) {
-        self.shm.full_fence();
-        for local in 0..self.shm.shape().locals {
-            self.wake(local, reasons);
-        }
-    }
-
-    /// True where ranks share CPUs: unnecessary wake-ups keep other ranks from working.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.spin.is_zero()
     }
 }
 

@@ -7,8 +7,11 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::{Dial, Incoming, Note, shutdown};
-use crate::driver::{Driver, Shared, TOKEN_P2P_IN, TOKEN_P2P_OUT, lock};
+use super::{Dial, Incoming, Note, P2p, shutdown, token};
+use crate::driver::fault::Fault;
+use crate::driver::lock;
+use crate::driver::node::Node;
+use crate::driver::shared::Shared;
 use hfreduce_core::error::{AbortReason, ErrorKind};
 use hfreduce_shm::quota::Charge;
 use hfreduce_transport::connection::Connection;
@@ -93,82 +96,89 @@ fn next<T>(queue: &Mutex<Queue<T>>) -> Option<T> {
     next
 }
 
-impl Driver {
+impl P2p {
     /// Sends a head and its payload to a rank, which is dialed if necessary.
-    pub(super) fn send_p2p(&mut self, peer: u32, head: Head, payload: Vec<u8>) {
-        let outgoing = self.p2p.outgoing.entry(peer).or_default();
+    pub(super) fn send(
+        &mut self,
+        node: &Node,
+        peer: u32,
+        head: Head,
+        payload: Vec<u8>,
+    ) -> Result<(), Fault> {
+        let outgoing = self.outgoing.entry(peer).or_default();
         outgoing.words.push_back((head, payload));
         if outgoing.connection.is_some() || outgoing.dialing {
-            return;
+            return Ok(());
         }
         outgoing.dialing = true;
-        let until = self.p2p.operations.values().map(|o| o.work.deadline).max();
+        let until = self.operations.values().map(|o| o.work.deadline).max();
         let until = until.unwrap_or_else(Instant::now);
-        if let Err(error) = self.p2p.dialers.add(peer, until, &self.shared) {
-            self.fail(
-                self.io_reason(format!("cannot start a thread to dial rank {peer}: {error}")),
-                None,
-            );
-        }
+        self.dialers.add(peer, until, &node.shared).map_err(|error| {
+            node.io_fault(format!("cannot start a thread to dial rank {peer}: {error}"))
+        })
     }
 
-    /// Takes connections that were dialed or accepted.
-    pub(in crate::driver) fn take_connections(&mut self) {
-        let dialed = std::mem::take(&mut *lock(&self.shared.dialed));
+    /// Takes connections that were dialed or accepted: true if there were any, and the first fault
+    /// of them.
+    pub(in crate::driver) fn take_connections(&mut self, node: &Node) -> (bool, Result<(), Fault>) {
+        let dialed = std::mem::take(&mut *lock(&node.shared.dialed));
+        let admitted = std::mem::take(&mut *lock(&node.shared.admitted));
+        let any = !dialed.is_empty() || !admitted.is_empty();
+        let mut outcome = Ok(());
         for (peer, connected) in dialed {
-            match connected.map(|stream| self.adopt_outgoing(peer, stream)) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => self.fail(self.io_reason(format!("socket: {error}")), None),
-                Err(cause) => self.fail(cause, None),
-            }
+            let adopted = match connected {
+                Ok(stream) => self.adopt_outgoing(node, peer, stream),
+                Err(cause) => Err(cause.into()),
+            };
+            outcome = outcome.and(adopted);
         }
-        let admitted = std::mem::take(&mut *lock(&self.shared.admitted));
         for (peer, stream, charge) in admitted {
             // A second connection of a peer means that it lost the first one: the same process,
             // since a new one has another key.
-            if self.p2p.incoming.contains_key(&peer) {
-                continue;
-            }
-            if let Err(error) = self.adopt_incoming(peer, stream, charge) {
-                self.fail(self.io_reason(format!("socket: {error}")), None);
+            if !self.incoming.contains_key(&peer) {
+                outcome = outcome.and(self.adopt_incoming(node, peer, stream, charge));
             }
         }
+        (any, outcome)
     }
 
-    fn adopt_outgoing(&mut self, peer: u32, stream: TcpStream) -> io::Result<()> {
-        let charge = self.shared.identity.share.descriptor().unwrap_or_else(|error| {
-            // Closing the connection now would look like the end of this rank: send the reason
-            // first.
-            self.fail(self.io_reason(error.to_string()), None);
-            Charge::default()
-        });
-        let connection = self.adopted(stream, TOKEN_P2P_OUT | u64::from(peer))?;
-        let outgoing = self.p2p.outgoing.entry(peer).or_default();
-        (outgoing.connection, outgoing._charge) = (Some(connection), charge);
+    fn adopt_outgoing(&mut self, node: &Node, peer: u32, stream: TcpStream) -> Result<(), Fault> {
+        let charge = node.shared.identity.share.descriptor();
+        let connection = adopt(node, stream, token(peer, false))?;
+        let outgoing = self.outgoing.entry(peer).or_default();
+        outgoing.connection = Some(connection);
         outgoing.dialing = false;
+        // Closing the connection now would look like the end of this rank: the abort sends the
+        // reason first.
+        outgoing._charge = charge.map_err(|error| node.io_fault(error.to_string()))?;
         Ok(())
     }
 
-    fn adopt_incoming(&mut self, peer: u32, stream: TcpStream, _charge: Charge) -> io::Result<()> {
-        let connection = self.adopted(stream, TOKEN_P2P_IN | u64::from(peer))?;
+    fn adopt_incoming(
+        &mut self,
+        node: &Node,
+        peer: u32,
+        stream: TcpStream,
+        _charge: Charge,
+    ) -> Result<(), Fault> {
+        let connection = adopt(node, stream, token(peer, true))?;
         let (receiving, eager, wants_room, left) = (None, None, false, false);
         let incoming = Incoming { connection, _charge, receiving, eager, wants_room, left };
-        self.p2p.incoming.insert(peer, incoming);
+        self.incoming.insert(peer, incoming);
         Ok(())
     }
+}
 
-    /// Watches a new connection; after an abort it only sends the reason.
-    fn adopted(&mut self, stream: TcpStream, token: u64) -> io::Result<Connection<Note>> {
-        let mut connection = Connection::new(stream, self.shm.shape().slot_bytes)?;
-        match self.shared.broken.get() {
-            Some(cause) => {
-                shutdown::send_reason(&mut connection, &cause.encode());
-                self.begin_drain();
-            }
-            None => self.poller.watch(&connection, token)?,
-        }
-        Ok(connection)
+/// Watches a new connection; after an abort it only sends the reason.
+fn adopt(node: &Node, stream: TcpStream, token: u64) -> Result<Connection<Note>, Fault> {
+    let socket_fault = |error: io::Error| node.io_fault(format!("socket: {error}"));
+    let slot_bytes = node.shm.shape().slot_bytes;
+    let mut connection = Connection::new(stream, slot_bytes).map_err(socket_fault)?;
+    match node.shared.broken.get() {
+        Some(cause) => shutdown::send_reason(&mut connection, &cause.encode()),
+        None => node.poller.watch(&connection, token).map_err(socket_fault)?,
     }
+    Ok(connection)
 }
 
 #[cfg(test)]

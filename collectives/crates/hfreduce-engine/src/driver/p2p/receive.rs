@@ -2,8 +2,10 @@
 
 use std::io;
 
-use super::P2pOperation;
-use crate::driver::{Driver, TOKEN_P2P_IN};
+use super::{P2p, P2pOperation, TOKEN_IN};
+use crate::driver::fault::Fault;
+use crate::driver::node::Node;
+use crate::driver::operations::Operations;
 use hfreduce_core::error::{AbortReason, ErrorKind};
 use hfreduce_core::matching::{ANY_RANK, Envelope};
 use hfreduce_core::tree::Violation;
@@ -11,87 +13,84 @@ use hfreduce_transport::connection::Arrival;
 use hfreduce_transport::poller::Ready;
 use hfreduce_transport::wire::{Frame, Head};
 
-impl Driver {
-    pub(in crate::driver) fn handle_p2p_event(&mut self, event: Ready) {
+impl P2p {
+    pub(in crate::driver) fn handle(
+        &mut self,
+        node: &Node,
+        operations: &mut Operations,
+        event: Ready,
+    ) -> Result<(), Fault> {
         let peer = event.token as u32;
-        let inward = event.token & !0xffff_ffff == TOKEN_P2P_IN;
+        let inward = event.token & !0xffff_ffff == TOKEN_IN;
         if event.writable {
-            self.flush_p2p(peer, inward);
+            self.flush(node, operations, peer, inward)?;
         }
         if !event.readable {
-            return;
+            return Ok(());
         }
-        if let Some(connection) = self.p2p_connection(peer, inward) {
+        if let Some(connection) = self.connection(peer, inward) {
             connection.readable();
         }
-        while self.shared.broken.get().is_none() {
-            let Some(connection) = self.p2p_connection(peer, inward) else { return };
+        while let Some(connection) = self.connection(peer, inward) {
             let arrival = connection.receive_next();
             for note in connection.take_copied() {
-                self.unstage(peer, note);
+                self.unstage(node, operations, peer, note);
             }
             let taken = match arrival {
-                Ok(None) => return,
-                Ok(Some(Arrival::Head(head))) if inward => self.inward_head(peer, &head),
+                Ok(None) => break,
+                Ok(Some(Arrival::Head(head))) if inward => self.inward_head(node, peer, &head),
                 Ok(Some(Arrival::Head(head))) => self.outward_head(peer, &head),
                 Ok(Some(Arrival::Owned(bytes))) => {
-                    let incoming = self.p2p.incoming.get_mut(&peer).filter(|_| inward);
-                    if let Some((message, envelope)) = incoming.and_then(|i| i.eager.take()) {
-                        self.p2p.held.insert((peer, message), bytes);
-                        self.p2p.pairs.offered(peer, message, envelope, true)
-                    } else {
+                    let incoming = self.incoming.get_mut(&peer).filter(|_| inward);
+                    let Some((message, envelope)) = incoming.and_then(|i| i.eager.take()) else {
                         // The final frame of an aborted peer, which is not the cause.
-                        self.fail(AbortReason::decode(&bytes, self.shared.identity.rank), None);
-                        return;
-                    }
+                        return Err(AbortReason::decode(&bytes, node.rank()).into());
+                    };
+                    self.held.insert((peer, message), bytes);
+                    self.pairs.offered(peer, message, envelope, true)
                 }
                 Ok(Some(Arrival::Payload)) => {
-                    let incoming = self.p2p.incoming.get_mut(&peer);
+                    let incoming = self.incoming.get_mut(&peer);
                     if let Some((message, bytes)) = incoming.and_then(|i| i.receiving.take()) {
-                        self.p2p.pairs.arrived(peer, message, bytes);
+                        self.pairs.arrived(peer, message, bytes);
                     }
                     Ok(())
                 }
-                Err(error) => {
-                    self.p2p_lost(peer, inward, &error);
-                    return;
-                }
+                Err(error) => return self.lost(node, peer, inward, &error),
             };
-            if let Err(why) = taken {
-                self.violated(peer, why);
-            }
-            self.run_p2p_actions();
+            taken.map_err(|why| node.violation(peer, why))?;
+            self.act(node, operations)?;
         }
+        Ok(())
     }
 
-    fn inward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
+    fn inward_head(&mut self, node: &Node, peer: u32, head: &Head) -> Result<(), Violation> {
         match head.frame {
             Frame::Offer { message, tag, bytes, fingerprint } => {
                 let envelope = Envelope { tag, bytes, fingerprint };
-                match self.p2p.incoming.get_mut(&peer) {
+                match self.incoming.get_mut(&peer) {
                     Some(incoming) if head.payload_bytes > 0 => {
                         incoming.eager = Some((message, envelope));
                         incoming.connection.body_owned(head.payload_bytes);
                         Ok(())
                     }
-                    _ => self.p2p.pairs.offered(peer, message, envelope, false),
+                    _ => self.pairs.offered(peer, message, envelope, false),
                 }
             }
             Frame::Piece { message } => {
                 let bytes = head.payload_bytes;
-                let (ticket, have) = self.p2p.pairs.piece(peer, message, bytes as u64)?;
-                let found = self.p2p.operations.get(&ticket.operation);
+                let (ticket, have) = self.pairs.piece(peer, message, bytes as u64)?;
+                let found = self.operations.get(&ticket.operation);
                 let place = found.and_then(|found| {
                     let transfer = found.operation.transfers.get(ticket.transfer)?;
                     found.operation.output.contiguous(transfer.offset + have as usize, bytes)
                 });
-                let (Some(place), Some(incoming)) = (place, self.p2p.incoming.get_mut(&peer))
-                else {
+                let (Some(place), Some(incoming)) = (place, self.incoming.get_mut(&peer)) else {
                     return Err(Violation::Protocol("a piece does not fit its message".into()));
                 };
                 if let Some(slot) = head.mapped {
                     // SAFETY: as below; the copy ends before this returns.
-                    return unsafe { self.take_staged((peer, message), slot, place, bytes) };
+                    return unsafe { self.take_staged(node, (peer, message), slot, place, bytes) };
                 }
                 incoming.receiving = Some((message, bytes as u64));
                 // SAFETY: inside the operation's output, which is exclusive until the operation
@@ -101,7 +100,7 @@ impl Driver {
             }
             Frame::Abort => self.receive_reason(peer, true, head),
             Frame::Close { .. } => {
-                if let Some(incoming) = self.p2p.incoming.get_mut(&peer) {
+                if let Some(incoming) = self.incoming.get_mut(&peer) {
                     incoming.left = true;
                 }
                 Ok(())
@@ -112,12 +111,12 @@ impl Driver {
 
     fn outward_head(&mut self, peer: u32, head: &Head) -> Result<(), Violation> {
         match head.frame {
-            Frame::Grant { message } => self.p2p.pairs.granted(peer, message),
+            Frame::Grant { message } => self.pairs.granted(peer, message),
             // It carries acknowledgments.
             Frame::Credit => Ok(()),
             Frame::Abort => self.receive_reason(peer, false, head),
             Frame::Close { .. } => {
-                if let Some(outgoing) = self.p2p.outgoing.get_mut(&peer) {
+                if let Some(outgoing) = self.outgoing.get_mut(&peer) {
                     outgoing.left = true;
                 }
                 Ok(())
@@ -127,36 +126,42 @@ impl Driver {
     }
 
     fn receive_reason(&mut self, peer: u32, inward: bool, head: &Head) -> Result<(), Violation> {
-        if let Some(connection) = self.p2p_connection(peer, inward) {
+        if let Some(connection) = self.connection(peer, inward) {
             connection.body_owned(head.payload_bytes);
         }
         Ok(())
     }
 
     /// Handles the end of a connection: a failure only if a transfer still needs it.
-    pub(super) fn p2p_lost(&mut self, peer: u32, inward: bool, error: &io::Error) {
-        self.check_abort_record();
+    pub(super) fn lost(
+        &mut self,
+        node: &Node,
+        peer: u32,
+        inward: bool,
+        error: &io::Error,
+    ) -> Result<(), Fault> {
+        if node.shm.is_aborted() {
+            return Err(Fault::Recorded);
+        }
         // Dropping a connection closes its socket, which also removes it from epoll.
         let peer_closed = if inward {
-            self.p2p.incoming.remove(&peer).is_some_and(|incoming| incoming.left)
+            self.incoming.remove(&peer).is_some_and(|incoming| incoming.left)
         } else {
-            self.p2p.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.left)
+            self.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.left)
         };
-        let mut open = self.p2p.operations.values().flat_map(P2pOperation::open);
+        let mut open = self.operations.values().flat_map(P2pOperation::open);
         let needed = open.any(|transfer| match transfer.peer {
             // A closed peer sends nothing more, but others may.
             ANY_RANK => inward && !peer_closed,
             needed => needed == peer && transfer.sends != inward,
         });
-        drop(open);
         if !needed {
-            return;
+            return Ok(());
         }
         if peer_closed {
             let detail = "it closed the communicator before this message".into();
-            self.fail(self.reason_for(ErrorKind::PeerLeft, peer, detail), None);
-        } else {
-            self.peer_lost(peer, error);
+            return Err(node.fault(ErrorKind::PeerLeft, peer, detail));
         }
+        Err(node.lost_peer(peer, error))
     }
 }

@@ -4,9 +4,11 @@ use std::sync::atomic::Ordering;
 
 use hfreduce_kernels::Store;
 
-use super::Note;
 use super::staging::{PieceRoute, STAGED_FROM_BYTES};
-use crate::driver::{Driver, TOKEN_P2P_IN, TOKEN_P2P_OUT};
+use super::{Note, P2p, token};
+use crate::driver::fault::Fault;
+use crate::driver::node::Node;
+use crate::driver::operations::Operations;
 use hfreduce_transport::poller::Ready;
 use hfreduce_transport::transport::{Payload, StableMemory};
 use hfreduce_transport::wire::{Frame, Head, PIECE_BYTES_MAX};
@@ -14,28 +16,31 @@ use hfreduce_transport::wire::{Frame, Head, PIECE_BYTES_MAX};
 /// Pieces queued in a socket at a time.
 const QUEUED_MAX: usize = 2;
 
-impl Driver {
+impl P2p {
     /// Sends as much as possible; true if anything changed.
-    pub(in crate::driver) fn progress_p2p(&mut self) -> bool {
+    pub(in crate::driver) fn progress(
+        &mut self,
+        node: &Node,
+        operations: &mut Operations,
+    ) -> Result<bool, Fault> {
         let mut moved = false;
-        let outward: Vec<u32> = self.p2p.outgoing.keys().copied().collect();
+        let outward: Vec<u32> = self.outgoing.keys().copied().collect();
         for peer in outward {
-            moved |= self.load_p2p(peer);
-            moved |= self.flush_p2p(peer, false);
+            moved |= self.load(node, peer);
+            moved |= self.flush(node, operations, peer, false)?;
         }
-        let inward: Vec<u32> = self.p2p.incoming.keys().copied().collect();
+        let inward: Vec<u32> = self.incoming.keys().copied().collect();
         for peer in inward {
             self.ack_slots(peer);
-            moved |= self.flush_p2p(peer, true);
+            moved |= self.flush(node, operations, peer, true)?;
         }
-        moved
+        Ok(moved)
     }
 
-    fn load_p2p(&mut self, peer: u32) -> bool {
-        let near = self.local_of(peer).is_some();
-        let (local, slot_bytes) = (self.shared.identity.local(), self.shm.shape().slot_bytes);
-        let p2p = &mut self.p2p;
-        let Some(outgoing) = p2p.outgoing.get_mut(&peer) else { return false };
+    fn load(&mut self, node: &Node, peer: u32) -> bool {
+        let near = node.local_of(peer).is_some();
+        let (local, slot_bytes) = (node.local(), node.shm.shape().slot_bytes);
+        let Some(outgoing) = self.outgoing.get_mut(&peer) else { return false };
         let Some(connection) = &mut outgoing.connection else { return false };
         let mut loaded = false;
         while let Some((word, payload)) = outgoing.words.pop_front() {
@@ -44,12 +49,12 @@ impl Driver {
         }
         while connection.queued() < QUEUED_MAX {
             let Some(stream) = outgoing.messages.front_mut() else { break };
-            let Some(found) = p2p.operations.get(&stream.ticket.operation) else { break };
+            let Some(found) = self.operations.get(&stream.ticket.operation) else { break };
             let Some(transfer) = found.operation.transfers.get(stream.ticket.transfer) else {
                 break;
             };
             let route =
-                p2p.slots.route(near && transfer.bytes >= STAGED_FROM_BYTES, outgoing.staged);
+                self.slots.route(near && transfer.bytes >= STAGED_FROM_BYTES, outgoing.staged);
             let most = match route {
                 PieceRoute::Wait => break,
                 PieceRoute::Socket => PIECE_BYTES_MAX,
@@ -58,8 +63,8 @@ impl Driver {
             let bytes = (transfer.bytes - stream.sent).min(most);
             let from = transfer.offset + stream.sent;
             let Some(memory) = found.operation.input.contiguous(from, bytes) else { break };
-            let slot = if route == PieceRoute::Slot { p2p.slots.take() } else { None };
-            let staged = slot.and_then(|slot| Some((slot, self.shm.message(local, slot)?)));
+            let slot = if route == PieceRoute::Slot { self.slots.take() } else { None };
+            let staged = slot.and_then(|slot| Some((slot, node.shm.message(local, slot)?)));
             stream.sent += bytes;
             let last = stream.sent == transfer.bytes;
             let frame = Frame::Piece { message: stream.message };
@@ -67,7 +72,7 @@ impl Driver {
             let head = Head { payload_bytes: bytes, mapped, ..Head::bare(frame) };
             let payload = if let Some((_, place)) = staged {
                 outgoing.staged += 1;
-                self.shared.counters.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+                node.shared.counters.staged_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                 // SAFETY: inside the operation's input, which does not change until the operation
                 // ends; the slot holds as many bytes, and the peer reads it only after this frame.
                 unsafe { hfreduce_kernels::copy_raw(Store::Cached, memory, place, bytes) };
@@ -88,11 +93,17 @@ impl Driver {
         loaded
     }
 
-    pub(super) fn flush_p2p(&mut self, peer: u32, inward: bool) -> bool {
+    pub(super) fn flush(
+        &mut self,
+        node: &Node,
+        operations: &mut Operations,
+        peer: u32,
+        inward: bool,
+    ) -> Result<bool, Fault> {
         let mut sent_notes = Vec::new();
-        let Some(connection) = self.p2p_connection(peer, inward) else { return false };
+        let Some(connection) = self.connection(peer, inward) else { return Ok(false) };
         if connection.queued() == 0 {
-            return false;
+            return Ok(false);
         }
         let before = connection.sent_bytes;
         let flushed = connection.flush(&mut sent_notes);
@@ -100,34 +111,33 @@ impl Driver {
         let full = connection.queued() > 0;
         if let Err(error) = flushed {
             // As for tree links: frames that the peer sent before come first.
-            let token = if inward { TOKEN_P2P_IN } else { TOKEN_P2P_OUT } | u64::from(peer);
-            self.handle_p2p_event(Ready { token, readable: true, writable: false });
-            if self.p2p_connection(peer, inward).is_some() {
-                self.p2p_lost(peer, inward, &error);
+            let ready = Ready { token: token(peer, inward), readable: true, writable: false };
+            self.handle(node, operations, ready)?;
+            if self.connection(peer, inward).is_some() {
+                self.lost(node, peer, inward, &error)?;
             }
-            return true;
+            return Ok(true);
         }
-        self.update_p2p_interest(peer, inward, full);
+        self.update_interest(node, peer, inward, full);
         for ticket in sent_notes.into_iter().filter_map(|note| note.completes) {
-            self.transferred(ticket);
+            self.transferred(node, operations, ticket);
         }
-        moved
+        Ok(moved)
     }
 
-    fn update_p2p_interest(&mut self, peer: u32, inward: bool, full: bool) {
-        let token = if inward { TOKEN_P2P_IN } else { TOKEN_P2P_OUT } | u64::from(peer);
-        let poller = &self.poller;
+    fn update_interest(&mut self, node: &Node, peer: u32, inward: bool, full: bool) {
+        let token = token(peer, inward);
         if inward {
-            if let Some(incoming) = self.p2p.incoming.get_mut(&peer)
+            if let Some(incoming) = self.incoming.get_mut(&peer)
                 && std::mem::replace(&mut incoming.wants_room, full) != full
             {
-                let _ = poller.want_room(&incoming.connection, token, full);
+                let _ = node.poller.want_room(&incoming.connection, token, full);
             }
-        } else if let Some(outgoing) = self.p2p.outgoing.get_mut(&peer)
+        } else if let Some(outgoing) = self.outgoing.get_mut(&peer)
             && std::mem::replace(&mut outgoing.wants_room, full) != full
             && let Some(connection) = &outgoing.connection
         {
-            let _ = poller.want_room(connection, token, full);
+            let _ = node.poller.want_room(connection, token, full);
         }
     }
 }

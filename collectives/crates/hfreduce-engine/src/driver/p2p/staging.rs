@@ -10,8 +10,9 @@
 
 use hfreduce_kernels::Store;
 
-use super::Note;
-use crate::driver::Driver;
+use super::{Note, P2p};
+use crate::driver::node::Node;
+use crate::driver::operations::Operations;
 use hfreduce_core::tree::Violation;
 use hfreduce_shm::segment::MESSAGE_SLOTS;
 use hfreduce_transport::transport::Payload;
@@ -60,30 +61,23 @@ impl Slots {
     }
 }
 
-impl Driver {
-    /// Local index of `peer`, if it is on this node.
-    pub(super) fn local_of(&self, peer: u32) -> Option<usize> {
-        let (identity, world) =
-            (&self.shared.identity, self.shared.identity.placement.world_size());
-        let near = (peer as usize) < world && identity.placement.node_of(peer) == identity.node();
-        near.then(|| identity.placement.local_of(peer))
-    }
-
+impl P2p {
     /// Copies a piece of a message from the slot of its sender.
     ///
     /// # Safety
     /// `place` must be writable for `bytes` and belong to the message.
     pub(super) unsafe fn take_staged(
         &mut self,
+        node: &Node,
         (peer, message): (u32, u64),
         slot: u64,
         place: *mut u8,
         bytes: usize,
     ) -> Result<(), Violation> {
         let slot = usize::try_from(slot).unwrap_or(usize::MAX);
-        let source = self.local_of(peer).and_then(|local| self.shm.message(local, slot));
-        let source = source.filter(|_| bytes <= self.shm.shape().slot_bytes);
-        let (Some(source), Some(incoming)) = (source, self.p2p.incoming.get_mut(&peer)) else {
+        let source = node.local_of(peer).and_then(|local| node.shm.message(local, slot));
+        let source = source.filter(|_| bytes <= node.shm.shape().slot_bytes);
+        let (Some(source), Some(incoming)) = (source, self.incoming.get_mut(&peer)) else {
             let why = format!("invalid message slot {slot} for {bytes} bytes");
             return Err(Violation::Protocol(why));
         };
@@ -91,13 +85,13 @@ impl Driver {
         // the destination is the caller's promise, and not in the segment.
         unsafe { hfreduce_kernels::copy_raw(Store::Cached, source, place, bytes) };
         incoming.connection.copied(bytes);
-        self.p2p.pairs.arrived(peer, message, bytes as u64);
+        self.pairs.arrived(peer, message, bytes as u64);
         Ok(())
     }
 
     /// Acknowledges copied slots, unless another head has done so.
     pub(super) fn ack_slots(&mut self, peer: u32) {
-        if let Some(incoming) = self.p2p.incoming.get_mut(&peer)
+        if let Some(incoming) = self.incoming.get_mut(&peer)
             && incoming.connection.owes_acks()
         {
             let head = Head::bare(Frame::Credit);
@@ -106,15 +100,21 @@ impl Driver {
     }
 
     /// Handles the acknowledgment of a slot.
-    pub(super) fn unstage(&mut self, peer: u32, note: Note) {
+    pub(super) fn unstage(
+        &mut self,
+        node: &Node,
+        operations: &mut Operations,
+        peer: u32,
+        note: Note,
+    ) {
         if let Some(slot) = note.slot {
-            self.p2p.slots.0.push(slot);
+            self.slots.0.push(slot);
         }
-        if let Some(outgoing) = self.p2p.outgoing.get_mut(&peer) {
+        if let Some(outgoing) = self.outgoing.get_mut(&peer) {
             outgoing.staged = outgoing.staged.saturating_sub(1);
         }
         if let Some(ticket) = note.completes {
-            self.transferred(ticket);
+            self.transferred(node, operations, ticket);
         }
     }
 }
