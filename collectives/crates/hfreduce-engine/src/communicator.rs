@@ -34,7 +34,7 @@ pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 struct Inner {
     shared: Arc<Shared>,
     /// None once the members have continued in another epoch.
-    driver: Mutex<Option<Backend>>,
+    driver: Mutex<Option<Box<dyn Backend>>>,
     gate: Mutex<bool>,
     wakeup: Condvar,
     stop: AtomicBool,
@@ -93,7 +93,7 @@ impl Inner {
     fn wait(&self, mut now: Instant, until: Instant, done: impl Fn() -> bool) {
         while !done() && now < until {
             let leaves = || done() || self.is_claimed();
-            if self.is_claimed() || !self.try_driver(|driver| driver.drive(until, leaves)) {
+            if self.is_claimed() || !self.try_driver(|driver| driver.drive(until, &|_| leaves())) {
                 if self.shared.pending.load(Ordering::SeqCst) {
                     self.shared.notify();
                 }
@@ -108,18 +108,18 @@ impl Inner {
     }
 
     /// Runs `act` with the driver if it is free, and then wakes the threads that wait for it.
-    fn try_driver(&self, act: impl FnOnce(&mut Backend)) -> bool {
+    fn try_driver(&self, act: impl FnOnce(&mut dyn Backend)) -> bool {
         let mut guard = match self.driver.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => {
                 let mut guard = poisoned.into_inner();
-                guard.iter_mut().for_each(Backend::fail_after_panic);
+                guard.iter_mut().for_each(|driver| driver.fail_after_panic());
                 guard
             }
             Err(TryLockError::WouldBlock) => return false,
         };
         let busy = guard.as_mut().is_some_and(|driver| {
-            act(driver);
+            act(&mut **driver);
             driver.is_busy()
         });
         let retired = guard.is_none();
@@ -159,7 +159,7 @@ impl Inner {
                 if driver.is_busy() {
                     let stop = || self.stop.load(Ordering::SeqCst) || self.is_claimed();
                     let until = Instant::now() + Duration::from_secs(3600);
-                    driver.drive_all(until, stop);
+                    driver.drive(until, &|driver| !driver.is_busy() || stop());
                 }
             });
         }
@@ -171,7 +171,7 @@ impl Inner {
 
     /// Runs `act` with the driver, which a waiting thread returns; false if it was not free before
     /// `until`.
-    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut Backend)) -> bool {
+    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut dyn Backend)) -> bool {
         let _claim = Claim::new(self);
         let mut act = Some(act);
         loop {
@@ -189,9 +189,9 @@ impl Inner {
     }
 
     /// Takes the driver away, unless operations are in progress: later calls fail.
-    fn take_driver(&self, until: Instant) -> Option<Backend> {
+    fn take_driver(&self, until: Instant) -> Option<Box<dyn Backend>> {
         let _claim = Claim::new(self);
-        self.with_driver(until, Backend::poll_once);
+        self.with_driver(until, |driver| driver.poll_once());
         while Instant::now() < until {
             match self.driver.try_lock() {
                 Ok(mut guard) => return guard.take_if(|driver| !driver.is_busy()),
@@ -240,7 +240,7 @@ impl Inner {
         }
         lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
         self.shared.notify();
-        self.try_driver(Backend::poll_once);
+        self.try_driver(|driver| driver.poll_once());
         self.wake_background();
     }
 }
@@ -252,7 +252,7 @@ impl Communicator {
     /// The thread cannot be started.
     pub fn start(
         shared: Arc<Shared>,
-        driver: Backend,
+        driver: Box<dyn Backend>,
         plan: Plan,
         session: Box<dyn Session>,
     ) -> std::io::Result<Self> {
@@ -290,7 +290,7 @@ impl Communicator {
             }
         })?;
         let soon = Instant::now() + timeout.max(Duration::from_secs(1));
-        self.inner.with_driver(soon, Backend::start_liveness);
+        self.inner.with_driver(soon, |driver| driver.start_liveness());
         self.inner.shared.recorder.open();
         Ok(())
     }
@@ -340,7 +340,7 @@ impl Communicator {
     /// the threads. Returns the error that broke the communicator before, including operations that
     /// did not end in time.
     pub fn close(&self, timeout: Duration) -> Option<CollectiveError> {
-        self.end(timeout, Backend::close)
+        self.end(timeout, |driver, next, until| driver.close(next, until))
     }
 
     /// Closes the communicator with `leave`, which gets the number of the first operation that this
@@ -352,7 +352,7 @@ impl Communicator {
     fn end(
         &self,
         timeout: Duration,
-        leave: impl FnOnce(&mut Backend, u64, Instant),
+        leave: impl FnOnce(&mut dyn Backend, u64, Instant),
     ) -> Option<CollectiveError> {
         if self.closed.swap(true, Ordering::SeqCst) || !self.inner.is_ours() {
             return None;
@@ -370,7 +370,7 @@ impl Communicator {
             (ErrorKind::Aborted, "closed while operations were in progress".to_owned());
         let mut broken = true;
         let ended = self.inner.with_driver(until + Duration::from_secs(1), |driver| {
-            driver.drive_all(until, || false);
+            driver.drive(until, &|driver| !driver.is_busy());
             if driver.is_busy() && shared.broken.get().is_none() {
                 *lock(&shared.abort_asked) = Some(unfinished.clone());
                 shared.mark_pending();

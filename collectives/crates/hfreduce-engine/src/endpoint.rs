@@ -30,7 +30,7 @@ use hfreduce_plan::Plan;
 
 use crate::communicator::Communicator;
 use crate::driver::p2p::P2p;
-use crate::driver::{Backend, Driver, Identity, Parts, Shared};
+use crate::driver::{Driver, Identity, Parts, Shared};
 pub use crate::member::Member;
 use hfreduce_core::error::{CollectiveError, ErrorKind};
 use hfreduce_core::placement::Placement;
@@ -220,9 +220,8 @@ impl Endpoint {
         self.identity.inbox.hand_over_to(group, shared.clone());
         let (identity, options) = (self.identity.clone(), self.options.clone());
         let session = Box::new(ReconfigureSource { identity, options, infos, epoch });
-        let driver = Backend::Local(Box::new(driver));
         let communicator =
-            Communicator::start(shared, driver, self.plan, session).map_err(io_error)?;
+            Communicator::start(shared, Box::new(driver), self.plan, session).map_err(io_error)?;
         communicator.meet(deadline.remaining().unwrap_or_default())?;
         Ok(communicator)
     }

@@ -57,7 +57,7 @@ use primitives::{OnceRecord, PeerAccess, PublishedCounter, RecordState, Seqlock,
 /// oldest of this many is in progress, so no entry is overwritten while it is read.
 pub const REGISTERED_MAX: usize = 16;
 /// Fingerprints kept for each rank. No rank starts more operations than this after one that another
-/// rank of the node has not ended (see `driver::window`), so every fingerprint that is still
+/// rank of the node has not ended (see `driver::operations`), so every fingerprint that is still
 /// compared is kept: 16 KiB per rank.
 pub const FINGERPRINTS_KEPT: usize = OUTSTANDING_MAX;
 const PAGE_BYTES: usize = 4096;

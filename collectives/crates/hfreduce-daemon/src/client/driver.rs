@@ -17,7 +17,7 @@ use super::queue::Queued;
 use super::staging::{BufferStager, StagedOperation};
 use crate::protocol::{BEAT, Call, Done, Request, Response};
 use hfreduce_core::error::{AbortReason, ErrorKind};
-use hfreduce_engine::driver::{RemoteDriver, Shared, Submission, TICK, lock};
+use hfreduce_engine::driver::{Backend, Shared, Submission, TICK, lock};
 use hfreduce_engine::operation::Operation;
 use hfreduce_engine::work::WorkState;
 use hfreduce_transport::message_socket::MessageSocket;
@@ -62,14 +62,14 @@ pub(crate) struct PendingCall {
     pub(crate) copied: (usize, usize),
 }
 
-impl RemoteDriver for ClientDriver {
+impl Backend for ClientDriver {
     fn is_busy(&self) -> bool {
         !self.calls.is_empty()
             || self.queued.iter().next().is_some()
             || !lock(&self.shared.submissions).is_empty()
     }
 
-    fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn RemoteDriver) -> bool) {
+    fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn Backend) -> bool) {
         loop {
             let moved = self.pump();
             let now = Instant::now();
@@ -92,7 +92,7 @@ impl RemoteDriver for ClientDriver {
         self.fail(self.own_reason(ErrorKind::Io, detail));
     }
 
-    fn close(&mut self, until: Instant) {
+    fn close(&mut self, _next: u64, until: Instant) {
         if self.line.ended().is_some() {
             return;
         }

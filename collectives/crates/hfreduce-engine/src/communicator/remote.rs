@@ -9,7 +9,7 @@ use hfreduce_plan::Plan;
 use rustix::fd::AsFd;
 
 use super::{Communicator, Session};
-use crate::driver::{Backend, RemoteDriver, Shared};
+use crate::driver::{Backend, Shared};
 
 impl Communicator {
     /// A communicator whose driver runs in another process, which has connected the group: its first
@@ -19,31 +19,29 @@ impl Communicator {
     /// The background thread cannot be started.
     pub fn with_remote(
         shared: Arc<Shared>,
-        driver: Box<dyn RemoteDriver>,
+        driver: Box<dyn Backend>,
         plan: Plan,
         session: Box<dyn Session>,
     ) -> std::io::Result<Self> {
         shared.recorder.open();
-        let communicator = Self::start(shared, Backend::Remote(driver), plan, session)?;
+        let communicator = Self::start(shared, driver, plan, session)?;
         communicator.inner.next.store(1, Ordering::SeqCst);
         Ok(communicator)
     }
 
-    /// Ends this epoch without closing the connection to the daemon. Returns the remote driver once
+    /// Ends this epoch without closing the connection to the daemon. Returns the driver once
     /// all operations have ended; none if it was taken before.
     pub fn detach(&self, timeout: Duration) -> Option<Box<dyn Any>> {
         self.end(timeout, |_, _, _| ());
-        match self.inner.take_driver(Instant::now() + Duration::from_secs(1)) {
-            Some(Backend::Remote(driver)) => Some(driver.into_any()),
-            _ => None,
-        }
+        let driver = self.inner.take_driver(Instant::now() + Duration::from_secs(1));
+        driver.map(|driver| driver.into_any())
     }
 
     /// Daemon: wakes the driver for messages of `client`, wherever it waits.
     pub fn watch_client(&self, client: impl AsFd) -> std::io::Result<()> {
         let mut served = Ok(());
         let soon = Instant::now() + Duration::from_secs(1);
-        self.inner.with_driver(soon, |driver| served = driver.watch_client(&client));
+        self.inner.with_driver(soon, |driver| served = driver.watch_client(client.as_fd()));
         served
     }
 
@@ -62,7 +60,7 @@ impl Communicator {
             driver.poll_once();
             client_ready.store(false, Ordering::SeqCst);
             if !more() {
-                driver.drive(until, ready);
+                driver.drive(until, &|_| ready());
             }
         });
         if !mapped {

@@ -1,4 +1,5 @@
-//! What this rank waits for, and for which rank: for errors, heartbeats and the flight recorder.
+//! Diagnosis: the event and the rank that this rank waits for, in errors, heartbeats and the flight
+//! recorder.
 
 use std::sync::Arc;
 use std::time::Instant;

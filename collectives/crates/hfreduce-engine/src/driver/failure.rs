@@ -237,15 +237,9 @@ impl Driver {
         }
     }
 
-    /// Aborts after a thread panicked while it held the driver: its state is not used any further.
-    pub fn fail_after_panic(&mut self) {
-        let detail = "the engine's thread panicked: a bug in the engine".into();
-        self.abort(self.node.reason(ErrorKind::Io, self.node.rank(), detail), None);
-    }
-
     /// Closes the communicator: the end of this rank is not a failure. Waits until `until` for sent
     /// frames to leave this machine, but not for an answer.
-    pub fn close(&mut self, next: u64, until: Instant) {
+    pub(super) fn close_connections(&mut self, next: u64, until: Instant) {
         self.node.shm.mark_closed(self.node.local(), next);
         if let Some(channel) = &mut self.channel {
             channel.tree.close(next);

@@ -7,18 +7,18 @@
 //! above it, and returns a [`Fault`] where it cannot continue:
 //!
 //! ```text
-//! begin    local      an operation is split into chunks             operations (state of all of them)
+//! start    local      an operation is split into chunks             operations (state of all of them)
 //! stage    local      this rank contributes to a chunk              last_arriver, ring, slots, registered
 //! activate channel    its owner has a slot for it
 //! combine  channel    all have contributed: reduce, send, publish   reduce, core
 //! deliver  local      the result is copied to the caller
-//! flush    channel    frames to and from the neighbors              tree_links, peer_memory, pools
+//! flush    channel    frames to and from the neighbors              tree_links
 //! progress p2p        messages between two ranks
 //! ```
 //! All parts stand on `node` (identity, segment, doorbells, poller), `fault` and `shared` (state
 //! shared with callers). Around the parts: `waiting` (polls, sleeps), `failure` (aborts, closes),
 //! `liveness` (heartbeats), `diagnosis` (what this rank waits for), `priority` (between the
-//! communicators of a process), `backend` (this driver, or a remote one).
+//! communicators of a process), `backend` (the interface, which a remote driver also has).
 
 mod backend;
 mod channel;
@@ -31,8 +31,6 @@ mod local;
 mod node;
 mod operations;
 pub mod p2p;
-mod peer_memory;
-mod pools;
 pub mod priority;
 mod reduce;
 mod registered;
@@ -45,8 +43,6 @@ mod waiting;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-use rustix::fd::AsFd;
 
 use channel::Channel;
 use fault::Fault;
@@ -65,7 +61,7 @@ use priority::PriorityGate;
 use tree_links::TreeLinks;
 use waiting::YieldBackoff;
 
-pub use backend::{Backend, RemoteDriver};
+pub use backend::Backend;
 pub use node::NodePeers;
 pub use shared::{Counters, Identity, Shared, Submission};
 
@@ -154,28 +150,6 @@ impl Driver {
         })
     }
 
-    /// Watches the socket of a client process that this rank runs for, so that a waiting driver
-    /// wakes up for its messages.
-    ///
-    /// # Errors
-    /// A system call failed.
-    pub fn watch_client(&self, client: impl AsFd) -> std::io::Result<()> {
-        self.node.poller.watch_edges(client, TOKEN_CLIENT)
-    }
-
-    /// Starts to judge the silence of peers: all of them are connected.
-    pub fn start_liveness(&mut self) {
-        self.heartbeats.is_active = true;
-    }
-
-    /// True while operations are in progress.
-    pub fn is_busy(&self) -> bool {
-        self.operations.is_busy()
-            || self.p2p.is_busy()
-            || !lock(&self.node.shared.submissions).is_empty()
-            || self.drain_until.is_some()
-    }
-
     /// Makes progress without new events; true if anything changed.
     fn pump(&mut self) -> bool {
         let mut moved = false;
@@ -191,7 +165,10 @@ impl Driver {
             let outcome = self.advance();
             let again = self.check(outcome);
             self.abort_if_peer_closed();
-            if !again || self.node.is_broken() {
+            if self.node.is_broken() {
+                return true;
+            }
+            if !again {
                 return moved;
             }
             moved = true;
@@ -200,7 +177,7 @@ impl Driver {
 
     /// Moves every chunk one step further, in the order of its way; true if any was moved.
     fn advance(&mut self) -> Result<bool, Fault> {
-        let mut moved = self.begin_held()?;
+        let mut moved = self.start_held()?;
         let held = self.is_held();
         let Self { node, operations, local, channel, p2p, .. } = self;
         if !held {
@@ -265,10 +242,10 @@ impl Driver {
         any
     }
 
-    /// Begins a call, or holds it until the window has room for it.
+    /// Starts a call, or holds it until the window has room for it.
     fn take(&mut self, call: Submission) {
         let collective = !matches!(call.operation.fingerprint.kind, Kind::Send | Kind::Recv);
-        // After an abort, `begin` only fails it.
+        // After an abort, `start` only fails it.
         if collective
             && !self.node.is_broken()
             && self.operations.must_wait(&self.node, call.work.sequence)
@@ -277,22 +254,22 @@ impl Driver {
             self.fail_if_peer_closed();
             return;
         }
-        let outcome = self.begin(call);
+        let outcome = self.start(call);
         self.check(outcome);
     }
 
-    /// Begins held calls that the window has room for; true if there were any.
-    fn begin_held(&mut self) -> Result<bool, Fault> {
+    /// Starts held calls that the window has room for; true if there were any.
+    fn start_held(&mut self) -> Result<bool, Fault> {
         let mut any = false;
         while let Some(call) = self.operations.next_held(&self.node) {
-            self.begin(call)?;
+            self.start(call)?;
             any = true;
         }
         Ok(any)
     }
 
-    /// Begins an operation: publishes it to the node, and assigns its chunks or messages.
-    fn begin(&mut self, call: Submission) -> Result<(), Fault> {
+    /// Starts an operation: publishes it to the node, and assigns its chunks or messages.
+    fn start(&mut self, call: Submission) -> Result<(), Fault> {
         let Submission { operation, work } = call;
         let Self { node, operations, channel, p2p, .. } = self;
         if let Some(error) = node.shared.error(Some(&work), "being called") {

@@ -1,5 +1,8 @@
-//! Links along the trees, on ranks that own a channel: frames of chunks, in and out. They are carried
-//! by a [`Transport`] and accounted by the state machine of the channel, [`TreeCore`].
+//! Links along the trees, on ranks that own a channel: frames of chunks to the neighbors, and
+//! (`receive`) from them. They are carried by a [`Transport`] and accounted by the state machine of
+//! the channel, [`TreeCore`].
+
+mod receive;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,15 +11,13 @@ use std::sync::atomic::Ordering;
 use super::fault::Fault;
 use super::node::Node;
 use super::operations::Operations;
-use super::peer_memory::{self, is_read_in_place};
-use super::pools::Pools;
 use hfreduce_core::credit::{CLASSES, Key};
 use hfreduce_core::error::AbortReason;
 use hfreduce_core::tree::{Partial, Violation};
-use hfreduce_core::{DataHead, Flows, Place, Stage, TreeCore};
+use hfreduce_core::{DataHead, Flows, Kind, Stage, TreeCore};
 use hfreduce_shm::peer_memory::{MappingListener, PeerMemory};
 use hfreduce_transport::poller::{Poller, Ready};
-use hfreduce_transport::transport::{Payload, Received, StableMemory, Transport};
+use hfreduce_transport::transport::{Payload, StableMemory, Transport};
 use hfreduce_transport::wire::{Frame, Head};
 
 /// The link to one tree neighbor.
@@ -134,157 +135,6 @@ impl TreeLinks {
     /// The neighbor at a link violates the protocol, or is in another operation.
     pub(super) fn violation(&self, node: &Node, at: usize, why: Violation) -> Fault {
         node.violation(self.links[at].peer_rank, why)
-    }
-
-    /// Handles one arrival on a link; false if there is none.
-    pub(super) fn receive(
-        &mut self,
-        node: &Node,
-        at: usize,
-        operations: &Operations,
-    ) -> Result<bool, Fault> {
-        let link = &mut self.links[at];
-        if link.closed {
-            return Ok(false);
-        }
-        match link.transport.receive_next(&node.poller) {
-            Ok(None) => return Ok(false),
-            Ok(Some(Received::Head(head))) => {
-                for key in link.transport.take_copied().into_iter().flatten() {
-                    self.core.sent(key);
-                }
-                self.receive_head(node, at, &head, operations)?;
-            }
-            Ok(Some(Received::Payload((head, place)))) => self.arrived(node, at, &head, place)?,
-            Ok(Some(Received::Owned(bytes))) => {
-                let cause = AbortReason::decode(&bytes, node.rank());
-                return Err(Fault::Reported(Box::new(cause), at));
-            }
-            Err(error) => {
-                self.retire(node, at, &error)?;
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Retires a link that has ended: a fault unless the peer had closed it.
-    fn retire(&mut self, node: &Node, at: usize, error: &io::Error) -> Result<(), Fault> {
-        if node.shm.is_aborted() {
-            return Err(Fault::Recorded);
-        }
-        let link = &mut self.links[at];
-        link.transport.forget(&node.poller);
-        link.closed = true;
-        link.due.clear();
-        if !link.transport.peer_closed() {
-            return Err(node.lost_peer(link.peer_rank, error));
-        }
-        self.peer_closed = true;
-        Ok(())
-    }
-
-    fn arrived(
-        &mut self,
-        node: &Node,
-        at: usize,
-        head: &DataHead,
-        place: Place,
-    ) -> Result<(), Fault> {
-        self.core.arrived(at, head, place).map_err(|why| self.violation(node, at, why))
-    }
-
-    fn receive_head(
-        &mut self,
-        node: &Node,
-        at: usize,
-        head: &Head,
-        operations: &Operations,
-    ) -> Result<(), Fault> {
-        if head.credits != [0; CLASSES] {
-            self.core.credits(at, head.credits).map_err(|why| self.violation(node, at, why))?;
-        }
-        let link = &mut self.links[at];
-        match head.frame {
-            Frame::Data(data) => self.receive_data(node, at, data, head.mapped, operations)?,
-            Frame::Credit => {}
-            Frame::Heartbeat { sequence, fingerprint, waiting_for } => {
-                link.peer_progress = Some((sequence, waiting_for));
-                self.core
-                    .compare(sequence, fingerprint)
-                    .map_err(|why| self.violation(node, at, why))?;
-            }
-            Frame::Abort => link.transport.body_owned(head.payload_bytes),
-            // Frames of another stream were sent before its close frame, which is still to come.
-            Frame::Close { next } if link.transport.peer_closed() => {
-                link.left = Some(next);
-                self.peer_closed = true;
-            }
-            Frame::Close { .. } => {}
-            Frame::MappingOffer { token } => {
-                let rank = link.peer_rank;
-                let listener = &mut self.mapping_listener;
-                if peer_memory::map(&mut link.peer_memory, listener, token, rank) {
-                    let ready = Head::bare(Frame::MappingReady);
-                    link.transport.push(&ready, Payload::Owned(vec![]), None);
-                    // If it fails, the next reader of the link detects it.
-                    self.flush(node, at);
-                }
-            }
-            Frame::MappingReady => link.peer_memory.mapped(),
-            Frame::Offer { .. } | Frame::Grant { .. } | Frame::Piece { .. } => {
-                let why = "a point-to-point frame arrived at a tree link".to_owned();
-                return Err(self.violation(node, at, Violation::Protocol(why)));
-            }
-        }
-        Ok(())
-    }
-
-    fn receive_data(
-        &mut self,
-        node: &Node,
-        at: usize,
-        data: DataHead,
-        mapped: Option<u64>,
-        operations: &Operations,
-    ) -> Result<(), Fault> {
-        let place = self.core.place(at, &data).map_err(|why| self.violation(node, at, why))?;
-        let slot = match place {
-            Place::Slot(slot) => {
-                let class = hfreduce_core::credit::class(data.tree, data.stage);
-                Some(Partial { link: at, class, slot })
-            }
-            Place::Direct => None,
-        };
-        let link = &mut self.links[at];
-        if let Some(slot) = &slot {
-            link.peer_memory.forget_partial(slot);
-        }
-        if let (Some(offset), Some(slot), true) = (mapped, &slot, is_read_in_place(&data)) {
-            peer_memory::record_partial(&mut link.peer_memory, slot, offset, data.bytes)
-                .map_err(|why| node.violation(link.peer_rank, why))?;
-            link.transport.read_in_place(data.bytes);
-            return self.arrived(node, at, &data, place);
-        }
-        let memory = match &slot {
-            Some(slot) => self.pools.place_mut(slot),
-            None => match operations.find_key((data.sequence, data.chunk)) {
-                Some((op, chunk, number)) => operations.active[op].place(node, number, &chunk),
-                None => return Ok(()),
-            },
-        };
-        let Some(offset) = mapped else {
-            // SAFETY: a slot or result buffer that the core has given to this frame alone: both
-            // hold a whole chunk and stay until the frame has arrived or the communicator is
-            // aborted (then `abort` detaches the transport first).
-            unsafe { link.transport.body(memory, data.bytes, (data, place)) };
-            return Ok(());
-        };
-        // SAFETY: as above.
-        unsafe { peer_memory::copy(&link.peer_memory, offset, memory, data.bytes) }
-            .map_err(|why| node.violation(link.peer_rank, why))?;
-        link.transport.copied(data.bytes);
-        self.arrived(node, at, &data, place)
     }
 
     /// Moves due chunks to a link's queue, oldest first; true if anything was queued.
@@ -418,5 +268,46 @@ impl TreeLinks {
 impl TreeLink {
     pub(super) fn is_closed(&self) -> bool {
         self.closed
+    }
+}
+
+/// True for a frame whose mapped payload is read in place. Both ends decide alike.
+fn is_read_in_place(data: &DataHead) -> bool {
+    data.stage == Stage::Up && data.fingerprint.kind == Kind::Allreduce
+}
+
+/// Partial sums received from neighbors: by link and class, as many slots as a window has frames.
+#[derive(Debug)]
+struct Pools {
+    memory: Vec<[Vec<u8>; CLASSES]>,
+    slot_bytes: usize,
+}
+
+impl Pools {
+    fn new(links: usize, window: u32, slot_bytes: usize) -> Self {
+        // Zeroed memory of this size is not touched until it is used.
+        let pool = |_| vec![0; window as usize * slot_bytes];
+        let memory = (0..links).map(|_| std::array::from_fn(pool)).collect();
+        Self { memory, slot_bytes }
+    }
+
+    /// Address of a slot, to read. Connections write and kernels read, never at the same time: the
+    /// core's accounting of slots guarantees that.
+    fn place(&self, partial: &Partial) -> *const u8 {
+        let at = self.offset(partial);
+        self.memory[partial.link][partial.class].as_ptr().wrapping_add(at)
+    }
+
+    /// The same, to write.
+    fn place_mut(&mut self, partial: &Partial) -> *mut u8 {
+        let at = self.offset(partial);
+        self.memory[partial.link][partial.class].as_mut_ptr().wrapping_add(at)
+    }
+
+    fn offset(&self, partial: &Partial) -> usize {
+        let at = partial.slot as usize * self.slot_bytes;
+        let pool = self.memory[partial.link][partial.class].len();
+        assert!(at + self.slot_bytes <= pool, "slot {} of a pool of {pool} bytes", partial.slot);
+        at
     }
 }

@@ -3,11 +3,16 @@
 //! A waiting rank polls, yields a few times if CPUs are oversubscribed, then sleeps. A rank that
 //! changes state notifies only ranks sleeping on that state.
 
+use std::any::Any;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustix::fd::BorrowedFd;
+
 use super::operations::ReduceAlgorithm;
-use super::{Driver, TICK};
+use super::{Backend, Driver, TICK, TOKEN_CLIENT, lock};
+use hfreduce_core::error::ErrorKind;
 use hfreduce_shm::segment::{
     WAIT_ABORT, WAIT_END, WAIT_INPUT, WAIT_RESULT, WAIT_SLOT, WAIT_TURN, WAIT_WINDOW,
 };
@@ -59,10 +64,16 @@ impl YieldBackoff {
     }
 }
 
-impl Driver {
-    /// Makes progress until `done` holds or `until` is reached. The only function in which a rank
-    /// blocks.
-    pub fn drive(&mut self, until: Instant, done: impl Fn(&Self) -> bool) {
+impl Backend for Driver {
+    fn is_busy(&self) -> bool {
+        self.operations.is_busy()
+            || self.p2p.is_busy()
+            || !lock(&self.node.shared.submissions).is_empty()
+            || self.drain_until.is_some()
+    }
+
+    /// The only function in which a rank blocks.
+    fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn Backend) -> bool) {
         let mut idle_since: Option<Instant> = None;
         let mut yields = 0;
         loop {
@@ -103,6 +114,34 @@ impl Driver {
         }
     }
 
+    fn poll_once(&mut self) {
+        self.poll(Duration::ZERO);
+        self.pump();
+    }
+
+    fn fail_after_panic(&mut self) {
+        let detail = "the engine's thread panicked: a bug in the engine".into();
+        self.abort(self.node.reason(ErrorKind::Io, self.node.rank(), detail), None);
+    }
+
+    fn close(&mut self, next: u64, until: Instant) {
+        self.close_connections(next, until);
+    }
+
+    fn start_liveness(&mut self) {
+        self.heartbeats.is_active = true;
+    }
+
+    fn watch_client(&self, client: BorrowedFd<'_>) -> io::Result<()> {
+        self.node.poller.watch_edges(client, TOKEN_CLIENT)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+impl Driver {
     /// Between two polls of everything: polls the word in memory that completes a small operation, if that is
     /// expected next, without disturbing the cache lines that the reducing rank writes.
     fn poll_small_result(&self) {
@@ -132,12 +171,6 @@ impl Driver {
     fn listens(&self) -> bool {
         self.channel.as_ref().is_some_and(|channel| channel.tree.link_count() > 0)
             || self.p2p.is_connected()
-    }
-
-    /// Makes progress once, without sleeping.
-    pub fn poll_once(&mut self) {
-        self.poll(Duration::ZERO);
-        self.pump();
     }
 
     fn sleep(&mut self, until: Instant) {
