@@ -142,3 +142,32 @@ threefs-meta.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:{{ .Values
 {{- define "fire-flyer.key-secret" -}}
 {{ .Values.threefs.existingKeySecret | default "threefs-key" }}
 {{- end }}
+
+{{/* A disruption budget: with one replica that one may go, so that no drain hangs. dict root component name */}}
+{{- define "fire-flyer.budget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "fire-flyer.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "fire-flyer.selector" . | nindent 6 }}
+{{- end }}
+
+{{/* Binds the role with a component's name to its service account: dict root component name [cluster] */}}
+{{- define "fire-flyer.binding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ if .cluster }}ClusterRoleBinding{{ else }}RoleBinding{{ end }}
+metadata:
+  {{- include "fire-flyer.metadata" . | nindent 2 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ if .cluster }}ClusterRole{{ else }}Role{{ end }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ .name }}
+    namespace: {{ .root.Release.Namespace }}
+{{- end }}
