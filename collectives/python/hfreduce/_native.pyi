@@ -1,7 +1,7 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Self, final
+from typing import Any, Final, Self, final, type_check_only
 
 __all__ = [
     "AVG",
@@ -152,27 +152,12 @@ class Registered:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-@final
-class Communicator:
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    def on(self, gpu: Gpu, stream: int) -> OnGpu: ...
-    def allocate(self, nbytes: int) -> Registered: ...
+@type_check_only
+class _Collectives:
     def allreduce(
         self,
         pointer: int,
         numel: int,
-        dtype: int,
-        op: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def allreduce_many(
-        self,
-        buffers: Sequence[tuple[int, int]],
         dtype: int,
         op: int,
         timeout_seconds: float,
@@ -272,6 +257,24 @@ class Communicator:
         peer: int | None,
         tag: int,
         timeout_seconds: float,
+        keep: object = None,
+    ) -> Work: ...
+
+@final
+class Communicator(_Collectives):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def on(self, gpu: Gpu, stream: int) -> OnGpu: ...
+    def allocate(self, nbytes: int) -> Registered: ...
+    def allreduce_many(
+        self,
+        buffers: Sequence[tuple[int, int]],
+        dtype: int,
+        op: int,
+        timeout_seconds: float,
+        lazy: bool = False,
         keep: object = None,
     ) -> Work: ...
     def barrier(self, timeout_seconds: float, lazy: bool = False, keep: object = None) -> Work: ...
@@ -313,114 +316,9 @@ class Gpu:
     def close(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
 
+# Its blocks lie one behind the other: several addresses are a TypeError.
 @final
-class OnGpu:
-    # Blocks lie one behind the other: several addresses are a TypeError.
-    def allreduce(
-        self,
-        pointer: int,
-        numel: int,
-        dtype: int,
-        op: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def broadcast(
-        self,
-        pointer: int,
-        numel: int,
-        dtype: int,
-        root: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def reduce(
-        self,
-        pointer: int,
-        numel: int,
-        dtype: int,
-        op: int,
-        root: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def allgather(
-        self,
-        input_pointer: int,
-        output_pointer: int | Sequence[tuple[int, int]],
-        numel: int,
-        dtype: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def reduce_scatter(
-        self,
-        input_pointer: int | Sequence[tuple[int, int]],
-        output_pointer: int,
-        numel: int,
-        dtype: int,
-        op: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def gather(
-        self,
-        input_pointer: int,
-        output_pointer: int | Sequence[tuple[int, int]],
-        numel: int,
-        dtype: int,
-        root: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def scatter(
-        self,
-        input_pointer: int | Sequence[tuple[int, int]],
-        output_pointer: int,
-        numel: int,
-        dtype: int,
-        root: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def alltoall(
-        self,
-        input_pointer: int | Sequence[tuple[int, int]],
-        output_pointer: int | Sequence[tuple[int, int]],
-        input_counts: Sequence[int],
-        output_counts: Sequence[int],
-        dtype: int,
-        timeout_seconds: float,
-        lazy: bool = False,
-        keep: object = None,
-    ) -> Work: ...
-    def send(
-        self,
-        pointer: int,
-        numel: int,
-        dtype: int,
-        peer: int,
-        tag: int,
-        timeout_seconds: float,
-        keep: object = None,
-    ) -> Work: ...
-    def recv(
-        self,
-        pointer: int,
-        numel: int,
-        dtype: int,
-        peer: int | None,
-        tag: int,
-        timeout_seconds: float,
-        keep: object = None,
-    ) -> Work: ...
+class OnGpu(_Collectives): ...
 
 @final
 class Newcomer:
