@@ -12,8 +12,12 @@ use super::*;
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, ContentChange, StoreUpdate};
 use crate::forgotten::InodeRange;
-use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag};
-use crate::message::{ForgetInodes, UpdateRequest};
+use crate::ids::{
+    ChainId, ChainVersion, ChannelId, ChunkVersion, ClientId, Incarnation, InodeId, NodeId,
+    RequestTag, TargetId,
+};
+use crate::message::{Address, ForgetInodes, UpdateRequest};
+use crate::routing::PublicState;
 
 const NODES: u32 = 3;
 /// All orders of three nodes: each node is head, middle and tail, before and after every other one.

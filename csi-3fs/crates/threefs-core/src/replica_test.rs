@@ -7,12 +7,17 @@ use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use crate::error::StoreError;
 use crate::forgotten::{ForgottenInodes, InodeRange};
-use crate::ids::{ChannelId, ChunkVersion, ClientId, InodeId, NodeId, RequestTag};
+use crate::heartbeat::LocalState;
+use crate::ids::{
+    ChainId, ChainVersion, ChannelId, ChunkVersion, ClientId, Incarnation, InodeId, NodeId,
+    RequestTag, TargetId,
+};
 use crate::layout::CHUNK_BYTES_MAX;
 use crate::message::{
-    Content, ForgetInodes, ForwardRequest, QueryChunks, ReadRequest, ReplaceRequest, SyncDone,
-    SyncSession, SyncStart, UpdateRequest, Updated,
+    Address, Content, ForgetInodes, ForwardRequest, QueryChunks, ReadRequest, ReplaceRequest,
+    SyncDone, SyncSession, SyncStart, UpdateRequest, Updated,
 };
+use crate::routing::PublicState;
 use PublicState::{LastSrv, Offline, Serving, Syncing, Waiting};
 
 const CHAIN: ChainId = ChainId(1);

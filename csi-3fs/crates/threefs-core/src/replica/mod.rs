@@ -5,6 +5,9 @@
 //! back as a later event. Between two calls, [`Replica::next_wakeup`] says when to send the next
 //! [`Event::Tick`].
 //!
+//! An update passes from here through `queue` (one operation of a chunk at a time), `update` (checks;
+//! apply) and `commit` (forward; commit; reply).
+//!
 //! Invariants, each of which the simulator tries to violate:
 //! - One operation of a chunk at a time (see [`queue`]). All checks are made, or repeated, when the
 //!   operation starts, in particular of the chain version.
@@ -20,117 +23,38 @@
 
 mod action;
 mod channels;
-mod check;
 mod commit;
+mod config;
 mod forget;
 mod purge;
+mod queries;
 mod queue;
 mod receive;
 mod repair;
-mod request;
 mod resync;
+mod role;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-pub use check::Check;
-
 pub use action::{Action, Alert, CallId, Event, OpId, PeerFailure, Token};
+pub use config::{Check, Config};
 
 use crate::chunk::{ChunkMeta, ChunkMetas};
 use crate::error::StorageError;
-use crate::heartbeat::{LocalReport, LocalState};
-use crate::ids::{ChainId, ChainVersion, ChunkId, Incarnation, TargetId};
-use crate::message::{Address, StorageReply, StorageRequest};
-use crate::routing::{Chain, ChainTarget, PublicState};
+use crate::ids::ChunkId;
+use crate::message::{StorageReply, StorageRequest};
+use crate::routing::{Chain, ChainTarget};
 use crate::time::Millis;
 use channels::Channels;
 use forget::Forgetting;
 use purge::Purges;
-use queue::{ChunkQueue, Op};
+use queue::{ChunkQueue, Op, Work};
 use receive::Receiving;
 use resync::Sending;
-
-/// Limits and timeouts of a replica.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// This target.
-    pub target: TargetId,
-    /// Its chain.
-    pub chain: ChainId,
-    /// This opening of the store; each has another number.
-    pub incarnation: Incarnation,
-    /// Timeout of a call to another replica, after which it is repeated.
-    pub call_timeout_ms: u64,
-    /// First pause before a failed call is repeated; doubles up to `retry_wait_ms_max`.
-    pub retry_wait_ms: u64,
-    /// Maximum pause before a failed call is repeated.
-    pub retry_wait_ms_max: u64,
-    /// A store operation that takes longer makes the target report itself OFFLINE: a hung disk is
-    /// worse than a dead one.
-    pub store_stall_ms: u64,
-    /// How long a SYNCING target without space stays OFFLINE.
-    pub full_wait_ms: u64,
-    /// How long a removed chunk of an existing file is remembered: longer than a client retries an
-    /// update.
-    pub purge_after_ms: u64,
-    /// Maximum number of requests that wait for one chunk.
-    pub chunk_queue_max: usize,
-    /// Maximum number of operations in progress.
-    pub ops_max: usize,
-    /// Chunks that a sync sends concurrently. Each holds one chunk in memory.
-    pub sync_window: usize,
-    /// Chunk metas per page of a sync.
-    pub sync_page: usize,
-    /// The disabled check.
-    #[cfg(feature = "simulator")]
-    pub without: Option<Check>,
-}
-
-impl Config {
-    /// Defaults for one target of one chain.
-    #[must_use]
-    pub fn new(target: TargetId, chain: ChainId, incarnation: Incarnation) -> Self {
-        Self {
-            target,
-            chain,
-            incarnation,
-            call_timeout_ms: 2_000,
-            retry_wait_ms: 20,
-            retry_wait_ms_max: 500,
-            store_stall_ms: 10_000,
-            full_wait_ms: 5_000,
-            purge_after_ms: 60_000,
-            chunk_queue_max: 64,
-            ops_max: 4_096,
-            sync_window: 8,
-            sync_page: 256,
-            #[cfg(feature = "simulator")]
-            without: None,
-        }
-    }
-}
-
-/// State of this replica's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DataState {
-    /// May lack updates.
-    Online,
-    /// Has everything that its chain has.
-    UpToDate,
-    /// The store failed: a new replica must start from the reopened store.
-    Broken,
-}
-
-/// What this replica may do now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Serving,
-    Syncing,
-    Idle(PublicState),
-}
+use role::{DataState, Role};
 
 /// The state machine of one target.
 pub struct Replica {
@@ -277,19 +201,6 @@ impl Replica {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// This target's report for the next heartbeat.
-    #[must_use]
-    pub fn report(&self, now: Millis) -> LocalReport {
-        let state = match self.data_state {
-            DataState::Broken => LocalState::Offline,
-            _ if self.leaving => LocalState::Offline,
-            _ if self.is_full(now) || self.is_stalled(now) => LocalState::Offline,
-            DataState::UpToDate => LocalState::UpToDate,
-            DataState::Online => LocalState::Online,
-        };
-        LocalReport { state, chain_version: self.chain_version() }
-    }
-
     /// The newest chain that this replica has.
     #[must_use]
     pub fn chain(&self) -> Option<&Chain> {
@@ -308,118 +219,58 @@ impl Replica {
         self.data_state == DataState::Broken
     }
 
-    /// Whether this replica serves reads and updates now.
-    #[must_use]
-    pub fn serves(&self, now: Millis) -> bool {
-        let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
-        self.role() == Role::Serving && self.has_lease(now) && !stalled
-    }
-
-    fn is_full(&self, now: Millis) -> bool {
-        self.full_until.is_some_and(|until| now < until)
-    }
-
-    fn is_stalled(&self, now: Millis) -> bool {
-        self.store_since.values().any(|since| now.since(*since) > self.config.store_stall_ms)
-    }
-
-    fn chain_version(&self) -> ChainVersion {
-        self.chain.as_ref().map_or(ChainVersion(0), |chain| chain.version)
-    }
-
-    fn role(&self) -> Role {
-        let state = self.public_state();
-        if self.leaving {
-            return Role::Idle(state);
+    /// Answers a request, refuses it, or queues the change that it asks for.
+    fn on_request(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: StorageRequest,
+        payload: Bytes,
+        expires: Option<Millis>,
+    ) {
+        let to = request.to();
+        if to.target != self.config.target || to.chain != self.config.chain {
+            return ctx.reply(token, Err(StorageError::WrongTarget { target: to.target }));
         }
-        match (state, self.data_state) {
-            (PublicState::Serving, DataState::UpToDate) => Role::Serving,
-            (PublicState::Syncing, DataState::UpToDate | DataState::Online) => Role::Syncing,
-            _ => Role::Idle(state),
+        if to.chain_version > self.chain_version() {
+            ctx.out.push(Action::RefreshRouting);
         }
-    }
-
-    fn public_state(&self) -> PublicState {
-        self.chain
-            .as_ref()
-            .and_then(|chain| chain.state_of(self.config.target))
-            .unwrap_or(PublicState::Offline)
-    }
-
-    fn has_lease(&self, now: Millis) -> bool {
-        !self.config.makes(Check::Lease) || self.serve_until.is_some_and(|until| now < until)
-    }
-
-    fn successor(&self) -> Option<ChainTarget> {
-        self.chain.as_ref().and_then(|chain| chain.successor(self.config.target)).copied()
-    }
-
-    fn predecessor(&self) -> Option<ChainTarget> {
-        self.chain.as_ref().and_then(|chain| chain.predecessor(self.config.target)).copied()
-    }
-
-    fn address_of(&self, target: TargetId) -> Address {
-        Address { chain: self.config.chain, chain_version: self.chain_version(), target }
-    }
-
-    /// Handles a newer chain: the role may change, and with it all operations in progress.
-    fn on_routing(&mut self, ctx: &mut Context<'_>, chain: Chain) {
-        if chain.id != self.config.chain || chain.version <= self.chain_version() {
-            return;
-        }
-        self.chain = Some(chain);
-        self.receiving = None;
-        self.successor_full_until = None;
-        if self.data_state != DataState::Broken {
-            match self.public_state() {
-                // Only mgmtd can make a restarted target up to date: it was one of the last to
-                // serve.
-                PublicState::LastSrv => self.data_state = DataState::UpToDate,
-                PublicState::Serving => {}
-                PublicState::Syncing | PublicState::Waiting | PublicState::Offline => {
-                    if self.config.makes(Check::Demotion) {
-                        self.data_state = DataState::Online;
-                    }
-                }
+        let refused = match request {
+            StorageRequest::Update(request) => self.check_head(ctx, request.to).map(|()| {
+                let chunk = request.chunk;
+                self.enqueue(ctx, chunk, Work::Update { request, payload, expires }, Some(token));
+            }),
+            StorageRequest::Forward(request) => {
+                self.check_sender(request.to, request.from, Role::Serving).map(|()| {
+                    let chunk = request.chunk;
+                    self.enqueue(ctx, chunk, Work::Forward { request, payload }, Some(token));
+                })
             }
-        }
-        self.stop_sending(ctx);
-        self.abort_forgets(ctx);
-        self.restart_purges(ctx);
-        match self.role() {
-            Role::Serving => {
-                self.release_received(ctx);
-                self.start_sending(ctx);
-                self.proceed_all(ctx);
-                self.resolve_orphans(ctx);
+            StorageRequest::Replace(request) => {
+                self.check_sender(request.to, request.from, Role::Syncing).map(|()| {
+                    let chunk = request.chunk;
+                    self.enqueue(ctx, chunk, Work::Receive { request, payload }, Some(token));
+                })
             }
-            // Also if it served until now: it may have missed versions, and operations that it
-            // started are no longer its own to complete. A new sync starts from scratch.
-            Role::Syncing => self.abort_all(ctx, PublicState::Syncing),
-            Role::Idle(state) => self.abort_all(ctx, state),
+            StorageRequest::Purge(request) => {
+                self.check_sender(request.to, request.from, Role::Serving).map(|()| {
+                    let (chunk, version) = (request.chunk, request.version);
+                    let work = Work::Purge { version, request: Some(request) };
+                    self.enqueue(ctx, chunk, work, Some(token));
+                })
+            }
+            StorageRequest::Read(request) => self.read(ctx, token, request),
+            StorageRequest::Repair(request) => self.serve_repair(ctx, token, request),
+            StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),
+            StorageRequest::SyncMetas(request) => self.sync_metas(ctx, token, request),
+            StorageRequest::SyncDone(request) => self.sync_done(ctx, token, request),
+            StorageRequest::ForgetInodes(request) => self.forget_inodes(ctx, token, request),
+            StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request),
+            StorageRequest::QueryLastChunk(request) => self.query_last_chunk(ctx, token, request),
+        };
+        if let Err(error) = refused {
+            ctx.reply(token, Err(error));
         }
-    }
-
-    /// Stops serving: the data of this replica may be out of date.
-    fn demote(&mut self, ctx: &mut Context<'_>, alert: Alert) {
-        ctx.out.push(Action::Alert(alert));
-        if self.data_state == DataState::UpToDate {
-            self.data_state = DataState::Online;
-        }
-        self.receiving = None;
-        self.stop_sending(ctx);
-        self.abort_forgets(ctx);
-        self.abort_all(ctx, self.public_state());
-    }
-
-    /// The store failed: nothing is guaranteed until it is opened again.
-    fn fail(&mut self, ctx: &mut Context<'_>, reason: String) {
-        ctx.out.push(Action::Alert(Alert::StoreFailed { target: self.config.target, reason }));
-        self.data_state = DataState::Broken;
-        self.receiving = None;
-        self.stop_sending(ctx);
-        self.abort_forgets(ctx);
-        self.abort_all(ctx, self.public_state());
     }
 
     fn call(

@@ -1,0 +1,132 @@
+//! Reads and queries: answered from the store, without an operation.
+
+use super::config::Check;
+use super::{Action, Context, Replica, Token};
+use crate::checksum::Checksum;
+use crate::chunk::Which;
+use crate::error::StorageError;
+use crate::ids::{ChunkId, ChunkVersion};
+use crate::message::{
+    LastChunk, QueryChunks, QueryLastChunk, ReadDone, ReadRequest, RepairRequest, StorageReply,
+};
+
+/// Maximum number of chunks that a query reads from the store at once.
+const QUERY_PAGE: usize = 1_024;
+/// Maximum number of chunks that a query examines, including removed ones: all other requests of
+/// this replica wait for it.
+const QUERY_CHUNKS_MAX: usize = 8 * QUERY_PAGE;
+
+impl Replica {
+    pub(super) fn read(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: ReadRequest,
+    ) -> Result<(), StorageError> {
+        // A client with older routing may be served: the lease proves that this replica still
+        // belongs to the chain. A client with newer routing knows of a change that this replica
+        // does not.
+        if request.to.chain_version > self.chain_version() {
+            return Err(self.mismatch(request.to));
+        }
+        self.check_serving(ctx)?;
+        let meta = ctx.meta(request.chunk);
+        if meta.pending.is_some() && self.config.makes(Check::NothingPending) {
+            return Err(StorageError::ChunkNotCommit { chunk: request.chunk });
+        }
+        let chain_version = self.chain_version();
+        if meta.committed.exists() {
+            ctx.out.push(Action::ServeRead { token, request, chain_version });
+        } else {
+            ctx.reply(
+                token,
+                Ok(StorageReply::Read(ReadDone {
+                    version: meta.committed.version,
+                    length: 0,
+                    chunk_length: 0,
+                    checksum: Checksum::default(),
+                    chain_version,
+                })),
+            );
+        }
+        Ok(())
+    }
+
+    /// Serves the repair of another replica. Any state of that version works: the receiver
+    /// compares.
+    pub(super) fn serve_repair(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: RepairRequest,
+    ) -> Result<(), StorageError> {
+        let meta = ctx.meta(request.chunk);
+        let has = |version: ChunkVersion| version == request.version;
+        if meta.committed.exists() && has(meta.committed.version) {
+            ctx.out.push(Action::ServeRepair { token, request, which: Which::Committed });
+        } else if meta.pending.is_some_and(|pending| pending.exists() && has(pending.version)) {
+            ctx.out.push(Action::ServeRepair { token, request, which: Which::Newest });
+        } else {
+            return Err(StorageError::ChunkNotFound { chunk: request.chunk });
+        }
+        Ok(())
+    }
+
+    pub(super) fn query_chunks(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: QueryChunks,
+    ) -> Result<(), StorageError> {
+        self.check_head(ctx, request.to)?;
+        let limit = (request.limit as usize).clamp(1, 4_096);
+        let mut after = match request.after {
+            Some(index) => Some(ChunkId::new(request.inode, index)),
+            None => ChunkId::first_of(request.inode).before(),
+        };
+        let end = ChunkId::last_of(request.inode);
+        let mut chunks: Vec<LastChunk> = Vec::new();
+        let mut looked_at = 0;
+        let mut size = limit.min(QUERY_PAGE);
+        let last = loop {
+            let page = ctx.metas.metas(after, end, size);
+            let existing = page.iter().filter(|meta| meta.committed.exists());
+            let matches = existing
+                .map(|meta| LastChunk { index: meta.chunk.index, length: meta.committed.length });
+            chunks.extend(matches);
+            let newest = page.last().filter(|_| page.len() == size);
+            if chunks.len() > limit || chunks.len() == limit && newest.is_some() {
+                chunks.truncate(limit);
+                break false;
+            }
+            let Some(newest) = newest else { break true };
+            after = Some(newest.chunk);
+            looked_at += page.len();
+            if looked_at >= QUERY_CHUNKS_MAX {
+                // The next query continues after the last chunk of this reply.
+                if chunks.last().is_none_or(|last| last.index < newest.chunk.index) {
+                    chunks.push(LastChunk { index: newest.chunk.index, length: 0 });
+                }
+                break false;
+            }
+            size = (size * 2).min(QUERY_PAGE);
+        };
+        ctx.reply(token, Ok(StorageReply::Chunks { chunks, last }));
+        Ok(())
+    }
+
+    pub(super) fn query_last_chunk(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: QueryLastChunk,
+    ) -> Result<(), StorageError> {
+        self.check_head(ctx, request.to)?;
+        let last = ctx
+            .metas
+            .last_existing(request.inode)
+            .map(|meta| LastChunk { index: meta.chunk.index, length: meta.committed.length });
+        ctx.reply(token, Ok(StorageReply::LastChunk(last)));
+        Ok(())
+    }
+}
