@@ -17,7 +17,7 @@ use crate::files::FileHandle;
 use crate::read::ChunkRead;
 
 impl Client {
-    /// Looks up the files of absent chunks retries. Returns the reads whose chunks should exist by
+    /// Looks up the files of absent chunks again. Returns the reads whose chunks should exist by
     /// now, with their current file; the others are holes.
     ///
     /// # Errors

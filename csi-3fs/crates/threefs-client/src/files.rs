@@ -1,6 +1,6 @@
 //! Operations on paths and names. Reads and writes of file data are in `read` and `write`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use threefs_core::ids::InodeId;
@@ -9,12 +9,16 @@ use threefs_meta::{
     At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
     RenameMode, Written,
 };
+use tokio::task::JoinSet;
 
 use crate::Client;
 use crate::error::{ClientError, OperationName};
+use crate::window::joined;
 
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
+/// Maximum number of concurrent file creations: enough to share the metadata store's flushes.
+const CREATES_IN_FLIGHT_MAX: usize = 64;
 
 /// An open file. It refers to its inode, also when the file is renamed.
 #[derive(Clone, Debug)]
@@ -258,6 +262,41 @@ impl Client {
         Ok(current.collect())
     }
 
+    /// Opens many files to write; with `create`, creates those that do not exist.
+    pub(crate) async fn open_or_create(
+        &self,
+        paths: &[&str],
+        create: bool,
+    ) -> Result<HashMap<String, FileHandle>, ClientError> {
+        let mut files = HashMap::new();
+        let mut missing = Vec::new();
+        for (path, current) in self.look_up(paths, "write").await? {
+            match current {
+                Ok((file, _)) => {
+                    files.insert(path.to_owned(), file);
+                }
+                Err(ClientError::Meta(MetaError::NotFound { .. })) if create => {
+                    missing.push(path.to_owned());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut creates: JoinSet<Result<FileHandle, ClientError>> = JoinSet::new();
+        for path in missing {
+            if creates.len() >= CREATES_IN_FLIGHT_MAX
+                && let Some(created) = creates.join_next().await
+            {
+                insert(&mut files, created)?;
+            }
+            let client = self.clone();
+            creates.spawn(async move { client.create(&path, false).await });
+        }
+        while let Some(created) = creates.join_next().await {
+            insert(&mut files, created)?;
+        }
+        Ok(files)
+    }
+
     /// Inodes of many paths or inode numbers, in order, each with a separate error.
     pub(crate) async fn stat_many(
         &self,
@@ -302,4 +341,13 @@ pub(crate) fn inode(reply: MetaReply) -> Result<Inode, ClientError> {
         MetaReply::Inode(inode) => Ok(inode),
         other => Err(ClientError::unexpected("meta", &other)),
     }
+}
+
+fn insert(
+    files: &mut HashMap<String, FileHandle>,
+    created: Result<Result<FileHandle, ClientError>, tokio::task::JoinError>,
+) -> Result<(), ClientError> {
+    let file = joined(created)?;
+    files.insert(file.path.to_string(), file);
+    Ok(())
 }

@@ -6,8 +6,7 @@
 //! | [`error`] | errors, with the service that did not answer |
 //! | `routing` | the chunks of a file and the heads of chains, kept by one long poll |
 //! | `files` | paths and names |
-//! | `write`, `read` | file ranges |
-//! | `sessions` | quota reservations and length reports of writes |
+//! | `write`, `read` | file ranges; quota reservations and length reports of writes |
 //! | `window` | limits of chunk operations: number, bytes, time without progress |
 //! | `update` | exactly-once updates of a chunk |
 //! | `storage` | calls of storage services: connections, one attempt, pauses |
@@ -39,7 +38,6 @@ mod inodes;
 mod metadata;
 mod read;
 mod routing;
-mod sessions;
 pub mod status;
 mod storage;
 mod trim;
