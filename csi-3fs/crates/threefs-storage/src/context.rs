@@ -3,7 +3,6 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use fabric::boot_instant::BootInstant;
-use threefs_core::ids::NodeId;
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 use tokio::runtime::Handle;
@@ -38,11 +37,6 @@ impl NodeContext {
     /// Current routing known to this node.
     pub(crate) fn routing(&self) -> Arc<RoutingInfo> {
         Arc::clone(&self.routing.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Address of a node; empty if unknown, which is unreachable.
-    pub(crate) fn address_of(&self, node: NodeId) -> String {
-        self.routing().address(node).unwrap_or_default().to_owned()
     }
 }
 

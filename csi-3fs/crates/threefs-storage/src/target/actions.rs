@@ -171,9 +171,10 @@ impl Target {
         timeout_ms: u64,
     ) {
         let deadline = Deadline::after(Duration::from_millis(timeout_ms));
-        let address = self.context.address_of(node);
-        let (result, payload) =
-            self.context.peers.call(&address, &request, payload, deadline).await;
+        let routing = self.context.routing();
+        // An unknown address is unreachable.
+        let address = routing.address(node).unwrap_or_default();
+        let (result, payload) = self.context.peers.call(address, &request, payload, deadline).await;
         self.handle_inline(Event::Answer { call, result, payload });
     }
 
