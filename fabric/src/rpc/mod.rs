@@ -7,6 +7,10 @@
 //! limit before memory is allocated. An invalid frame closes its connection and is counted and
 //! logged; other connections are not affected.
 //!
+//! A call passes through `client::pool` (a connection), `client::call` (the call on it), `frame`,
+//! `server::connection` (admission) and the handler of the service; its reply returns through
+//! `client::connection`.
+//!
 //! Guarantees to a caller:
 //! - every call returns by its deadline;
 //! - [`RpcError::executed`] reports whether a failed call can have been executed;
