@@ -20,6 +20,7 @@ PAGES = [
 """Decisions and the changelog describe their day."""
 LIBRARIES = [path for path in tracked(".rs") if path.name == "lib.rs"]
 ROW = re.compile(r"^//! (?:\| |- )((?:\[?`[a-z_:]+`\]?(?:, )?)+)(?: \||:)", re.MULTILINE)
+STEP = re.compile(r"^\| \d+ \| `([^`]+)` \| (.+) \|$", re.MULTILINE)
 
 
 def expanded(text: str) -> list[str]:
@@ -57,6 +58,18 @@ def test_modules_in_a_crates_map_exist(library: Path) -> None:
     declared = set(re.findall(r"^\s*(?:pub(?:\([a-z]+\))? )?mod ([a-z_0-9]+)", text, re.MULTILINE))
     reexports = set(re.findall(r"^pub use ([a-z_0-9]+)", text, re.MULTILINE))
     assert listed <= declared | reexports, f"not modules: {sorted(listed - declared - reexports)}"
+
+
+def test_functions_on_the_path_of_a_write_exist() -> None:
+    steps = STEP.findall((ROOT / "docs/internals/write-path.md").read_text())
+    assert len(steps) > 20
+    missing = [
+        f"{path}: {name}"
+        for path, text in steps
+        for name in re.findall(r"`(?:\w+(?:::|\.))?(\w+)(?<!\.rs)`", text)
+        if not re.search(rf"\b(?:fn|def) {name}\b", (ROOT / path).read_text())
+    ]
+    assert not missing
 
 
 def test_the_maps_are_read() -> None:
