@@ -57,7 +57,7 @@ def upload(
 ) -> Uploaded:
     """Writes the sources and their index with the batch API, reads them back and compares.
 
-    `shown` gets the finished bytes, first while writing and then while reading.
+    `report` gets the finished bytes, first while writing and then while reading.
     """
     for parent in sorted({str((Path(folder) / name).parent) for name, _ in sources}):
         files.mkdir(parent, parents=True)

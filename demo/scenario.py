@@ -39,7 +39,7 @@ class Happened:
 
 
 class Scenario:
-    """Runs the steps. `say` gets the step that starts, `shown` the progress of the current one."""
+    """Runs the steps. `say` gets the step that starts, `report` the progress of the current one."""
 
     def __init__(
         self, folder: Path, say: Callable[[str], None], report: Callable[[float], None]

@@ -58,7 +58,7 @@ def lie():
                     break
             except OSError:
                 if expected == "flood":
-                    break  # it hung up before it was heard out
+                    break  # the gateway closed the connection before the message was complete
     print("all false messages are sent", flush=True)
 
 if os.environ["RANK"] == "5":

@@ -73,7 +73,7 @@ def test_whose_job_it_is() -> None:
     assert manager_of("kueue.x-k8s.io/multikueue") == "kueue.x-k8s.io/multikueue"
     wrong = problems(GOOD.replace("spec:\n", "spec:\n  managedBy: kueue\n", 1))
     assert "spec.managedBy" in wrong[0]
-    assert "is not allowed here" in wrong[0]
+    assert "is invalid" in wrong[0]
 
 
 def test_what_kubernetes_alone_reads_is_kept() -> None:
@@ -100,20 +100,21 @@ def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
         (
             "nodes: 4",
             'nodes: "4"',
-            'job.yaml:5: spec.nodes: "4" is not a whole number: write a number without quotes',
+            'job.yaml:5: spec.nodes: "4" is not an integer: write a number without quotes',
         ),
         (
             "nodes: 4",
             "nodes: 1.5",
-            "job.yaml:5: spec.nodes: 1.5 is not a whole number: write a number without quotes",
+            "job.yaml:5: spec.nodes: 1.5 is not an integer: write a number without quotes",
         ),
-        ("nodes: 4", "nodes:", "job.yaml:5: spec.nodes: nothing is not a whole number: "),
-        ("nodes: 4", "nodes: [4]", "job.yaml:5: spec.nodes: is not a whole number: "),
+        ("nodes: 4", "nodes:", "job.yaml:5: spec.nodes: nothing is not an integer: "),
+        ("nodes: 4", "nodes: [4]", "job.yaml:5: spec.nodes: is not an integer: "),
         ("  nodes: 4\n", "", "job.yaml:4: spec.nodes: is missing: add it"),
         (
             "priority: high",
             "priority: hihg",
-            'job.yaml:7: spec.priority: "hihg" is not known: did you mean high? give one of '
+            'job.yaml:7: spec.priority: "hihg" is not a valid value: did you '
+            "mean high? give one of "
             "extreme-high, very-high, high,",
         ),
         (
@@ -137,20 +138,25 @@ def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
             'job.yaml:9: spec.progressDeadline: "0s" would be over at once: write null for no',
         ),
         ("24h", "-1h", 'job.yaml:9: spec.activeDeadline: "-1h" is not a duration'),
-        ("kind: FlyerJob", "kind: Job", 'job.yaml:2: kind: "Job" is not known: give FlyerJob'),
+        (
+            "kind: FlyerJob",
+            "kind: Job",
+            'job.yaml:2: kind: "Job" is not a valid value: give FlyerJob',
+        ),
         ("v1alpha1", "v2", "job.yaml:1: apiVersion: "),
         ("kind: FlyerJob\n", "", "job.yaml:1: kind: is missing: write kind: FlyerJob"),
         (
             "nodeClass: a100",
             "nodeClass: a100#A",
-            'job.yaml:8: spec.nodeClass: "a100#A" is not allowed here: it must match',
+            'job.yaml:8: spec.nodeClass: "a100#A" is invalid: it must match',
         ),
-        ("{name: gpt}", "{name: GPT}", 'job.yaml:3: metadata.name: "GPT" is not allowed here'),
+        ("{name: gpt}", "{name: GPT}", 'job.yaml:3: metadata.name: "GPT" is invalid'),
         ("{name: gpt}", "{}", "job.yaml:3: metadata.name: is missing: add it"),
         (
             'value: "100"',
             "value: 100",
-            "job.yaml:16: spec.template.spec.containers[0].env[0].value: 100 is not a text: put it",
+            "job.yaml:16: spec.template.spec.containers[0].env[0].value: 100 is "
+            "not a string: put it",
         ),
         (
             "command: [python, train.py]",
@@ -197,10 +203,13 @@ def test_an_unknown_field_gets_the_closest_name(field: str, remedy: str) -> None
         ("maxRuntime: 2h", "maxRuntime: is not a field of FlyerJob: it was renamed, write "),
         ("preemption: {grace: 9s}", "preemption.grace: is not a field of FlyerJob: it was "),
         ("preemption: {maxGrace: 1h}", "preemption.maxGrace: is not a field of FlyerJob: it "),
-        ("crossZone: never", 'crossZone: "never" is not known: did you mean Never?'),
-        ("crossZone: lastResort", 'crossZone: "lastResort" is not known: did you mean LastResort?'),
-        ("stop: graceful", 'stop: "graceful" is not known: did you mean Graceful?'),
-        ("stop: now", 'stop: "now" is not known: did you mean Now?'),
+        ("crossZone: never", 'crossZone: "never" is not a valid value: did you mean Never?'),
+        (
+            "crossZone: lastResort",
+            'crossZone: "lastResort" is not a valid value: did you mean LastResort?',
+        ),
+        ("stop: graceful", 'stop: "graceful" is not a valid value: did you mean Graceful?'),
+        ("stop: now", 'stop: "now" is not a valid value: did you mean Now?'),
     ],
 )
 def test_a_retired_name_is_refused_with_the_present_one(line: str, message: str) -> None:

@@ -31,7 +31,7 @@ def test_every_validation_has_words_that_are_read() -> None:
     for policy in admission_policies():
         name = policy["metadata"]["name"].partition(".")[0]
         for validation in policy["spec"].get("validations", []):
-            texts = [w_o_r_d_.text for w_o_r_d_ in WORDS.values() if w_o_r_d_.policy == name]
+            texts = [words.text for words in WORDS.values() if words.policy == name]
             expression = pattern(validation["messageExpression"])
             assert any(re.fullmatch(expression, text) for text in texts), (name, expression)
 

@@ -229,5 +229,5 @@ def test_explain_changes_nothing(new_harness: Callable) -> None:
 
 
 def test_explain_of_an_unknown_job_says_so(new_harness: Callable) -> None:
-    with pytest.raises(UnknownJob, match="default/missing is not known here"):
+    with pytest.raises(UnknownJob, match="job default/missing does not exist"):
         explain(new_harness().state, "default/missing", 0.0)

@@ -79,7 +79,7 @@ def test_a_job_that_can_never_run_ends_with_105_and_the_reason(bench, spec, word
         ("name: [", ["cluster.yaml", "not YAML"]),
         ("just words", ["is not a map"]),
         (GOOD.replace("slots: 2", "slots: 0"), ["cluster.yaml:3", "nodes[0].slots", "0"]),
-        (GOOD.replace("a0, a1", "a0, a0"), ["names a second node so", '"a0"']),
+        (GOOD.replace("a0, a1", "a0, a0"), ["is a duplicate", '"a0"']),
         (GOOD.replace("a0, a1", ""), ["nodes[0].names", "is empty"]),
         (GOOD.replace("zone", "zoned"), ["nodes[0].zone", "is missing", "zoned"]),
         (GOOD + "colour: blue\n", ["cluster.yaml:4", "colour", "blue"]),

@@ -31,13 +31,13 @@ class Model(BaseModel):
 
 
 class StrictModel(Model):
-    """What people write: "4" is not a number and 1 is not a text."""
+    """Parses manifests strictly: "4" is not a number and 1 is not a string."""
 
     model_config = ConfigDict(strict=True)
 
 
 class OpenModel(StrictModel):
-    """A part of Kubernetes' own API: what we do not read we keep."""
+    """A type of the Kubernetes API: unknown fields are kept."""
 
     model_config = ConfigDict(extra="allow")
 

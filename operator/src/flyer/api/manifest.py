@@ -170,7 +170,7 @@ def _problem(file: str, document: CommentedMap, detail: ErrorDetails) -> Problem
 
 
 def _explain(detail: ErrorDetails, path: tuple[str | int, ...]) -> tuple[str, str]:
-    """Why, and the remedy, in our words where pydantic's are about Python."""
+    """The reason and the remedy, reworded where pydantic speaks of Python types."""
     context: Mapping[str, Any] = detail.get("ctx", {})
     kind = detail["type"]
     if kind == "extra_forbidden":
@@ -184,19 +184,19 @@ def _explain(detail: ErrorDetails, path: tuple[str | int, ...]) -> tuple[str, st
     if kind in _WRONG_TYPE:
         return _WRONG_TYPE[kind]
     if kind in ("enum", "literal_error"):
-        return "is not known", _closest_value(detail["input"], str(context["expected"]))
+        return "is not a valid value", _closest_value(detail["input"], str(context["expected"]))
     if kind == "string_pattern_mismatch":
-        return "is not allowed here", f"it must match {context['pattern']}"
+        return "is invalid", f"it must match {context['pattern']}"
     if kind == "value_error":
         return str(context["error"]), ""
     return detail["msg"], ""
 
 
 _WRONG_TYPE = {
-    "int_type": ("is not a whole number", "write a number without quotes"),
-    "int_from_float": ("is not a whole number", "write a whole number"),
+    "int_type": ("is not an integer", "write a number without quotes"),
+    "int_from_float": ("is not an integer", "write an integer"),
     "bool_type": ("is neither true nor false", "write true or false without quotes"),
-    "string_type": ("is not a text", 'put it in quotes, such as "1"'),
+    "string_type": ("is not a string", 'put it in quotes, such as "1"'),
     "list_type": ("is not a list", "write each entry on its own line after a dash"),
     "dict_type": ("is not a map", "write name: value pairs below it"),
     "model_type": ("is not a map", "write name: value pairs below it"),

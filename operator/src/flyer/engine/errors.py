@@ -8,30 +8,28 @@ class EngineError(Exception):
 
 
 class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
-    """A question about a job that the engine does not know."""
+    """An explanation was requested for a job that the engine does not have."""
 
     def __init__(self, job: str, count: int) -> None:
         self.job = job
-        super().__init__(
-            f"job {job} is not known here ({count} jobs are): list them with `flyer ps`"
-        )
+        super().__init__(f"job {job} does not exist ({count} jobs do): run `flyer ps` to list them")
 
 
 class JobFault(EngineError):  # noqa: N818 - a fact that callers name
-    """An internal error that concerns one job: the step decided nothing, and works without the job.
+    """An internal error with one job: the step changed nothing, and succeeds without the job.
 
-    `event` is what could not be taken in; None: the job itself cannot be apply_removal_budget.
+    `event` is the event that could not be handled; None: the job's state could not be processed.
     """
 
     def __init__(self, job: str, event: object | None) -> None:
         self.job = job
         self.event = event
-        subject = type(event).__name__ if event is not None else "its state"
-        super().__init__(f"job {job}: {subject} cannot be apply_removal_budget")
+        subject = f"event {type(event).__name__}" if event is not None else "the job's state"
+        super().__init__(f"job {job}: internal error: cannot process {subject}")
 
 
 class ReplayError(EngineError):
-    """A decision log that cannot be read; `line` counts from 1."""
+    """A decision log is invalid; `line` counts from 1."""
 
     def __init__(self, line: int, why: str) -> None:
         self.line = line

@@ -167,14 +167,14 @@ def _problem(document: CommentedMap, detail: Any) -> _Problem:
         "" if isinstance(given_value, dict | list) else json.dumps(given_value, default=str)[:60]
     )
     why = {
-        "extra_forbidden": "is not a field here: remove it or correct its name",
+        "extra_forbidden": "is an unknown field: remove it or correct its name",
         "missing": "is missing: add it",
-        "string_pattern_mismatch": "is not allowed: use letters, digits and inner dashes "
+        "string_pattern_mismatch": "is invalid: use letters, digits and inner dashes "
         "(node and cluster names in lower case)",
-        "int_type": "is not a whole number: write it without quotes",
-        "list_type": "is not a list: write [a, b] or one entry a line after dashes",
+        "int_type": "is not an integer: write it without quotes",
+        "list_type": "is not a list: write [a, b], or one entry per line after a dash",
         "too_short": "is empty: give at least one entry",
-        "literal_error": f"is not known: write {detail.get('ctx', {}).get('expected', '')}",
+        "literal_error": f"is not a valid value: write {detail.get('ctx', {}).get('expected', '')}",
     }.get(detail["type"], detail["msg"].replace("Input should be", "must be"))
     return _Problem(line_of(document, path), field_of(path), value, why)
 
@@ -186,13 +186,13 @@ def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Prob
         for position, name in enumerate(group.names):
             if name in names:
                 path = ("nodes", index, "names", position)
-                why = "names a second node so: node names are unique in a cluster"
+                why = "is a duplicate: node names must be unique in a cluster"
                 problems.append(_Problem(line_of(document, path), field_of(path), f'"{name}"', why))
             names.add(name)
         zone = leaf_zones.setdefault(group.leaf, group.zone)
         if group.leaf and zone != group.zone:
             place = ("nodes", index, "leaf")
-            why = f"is in zone {zone} above and in zone {group.zone} here: a leaf is in one zone"
+            why = f"is in zone {group.zone} here and in zone {zone} above: a leaf has one zone"
             problems.append(
                 _Problem(line_of(document, place), field_of(place), f'"{group.leaf}"', why)
             )
@@ -200,12 +200,14 @@ def _contradictions(cluster: LocalCluster, document: CommentedMap) -> list[_Prob
     for index, quota in enumerate(cluster.quotas):
         if quota.name in quota_names:
             location = ("quotas", index, "name")
-            why = "names a second quota so: give each its own name"
+            why = "is a duplicate: quota names must be unique"
             problems.append(
                 _Problem(line_of(document, location), field_of(location), f'"{quota.name}"', why)
             )
         quota_names.add(quota.name)
     if len(names) > NODES_MAX:
-        why = f"are more than {NODES_MAX}: each costs processes of this machine"
+        why = (
+            f"exceeds the maximum of {NODES_MAX} nodes: each node starts processes on this machine"
+        )
         problems.append(_Problem(line_of(document, ("nodes",)), "nodes", str(len(names)), why))
     return problems

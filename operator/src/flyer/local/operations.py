@@ -260,7 +260,7 @@ def _text(arguments: dict[str, Any], name: str, characters_max: int = TEXT_CHARA
 def _integer(arguments: dict[str, Any], name: str) -> int:
     value = arguments.get(name, 0)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise FlyerError.usage(f"`{name}` must be a whole number, not {value!r:.40}")
+        raise FlyerError.usage(f"`{name}` must be an integer, not {value!r:.40}")
     return value
 
 

@@ -40,7 +40,7 @@ class Launcher:
         async with asyncio.timeout(60):
             while True:
                 line = await self.reader.readline()
-                assert line, f"the sidecar hung up before `{kind}`"
+                assert line, f"the sidecar closed the connection before `{kind}`"
                 message = json.loads(line)
                 if message["kind"] == kind:
                     return message

@@ -283,8 +283,8 @@ class Gateway:
         hello = await stream.hello()
         if hello.version < OLDEST_VERSION:
             message = (
-                f"version {hello.version} is not spoken here any more, only {OLDEST_VERSION} to "
-                f"{VERSION}: start the pod again with a newer sidecar"
+                f"unsupported protocol version {hello.version} (supported: {OLDEST_VERSION} to "
+                f"{VERSION}): recreate the pod with a newer sidecar"
             )
             raise RefusedError("bad_version", message)
         version = min(hello.version, VERSION)

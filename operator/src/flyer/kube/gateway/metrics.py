@@ -20,7 +20,7 @@ REFUSAL_REASONS: Final = (
     "forgotten",  # its attempt is over
     "replaced",  # a newer stream of the same pod
     "review_unavailable",  # the API server cannot be reached
-    "silent",  # no whole line in time
+    "silent",  # no complete message in time
     "slow",  # does not read the sent data
     "too_many",  # too many connections, in total or from one address
     "unasked",  # acknowledged a suspension that was not sent; does not close the stream

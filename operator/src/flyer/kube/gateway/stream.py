@@ -80,10 +80,12 @@ class Stream:
             message = await self._read(self._settings.hello_seconds)
         except ProtocolError as error:
             raise RefusedError(
-                "bad_handshake", f"the first line is not a hello: {error}"
+                "bad_handshake", f"first message is not a valid `hello`: {error}"
             ) from error
         if not isinstance(message, Hello):
-            raise RefusedError("bad_handshake", f"say `hello` first, not `{message.kind}`")
+            raise RefusedError(
+                "bad_handshake", f"first message is `{message.kind}`, expected `hello`"
+            )
         return message
 
     async def serve(
@@ -164,7 +166,7 @@ class Stream:
                     await self._writer.drain()
             except TimeoutError as error:
                 seconds = self._settings.write_seconds
-                raise RefusedError("slow", f"nothing was read for {seconds:g} s") from error
+                raise RefusedError("slow", f"the sidecar read nothing for {seconds:g} s") from error
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.beat_seconds):
                     await self._wake.wait()
@@ -174,9 +176,9 @@ class Stream:
             async with asyncio.timeout(seconds):
                 line = await self._reader.readuntil(b"\n")
         except TimeoutError as error:
-            raise RefusedError("silent", f"no whole line within {seconds:g} s") from error
+            raise RefusedError("silent", f"no complete message within {seconds:g} s") from error
         except asyncio.IncompleteReadError as error:
-            raise RefusedError("", "hung up") from error
+            raise RefusedError("", "the sidecar closed the connection") from error
         except asyncio.LimitOverrunError as error:
             raise ProtocolError("bad_line", f"a line exceeds {REPORT_BYTES_MAX} bytes") from error
         self.heard_at = asyncio.get_running_loop().time()

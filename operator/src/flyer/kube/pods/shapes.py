@@ -36,7 +36,7 @@ class _Scalar:
 
 _TEXT: Final = _Scalar((str,), "a string")
 _FLAG: Final = _Scalar((bool,), "true or false")
-_COUNT: Final = _Scalar((int,), "a whole number")
+_COUNT: Final = _Scalar((int,), "an integer")
 _QUANTITY: Final = _Scalar((str, int, float), 'a quantity such as 8 or "64Gi"')
 _ANY: Final = _Map(None)
 
