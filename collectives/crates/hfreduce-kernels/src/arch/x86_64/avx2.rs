@@ -76,76 +76,12 @@ impl Bytes for Avx2 {
 
 machine!(Avx2, "avx2,f16c");
 
-/// The operations of one vector type. `min` and `max` return their second operand unless the first one compares
-/// less or greater, so that ties and a NaN in `self` keep `self`; a blend then inserts a NaN of `other`.
-macro_rules! lanes {
-    ($t:ty, $lanes:expr, $splat:expr, $nan:expr, $add:ident, $mul:ident, $div:ident, $min:ident, $max:ident,
-     $cmp:ident, $blend:ident, $set1:ident) => {
-        impl Lanes for $t {
-            const LANES: usize = $lanes;
-            #[inline(always)]
-            unsafe fn splat(value: u64) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $set1($splat(value)) }
-            }
-            #[inline(always)]
-            unsafe fn add(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $add(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn multiply(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $mul(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn divide(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $div(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn minimum(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $blend($min(other, self), other, $cmp::<_CMP_UNORD_Q>(other, other)) }
-            }
-            #[inline(always)]
-            unsafe fn maximum(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $blend($max(other, self), other, $cmp::<_CMP_UNORD_Q>(other, other)) }
-            }
-            #[inline(always)]
-            unsafe fn canonical(self) -> Self {
-                // SAFETY: the caller has AVX2.
-                unsafe { $blend(self, $set1($nan), $cmp::<_CMP_UNORD_Q>(self, self)) }
-            }
-        }
-    };
+lanes! {
+    __m256, 8, f32, 0x7FC0_0000, _mm256_set1_ps, _mm256_add_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_min_ps,
+    _mm256_max_ps, _mm256_cmp_ps, _mm256_blendv_ps
 }
-lanes!(
-    __m256,
-    8,
-    |value: u64| value as f32,
-    f32::from_bits(0x7FC0_0000),
-    _mm256_add_ps,
-    _mm256_mul_ps,
-    _mm256_div_ps,
-    _mm256_min_ps,
-    _mm256_max_ps,
-    _mm256_cmp_ps,
-    _mm256_blendv_ps,
-    _mm256_set1_ps
-);
-lanes!(
-    __m256d,
-    4,
-    |value: u64| value as f64,
-    f64::from_bits(0x7FF8_0000_0000_0000),
-    _mm256_add_pd,
-    _mm256_mul_pd,
-    _mm256_div_pd,
-    _mm256_min_pd,
-    _mm256_max_pd,
-    _mm256_cmp_pd,
-    _mm256_blendv_pd,
-    _mm256_set1_pd
-);
+
+lanes! {
+    __m256d, 4, f64, 0x7FF8_0000_0000_0000, _mm256_set1_pd, _mm256_add_pd, _mm256_mul_pd, _mm256_div_pd, _mm256_min_pd,
+    _mm256_max_pd, _mm256_cmp_pd, _mm256_blendv_pd
+}

@@ -2,6 +2,12 @@
 //! as the quarters that shifts yield, so that no element crosses a lane until the result is written.
 
 use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    _mm256_add_epi32 as add_epi32, _mm256_and_si256 as and_si, _mm256_castps_si256 as castps_si,
+    _mm256_castsi256_ps as castsi_ps, _mm256_loadu_si256 as loadu_si,
+    _mm256_set1_epi32 as set1_epi32, _mm256_slli_epi32 as slli_epi32,
+    _mm256_srli_epi32 as srli_epi32,
+};
 
 use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
 use crate::arch::generic::Format;
@@ -77,62 +83,15 @@ unsafe fn separate(first: __m256, second: __m256) -> [__m256; 2] {
     }
 }
 
-/// Formats whose elements are whole lanes.
-macro_rules! whole {
-    ($format:ident, $lanes:ty, $bytes:expr, $load:ident, $bits:ident) => {
-        impl $format {
-            /// # Safety
-            /// As for [`put`], for four lines.
-            #[inline(always)]
-            unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: [$lanes; 4]) {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    put::<STREAM>(destination, $bits(a));
-                    put::<STREAM>(destination.add(32), $bits(b));
-                    put::<STREAM>(destination.add(64), $bits(c));
-                    put::<STREAM>(destination.add(96), $bits(d));
-                }
-            }
-        }
-        impl Format<$lanes> for $format {
-            const ELEMENT_BYTES: usize = $bytes;
-            type Block = [$lanes; 4];
-            type Wide = Self;
-            #[inline(always)]
-            unsafe fn load(source: *const u8) -> [$lanes; 4] {
-                // SAFETY: the caller's pointer is good for four lines.
-                unsafe {
-                    [
-                        $load(source.cast()),
-                        $load(source.add(32).cast()),
-                        $load(source.add(64).cast()),
-                        $load(source.add(96).cast()),
-                    ]
-                }
-            }
-            stores!([$lanes; 4]);
-        }
-    };
+whole!(F32, __m256, 4, 32, _mm256_loadu_ps, _mm256_castps_si256);
+whole!(F64, __m256d, 8, 32, _mm256_loadu_pd, _mm256_castpd_si256);
+
+bf16!(__m256, __m256i, 32);
+f16! {
+    __m256, __m256i, 32, _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _MM_FROUND_TO_NEAREST_INT
 }
-whole!(F32, __m256, 4, _mm256_loadu_ps, _mm256_castps_si256);
-whole!(F64, __m256d, 8, _mm256_loadu_pd, _mm256_castpd_si256);
 
 impl Bf16 {
-    /// Adds the rounding increment, so that the upper half is the value rounded to nearest even (see the scalar
-    /// code).
-    ///
-    /// # Safety
-    /// The caller has AVX2.
-    #[inline(always)]
-    unsafe fn round(lanes: __m256) -> __m256i {
-        // SAFETY: the caller has AVX2.
-        unsafe {
-            let bits = _mm256_castps_si256(lanes);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)))
-        }
-    }
-
     /// # Safety
     /// The caller has AVX2.
     #[inline(always)]
@@ -143,92 +102,6 @@ impl Bf16 {
             _mm256_blend_epi16::<0b1010_1010>(even, Self::round(odd))
         }
     }
-
-    /// # Safety
-    /// As for [`put`], for two lines.
-    #[inline(always)]
-    unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            put::<STREAM>(destination, Self::pack(a, b));
-            put::<STREAM>(destination.add(32), Self::pack(c, d));
-        }
-    }
-}
-
-impl Format<__m256> for Bf16 {
-    const ELEMENT_BYTES: usize = 2;
-    type Block = Block;
-    type Wide = F32;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> Block {
-        // SAFETY: the caller's pointer is good for two lines.
-        unsafe {
-            let upper = _mm256_set1_epi32(0xFFFF_0000_u32 as i32);
-            let a = _mm256_loadu_si256(source.cast());
-            let b = _mm256_loadu_si256(source.add(32).cast());
-            [
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(a)),
-                _mm256_castsi256_ps(_mm256_and_si256(a, upper)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(b)),
-                _mm256_castsi256_ps(_mm256_and_si256(b, upper)),
-            ]
-        }
-    }
-    stores!(Block);
-    #[inline(always)]
-    unsafe fn ordered([a, b, c, d]: Block) -> Block {
-        // SAFETY: the caller has AVX2.
-        let ([a, b], [c, d]) = unsafe { (interleave(a, b), interleave(c, d)) };
-        [a, b, c, d]
-    }
-    #[inline(always)]
-    unsafe fn shuffled([a, b, c, d]: Block) -> Block {
-        // SAFETY: the caller has AVX2.
-        let ([a, b], [c, d]) = unsafe { (separate(a, b), separate(c, d)) };
-        [a, b, c, d]
-    }
-}
-
-impl F16 {
-    /// # Safety
-    /// The caller has AVX2.
-    #[inline(always)]
-    unsafe fn pack(low: __m256, high: __m256) -> __m256i {
-        const EVEN: i32 = _MM_FROUND_TO_NEAREST_INT;
-        // SAFETY: the caller has AVX2.
-        unsafe { join(_mm256_cvtps_ph::<EVEN>(low), _mm256_cvtps_ph::<EVEN>(high)) }
-    }
-
-    /// # Safety
-    /// As for [`put`], for two lines.
-    #[inline(always)]
-    unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            put::<STREAM>(destination, Self::pack(a, b));
-            put::<STREAM>(destination.add(32), Self::pack(c, d));
-        }
-    }
-}
-
-impl Format<__m256> for F16 {
-    const ELEMENT_BYTES: usize = 2;
-    type Block = Block;
-    type Wide = F32;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> Block {
-        // SAFETY: the caller's pointer is good for two lines.
-        unsafe {
-            [
-                _mm256_cvtph_ps(_mm_loadu_si128(source.cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(source.add(16).cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(source.add(32).cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(source.add(48).cast())),
-            ]
-        }
-    }
-    stores!(Block);
 }
 
 /// Widens a line of bytes whose even and odd elements have been converted to binary16, as [even low, even high,

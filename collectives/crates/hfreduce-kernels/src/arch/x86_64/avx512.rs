@@ -29,76 +29,33 @@ impl Floats for Avx512 {
 }
 
 machine!(Avx512, "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl");
-/// The operations of one vector type. `min` and `max` return their second operand unless the first one compares
-/// less or greater, so that ties and a NaN in `self` keep `self`; a blend then inserts a NaN of `other`.
-macro_rules! lanes {
-    ($t:ty, $lanes:expr, $splat:expr, $nan:expr, $add:ident, $mul:ident, $div:ident, $min:ident, $max:ident,
-     $cmp:ident, $blend:ident, $set1:ident) => {
-        impl Lanes for $t {
-            const LANES: usize = $lanes;
-            #[inline(always)]
-            unsafe fn splat(value: u64) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $set1($splat(value)) }
-            }
-            #[inline(always)]
-            unsafe fn add(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $add(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn multiply(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $mul(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn divide(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $div(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn minimum(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $blend($cmp::<_CMP_UNORD_Q>(other, other), $min(other, self), other) }
-            }
-            #[inline(always)]
-            unsafe fn maximum(self, other: Self) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $blend($cmp::<_CMP_UNORD_Q>(other, other), $max(other, self), other) }
-            }
-            #[inline(always)]
-            unsafe fn canonical(self) -> Self {
-                // SAFETY: the caller has AVX-512.
-                unsafe { $blend($cmp::<_CMP_UNORD_Q>(self, self), self, $set1($nan)) }
-            }
-        }
-    };
+
+lanes! {
+    __m512, 16, f32, 0x7FC0_0000, _mm512_set1_ps, _mm512_add_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_min_ps,
+    _mm512_max_ps, _mm512_cmp_ps_mask, blend_ps
 }
-lanes!(
-    __m512,
-    16,
-    |value: u64| value as f32,
-    f32::from_bits(0x7FC0_0000),
-    _mm512_add_ps,
-    _mm512_mul_ps,
-    _mm512_div_ps,
-    _mm512_min_ps,
-    _mm512_max_ps,
-    _mm512_cmp_ps_mask,
-    _mm512_mask_blend_ps,
-    _mm512_set1_ps
-);
-lanes!(
-    __m512d,
-    8,
-    |value: u64| value as f64,
-    f64::from_bits(0x7FF8_0000_0000_0000),
-    _mm512_add_pd,
-    _mm512_mul_pd,
-    _mm512_div_pd,
-    _mm512_min_pd,
-    _mm512_max_pd,
-    _mm512_cmp_pd_mask,
-    _mm512_mask_blend_pd,
-    _mm512_set1_pd
-);
+
+lanes! {
+    __m512d, 8, f64, 0x7FF8_0000_0000_0000, _mm512_set1_pd, _mm512_add_pd, _mm512_mul_pd, _mm512_div_pd,
+    _mm512_min_pd, _mm512_max_pd, _mm512_cmp_pd_mask, blend_pd
+}
+
+/// `b` where the mask is set, else `a`, as AVX2's blends.
+///
+/// # Safety
+/// The caller has AVX-512.
+#[inline(always)]
+unsafe fn blend_ps(a: __m512, b: __m512, mask: __mmask16) -> __m512 {
+    // SAFETY: the caller has AVX-512.
+    unsafe { _mm512_mask_blend_ps(mask, a, b) }
+}
+
+/// As [`blend_ps`].
+///
+/// # Safety
+/// The caller has AVX-512.
+#[inline(always)]
+unsafe fn blend_pd(a: __m512d, b: __m512d, mask: __mmask8) -> __m512d {
+    // SAFETY: the caller has AVX-512.
+    unsafe { _mm512_mask_blend_pd(mask, a, b) }
+}

@@ -2,6 +2,12 @@
 //! so that no element crosses a lane.
 
 use std::arch::x86_64::*;
+use std::arch::x86_64::{
+    _mm512_add_epi32 as add_epi32, _mm512_and_si512 as and_si, _mm512_castps_si512 as castps_si,
+    _mm512_castsi512_ps as castsi_ps, _mm512_loadu_si512 as loadu_si,
+    _mm512_set1_epi32 as set1_epi32, _mm512_slli_epi32 as slli_epi32,
+    _mm512_srli_epi32 as srli_epi32,
+};
 
 use crate::arch::generic::Format;
 
@@ -64,62 +70,15 @@ unsafe fn separate(first: __m512, second: __m512) -> [__m512; 2] {
     }
 }
 
-/// Formats whose elements are whole lanes.
-macro_rules! whole {
-    ($format:ident, $lanes:ty, $bytes:expr, $load:ident, $bits:ident) => {
-        impl $format {
-            /// # Safety
-            /// As for [`put`], for four lines.
-            #[inline(always)]
-            unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: [$lanes; 4]) {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    put::<STREAM>(destination, $bits(a));
-                    put::<STREAM>(destination.add(64), $bits(b));
-                    put::<STREAM>(destination.add(128), $bits(c));
-                    put::<STREAM>(destination.add(192), $bits(d));
-                }
-            }
-        }
-        impl Format<$lanes> for $format {
-            const ELEMENT_BYTES: usize = $bytes;
-            type Block = [$lanes; 4];
-            type Wide = Self;
-            #[inline(always)]
-            unsafe fn load(source: *const u8) -> [$lanes; 4] {
-                // SAFETY: the caller's pointer is good for four lines.
-                unsafe {
-                    [
-                        $load(source.cast()),
-                        $load(source.add(64).cast()),
-                        $load(source.add(128).cast()),
-                        $load(source.add(192).cast()),
-                    ]
-                }
-            }
-            stores!([$lanes; 4]);
-        }
-    };
+whole!(F32, __m512, 4, 64, _mm512_loadu_ps, _mm512_castps_si512);
+whole!(F64, __m512d, 8, 64, _mm512_loadu_pd, _mm512_castpd_si512);
+
+bf16!(__m512, __m512i, 64);
+f16! {
+    __m512, __m512i, 64, _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtps_ph, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC
 }
-whole!(F32, __m512, 4, _mm512_loadu_ps, _mm512_castps_si512);
-whole!(F64, __m512d, 8, _mm512_loadu_pd, _mm512_castpd_si512);
 
 impl Bf16 {
-    /// Adds the rounding increment, so that the upper half is the value rounded to nearest even (see the scalar
-    /// code).
-    ///
-    /// # Safety
-    /// The caller has AVX-512.
-    #[inline(always)]
-    unsafe fn round(lanes: __m512) -> __m512i {
-        // SAFETY: the caller has AVX-512.
-        unsafe {
-            let bits = _mm512_castps_si512(lanes);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)))
-        }
-    }
-
     /// # Safety
     /// The caller has AVX-512.
     #[inline(always)]
@@ -130,90 +89,4 @@ impl Bf16 {
             _mm512_mask_blend_epi16(0xAAAA_AAAA, even, Self::round(odd))
         }
     }
-
-    /// # Safety
-    /// As for [`put`], for two lines.
-    #[inline(always)]
-    unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            put::<STREAM>(destination, Self::pack(a, b));
-            put::<STREAM>(destination.add(64), Self::pack(c, d));
-        }
-    }
-}
-
-impl Format<__m512> for Bf16 {
-    const ELEMENT_BYTES: usize = 2;
-    type Block = Block;
-    type Wide = F32;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> Block {
-        // SAFETY: the caller's pointer is good for two lines.
-        unsafe {
-            let upper = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
-            let a = _mm512_loadu_si512(source.cast());
-            let b = _mm512_loadu_si512(source.add(64).cast());
-            [
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(a)),
-                _mm512_castsi512_ps(_mm512_and_si512(a, upper)),
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(b)),
-                _mm512_castsi512_ps(_mm512_and_si512(b, upper)),
-            ]
-        }
-    }
-    stores!(Block);
-    #[inline(always)]
-    unsafe fn ordered([a, b, c, d]: Block) -> Block {
-        // SAFETY: the caller has AVX-512.
-        let ([a, b], [c, d]) = unsafe { (interleave(a, b), interleave(c, d)) };
-        [a, b, c, d]
-    }
-    #[inline(always)]
-    unsafe fn shuffled([a, b, c, d]: Block) -> Block {
-        // SAFETY: the caller has AVX-512.
-        let ([a, b], [c, d]) = unsafe { (separate(a, b), separate(c, d)) };
-        [a, b, c, d]
-    }
-}
-
-impl F16 {
-    /// # Safety
-    /// The caller has AVX-512.
-    #[inline(always)]
-    unsafe fn pack(low: __m512, high: __m512) -> __m512i {
-        const EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        // SAFETY: the caller has AVX-512.
-        unsafe { join(_mm512_cvtps_ph::<EVEN>(low), _mm512_cvtps_ph::<EVEN>(high)) }
-    }
-
-    /// # Safety
-    /// As for [`put`], for two lines.
-    #[inline(always)]
-    unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            put::<STREAM>(destination, Self::pack(a, b));
-            put::<STREAM>(destination.add(64), Self::pack(c, d));
-        }
-    }
-}
-
-impl Format<__m512> for F16 {
-    const ELEMENT_BYTES: usize = 2;
-    type Block = Block;
-    type Wide = F32;
-    #[inline(always)]
-    unsafe fn load(source: *const u8) -> Block {
-        // SAFETY: the caller's pointer is good for two lines.
-        unsafe {
-            [
-                _mm512_cvtph_ps(_mm256_loadu_si256(source.cast())),
-                _mm512_cvtph_ps(_mm256_loadu_si256(source.add(32).cast())),
-                _mm512_cvtph_ps(_mm256_loadu_si256(source.add(64).cast())),
-                _mm512_cvtph_ps(_mm256_loadu_si256(source.add(96).cast())),
-            ]
-        }
-    }
-    stores!(Block);
 }
