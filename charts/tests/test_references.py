@@ -77,10 +77,11 @@ def test_service_monitors_find_a_port_of_the_same_pods(
         selector = monitor["spec"]["selector"]["matchLabels"]
         [endpoint] = monitor["spec"]["endpoints"]
         services = [
-            item for item in objects.of("Service")
+            item
+            for item in objects.of("Service")
             if selector.items() <= item["metadata"]["labels"].items()
             and endpoint["port"] in [port["name"] for port in item["spec"]["ports"]]
-        ]  # fmt: skip
+        ]
         [service] = services
         name = monitor["metadata"]["name"]
         by_name[name] = (service["spec"]["selector"], service["spec"]["ports"][0]["targetPort"])

@@ -280,9 +280,10 @@ def ask(cluster: Cluster, token: str, path: str, method: str = "GET", body: byte
         method=method,
         data=body or None,
         headers={
-            "Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json",
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/merge-patch+json",
         },
-    )  # fmt: skip
+    )
     context = ssl._create_unverified_context()
     try:
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:

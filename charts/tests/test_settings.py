@@ -41,9 +41,7 @@ def test_the_operator_reads_its_settings(render: Render, monkeypatch: pytest.Mon
     times = (settings.lease_seconds, settings.renew, settings.retry)
     assert times == (15, 10.0, 2.0)
     assert times == (usual.lease_seconds, usual.renew, usual.retry)
-    assert times == (
-        candidate.duration_seconds, candidate.renew_seconds, candidate.retry_seconds
-    )  # fmt: skip
+    assert times == (candidate.duration_seconds, candidate.renew_seconds, candidate.retry_seconds)
     assert f"flyer-webhook.{settings.namespace}.svc.cluster.local" in settings.names
     assert settings.image_pull_secrets == "one,two"
     assert settings.endpoint == "flyer-gateway.fireflyer-system.svc:7443"

@@ -112,10 +112,11 @@ class Tenant:
 
 def job(name: str, **spec: Any) -> dict[str, Any]:
     return {
-        "apiVersion": names.API_VERSION, "kind": names.KIND_JOB,
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND_JOB,
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {"nodes": 2, "template": TEMPLATE, **spec},
-    }  # fmt: skip
+    }
 
 
 def pod(name: str, labels: dict[str, str] | None, **spec: Any) -> dict[str, Any]:

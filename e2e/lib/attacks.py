@@ -157,7 +157,7 @@ def malformed() -> dict[str, dict[str, Any]]:
         "sidecar": {"spec": {"containers": [container, {**container, "name": "flyer-sidecar"}]}},
         "inline": {"spec": {"containers": [container], "volumes": [{"name": "x", "csi": hidden}]}},
         "host": {"spec": {"containers": [{**container, "securityContext": {"privileged": True}}]}},
-    }  # fmt: skip
+    }
 
 
 def gateway_address(scene: Scene) -> str:

@@ -73,8 +73,9 @@ def no_operator(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         cluster.kubectl(*scale, f"--replicas={replicas}")
-    cluster.kubectl("rollout", "status", "deployment/flyer-operator", space, "--timeout=120s",
-                    deadline_s=130)  # fmt: skip
+    cluster.kubectl(
+        "rollout", "status", "deployment/flyer-operator", space, "--timeout=120s", deadline_s=130
+    )
 
 
 @pytest.fixture

@@ -38,8 +38,9 @@ AGENT: Final = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}"
 MASTERS: Final = "system:masters"
 _CODES: Final = {"Forbidden": 403, "Invalid": 422, "Unauthorized": 401}
 _PARAMETERS: Final = {
-    names.KIND_TOPOLOGY: names.PLURAL_TOPOLOGIES, names.KIND_QUOTA: names.PLURAL_QUOTAS,
-}  # fmt: skip
+    names.KIND_TOPOLOGY: names.PLURAL_TOPOLOGIES,
+    names.KIND_QUOTA: names.PLURAL_QUOTAS,
+}
 _EXTRA: Final = "impersonate-extra-"
 _SYSTEM_CLASSES: Final = {
     "system-cluster-critical": 2_000_000_000,

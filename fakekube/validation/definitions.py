@@ -107,9 +107,8 @@ class _Node:
     def _own(self, value: Any, old: Any, path: str) -> Iterator[str]:
         unchanged = old is not None and value == old
         rules = [
-            item for item in self.rules
-            if (old is not None if item.transition else not unchanged)
-        ]  # fmt: skip
+            item for item in self.rules if (old is not None if item.transition else not unchanged)
+        ]
         if not rules:
             return
         before = None if old is None else escaped(old, self.schema)

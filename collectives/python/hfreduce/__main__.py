@@ -54,9 +54,10 @@ def _look(options: argparse.Namespace) -> tuple[list[status.Group], list[flight.
         own = {(r.data["group"], r.data["rank"]) for r in recorders}
         all_recorders = flight.find(options.run_dir or flight.folders())
         recorders += [
-            r for r in all_recorders
+            r
+            for r in all_recorders
             if r.data["group"] in groups and (r.data["group"], r.data["rank"]) not in own
-        ]  # fmt: skip
+        ]
     else:
         recorders = list(flight.find(options.run_dir or flight.folders()))
     status_groups = status.groups(recorders, options.stuck_after, ended=options.ended)

@@ -250,18 +250,18 @@ def test_a_mismatch_is_reported_before_the_ranks_fail():
 
 
 def test_an_absent_rank_is_named_at_the_start():
-    group = only_group([
-        recorder(rank, [], waits=3, state="connecting") for rank in range(3)
-    ])  # fmt: skip
+    group = only_group([recorder(rank, [], waits=3, state="connecting") for rank in range(3)])
     assert (group.verdict, group.culprits) == ("stuck", [3])
     assert group.conclusion == "3 ranks connect for 31 s; 3 ranks wait for rank 3"
 
 
 def test_a_dead_rank_has_precedence_over_its_consequences():
-    group = only_group([
-        recorder(0, [entry(9)], waits=1),
-        recorder(1, [entry(8, state="completed")], life="dead"),
-    ])  # fmt: skip
+    group = only_group(
+        [
+            recorder(0, [entry(9)], waits=1),
+            recorder(1, [entry(8, state="completed")], life="dead"),
+        ]
+    )
     assert (group.verdict, group.culprits) == ("dead", [1])
     assert group.conclusion == "rank 1 (node n1, pid 101) is dead; 1 rank waits"
 

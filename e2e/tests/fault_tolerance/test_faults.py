@@ -229,8 +229,9 @@ def test_a_power_cut_costs_a_gang_only_the_detection_time(cluster: Cluster, name
         wait_step(cluster, "moves", namespace, step_before + 10)
     finally:
         machine.power_on()
-    cluster.kubectl("wait", "--for=condition=Ready", f"node/{victim}", "--timeout=120s",
-                    deadline_s=130)  # fmt: skip
+    cluster.kubectl(
+        "wait", "--for=condition=Ready", f"node/{victim}", "--timeout=120s", deadline_s=130
+    )
     # It takes part again.
     cluster.kubectl("delete", "flyerjob", "moves", f"--namespace={namespace}")
     cluster.apply(counter("all", 4, steps=5), namespace=namespace)

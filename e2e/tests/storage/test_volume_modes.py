@@ -158,8 +158,9 @@ def test_volumes_are_read_only_if_declared(release: chart.Release, namespace: st
     read_only_claim = claim("shown", "64Mi", "ReadOnlyMany")
     read_only_claim["spec"] |= {"storageClassName": "", "volumeName": volume_name}
     try:
-        cluster.apply(persistent, read_only_claim, pod_with("guest", "node-s1", "shown"),
-                      namespace=namespace)  # fmt: skip
+        cluster.apply(
+            persistent, read_only_claim, pod_with("guest", "node-s1", "shown"), namespace=namespace
+        )
         cluster.wait_ready("guest", namespace=namespace, deadline_s=SECONDS)
         assert sh("guest", "cat /volume/file") == "text\n"
         assert EROFS in sh("guest", TOUCH)

@@ -33,7 +33,7 @@ __all__ = [
     "mark_unobservable",
     "observe",
     "start_probation",
-]  # fmt: skip
+]
 
 RETURNS_WINDOW_SECONDS = 86_400.0
 HISTORY_MAX = 32
