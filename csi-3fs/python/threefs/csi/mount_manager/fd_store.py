@@ -28,7 +28,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .protocol import Refused, receive, receive_descriptors, send, send_descriptors, socket_address
+from .protocol import (
+    Refused,
+    connect,
+    listen,
+    receive,
+    receive_descriptors,
+    send,
+    send_descriptors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,19 +174,16 @@ class FdStoreClient:
         if self._path is None:
             yield None
             return
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(seconds)
+        try:
+            connection = connect(self._path, seconds)
+        except OSError as error:
+            _log(
+                f"no descriptor store at {self._path} ({error}): mounts end if the mount manager "
+                "is killed"
+            )
+            yield None
+            return
         with connection:
-            try:
-                with socket_address(self._path) as address:
-                    connection.connect(address)
-            except OSError as error:
-                _log(
-                    f"no descriptor store at {self._path} ({error}): mounts end if the mount "
-                    "manager is killed"
-                )
-                yield None
-                return
             try:
                 yield connection
             except (OSError, Refused, KeyError) as error:
@@ -198,13 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     path.parent.mkdir(parents=True, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    path.unlink(missing_ok=True)
-    old_umask = os.umask(0o177)
-    with socket_address(path) as address:
-        listener.bind(address)
-    os.umask(old_umask)
-    listener.listen(16)
+    listener = listen(path, 16)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: sys.exit(0))
     sys.stdout.write("ready\n")

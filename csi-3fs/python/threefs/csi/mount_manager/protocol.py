@@ -33,12 +33,13 @@ __all__ = [
     "LINE_BYTES_MAX",
     "PROTOCOL",
     "Refused",
+    "connect",
     "exchange",
+    "listen",
     "receive",
     "receive_descriptors",
     "send",
     "send_descriptors",
-    "socket_address",
 ]
 
 PROTOCOL = 1
@@ -47,7 +48,7 @@ LINE_BYTES_MAX = 1 << 20
 
 
 @contextlib.contextmanager
-def socket_address(path: Path) -> Iterator[str]:
+def _socket_address(path: Path) -> Iterator[str]:
     """An address of the socket `path` that fits the 108 bytes of unix(7), however long the path is.
 
     Raises OSError where the folder cannot be opened.
@@ -59,15 +60,45 @@ def socket_address(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
+def listen(path: Path, backlog: int) -> socket.socket:
+    """Listen at the socket `path`, in place of any process that listened there before."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # No client may connect before the mode is set.
+    old_umask = os.umask(0o177)
+    try:
+        with _socket_address(temporary) as address:
+            listener.bind(address)
+    finally:
+        os.umask(old_umask)
+    listener.listen(backlog)
+    temporary.replace(path)
+    return listener
+
+
+def connect(path: Path, seconds: float) -> socket.socket:
+    """Connect to the socket `path`; this and each later step end within `seconds`.
+
+    Raises OSError where no process serves the socket in time.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(seconds)
+    try:
+        with _socket_address(path) as address:
+            connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 def exchange(path: Path, seconds: float, **request: object) -> dict[str, Any]:
     """Send one request to the socket `path` and return its reply, each step within `seconds`.
 
     Raises OSError where no process serves the socket in time, Refused for an invalid reply.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(seconds)
-        with socket_address(path) as address:
-            connection.connect(address)
+    with connect(path, seconds) as connection:
         send(connection, request)
         return receive(connection)
 

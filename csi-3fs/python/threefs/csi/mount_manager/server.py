@@ -29,11 +29,12 @@ from .mount_table import ManagedMount
 from .protocol import (
     PROTOCOL,
     Refused,
+    connect,
+    listen,
     receive,
     receive_descriptors,
     send,
     send_descriptors,
-    socket_address,
 )
 from .service import MountService
 from .unmount import WRITEBACK_TIMEOUT_SECONDS
@@ -60,20 +61,7 @@ class Server:
 
     def open(self) -> None:
         """Listen at the path, in place of any process that listened there before."""
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # No client may connect before the mode is set.
-        old_umask = os.umask(0o177)
-        try:
-            with socket_address(temporary) as address:
-                listener.bind(address)
-        finally:
-            os.umask(old_umask)
-        listener.listen(CONNECTIONS_MAX)
-        temporary.replace(self._path)
-        self._socket = listener
+        self._socket = listen(self._path, CONNECTIONS_MAX)
 
     def serve(self) -> None:
         """Serve until `close`."""
@@ -183,14 +171,11 @@ class _Fields:
 
 def take_over(path: Path) -> list[ManagedMount] | None:
     """Take the mounts of the manager at a socket; None when no manager listens there."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(HANDOVER_SECONDS)
+    try:
+        connection = connect(path, HANDOVER_SECONDS)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
     with connection:
-        try:
-            with socket_address(path) as address:
-                connection.connect(address)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
         send(connection, {"op": "handover"})
         reply = receive(connection)
         if reply.get("ok") is not True:
