@@ -34,7 +34,7 @@ READY_DEADLINE_S = 180.0  # a loaded machine; usually 15 s
 class Options:
     """Components of the cluster."""
 
-    light: bool = False  # the control plane alone
+    light: bool = False  # only the control plane
     controllers: bool = False  # in a light cluster: the controller manager too
     nodes: tuple[NodeSpec, ...] = NODES  # in a whole cluster
     kwok: int = 0  # nodes without machines on top

@@ -1,4 +1,4 @@
-"""The demo works alone on the machine and refuses to run next to a second one."""
+"""Runs the demo, and checks that a second demo on the machine is refused."""
 
 import json
 import signal

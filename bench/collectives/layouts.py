@@ -212,7 +212,7 @@ def main() -> int:
     """Runs all layouts; exit status 1 if the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="gradient buckets and 4 KiB alone")
+    parser.add_argument("--quick", action="store_true", help="only gradient buckets and 4 KiB")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "build/bench/collectives-layouts.json"
     )

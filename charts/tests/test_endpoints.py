@@ -207,7 +207,7 @@ def test_each_component_connects_to_what_the_page_says(everything: Rendered) -> 
 
 
 def test_connections_between_our_pods_are_allowed_at_both_ends(everything: Rendered) -> None:
-    """Each policy alone may be right, and no connection be possible."""
+    """Ingress and egress policies must match: each can be right while no connection is possible."""
     of_pod = {COMPONENTS[name]: pod["metadata"]["labels"] for name, pod in pods(everything)}
     peers = opened(everything)
     between = [

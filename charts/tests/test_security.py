@@ -11,7 +11,7 @@ from charts.tests.test_references import referred
 
 AUDIENCE = "3fs"
 PRIVILEGED = {("DaemonSet/threefs-csi-mount-manager", "mount-manager")}
-"""mount(2) and mounts that reach the kubelet are for privileged containers alone."""
+"""mount(2) and bidirectional mount propagation require a privileged container."""
 OPERATOR = "flyer-operator"
 NODE_PARTS = {
     "DaemonSet/threefs-csi-node", "DaemonSet/threefs-csi-mount-manager", "DaemonSet/flyer-node",
@@ -39,7 +39,7 @@ def test_no_rule_has_a_wildcard(everything: Rendered) -> None:
                 assert not [word for word in rule.get(part, []) if "*" in word], role["metadata"]
 
 
-def test_no_account_may_read_secrets_of_others(everything: Rendered) -> None:
+def test_accounts_may_read_only_secrets_that_a_rule_names(everything: Rendered) -> None:
     for role in everything.of("ClusterRole", "Role"):
         for rule in role["rules"]:
             if "secrets" in rule["resources"]:
@@ -49,7 +49,7 @@ def test_no_account_may_read_secrets_of_others(everything: Rendered) -> None:
 
 
 def test_no_pod_mounts_a_secret_with_a_key_that_it_does_not_need(everything: Rendered) -> None:
-    """A node reads every key of the Secrets that its pods mount, whatever the volume names."""
+    """A node can read every key of a mounted Secret, also keys that the volume does not name."""
     mounted = {
         name: {word for kind, word in referred(pod) if kind == "Secret"}
         for name, pod in pods(everything)
@@ -98,7 +98,7 @@ def test_controllers_run_under_pod_security_restricted(everything: Rendered) -> 
 
 
 def test_only_node_components_run_as_root(everything: Rendered) -> None:
-    """The images are not root, others' images are what their projects made them."""
+    """The project's images run as another user; third-party images as their projects define."""
     for name, pod in pods(everything):
         for container in containers(pod):
             context = {**pod["spec"].get("securityContext", {}), **container["securityContext"]}
@@ -112,7 +112,7 @@ def test_services_that_keep_data_may_write_their_volumes(everything: Rendered) -
             assert context["fsGroup"] == context["runAsUser"] == 65532, name
 
 
-def test_only_what_mounts_is_privileged(everything: Rendered) -> None:
+def test_only_the_mount_manager_is_privileged(everything: Rendered) -> None:
     privileged = {
         (name, container["name"])
         for name, pod in pods(everything)
@@ -125,7 +125,7 @@ def test_only_what_mounts_is_privileged(everything: Rendered) -> None:
 def test_every_container_but_privileged_ones_has_the_runtimes_seccomp_profile(
     everything: Rendered,
 ) -> None:
-    """Kubernetes lets a privileged container run without one, whatever the pod says."""
+    """Kubernetes runs a privileged container without one, even if the pod has a profile."""
     for name, pod in pods(everything):
         for container in containers(pod):
             context = {**pod["spec"].get("securityContext", {}), **container["securityContext"]}
@@ -134,7 +134,7 @@ def test_every_container_but_privileged_ones_has_the_runtimes_seccomp_profile(
             assert profile == expected, (name, container["name"])
 
 
-def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
+def test_a_value_disables_the_control_groups_of_daemons(
     render: Render,
 ) -> None:
     for on in (True, False):
@@ -148,7 +148,7 @@ def test_the_daemons_of_a_volume_have_a_control_group_unless_a_value_says_no(
         assert setting["THREEFS_DAEMON_CGROUPS"] == ("true" if on else "false")
 
 
-def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rendered) -> None:
+def test_node_components_mount_only_the_host_paths_that_they_need(everything: Rendered) -> None:
     host_paths = {
         name: {
             volume["hostPath"]["path"] for volume in pod["spec"]["volumes"] if "hostPath" in volume
@@ -158,7 +158,7 @@ def test_node_parts_see_the_folders_that_they_need_and_no_more(everything: Rende
     assert {name: paths for name, paths in host_paths.items() if paths} == HOST_PATHS
 
 
-def test_the_node_agent_writes_into_its_folders_alone(everything: Rendered) -> None:
+def test_the_node_agent_writes_only_to_its_folders(everything: Rendered) -> None:
     [agent] = [pod for name, pod in pods(everything) if name == "DaemonSet/flyer-node"]
     [container] = containers(agent)
     writable = {
@@ -178,7 +178,7 @@ def test_without_cdi_the_agent_sees_none_of_its_folders(render: Render) -> None:
 
 @pytest.mark.parametrize("field", ["resources", "securityContext", "livenessProbe"])
 def test_every_container_has(field: str, everything: Rendered) -> None:
-    # The container liveness-probe answers for the driver and has no probe itself.
+    # The liveness-probe container checks the driver and has no probe.
     for name, pod in pods(everything):
         for container in containers(pod):
             if field == "livenessProbe" and container["name"] == "liveness-probe":
@@ -186,7 +186,7 @@ def test_every_container_has(field: str, everything: Rendered) -> None:
             assert container.get(field), f"{name}: {container['name']} has no {field}"
 
 
-def test_every_container_says_what_it_needs_and_what_it_may_take(everything: Rendered) -> None:
+def test_every_container_has_requests_and_a_memory_limit(everything: Rendered) -> None:
     for name, pod in pods(everything):
         for container in containers(pod):
             resources: dict[str, Any] = container["resources"]
@@ -194,7 +194,7 @@ def test_every_container_says_what_it_needs_and_what_it_may_take(everything: Ren
             assert "memory" in resources["limits"], name
 
 
-def test_the_webhook_fails_open_and_leaves_our_own_namespace_alone(everything: Rendered) -> None:
+def test_the_webhook_fails_open_and_excludes_the_release_namespace(everything: Rendered) -> None:
     [configuration] = everything.of("MutatingWebhookConfiguration")
     for webhook in configuration["webhooks"]:
         assert webhook["failurePolicy"] == "Ignore"
@@ -266,7 +266,7 @@ def test_the_operator_creates_pods_in_watched_and_never_in_system_namespaces(
     assert binding["spec"]["validationActions"] == ["Deny"]
 
 
-def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> None:
+def test_the_operator_has_the_permissions_of_its_calls(everything: Rendered) -> None:
     (role,) = (
         item for item in everything.of("ClusterRole") if item["metadata"]["name"] == OPERATOR
     )
@@ -292,7 +292,7 @@ def test_the_operator_may_do_what_its_calls_ask_for(everything: Rendered) -> Non
     }
 
 
-def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> None:
+def test_dedicated_nodes_are_for_system_namespaces_and_the_release(render: Render) -> None:
     objects = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
     binding = objects.named("ClusterRoleBinding", "flyer-dedicated-nodes")
     assert [subject["name"] for subject in binding["subjects"]] == [
@@ -301,7 +301,7 @@ def test_dedicated_nodes_are_for_system_namespaces_and_ours(render: Render) -> N
     ]
 
 
-def test_high_priorities_are_for_system_namespaces_and_ours(render: Render) -> None:
+def test_high_priorities_are_for_system_namespaces_and_the_release(render: Render) -> None:
     objects = render(**{"admissionPolicies.systemNamespaces": ["kube-system", "monitoring"]})
     name = "flyer-priority-classes"
     everywhere = objects.named("ClusterRoleBinding", name)["subjects"]
@@ -317,8 +317,8 @@ def test_high_priorities_are_for_system_namespaces_and_ours(render: Render) -> N
     ]
 
 
-def test_the_operator_may_use_the_class_of_jobs_alone(everything: Rendered) -> None:
-    """It creates pods of templates that tenants write, in their namespaces."""
+def test_the_operator_may_use_only_the_priority_class_of_jobs(everything: Rendered) -> None:
+    """It creates pods in namespaces of tenants, from templates that they write."""
     rules = [
         rule
         for binding in everything.of("ClusterRoleBinding")

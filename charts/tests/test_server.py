@@ -217,7 +217,7 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     installation.helm("uninstall", RELEASE, "--wait")
 
     wait_for(
-        "data and its key alone are left",
+        "only the data and its key remain",
         lambda: (
             {
                 name

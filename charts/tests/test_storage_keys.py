@@ -69,7 +69,7 @@ def test_a_certificate_of_the_administrators_is_used(render: Render) -> None:
     ]
     secrets = {secret for _, pod in pods(objects) for kind, secret in referred(pod)}
     assert "from-cert-manager" in secrets
-    # Its authority alone is for the nodes.
+    # Nodes get only its CA.
     objects = render(
         **{
             "csi.issuer.existingSecret": "from-cert-manager",

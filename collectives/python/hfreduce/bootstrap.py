@@ -183,7 +183,7 @@ def _exchange_infos(
         if other["world"] != message["world"]:
             problem = "comes from another start of the job: start all ranks anew"
         elif other["ranks"] != message["ranks"]:
-            problem = "takes the group for other ranks: give all the same list"
+            problem = "has a different list of ranks: pass the same list on all ranks"
         if problem is not None:
             rank = membership.global_ranks[index]
             raise _error(membership, "endpoint", f"rank {rank} {problem}")
@@ -276,8 +276,8 @@ def _agree_on_places(
         if other["job"] != message["job"]:
             problem = f"belongs to job {other['job']!r}, this rank to {message['job']!r}"
         elif other["ranks"] != message["ranks"]:
-            sizes = f"{other['size']} ranks, this rank for one of {message['size']}"
-            problem = f"takes the group for one of {sizes}: their lists differ"
+            sizes = f"{other['size']} ranks, this rank in one of {message['size']}"
+            problem = f"is in a group of {sizes}, or their lists of ranks differ"
         elif other["bridges"] != message["bridges"]:
             problem = f"has bridges {other['bridges']}, this rank {message['bridges']}"
         elif expected is not None and place != expected[index]:

@@ -1,8 +1,8 @@
-"""`python -m threefs.exporter`: exports mgmtd's status of a 3FS cluster to Prometheus.
+"""`python -m threefs.exporter`: exports the status of a 3FS cluster to Prometheus.
 
 It runs next to mgmtd and queries it when it is scraped, at most once a second; it stores nothing.
-If mgmtd does not reply, the scrape succeeds with `threefs_up` 0, so that the alert is about the
-cluster.
+If mgmtd does not reply, the scrape succeeds with `threefs_up` 0: the alert then names the cluster,
+not the exporter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StatusCollector(Collector):
             status: dict[str, Any] | None = json.loads(self._query())
         except (ThreeFSError, OSError):
             status = None
-        up = GaugeMetricFamily("threefs_up", "1 when mgmtd answers.")
+        up = GaugeMetricFamily("threefs_up", "1 if mgmtd responds, otherwise 0.")
         up.add_metric([], float(status is not None))
         yield up
         if status is not None:
@@ -56,7 +56,7 @@ class StatusCollector(Collector):
 
 
 def families(status: dict[str, Any]) -> Iterable[Metric]:
-    """A status as metrics. Pure."""
+    """The metrics of a status."""
     cluster, chains = status["cluster"], status["routing"]["chains"].values()
     nodes = cluster["nodes"]
     alive = sum(node["alive"] for node in nodes)
@@ -66,14 +66,14 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     )
     states = Counter(place["state"].lower() for chain in chains for place in chain["targets"])
     yield _filled(
-        GaugeMetricFamily("threefs_targets", "Copies of chains by state.", labels=["state"]),
+        GaugeMetricFamily("threefs_targets", "Targets by state.", labels=["state"]),
         {state: states[state] for state in TARGET_STATES},
     )
     whole, down = cluster["chains_whole"], cluster["chains_down"]
     yield _filled(
         GaugeMetricFamily(
             "threefs_chains",
-            "Chains: whole, degraded (a copy is missing), unavailable (no copy serves).",
+            "Chains: whole, degraded (a replica is missing), unavailable (no replica serves).",
             labels=["state"],
         ),
         {"whole": whole, "degraded": cluster["chains"] - whole - down, "unavailable": down},

@@ -195,14 +195,14 @@ CASES = [
     on_status(
         "a cross-zone pair in one zone",
         "status.assignment.crossZonePair: does not fit zones A: name the one pair of nodes that "
-        "talks across, for two zones alone",
+        "communicates across zones; only jobs in two zones have one",
         {"zones": "A", "assignment": {"crossZonePair": ["a1", "a2"]}},
         at="status.assignment",
     ),
     on_status(
         "two zones without a cross-zone pair",
         "status.assignment.crossZonePair: does not fit zones A+B: name the one pair of nodes that "
-        "talks across, for two zones alone",
+        "communicates across zones; only jobs in two zones have one",
         {"zones": "A+B"},
         at="status.assignment",
     ),

@@ -247,7 +247,7 @@ def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
 
 
 def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver leaves it alone then, and the others are scheduled."""
+    """The driver then quarantines it, and the other jobs are scheduled."""
     needs_of = queue_update.needs_of
 
     def fails(cycle: CycleState, job: JobState) -> tuple[object, ...]:

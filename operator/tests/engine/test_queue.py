@@ -56,7 +56,7 @@ _PRIORITIES = ("low", "normal", "high", "very-high")
 
 
 class History:
-    """A cluster with a queue that is far longer than what fits, and whatever happens to it."""
+    """A cluster with a queue far longer than its capacity, and random events."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

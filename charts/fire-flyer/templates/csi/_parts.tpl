@@ -1,4 +1,4 @@
-{{/* Where the driver finds clusters: a folder each, with cluster.json and the key. */}}
+{{/* Volume with the configured clusters: one folder each, with cluster.json and the key. */}}
 {{- define "fire-flyer.csi-cluster" -}}
 name: cluster
 projected:
@@ -41,7 +41,8 @@ threefs-issuer.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
   value: {{ .Values.monitoring.port | quote }}
 {{- end }}
 
-{{/* Asks the driver over its socket, so that health is the driver's and not a port's: dict root socket */}}
+{{/* Liveness probe through the driver's socket: an open port would not show that the driver works.
+     Expects a dict with root and values. */}}
 {{- define "fire-flyer.csi-liveness" -}}
 - name: liveness-probe
   {{- include "fire-flyer.container-image" (dict "root" .root "image" "csiLivenessProbe") | nindent 2 }}

@@ -22,7 +22,7 @@ MARKS = {"file": "-", "directory": "d", "symlink": "l"}
 def list_path(
     cluster: Path | None, path: str, timeout_seconds: float, *, output: Output, long: bool
 ) -> None:
-    """Print the entries of a directory, or the one file that the path is."""
+    """Print the entries of a directory, or the file itself."""
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         stat = client.stat(path)
         if not stat.is_dir:

@@ -28,7 +28,7 @@ STYLES = {
 
 
 def show_status(cluster: Path | None, output: Output, timeout_seconds: float) -> None:
-    """Print the status; exit 1 when some data cannot be reached."""
+    """Print the status; exit 1 if some data is unavailable."""
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         status: dict[str, Any] = json.loads(client.status())
     if output is Output.JSON:
@@ -57,9 +57,9 @@ def _show(status: dict[str, Any], console: Console) -> None:
     console.print(_chains(status["routing"]))
     for foreign in cluster["foreign_stores"]:
         console.print(
-            f"[red]target-{foreign['target']} (node-{foreign['node']}) has another disk than the "
-            f"one with which it served chain-{foreign['chain']}[/red]: restore the old disk, or "
-            "let another target lead with `threefs promote`"
+            f"[red]target-{foreign['target']} (node-{foreign['node']}) has a different disk than "
+            f"when it served chain-{foreign['chain']}[/red]: restore that disk, or promote "
+            "another target with `threefs promote`"
         )
 
 

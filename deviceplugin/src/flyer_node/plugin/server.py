@@ -204,7 +204,7 @@ class ResourceServer:
         return response
 
     def _pre_start(self, _: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
-        """Never asked for; answered all the same."""
+        """The kubelet does not call it: `GetDevicePluginOptions` does not request it."""
         return pb.PreStartContainerResponse()
 
 

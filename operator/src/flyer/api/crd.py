@@ -42,7 +42,7 @@ class Kind:
     plural: str
     short: str
     scope: str
-    # name, type, path, shown with -o wide alone
+    # name, type, path, shown only with -o wide
     columns: tuple[tuple[str, str, str, bool], ...]
     rules: tuple[Rule, ...] = ()
     categories: tuple[str, ...] = ("fireflyer",)

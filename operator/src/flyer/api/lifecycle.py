@@ -167,7 +167,7 @@ STATUS_RULES = (
         "status.assignment.crossZonePair: a gang over two zones has one pair, any other none",
         says(
             "status.assignment.crossZonePair: does not fit zones %s: name the one pair of nodes "
-            "that talks across, for two zones alone",
+            "that communicates across zones; only jobs in two zones have one",
             "self.zones",
         ),
         ".assignment",

@@ -210,7 +210,7 @@ def _closest_field(path: tuple[str | int, ...]) -> str:
         return f"it was renamed, write {renamed}"
     names = _field_names(path[:-1])
     close = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.6)
-    # A difference in case or in separators alone is the commonest slip of all.
+    # Names that differ only in case or separators are matched first.
     folded = {name.lower(): name for name in names}
     same = folded.get(str(path[-1]).lower().replace("_", "").replace("-", ""))
     if same or close:

@@ -44,7 +44,7 @@ def main() -> None:
         arguments = ["-c", code, control_fd, driver_pid, "", note]
         os.set_inheritable(int(control_fd), True)
         os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606
-    # Imported modules are permanent; frozen for the collector, their pages stay shared.
+    # Imported modules are permanent: excluded from garbage collection, their pages stay shared.
     gc.collect()
     gc.freeze()
     spec = _ForkServer(socket.socket(fileno=int(control_fd)), problems).serve()
@@ -96,9 +96,9 @@ class _ForkServer:
             self._reap()
             self._flush()
             for line in self._read_lines():
-                if (spec := self._obey(line)) is not None:
+                if (spec := self._execute(line)) is not None:
                     return spec
-        self._take_everything_down()
+        self._shut_down()
 
     def _read_lines(self) -> list[bytes]:
         try:
@@ -120,7 +120,7 @@ class _ForkServer:
         self._received[:] = rest
         return lines
 
-    def _obey(self, line: bytes) -> PodSpec | None:
+    def _execute(self, line: bytes) -> PodSpec | None:
         """Execute one request. Returns the pod's spec in the forked child, otherwise None."""
         try:
             request = json.loads(line)
@@ -222,7 +222,7 @@ class _ForkServer:
         except OSError:
             self._closing = True
 
-    def _take_everything_down(self) -> NoReturn:
+    def _shut_down(self) -> NoReturn:
         processes.reap_until_childless(CLOSE_SECONDS_MAX)
         os._exit(0)
 

@@ -30,7 +30,7 @@ def preemption_plan(
 ) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
     """The nodes and the cheapest victims, over the options of one kind.
 
-    `anyone`: also jobs that may not be preempted, for the question what a person could do.
+    `anyone`: include jobs that are not preemptible, to suggest what a user could suspend.
     """
     victims = _victims(availability, job, anyone=anyone)
     if not victims:
@@ -54,24 +54,26 @@ def preemption_plan(
         if selection is None:
             continue
         pool = free + [node for key in selection for node in freed[key]]
-        laid = node_selection.choose(option, by_zone(pool), availability.placement_history(job))
-        if laid is None:
+        placement = node_selection.choose(
+            option, by_zone(pool), availability.placement_history(job)
+        )
+        if placement is None:
             continue
         cost = sum(availability.cost_node_ms(victims[key]) for key in selection)
         remaining = len([node for node in pool if node.zone in option.zones]) - option.nodes
-        plans.append(((cost, len(selection), remaining, index), laid, selection))
+        plans.append(((cost, len(selection), remaining, index), placement, selection))
     if not plans:
         return None
-    _, laid, selection = min(plans, key=lambda plan: plan[0])
-    return laid, selection
+    _, placement, selection = min(plans, key=lambda plan: plan[0])
+    return placement, selection
 
 
 def _kept_for_others(
     availability: NodeAvailability, reservations: Sequence[Reservation]
 ) -> set[str]:
-    """Reserved nodes that no job behind the owner of the reservation takes from a third job.
+    """Nodes reserved for other jobs: preempting a victim there would not help this job.
 
-    A reservation of a crash-looping job does not count: no job of its priority gives way to it.
+    Reservations of crash-looping jobs do not count: jobs of the same priority ignore them.
     """
     cycle = availability.cycle
     others_reservations = [
