@@ -26,13 +26,13 @@ def test_names_are_unique(everything: Rendered) -> None:
     assert len(keys) == len(set(keys))
 
 
-def test_objects_lie_in_the_release_namespace_or_in_none(everything: Rendered) -> None:
+def test_objects_are_in_the_release_namespace_or_cluster_scoped(everything: Rendered) -> None:
     for item in everything:
-        if item["metadata"]["name"] != "flyer-node-events":  # where nodes' events are
+        if item["metadata"]["name"] != "flyer-node-events":  # in the namespace of events of nodes
             assert item["metadata"].get("namespace", NAMESPACE) == NAMESPACE
 
 
-def test_every_object_says_whose_it_is(everything: Rendered) -> None:
+def test_every_object_has_the_recommended_labels(everything: Rendered) -> None:
     for item in everything:
         labels = item["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "fire-flyer", item["metadata"]["name"]
@@ -40,7 +40,7 @@ def test_every_object_says_whose_it_is(everything: Rendered) -> None:
         assert labels["app.kubernetes.io/instance"] == "fire-flyer"
 
 
-def test_a_workload_selects_its_own_pods_alone(everything: Rendered) -> None:
+def test_a_workload_selects_only_its_own_pods(everything: Rendered) -> None:
     for item in workloads(everything):
         selector = item["spec"]["selector"]["matchLabels"]
         selected = [
@@ -49,13 +49,13 @@ def test_a_workload_selects_its_own_pods_alone(everything: Rendered) -> None:
             if selector.items() <= other["spec"]["template"]["metadata"]["labels"].items()
         ]
         assert selected == [item["metadata"]["name"]]
-        # What changes with a version must not be in a selector: it is immutable.
+        # Selectors are immutable, so they must not contain labels that change with a version.
         assert not {"helm.sh/chart", "app.kubernetes.io/version"} & selector.keys()
 
 
 def test_services_monitors_and_budgets_select_pods_that_exist(everything: Rendered) -> None:
     labels = [pod["metadata"]["labels"] for _, pod in pods(everything)]
-    set_later = {"fireflyer.dev/leader": "true"}  # set by the operator on the pod that leads
+    set_later = {"fireflyer.dev/leader": "true"}  # set by the leader on its pod
     for item in everything.of("Service", "PodDisruptionBudget", "PodMonitor"):
         selector = item["spec"]["selector"]
         selector = selector.get("matchLabels", selector)
@@ -68,7 +68,7 @@ def test_services_monitors_and_budgets_select_pods_that_exist(everything: Render
 def test_service_monitors_find_a_port_of_the_same_pods(
     render: Render, everything: Rendered
 ) -> None:
-    """As PodMonitors do: each has one Service with its labels and its port, none has another."""
+    """Each ServiceMonitor selects one Service, with the pods and the port of the PodMonitor."""
     values = {**ALL, "monitoring.podMonitors": False, "monitoring.serviceMonitors": True}
     objects = render(**values)
     assert not objects.of("PodMonitor")
@@ -94,7 +94,7 @@ def test_service_monitors_find_a_port_of_the_same_pods(
     }
 
 
-def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) -> None:
+def test_services_and_probes_use_existing_port_names(everything: Rendered) -> None:
     for item in everything.of("Service"):
         selector = {
             key: value
@@ -114,13 +114,13 @@ def test_ports_have_the_names_by_which_others_call_them(everything: Rendered) ->
 
 
 def test_the_exporter_of_3fs_answers_its_probe(everything: Rendered) -> None:
-    """Its server answers two paths: a probe of another one restarts the container for ever."""
+    """Its server has two paths: a probe of any other path would restart the container forever."""
     mgmtd = everything.named("StatefulSet", "threefs-mgmtd")["spec"]["template"]
     (exporter,) = (container for container in containers(mgmtd) if container["name"] == "metrics")
     assert exporter["livenessProbe"]["httpGet"] == {"path": HEALTH_PATH, "port": "metrics"}
 
 
-def test_a_port_is_given_once_in_a_pod(everything: Rendered) -> None:
+def test_container_ports_of_a_pod_are_unique(everything: Rendered) -> None:
     for name, pod in pods(everything):
         ports = [
             port["containerPort"]
@@ -156,13 +156,13 @@ def referred(pod: Object) -> Iterator[tuple[str, str]]:
         yield "PriorityClass", priority
 
 
-def test_what_a_pod_refers_to_is_installed_with_it(everything: Rendered) -> None:
+def test_objects_that_pods_refer_to_exist(everything: Rendered) -> None:
     present = {(item["kind"], item["metadata"]["name"]) for item in everything}
     for name, pod in pods(everything):
         assert not [reference for reference in referred(pod) if reference not in present], name
 
 
-def test_bindings_join_roles_and_accounts_that_exist(everything: Rendered) -> None:
+def test_bindings_refer_to_existing_roles_and_accounts(everything: Rendered) -> None:
     present = {(item["kind"], item["metadata"]["name"]) for item in everything}
     for binding in everything.of("RoleBinding", "ClusterRoleBinding"):
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in present
@@ -171,7 +171,7 @@ def test_bindings_join_roles_and_accounts_that_exist(everything: Rendered) -> No
                 assert (subject["kind"], subject["name"]) in present
 
 
-def test_names_of_rights_are_those_of_objects(everything: Rendered) -> None:
+def test_resource_names_in_roles_exist(everything: Rendered) -> None:
     kinds = {"secrets": "Secret", "mutatingwebhookconfigurations": "MutatingWebhookConfiguration"}
     present = {(item["kind"], item["metadata"]["name"]) for item in everything}
     for role in everything.of("Role", "ClusterRole"):
@@ -182,8 +182,8 @@ def test_names_of_rights_are_those_of_objects(everything: Rendered) -> None:
                         assert (kinds[resource], name) in present
 
 
-def test_images_are_named_once(render: Render) -> None:
-    """No template writes an image: a mirror and a digest reach every container."""
+def test_all_images_follow_the_image_values(render: Render) -> None:
+    """No template contains an image, so that a mirror and a digest apply to every container."""
     for path in (CHART / "templates").rglob("*.yaml"):
         for line in re.findall(r"^\s*image:.*$", path.read_text(), re.MULTILINE):
             assert "fire-flyer.image" in line, f"{path.name}: {line}"
@@ -209,7 +209,7 @@ def test_images_are_named_once(render: Render) -> None:
     assert variables["FLYER_COLLECTIVES_IMAGE"].startswith("mirror.example:5000/")
 
 
-def test_with_digests_no_image_is_named_by_its_tag(render: Render) -> None:
+def test_with_digests_no_image_has_a_tag(render: Render) -> None:
     names = [
         "controller", "collectives", "nodeAgent", "storage",
         "csiProvisioner", "csiResizer", "csiNodeDriverRegistrar", "csiLivenessProbe",
@@ -229,7 +229,7 @@ def test_with_digests_no_image_is_named_by_its_tag(render: Render) -> None:
     assert all(re.fullmatch(r"[a-z0-9./-]+@sha256:[0-9a-f]{64}", image) for image in images)
 
 
-def test_one_address_of_the_cluster_manager(everything: Rendered) -> None:
+def test_clients_and_services_use_one_address_of_mgmtd(everything: Rendered) -> None:
     address = f"threefs-mgmtd.{NAMESPACE}.svc.cluster.local:9000"
     file = everything.named("ConfigMap", "threefs-cluster")["data"]["cluster.json"]
     assert address in file
@@ -239,7 +239,7 @@ def test_one_address_of_the_cluster_manager(everything: Rendered) -> None:
         assert variables["THREEFS_MGMTD"] == address
 
 
-def test_folders_of_nodes_instead_of_claims(render: Render) -> None:
+def test_host_paths_replace_volume_claims(render: Render) -> None:
     values = {
         f"threefs.{kind}.volume.hostPath": "/srv/3fs" for kind in ("mgmtd", "meta", "storage")
     }

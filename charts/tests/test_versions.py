@@ -1,9 +1,9 @@
 """Rendered charts decode strictly with each supported version of Kubernetes.
 
-The module k8s.io/api carries, for itself and for the three versions before it, an example of every
-kind with every field filled in: it is how Kubernetes tests that it reads what it wrote. A field
-that an example lacks would be dropped by a server of that version, and a value of another type be
-refused. What a server says beyond that, `test_server.py` asks one of the last version.
+The module k8s.io/api contains an example of every kind with all fields set, for its own version and
+the three before; Kubernetes uses them for round-trip tests. A server of a version drops fields
+that its example does not have, and rejects values of another type. `test_server.py` tests the
+validation of a real server of the latest version.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 MODULE = Path(__file__).parents[2] / "testcluster" / "go" / "kubernetes"
 DOWNLOAD_SECONDS = 300
 ELSEWHERE = {"CustomResourceDefinition", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
-"""Kinds of other modules: the first is what it was in 1.16, the others have no examples."""
+"""Kinds of other modules: the first has not changed since 1.16, the others have no examples."""
 VALUES = {**ALL, "monitoring.podMonitors": False, "monitoring.serviceMonitors": True}
 """ServiceMonitors, because they have Services."""
 NUMBER_OR_NAME = {"port", "targetPort", "maxSurge", "maxUnavailable", "minAvailable"}
-"""Fields of the type IntOrString, wherever their example is a text."""
+"""Fields of type IntOrString whose example is a string."""
 
 
 @pytest.fixture(scope="session")
 def examples() -> Path:
     if shutil.which("go") is None:
-        pytest.skip("Go is missing: it fetches the module with the examples")
+        pytest.skip("Go is not installed; it downloads the module with the examples")
     result = subprocess.run(
         ["go", "mod", "download", "-json", "k8s.io/api"],
         cwd=MODULE,
@@ -62,11 +62,11 @@ def example(folder: Path, api_version: str, kind: str) -> Object | None:
 
 
 def differences(value: Any, filled: Any, path: str) -> Iterator[str]:
-    """What of a value has no place in the example."""
+    """Fields of a value that the example does not have, or has with another type."""
     field = re.sub(r"\[\d+\]$", "", path).rpartition(".")[2]
     if isinstance(filled, dict) and isinstance(value, dict):
         keys = list(filled)
-        if keys == [f"{field}Key"]:  # a map with names of the user's own
+        if keys == [f"{field}Key"]:  # a map with arbitrary keys
             filled = dict.fromkeys(value, filled[keys[0]])
         for name, part in value.items():
             if name not in filled:
@@ -110,16 +110,16 @@ def unknown(objects: list[Object], folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
-def test_every_field_is_one_of_that_version(version: str, examples: Path) -> None:
+def test_every_supported_version_has_all_fields(version: str, examples: Path) -> None:
     objects = rendered(version)
     assert len([item for item in objects if item["kind"] not in ELSEWHERE]) > 50
     assert not list(unknown(objects, folder_of(examples, version)))
 
 
-def test_what_a_version_does_not_know_is_found(examples: Path) -> None:
+def test_fields_unknown_to_a_version_are_detected(examples: Path) -> None:
     oldest = folder_of(examples, SUPPORTED[0])
-    made_for_the_last = rendered(KUBERNETES)
-    unknown_fields = list(unknown(made_for_the_last, oldest))
+    latest = rendered(KUBERNETES)
+    unknown_fields = list(unknown(latest, oldest))
     assert [match for match in unknown_fields if "MutatingAdmissionPolicy" in match]
     objects = copy.deepcopy(rendered(SUPPORTED[0]))
     name, pod = next(pods(objects))

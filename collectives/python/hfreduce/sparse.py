@@ -27,18 +27,18 @@ class Gathering(Protocol):
 
 
 def allreduce(backend: Gathering, tensor: torch.Tensor, opts: Any) -> None:
-    """In place; returns when done. Raises `ValueError` on all ranks if their shapes differ."""
+    """Reduces in place, synchronously. Raises `ValueError` on all ranks if shapes differ."""
     if tensors.operation_code(opts.reduceOp) != _native.SUM:
         raise ValueError(
-            f"allreduce of a sparse tensor: {opts.reduceOp.op} is not known, only SUM is; "
+            f"allreduce of a sparse tensor: {opts.reduceOp.op} is not supported, only SUM: "
             "call .to_dense()"
         )
-    terms = SimpleNamespace(timeout=opts.timeout, asyncOp=False)
+    options = SimpleNamespace(timeout=opts.timeout, asyncOp=False)
 
     def gathered(own: torch.Tensor) -> torch.Tensor:
         """The tensors of all ranks: (ranks, *own.shape)."""
         whole = own.new_empty((backend.size(), *own.shape))
-        backend.all_gather_single(whole, own.contiguous(), terms).wait()
+        backend.all_gather_single(whole, own.contiguous(), options).wait()
         return whole
 
     with torch.no_grad():
@@ -46,7 +46,7 @@ def allreduce(backend: Gathering, tensor: torch.Tensor, opts: Any) -> None:
         counts = _entries(gathered, own)
         longest = max(counts)
         values = gathered(_padded(own.values(), longest))
-        # Columns first: an entry's place is a row.
+        # Transposed, so that each row is the index of one entry.
         places = gathered(_padded(own.indices().t(), longest))
         slices = [slice(count) for count in counts]
         summed = torch.sparse_coo_tensor(
@@ -69,9 +69,9 @@ def _entries(gathered: Any, own: torch.Tensor) -> list[int]:
         shapes, wrong = dims[:, :1], (dims[:, 0] != dims[0, 0]).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
-            f"allreduce of sparse tensors: rank {wrong[0]} has another shape than rank 0 (number "
-            f"of sparse dimensions, then sizes: {shapes[wrong[0]].tolist()} and "
-            f"{shapes[0].tolist()}): all ranks' must be equal"
+            f"allreduce of sparse tensors: rank {wrong[0]} has a different shape from rank 0 "
+            f"(number of sparse dimensions, then sizes: {shapes[wrong[0]].tolist()} and "
+            f"{shapes[0].tolist()}): pass tensors of equal shape"
         )
     return [int(count) for count in dims[:, 1]]
 

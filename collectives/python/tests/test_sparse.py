@@ -42,7 +42,7 @@ def differ(rank, size):
     errors = []
     for shape in ((4, 4), (4,)):
         own = torch.zeros(shape if rank == 2 else (5, 5)).to_sparse()
-        with pytest.raises(ValueError, match="rank 2 has another shape than rank 0") as excinfo:
+        with pytest.raises(ValueError, match="rank 2 has a different shape from rank 0") as excinfo:
             dist.all_reduce(own)
         errors.append(str(excinfo.value))
     # The group works after that.

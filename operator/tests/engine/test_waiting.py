@@ -199,7 +199,7 @@ def test_explain_names_all_holders_with_numbers(new_harness: Callable) -> None:
     assert by_job["default/busy"].message == "default/busy of anna has 3 at priority normal"
     assert by_job["default/big"].since is not None
     assert [blocker.node for blocker in explanation.blockers if blocker.node] == ["b2"]
-    # busy has just saved: preempting it costs only its restart. With b2 back, big is an alternative.
+    # busy has just saved: preempting it costs only its restart. With b2 back, big is an option.
     assert explanation.remedies[0].command == "flyer suspend default/busy"
     assert explanation.remedies[0].cost_node_seconds == 3 * 60
     assert (explanation.remedies[-1].command, explanation.remedies[-1].node) == ("", "b2")
