@@ -82,7 +82,7 @@ def allreduce(
     if hasattr(array, "__cuda_array_interface__"):
         if out is not None:
             name = type(array).__name__
-            raise ValueError(f"out: {name} is in a GPU's memory; give a copy in the CPU's")
+            raise ValueError(f"out: {name} is in GPU memory: pass a copy in CPU memory")
         _on_gpu(array, communicator, code, timeout_seconds, stream)
         return
     buffer = memory(array if out is None else out)
@@ -127,7 +127,7 @@ def start_allreduce(
     dtypes = {each.dtype for each in memories}
     if len(dtypes) != 1:
         raise ValueError(
-            f"arrays: must be of one type and at least one, not of {len(dtypes)} types"
+            f"arrays: expected at least one array, all of one type; got {len(dtypes)} types"
         )
     buffers = [(each.pointer, each.numel) for each in memories]
     work = communicator.allreduce_many(
@@ -140,7 +140,7 @@ def start_allreduce(
 def _code(op: str) -> int:
     code = OPERATIONS.get(op)
     if code is None:
-        raise ValueError(f"op `{op}`: must be one of {', '.join(OPERATIONS)}")
+        raise ValueError(f"invalid op `{op}`: expected one of {', '.join(OPERATIONS)}")
     return code
 
 

@@ -169,7 +169,7 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
     if strides is not None and not _contiguous(
         shape, [stride // item_bytes if stride % item_bytes == 0 else -1 for stride in strides]
     ):
-        raise ValueError(f"{name}: not contiguous (strides {strides}); give a copy")
+        raise ValueError(f"{name}: not contiguous (strides {strides}): pass a contiguous copy")
     numel = math.prod(shape)
     if stream is None:
         # None: ready already. The legacy default stream then costs nothing and is always there.
@@ -178,15 +178,15 @@ def gpu_memory(array: Any, stream: int | None) -> GpuMemory:
         return GpuMemory(0, stream, 0, 0, dtype)
     owner = gpu.owner_of(pointer)
     if owner is None:
-        raise ValueError(f"{name}: {pointer:#x} is not the memory of a GPU")
+        raise ValueError(f"{name}: {pointer:#x} is not GPU memory")
     return GpuMemory(owner, stream, pointer, numel, dtype)
 
 
 def _may_change(array: object) -> None:
     if type(array).__module__.partition(".")[0] in _IMMUTABLE:
         raise ValueError(
-            f"{type(array).__name__}: arrays of this library never change; give `out`, an array of "
-            "numpy for the result (and one in the CPU's memory to read)"
+            f"{type(array).__name__}: arrays of this library are immutable: pass `out`, a numpy "
+            "array for the result (the input must be in CPU memory)"
         )
 
 
@@ -212,7 +212,7 @@ def _buffer_type(view: memoryview, name: str) -> int:
     if dtype is None:
         raise TypeError(f"{name}: cannot reduce elements of format `{view.format}`")
     if not view.c_contiguous:
-        raise ValueError(f"{name}: not contiguous (strides {view.strides}); give a copy")
+        raise ValueError(f"{name}: not contiguous (strides {view.strides}): pass a contiguous copy")
     return dtype
 
 
@@ -236,14 +236,15 @@ def _from_dlpack(array: Any, name: str, *, only_read: bool = False) -> HostMemor
     if versioned:
         whole = _Versioned.from_address(address)
         if whole.major != 1:
-            raise TypeError(f"{name}: DLPack {whole.major}.{whole.minor}; 1.x is understood")
+            version = f"{whole.major}.{whole.minor}"
+            raise TypeError(f"{name}: unsupported DLPack version {version}, expected 1.x")
         if whole.flags & _DLPACK_READ_ONLY and not only_read:
             raise _unwritable(name)
     tensor = whole.tensor if versioned else _Tensor.from_address(address)
     if tensor.device_type not in _DLPACK_CPU:
         raise ValueError(
-            f"{name}: in the memory of device type {tensor.device_type}, not the CPU's; an array "
-            "of a GPU needs __cuda_array_interface__"
+            f"{name}: memory of device type {tensor.device_type} is not supported: pass an array "
+            "in CPU memory, or a GPU array with __cuda_array_interface__"
         )
     dtype = _TYPES.get((_DLPACK_KINDS.get(tensor.dtype.code, ""), tensor.dtype.bits))
     if dtype is None or tensor.dtype.lanes != 1:
@@ -254,7 +255,7 @@ def _from_dlpack(array: Any, name: str, *, only_read: bool = False) -> HostMemor
     shape = tensor.shape[: tensor.ndim]
     strides = tensor.strides[: tensor.ndim] if tensor.strides else None
     if not _contiguous(shape, strides):
-        raise ValueError(f"{name}: not contiguous (strides {strides}); give a copy")
+        raise ValueError(f"{name}: not contiguous (strides {strides}): pass a contiguous copy")
     numel = math.prod(shape)
     pointer = (tensor.data or 0) + tensor.byte_offset
     # The capsule was not consumed: it gives the memory back when it goes.

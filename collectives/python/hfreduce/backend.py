@@ -327,8 +327,8 @@ class HFReduceBackend(Group):
         name = "all_to_all"
         if len(inputs) != self.size() or len(outputs) != self.size():
             raise ValueError(
-                f"all_to_all: {len(inputs)} inputs and {len(outputs)} outputs "
-                f"for {self.size()} ranks"
+                f"all_to_all: expected {self.size()} inputs and outputs, one per rank, "
+                f"got {len(inputs)} inputs and {len(outputs)} outputs"
             )
         counts = [[tensor.numel() for tensor in side] for side in (inputs, outputs)]
         blocks = self._blocks(outputs, name, sources=inputs)

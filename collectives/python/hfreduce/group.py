@@ -137,7 +137,7 @@ class Group(Base):
     ) -> torch.Tensor:
         """A flat tensor in registered memory; FSDP2 uses it if it is configured to."""
         if not self.supports_tensor_alloc(device):
-            raise ValueError(f"allocate_tensor: registered memory is the CPU's, not {device}'s")
+            raise ValueError(f"allocate_tensor: registered memory is on the CPU, not on {device}")
         return tensors.registered(self.communicator, size, dtype)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -180,7 +180,7 @@ class Group(Base):
         places = {str(tensor.device) for tensor in memory}
         if len(places) > 1:
             names = ", ".join(sorted(places))
-            raise ValueError(f"tensors of one operation are on {names}: one device is needed")
+            raise ValueError(f"tensors of one operation are on {names}: pass tensors on one device")
         ordinal = memory[0].get_device()
         self._gpus.add(ordinal)
         stream = torch.cuda.current_stream(ordinal).cuda_stream

@@ -45,7 +45,8 @@ class Pairs:
         ranks = sorted(rank for pair in pairs for rank in pair)
         if ranks != list(range(dist.get_world_size())):
             raise ValueError(
-                f"pairs {list(pairs)} do not name each of {dist.get_world_size()} ranks once"
+                f"invalid pairs {list(pairs)}: each of the {dist.get_world_size()} ranks must be "
+                "in exactly one pair"
             )
         own = dist.get_rank()
         # torch requires that all ranks create all groups in the same order.
@@ -67,9 +68,11 @@ class Pairs:
     ) -> None:
         """Allreduce in place; sums, minima, maxima and products."""
         if op == dist.ReduceOp.AVG:
-            raise ValueError("AVG of halves of pairs: sum, and divide by the number of ranks")
+            raise ValueError("AVG is not supported for pairs: use SUM and divide by the ranks")
         if not tensor.is_contiguous():
-            raise ValueError("not contiguous: reduce tensor.contiguous() and copy the result back")
+            raise ValueError(
+                "tensor is not contiguous: reduce tensor.contiguous() and copy the result back"
+            )
         flat = tensor.detach().view(-1)
         odd = flat.numel() % 2
         whole = functional.pad(flat, (0, odd)) if odd else flat

@@ -228,7 +228,7 @@ class Terms(NamedTuple):
 def one_each(tensors: Sequence[torch.Tensor], ranks: int, operation: str) -> None:
     """Checks that there is one tensor for each rank."""
     if len(tensors) != ranks:
-        raise ValueError(f"{operation}: {len(tensors)} tensors for {ranks} ranks")
+        raise ValueError(f"{operation}: got {len(tensors)} tensors, expected {ranks}, one per rank")
 
 
 def root(rank: int, ranks: int, operation: str) -> int:
@@ -241,7 +241,7 @@ def root(rank: int, ranks: int, operation: str) -> int:
 def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
     """The one tensor of a list; torch's interface has lists for a use long gone."""
     if len(tensors) != 1:
-        raise ValueError(f"{operation}: takes one tensor a rank, not {len(tensors)}")
+        raise ValueError(f"{operation}: expected one tensor per rank, got {len(tensors)}")
     return tensors[0]
 
 

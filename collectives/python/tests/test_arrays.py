@@ -118,7 +118,7 @@ def reduce_elsewhere(rank, size):
     group = hfreduce.torch.communicator()
     for dtype in (torch.float32, torch.bfloat16):
         tensor = torch.full((2, 3), rank + 1.0).to(dtype)
-        with pytest.raises(ValueError, match="never change; give `out`"):
+        with pytest.raises(ValueError, match="are immutable: pass `out`"):
             hfreduce.allreduce(Unchanging(tensor), group)
         result = torch.zeros(6, dtype=dtype)
         hfreduce.allreduce(Unchanging(tensor), group, out=result)
@@ -156,15 +156,17 @@ def test_an_immutable_gpu_array_is_not_written():
             "shape": (1,), "typestr": "<f4", "data": (4096, False), "version": 3
         }  # fmt: skip
 
-    with pytest.raises(ValueError, match="OnGpu: arrays of this library never change"):
+    with pytest.raises(ValueError, match="OnGpu: arrays of this library are immutable"):
         gpu_memory(OnGpu(), None)
-    with pytest.raises(ValueError, match="out: OnGpu is in a GPU's memory; give a copy"):
+    with pytest.raises(ValueError, match="out: OnGpu is in GPU memory: pass a copy"):
         hfreduce.allreduce(OnGpu(), None, out=np.zeros(1, np.float32))
 
 
 def test_arrays_of_two_types_are_not_one_operation():
     for several in ([np.ones(2), np.ones(2, np.float32)], []):
-        with pytest.raises(ValueError, match="arrays: must be of one type"):
+        with pytest.raises(
+            ValueError, match="arrays: expected at least one array, all of one type"
+        ):
             hfreduce.start_allreduce(several, None)
 
 

@@ -59,7 +59,7 @@ class Port:
         os.close(self._writer)
         received = os.read(self._reader, 2)
         if len(received) < 2:
-            raise ConnectionError("rank 0 ended before it listened")
+            raise ConnectionError("rank 0 exited before it listened: see its output")
         return int.from_bytes(received, "little")
 
 

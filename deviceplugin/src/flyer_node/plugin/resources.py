@@ -95,7 +95,7 @@ def resources_of(view: NodeView) -> dict[str, Resource]:
 def _check_ids(resource: str, ids: Sequence[str], devices: dict[str, Device]) -> None:
     """Refuses what no container may get: nothing, twice the same, unknown, out of service."""
     if not ids:
-        raise RequestError("INVALID_ARGUMENT", f"{resource}: no device ids; ask for at least one")
+        raise RequestError("INVALID_ARGUMENT", f"{resource}: no device ids: request at least one")
     if len(set(ids)) != len(ids):
         raise RequestError("INVALID_ARGUMENT", f"{resource}: a device id is named twice")
     for device_id in ids:

@@ -163,7 +163,7 @@ class JobClient:
                 raise ConnectionResetError("the server closed the connection")
             self._buffer += received
             if len(self._buffer) > 2 * LINE_BYTES_MAX:
-                raise ProtocolError("bad_line", "the answer exceeds a line")
+                raise ProtocolError("bad_line", f"the answer exceeds {LINE_BYTES_MAX} bytes")
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer[:] = rest
         return line

@@ -150,7 +150,7 @@ async def read_body(request: web.BaseRequest, bytes_max: int) -> bytes:
     """Read the whole body; a larger one is refused before it is in memory."""
     length = request.content_length
     if length is not None and length > bytes_max:
-        raise BodyTooLargeError(f"body of {length} bytesexceeds the limit of {bytes_max}")
+        raise BodyTooLargeError(f"body of {length} bytes exceeds the limit of {bytes_max}")
     parts = bytearray()
     async for part in request.content.iter_any():
         parts += part
