@@ -242,7 +242,7 @@ async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):
     await until(lambda: [
         call for call in cluster.server.faults.calls if call.verb == "get" and call.name == "a"
     ] > gets)  # fmt: skip
-    await until(lambda: not term._gangs._orphans)
+    await until(lambda: not term._observer._orphans)
     # A queued event of the job lets the engine, whose state was emptied, end the ranks; the pod is
     # still not an orphan.
     calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]

@@ -207,9 +207,9 @@ async def test_the_end_of_the_last_pod_ends_the_wait_for_them():
         problem=None, name=f"a-1-{n}",
     ) for n in range(2)]  # fmt: skip
     cache = SimpleNamespace(pods=None, pods_of=lambda _job, _uid: pods)
-    api, limiter = SimpleNamespace(with_limiter=lambda *_: None), SimpleNamespace(priority=None)
+    api = SimpleNamespace(with_limiter=lambda *_: None)
     gangs = Gangs(
-        api, cache, None, None, limiter=limiter, templates=None,
+        api, cache, None, None, None, outcome_of=None,
         enqueue=None, state_of=lambda _job: None, uid_of=lambda _job: "uid",
         spawn=lambda work, _what, _job: work.close(),
     )  # fmt: skip

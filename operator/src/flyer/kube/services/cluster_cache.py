@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from flyer.api import TOPOLOGY_NAME, FinishedJobs, FlyerQuota, FlyerTopology, NodeHealth
-from flyer.engine import Zones
+from flyer.engine import Quota, QuotaObserved, QuotaRemoved, TeamObserved, Zones
 from flyer.kube.apiserver import Cache, WatchSettings
 from flyer.kube.apiserver.resources import (
     FLYERJOBS,
@@ -41,7 +41,7 @@ from flyer.kube.views import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from flyer.engine import Node, Outcome
+    from flyer.engine import Event, Node, Outcome
     from flyer.kube.apiserver import Api, Key
 
 __all__ = ["ClusterCache", "Listener"]
@@ -49,29 +49,19 @@ __all__ = ["ClusterCache", "Listener"]
 log = logging.getLogger(__name__)
 
 
-class Listener(Protocol):
-    """A leader term."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """What a leader term does when an object was added, changed or deleted."""
 
-    def job_changed(self, before: JobView | None, after: JobView | None) -> None:
-        """A FlyerJob was added, changed or deleted."""
-
-    def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
-        """A pod of a FlyerJob was added, changed or deleted."""
-
-    def node_changed(self, name: str) -> None:
-        """A node or its NodeHealth was added, changed or deleted."""
-
-    def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
-        """A FlyerQuota was added, changed or deleted."""
-
-    def topology_changed(self) -> None:
-        """The spec of the FlyerTopology was added, changed or deleted."""
-
-    def namespace_changed(self, name: str) -> None:
-        """The labels of a namespace were added, changed or deleted."""
-
-    def request_rebuild(self, why: str) -> None:
-        """A notification failed: rebuild the state from the caches."""
+    job_changed: Callable[[JobView | None, JobView | None], None]
+    pod_changed: Callable[[PodView | None, PodView | None], None]
+    node_changed: Callable[[str], None]
+    """Also for its NodeHealth."""
+    topology_changed: Callable[[], None]
+    enqueue: Callable[[Event], None]
+    """Takes the events of quotas and teams."""
+    request_rebuild: Callable[[str], None]
+    """Called after a failed notification."""
 
 
 class ClusterCache:
@@ -230,7 +220,8 @@ class ClusterCache:
     def _quota(self, key: Key, before: FlyerQuota | None, after: FlyerQuota | None) -> None:
         # The operator writes the status itself; only a change of the spec matters.
         if before is None or after is None or before.spec != after.spec:
-            self._notify(lambda listener: listener.quota_changed(key[1], after))
+            event = QuotaRemoved(key[1]) if after is None else QuotaObserved(Quota.of(after))
+            self._notify(lambda listener: listener.enqueue(event))
 
     def _topology(
         self, _key: Key, before: FlyerTopology | None, after: FlyerTopology | None
@@ -243,7 +234,8 @@ class ClusterCache:
         self, key: Key, before: NamespaceView | None, after: NamespaceView | None
     ) -> None:
         if before != after:
-            self._notify(lambda listener: listener.namespace_changed(key[1]))
+            event = TeamObserved(key[1], self.team_of(key[1]))
+            self._notify(lambda listener: listener.enqueue(event))
 
     def _notify(self, notify: Callable[[Listener], None]) -> None:
         listener = self.listener

@@ -1,5 +1,7 @@
 """A job that makes the engine fail, or whose status is rejected, affects no other job."""
 
+from types import SimpleNamespace
+
 import pytest
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
 from flyer.engine import (
@@ -423,6 +425,9 @@ def test_a_name_taken_by_another_controllers_job_is_released():
         None,
         Quarantine(lambda *_: None),
         None,
+        SimpleNamespace(is_foreign=lambda _view: False),
+        epoch=None,
+        record_event=None,
         enqueue=events.append,
         spawn=None,
         request_rebuild=lambda why: None,

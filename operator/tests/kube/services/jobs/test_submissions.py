@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from flyer.kube.services.jobs.quarantine import Quarantine
 from flyer.kube.services.jobs.submissions import Submissions
 
 
@@ -15,8 +16,10 @@ def unreadable(index, uid=None):
 def test_unreadable_objects_are_reported_once_and_forgotten_when_deleted():
     recorded = []
     recorder = SimpleNamespace(record=lambda key, uid, _what: recorded.append((key, uid)))
+    commits = SimpleNamespace(is_foreign=lambda _view: False)
     submissions = Submissions(
-        None, None, recorder, {}, None, enqueue=None, spawn=None, request_rebuild=None
+        None, None, recorder, Quarantine(lambda *_: None), None, commits, epoch=None,
+        record_event=None, enqueue=None, spawn=None, request_rebuild=None,
     )  # fmt: skip
     value = unreadable(0)
     for _ in range(3):

@@ -15,7 +15,7 @@ from flyer.client.kubernetes.asynchronous import AsyncKubeClient
 from flyer.kube.apiserver import Access, Api
 from flyer.kube.apiserver.errors import ForbiddenError
 from flyer.kube.apiserver.resources import FLYERJOBS
-from flyer.kube.services.jobs.redaction import Redactor
+from flyer.kube.services.jobs.published_status import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from flyer.api import Condition, FlyerJobStatus, JobHistory, Pending, Phase, quantize
+from flyer.api import Phase
 from flyer.api.names import API_VERSION, KIND_JOB
-from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine.state.jobs import RESERVING
 from flyer.kube.apiserver import Limiter
 from flyer.kube.apiserver.election import LeadershipLostError
@@ -33,13 +32,13 @@ from flyer.kube.views import JobView, shape_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from flyer.api import FlyerJob
+    from flyer.api import Condition, FlyerJobStatus
     from flyer.engine import Commit
     from flyer.kube.apiserver import Api, Cache
     from flyer.kube.apiserver.errors import ApiError
     from flyer.kube.services.jobs.quarantine import Quarantine
 
-__all__ = ["BACKGROUND_WRITES_MAX", "QUARANTINED", "Commits", "refused_status", "waves"]
+__all__ = ["BACKGROUND_WRITES_MAX", "QUARANTINED", "Commits", "waves"]
 
 QUARANTINED: Final = "Quarantined"  # a condition of jobs that the operator cannot handle now
 
@@ -341,33 +340,6 @@ def _rank(failure: BaseException) -> int:
     if isinstance(failure, LeadershipLostError):
         return 0
     return 2 if isinstance(failure, QuarantinedError) else 1
-
-
-def refused_status(job: FlyerJob, why: str, epoch: int, now: float) -> FlyerJobStatus:
-    """The status of a job whose template cannot become pods; unchanged if already stored."""
-    before = job.status or FlyerJobStatus(
-        history=JobHistory(
-            id=job.metadata.uid or job.key,
-            submitted_at=job.metadata.creation_timestamp or quantize(now),
-            queued_at=quantize(now),
-        )
-    )
-    known = before.condition("QuotaReserved")
-    same = known is not None and (known.reason, known.message) == (TEMPLATE_REFUSED, why)
-    condition = Condition(
-        type="QuotaReserved", status="False", reason=TEMPLATE_REFUSED, message=why,
-        last_transition_time=known.last_transition_time if known and same else quantize(now),
-        observed_generation=job.metadata.generation,
-    )  # fmt: skip
-    others = tuple(other for other in before.conditions if other.type != condition.type)
-    return before.replace(
-        epoch=epoch if not same else before.epoch,
-        reason=TEMPLATE_REFUSED,
-        message=why,
-        pending=Pending(verdict="Never", reason=TEMPLATE_REFUSED, message=why),
-        conditions=(*others, condition),
-        observed_generation=job.metadata.generation,
-    )
 
 
 def waves(

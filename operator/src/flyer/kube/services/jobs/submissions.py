@@ -1,17 +1,20 @@
 """Submissions: maps each of the engine's jobs to one FlyerJob object, by uid.
 
 A name can be deleted and created again: the new object waits until the engine has forgotten the
-old one, so that the engine never confuses the two.
+old one, so that the engine never confuses the two. A job whose template is refused is not
+submitted: its status has the reason.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Final
 
-from flyer.api import Phase
+from flyer.api import Condition, FlyerJobStatus, JobHistory, Pending, Phase, quantize
+from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine import JobRemoved, JobSubmitted, Tick
-from flyer.job_events import INVALID, JobEvent
+from flyer.job_events import INVALID, NEVER_FITS, JobEvent
 from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.views import RELEASE_FINALIZER
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
+    from flyer.api import FlyerJob
     from flyer.engine import Event
     from flyer.kube.apiserver import Api
     from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.services.jobs.commits import Commits
     from flyer.kube.services.jobs.event_recorder import EventRecorder
     from flyer.kube.services.jobs.quarantine import Quarantine
     from flyer.kube.services.pods.templates import TemplateChecker
@@ -46,7 +51,10 @@ class Submissions:
         recorder: EventRecorder,
         quarantine: Quarantine,
         templates: TemplateChecker,
+        commits: Commits,
         *,
+        epoch: Callable[[], int],
+        record_event: Callable[[str, JobEvent], None],
         enqueue: Callable[[Event], None],
         spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
         request_rebuild: Callable[[str], None],
@@ -56,6 +64,9 @@ class Submissions:
         self._recorder = recorder
         self._quarantine = quarantine
         self._templates = templates
+        self._commits = commits
+        self._epoch = epoch
+        self._record_event = record_event
         self._enqueue = enqueue
         self._spawn = spawn
         self._request_rebuild = request_rebuild
@@ -81,13 +92,19 @@ class Submissions:
         """Whether the template has passed. Otherwise starts a check of it."""
         if self._uids.get(view.key) == view.uid or self._templates.has_passed(view):
             return True
-        self._templates.check(view, self._resubmit)
+        self._templates.check(view, self._resubmit, self._refuse)
         return False
 
     def changed(self, before: JobView | None, after: JobView | None) -> None:
         """A FlyerJob was added, changed or deleted."""
-        known = after or before
-        assert known is not None, "a change without an object"
+        view = after or before
+        assert view is not None, "a change without an object"
+        with self._quarantine.guard(view.key, "reading the job"):
+            self._changed(view, before, after)
+            if after is not None and self._commits.is_foreign(after):
+                self._request_rebuild(f"{after.key}: another writer changed its status")
+
+    def _changed(self, known: JobView, before: JobView | None, after: JobView | None) -> None:
         key = known.key
         self._check_withheld_nodes(before, after)
         replaced = before is not None and after is not None and before.uid != after.uid
@@ -162,6 +179,14 @@ class Submissions:
         if current is not None and there and self._uids.get(view.key, view.uid) == view.uid:
             self._submit(view.key, current)
 
+    async def _refuse(self, view: JobView, why: str) -> None:
+        """Store in the job's status why its template was refused, and record an event."""
+        if self.uid_of(view.key) == view.uid or view.job is None:
+            return  # submitted before its template was changed: its start reports the refusal
+        status = _refused_status(view.job, why, self._epoch(), time.time())
+        if await self._commits.write(view, status):
+            self._record_event(view.key, JobEvent(NEVER_FITS, why, warning=True))
+
     def _has_live_pods(self, key: str, view: JobView) -> bool:
         """Whether a job that the engine does not have has live pods of its current attempt."""
         status = view.job.status if view.job is not None else None
@@ -182,3 +207,30 @@ class Submissions:
             return
         except ApiError as error:
             log.warning("cannot remove the finalizer of %s yet: %s", key, error)
+
+
+def _refused_status(job: FlyerJob, why: str, epoch: int, now: float) -> FlyerJobStatus:
+    """The status of a job whose template cannot become pods; unchanged if already stored."""
+    before = job.status or FlyerJobStatus(
+        history=JobHistory(
+            id=job.metadata.uid or job.key,
+            submitted_at=job.metadata.creation_timestamp or quantize(now),
+            queued_at=quantize(now),
+        )
+    )
+    known = before.condition("QuotaReserved")
+    same = known is not None and (known.reason, known.message) == (TEMPLATE_REFUSED, why)
+    condition = Condition(
+        type="QuotaReserved", status="False", reason=TEMPLATE_REFUSED, message=why,
+        last_transition_time=known.last_transition_time if known and same else quantize(now),
+        observed_generation=job.metadata.generation,
+    )  # fmt: skip
+    others = tuple(other for other in before.conditions if other.type != condition.type)
+    return before.replace(
+        epoch=epoch if not same else before.epoch,
+        reason=TEMPLATE_REFUSED,
+        message=why,
+        pending=Pending(verdict="Never", reason=TEMPLATE_REFUSED, message=why),
+        conditions=(*others, condition),
+        observed_generation=job.metadata.generation,
+    )

@@ -1,63 +1,58 @@
-"""Observer: turns changes of cached objects into events for the engine."""
+"""Observer: hands changed pods to their gangs, deletes orphan pods, and reports the topology."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
-from flyer import engine
+from flyer.engine import TeamObserved, ZonesObserved
+from flyer.kube.services.pods.pod_control import KILL_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
-    from flyer.api import FlyerQuota
     from flyer.engine import EngineState, Event, Zones
     from flyer.kube.services.cluster_cache import ClusterCache
-    from flyer.kube.services.jobs.commits import Commits
     from flyer.kube.services.jobs.quarantine import Quarantine
     from flyer.kube.services.jobs.submissions import Submissions
     from flyer.kube.services.nodes.nodes import Nodes
     from flyer.kube.services.pods.gangs import Gangs
-    from flyer.kube.views import JobView, PodView
+    from flyer.kube.services.pods.pod_control import PodControl
+    from flyer.kube.views import PodView
 
 __all__ = ["Observer"]
 
+log = logging.getLogger(__name__)
+
 
 class Observer:
-    """The listener of one term (`flyer.kube.services.cluster_cache.Listener`)."""
+    """The observer of one term."""
 
     def __init__(
         self,
         cache: ClusterCache,
         quarantine: Quarantine,
         submissions: Submissions,
-        commits: Commits,
         gangs: Gangs,
         nodes: Nodes,
+        pod_control: PodControl,
         *,
         state: Callable[[], EngineState],
         zones: Callable[[], Zones],
         enqueue: Callable[[Event], None],
-        request_rebuild: Callable[[str], None],
+        spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
     ) -> None:
         self._cache = cache
         self._quarantine = quarantine
         self._submissions = submissions
-        self._commits = commits
         self._gangs = gangs
         self._nodes = nodes
+        self._pod_control = pod_control
         self._state = state
         self._zones = zones
         self._enqueue = enqueue
-        self.request_rebuild = request_rebuild
-
-    def job_changed(self, before: JobView | None, after: JobView | None) -> None:
-        """A FlyerJob was added, changed or deleted."""
-        view = after or before
-        assert view is not None, "a change without an object"
-        with self._quarantine.guard(view.key, "reading the job"):
-            self._submissions.changed(before, after)
-            if after is not None and self._commits.is_foreign(after):
-                self.request_rebuild(f"{after.key}: another writer changed its status")
+        self._spawn = spawn
+        self._orphans: set[str] = set()  # uids of orphans being deleted
 
     def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
         """A pod of a FlyerJob was added, changed or deleted."""
@@ -69,26 +64,11 @@ class Observer:
                 self._gangs.pod_changed(before, after)
             self.check_orphan(pod, gone=after is None)
 
-    def node_changed(self, name: str) -> None:
-        """A node or its NodeHealth was added, changed or deleted."""
-        self._nodes.changed(name)
-
-    def quota_changed(self, name: str, quota: FlyerQuota | None) -> None:
-        """A FlyerQuota was added, changed or deleted."""
-        if quota is None:
-            self._enqueue(engine.QuotaRemoved(name))
-        else:
-            self._enqueue(engine.QuotaObserved(engine.Quota.of(quota)))
-
     def topology_changed(self) -> None:
         """The spec of the FlyerTopology was added, changed or deleted."""
-        self._enqueue(engine.ZonesObserved(self._zones()))
+        self._enqueue(ZonesObserved(self._zones()))
         for namespace in {*self._state().teams, *self._cache.teams()}:
-            self.namespace_changed(namespace)
-
-    def namespace_changed(self, name: str) -> None:
-        """The labels of a namespace changed: it may have another team."""
-        self._enqueue(engine.TeamObserved(name, self._cache.team_of(name)))
+            self._enqueue(TeamObserved(namespace, self._cache.team_of(namespace)))
 
     # -- orphan pods ---------------------------------------------------------------------------
 
@@ -112,9 +92,9 @@ class Observer:
         view = self._cache.job(pod.job)
         orphan = view is None or view.uid != pod.owner
         if lives:
-            self._gangs.delete_orphan(pod)
+            self._delete(pod)
         if self._nodes.observe_orphan(pod, lives=lives and orphan, term_start=term_start):
-            self.node_changed(pod.node)
+            self._nodes.changed(pod.node)
 
     def _is_decided(self, pod: PodView) -> bool:
         """Whether a job's status accounts for this pod on its node."""
@@ -127,3 +107,21 @@ class Observer:
             return owner_exists and (pod.job in self._quarantine or not is_over)
         occupied = {(node.name, node.attempt) for node in job.status.occupied}
         return bool(pod.attempt) and (pod.node, pod.attempt) in occupied
+
+    def _delete(self, pod: PodView) -> None:
+        if not pod.deleting and pod.uid not in self._orphans:
+            self._orphans.add(pod.uid)
+            self._spawn(self._delete_unless_assigned(pod), f"orphan {pod.name}", pod.job)
+
+    async def _delete_unless_assigned(self, pod: PodView) -> None:
+        """Delete the orphan unless the stored job accounts for it: the cache may be stale."""
+        try:
+            if await self._pod_control.is_assigned(pod):
+                return
+            log.warning(
+                "deleting orphan pod %s/%s on %s: no job's status accounts for it",
+                pod.namespace, pod.name, pod.node,
+            )  # fmt: skip
+            await self._pod_control.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
+        finally:
+            self._orphans.discard(pod.uid)

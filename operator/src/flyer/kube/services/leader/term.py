@@ -30,30 +30,30 @@ from flyer.engine import (
     Tick,
     WakeAt,
 )
-from flyer.job_events import NEVER_FITS, QUARANTINED, JobEvent, recorded_event
+from flyer.job_events import QUARANTINED, JobEvent, recorded_event
 from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.apiserver.resources import PODS
 from flyer.kube.pods.names import LABEL_JOB
+from flyer.kube.services.cluster_cache import Listener
 from flyer.kube.services.errors import QuarantinedError, StaleStateError, TermOverError
-from flyer.kube.services.jobs.commits import Commits, refused_status
+from flyer.kube.services.jobs.commits import Commits
 from flyer.kube.services.jobs.event_queue import EventQueue, leaving
 from flyer.kube.services.jobs.event_recorder import EventRecorder
 from flyer.kube.services.jobs.expiry import Expiry
 from flyer.kube.services.jobs.explanations import Explanations
+from flyer.kube.services.jobs.published_status import Redactor
 from flyer.kube.services.jobs.quarantine import Quarantine
 from flyer.kube.services.jobs.quarantine_controller import QuarantineController
 from flyer.kube.services.jobs.quota_status import QuotaStatusReporter
-from flyer.kube.services.jobs.redaction import Redactor
 from flyer.kube.services.jobs.submissions import Submissions
 from flyer.kube.services.jobs.token import Token
-from flyer.kube.services.jobs.unblock_commands import with_unblock_commands
 from flyer.kube.services.leader.observer import Observer
 from flyer.kube.services.leader.resync import Resync
 from flyer.kube.services.nodes.nodes import Nodes
 from flyer.kube.services.nodes.probes import NodeProber
 from flyer.kube.services.pods.gangs import Gangs
-from flyer.kube.services.pods.pod_control import pod_limiter
-from flyer.kube.services.pods.templates import TemplateChecker
+from flyer.kube.services.pods.pod_control import PodControl
+from flyer.kube.services.pods.templates import PodTemplates
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -108,29 +108,28 @@ class LeaderTerm:
         self._quota_status = QuotaStatusReporter(api, cache, self._token, lambda: self._state)
         self._recorder = EventRecorder(api, instance)
         self._expiry = Expiry(api, cache, time.time)
-        limiter = pod_limiter()
+        pod_control = PodControl(api, cache.pods)
         self._quarantine = Quarantine(self._on_quarantined, lambda: self._event_queue.add(Tick()))
         self._redactor = Redactor(self._was_job)
         self._commits = Commits(
-            api, cache.jobs, self._uid_of, self._committed, limiter, self._quarantine
+            api, cache.jobs, self._uid_of, self._committed, pod_control.limiter, self._quarantine
         )
         self._explanations = Explanations(
             self._commits, self._uid_of,
             vanished=lambda job: self._event_queue.add(JobRemoved(job)),
             request_rebuild=self.request_rebuild,
         )  # fmt: skip
-        self._templates = TemplateChecker(
-            api, cache, dependencies, refused=self._refuse_template, spawn=self._spawn
-        )
+        templates = PodTemplates(api, cache, dependencies.pod_settings, self._spawn)
         self._submissions = Submissions(
-            api, cache, self._recorder, self._quarantine, self._templates,
+            api, cache, self._recorder, self._quarantine, templates, self._commits,
+            epoch=lambda: self.epoch, record_event=self._record_event,
             enqueue=self._event_queue.add, spawn=self._spawn, request_rebuild=self.request_rebuild,
         )  # fmt: skip
         self._gateway = dependencies.make_gateway(self._event_queue.add)
         self._gangs = Gangs(
-            api, cache, self._gateway, dependencies, limiter=limiter,
+            api, cache, self._gateway, pod_control, templates, outcome_of=dependencies.outcome_of,
             enqueue=self._event_queue.add, state_of=self._state_of, uid_of=self._uid_of,
-            spawn=self._spawn, templates=self._templates,
+            spawn=self._spawn,
         )  # fmt: skip
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, settings)
         self._nodes = Nodes(cache, self._event_queue.add)
@@ -140,9 +139,14 @@ class LeaderTerm:
             record_event=self._record_event, spawn=self._spawn,
         )  # fmt: skip
         self._observer = Observer(
-            cache, self._quarantine, self._submissions, self._commits, self._gangs, self._nodes,
+            cache, self._quarantine, self._submissions, self._gangs, self._nodes, pod_control,
             state=lambda: self._state, zones=self._zones, enqueue=self._event_queue.add,
-            request_rebuild=self.request_rebuild,
+            spawn=self._spawn,
+        )  # fmt: skip
+        self._listener = Listener(
+            job_changed=self._submissions.changed, pod_changed=self._observer.pod_changed,
+            node_changed=self._nodes.changed, topology_changed=self._observer.topology_changed,
+            enqueue=self._event_queue.add, request_rebuild=self.request_rebuild,
         )  # fmt: skip
         self._probes = NodeProber(
             cache, self._gateway, self._nodes, dependencies.probe, self._spawn
@@ -183,12 +187,12 @@ class LeaderTerm:
         finally:
             self.ready.clear()
             self._group = None
-            if self._cache.listener is self._observer:
+            if self._cache.listener is self._listener:
                 self._cache.listener = None
 
     async def _open(self) -> None:
         self.epoch = await self._resync.run(self.epoch)
-        self._cache.listener = self._observer
+        self._cache.listener = self._listener
         await self._rebuild()
 
     async def _loop(self) -> None:
@@ -343,7 +347,7 @@ class LeaderTerm:
         self._metrics.decided(time.monotonic() - started)
         self._wake_at = now + IDLE_SECONDS_MAX
         commits = [
-            replace(action, status=self._redacted(action))
+            self._redactor.publish(action, self._state, self._cache.healths)
             for action in actions if isinstance(action, Commit)
         ]  # fmt: skip
         commits = self._explanations.defer(commits)
@@ -366,14 +370,6 @@ class LeaderTerm:
         self._quarantine_controller.unmark(self._state.jobs)
         self._metrics.observe(self._state, self._token.holder)
         self._quota_status.mark_dirty()
-
-    def _redacted(self, commit: Commit) -> FlyerJobStatus:
-        """The status without names of jobs in other namespaces, with unblock commands."""
-        status = self._redactor.redact_status(commit.status, commit.job)
-        healths = self._cache.healths
-        return with_unblock_commands(
-            status, self._state.nodes.get, lambda name: healths.get("", name)
-        )
 
     async def _perform(self, action: Action, gone: set[str]) -> None:
         match action:
@@ -422,14 +418,6 @@ class LeaderTerm:
         self._record_event(key, JobEvent(QUARANTINED, why, warning=True))
         if kind != "status":  # otherwise the API server rejects every status of the job
             self._quarantine_controller.mark(key, why)
-
-    async def _refuse_template(self, view: JobView, why: str) -> None:
-        """Store the refusal in the status of a job that the engine does not have."""
-        if self._submissions.uid_of(view.key) == view.uid or view.job is None:
-            return  # submitted before its template was changed: its start reports the refusal
-        status = refused_status(view.job, why, self.epoch, time.time())
-        if await self._commits.write(view, status):
-            self._record_event(view.key, JobEvent(NEVER_FITS, why, warning=True))
 
     def _zones(self) -> Zones:
         """The zones, without cross-zone jobs while a quarantined job may hold the token."""

@@ -22,21 +22,22 @@ from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.keyed_condition import KeyedCondition
-from flyer.kube.pods import PlacedNode, PodsRefusedError, build_pods
-from flyer.kube.services.pods.pod_control import KILL_SECONDS, PodControl
+from flyer.kube.pods import PodsRefusedError
+from flyer.kube.services.pods.pod_control import KILL_SECONDS
 from flyer.kube.services.pods.start_monitor import StartMonitor
 from flyer.kube.services.pods.templates import NodesUnfitError
 from flyer.kube.views import mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from flyer.api import FlyerJob
-    from flyer.engine import Event, JobState, Stop
-    from flyer.kube.apiserver import Api, Limiter
+    from flyer.engine import Event, JobState, Outcome, Stop
+    from flyer.kube.apiserver import Api
     from flyer.kube.services.cluster_cache import ClusterCache
-    from flyer.kube.services.dependencies import Dependencies, Gateway
-    from flyer.kube.services.pods.templates import TemplateChecker
+    from flyer.kube.services.dependencies import Gateway
+    from flyer.kube.services.pods.pod_control import PodControl
+    from flyer.kube.services.pods.templates import PodTemplates
     from flyer.kube.views import PodView
 
 __all__ = ["Gangs"]
@@ -80,25 +81,25 @@ class Gangs:
         api: Api,
         cache: ClusterCache,
         gateway: Gateway,
-        dependencies: Dependencies,
+        pod_control: PodControl,
+        templates: PodTemplates,
         *,
-        limiter: Limiter,
+        outcome_of: Callable[[Mapping[str, Any] | None], Outcome],
         enqueue: Callable[[Event], None],
         state_of: Callable[[str], JobState | None],
         uid_of: Callable[[str], str | None],
         spawn: Callable[[Coroutine[Any, Any, None], str, str], asyncio.Task[None]],
-        templates: TemplateChecker,
     ) -> None:
         self._api = api
         self._cache = cache
         self._gateway = gateway
-        self._dependencies = dependencies
+        self._pod_control = pod_control
+        self._templates = templates
+        self._outcome_of = outcome_of
         self._enqueue = enqueue
         self._state_of = state_of
         self._uid_of = uid_of
         self._spawn = spawn
-        self._templates = templates
-        self._pod_control = PodControl(api, cache.pods, limiter)
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[
             str, PodView
@@ -108,7 +109,6 @@ class Gangs:
         )
         self._concluded: set[str] = set()
         self._changes = KeyedCondition()  # notified of changed pods and forgotten jobs, by job
-        self._orphans: set[str] = set()  # uids of orphans being deleted
 
     # -- engine actions ------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Gangs:
     async def _conclude(self, pod: PodView) -> None:
         if not pod.ended and not pod.deleting:
             await self._pod_control.wait_ended(pod)  # its node is not empty before
-        outcome = pod.outcome if pod.outcome is not None else self._dependencies.outcome_of(None)
+        outcome = pod.outcome if pod.outcome is not None else self._outcome_of(None)
         await self._gateway.conclude(pod.uid, outcome)
         del self._leaving[pod.uid]
         if any(known.uid == pod.uid for known in self._pods_of(pod.job)):
@@ -283,7 +283,7 @@ class Gangs:
 
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
-        manifests = self._build(job, start)
+        manifests = self._templates.build(job, start)
         made = await _all([
             self._pod_control.create(job, manifest, name)
             for manifest, name in zip(manifests, names, strict=True)
@@ -316,18 +316,6 @@ class Gangs:
         for pod in sorted(old, key=lambda one: one.attempt)[:PRUNED_MAX]:
             await self._pod_control.delete(pod.namespace, pod.name, pod.uid, 0)
 
-    def _build(self, job: FlyerJob, start: Start) -> list[dict[str, Any]]:
-        """Build the pods' manifests. Every error is the template's, the only variable input."""
-        try:
-            nodes = self._placed(start.assignment.names)
-            return build_pods(job, start, nodes, self._dependencies.pod_settings())
-        except PodsRefusedError:
-            raise
-        except Exception as error:
-            log.exception("%s: a bug, please report it", job.key)
-            why = f"spec.template: cannot be built into pods ({type(error).__name__}: {error})"
-            raise PodsRefusedError(job.key, [why]) from error
-
     async def _read(self, job: FlyerJob) -> dict[str, Any]:
         """Read the object with its pod template, which views omit."""
         found = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
@@ -335,17 +323,6 @@ class Gangs:
         if metadata.get("uid") != job.metadata.uid:
             raise NotFoundError(f"get flyerjobs {job.key}", "the job was deleted")
         return found
-
-    def _placed(self, names: Sequence[str]) -> dict[str, PlacedNode]:
-        placed = {}
-        for name in names:
-            view = self._cache.nodes.get("", name)
-            placed[name] = PlacedNode(
-                name=name,
-                dedicated=view.dedicated if view else True,
-                allocatable=view.allocatable if view else {},
-            )
-        return placed
 
     def _expect(self, job: FlyerJob, start: Start, pods: Sequence[tuple[int, PodIdentity]]) -> None:
         ordered = [identity for _, identity in sorted(pods, key=lambda one: one[0])]
@@ -388,25 +365,6 @@ class Gangs:
     async def _linger(self, stop: Stop, seconds: float) -> None:
         """Wait until the pods have terminated, for at most `seconds`."""
         await self._changes.until(stop.job, lambda: not self._living(stop), seconds)
-
-    def delete_orphan(self, pod: PodView) -> None:
-        """Delete a live pod that no job's status accounts for."""
-        if not pod.deleting and pod.uid not in self._orphans:
-            self._orphans.add(pod.uid)
-            self._spawn(self._delete_orphan(pod), f"orphan {pod.name}", pod.job)
-
-    async def _delete_orphan(self, pod: PodView) -> None:
-        """Delete it unless the stored job accounts for it: the cache may be stale."""
-        try:
-            if await self._pod_control.is_assigned(pod):
-                return
-            log.warning(
-                "deleting orphan pod %s/%s on %s: no job's status accounts for it",
-                pod.namespace, pod.name, pod.node,
-            )  # fmt: skip
-            await self._pod_control.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
-        finally:
-            self._orphans.discard(pod.uid)
 
 
 def _with_template(job: FlyerJob, template: dict[str, Any]) -> FlyerJob:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flyer.kube.apiserver import Api, Cache
     from flyer.kube.views import PodView
 
-__all__ = ["KILL_SECONDS", "PodControl", "pod_limiter"]
+__all__ = ["KILL_SECONDS", "PodControl"]
 
 # Bounds pod calls, which are many, so that commits and the Lease neither queue behind them nor wait
 # for a busy server. A server with many cores answers this many faster than they can be sent.
@@ -39,15 +39,11 @@ BIND_TRIES_MAX: Final = 5
 log = logging.getLogger(__name__)
 
 
-def pod_limiter() -> Limiter:
-    """The limiter of all pod calls of one term."""
-    return Limiter(CONCURRENCY_MAX, CONCURRENCY_DURING_COMMITS)
-
-
 class PodControl:
     """Pod calls. Each response is put into the cache before the watch reports it."""
 
-    def __init__(self, api: Api, pods: Cache[PodView | None], limiter: Limiter) -> None:
+    def __init__(self, api: Api, pods: Cache[PodView | None]) -> None:
+        self.limiter = limiter = Limiter(CONCURRENCY_MAX, CONCURRENCY_DURING_COMMITS)
         self._api = api.with_limiter(limiter)
         # Bindings and deletions come before creations: of many jobs that start together, the first
         # do not wait for the pods of the last.

@@ -1,4 +1,4 @@
-"""Template checker: checks pod templates before their jobs are queued.
+"""Pod templates: checked before their jobs are queued, and built into the pods of an attempt.
 
 A check builds the pod as an attempt would, compares it with the nodes that the job may get, and
 submits it to the API server: a dry run of its creation in the job's namespace with strict field
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
     from flyer.kube.apiserver import Api
+    from flyer.kube.pods import PodSettings
     from flyer.kube.services.cluster_cache import ClusterCache
-    from flyer.kube.services.dependencies import Dependencies
     from flyer.kube.views import JobView, NodeView
 
-__all__ = ["NodesUnfitError", "TemplateChecker", "Verdict"]
+    _Passed = Callable[[JobView], None]
+    _Refused = Callable[[JobView, str], Coroutine[Any, Any, None]]
+
+__all__ = ["NodesUnfitError", "PodTemplates", "Verdict"]
 
 CONCURRENCY_MAX: Final = 8
 PASSED_MAX: Final = 4096
@@ -64,23 +67,20 @@ class Verdict:
     final: bool = True  # until the job is changed
 
 
-class TemplateChecker:
-    """Checks templates during one term. Calls `refused(view, why)` for a template that fails."""
+class PodTemplates:
+    """Checks templates, and builds pods from them, during one term."""
 
     def __init__(
         self,
         api: Api,
         cache: ClusterCache,
-        dependencies: Dependencies,
-        *,
-        refused: Callable[[JobView, str], Coroutine[Any, Any, None]],
+        pod_settings: Callable[[], PodSettings],
         spawn: Callable[[Coroutine[Any, Any, None], str, str], object],
     ) -> None:
         self._api = api.with_limiter(asyncio.Semaphore(CONCURRENCY_MAX))
         self._semaphore = FairSemaphore(CONCURRENCY_MAX)
         self._cache = cache
-        self._dependencies = dependencies
-        self._on_refused = refused
+        self._pod_settings = pod_settings
         self._spawn = spawn
         # Digests of templates that passed, with the version of the node shapes at that time; and of
         # those whose dry run passed, independently of nodes.
@@ -103,12 +103,12 @@ class TemplateChecker:
             return False
         return status.epoch > 0 and status.observed_generation == job.metadata.generation
 
-    def check(self, view: JobView, passed: Callable[[JobView], None]) -> None:
-        """Start a check. Calls `passed` with the job's latest view once its template passes."""
+    def check(self, view: JobView, passed: _Passed, refused: _Refused) -> None:
+        """Start a check: `passed` gets the job's latest view, `refused` also each reason."""
         version = f"{view.uid} {view.mark}"
         if self._checking.get(view.key) != version:
             self._checking[view.key] = version
-            self._spawn(self._check(view, version, passed), f"check {view.key}", view.key)
+            self._spawn(self._check(view, version, passed, refused), f"check {view.key}", view.key)
 
     def forget(self, key: str) -> None:
         """The job is being deleted."""
@@ -127,9 +127,29 @@ class TemplateChecker:
         if verdict.reasons:
             raise NodesUnfitError(f"{job.key}: {'; '.join(verdict.reasons)}")
 
+    def build(self, job: FlyerJob, start: Start) -> list[dict[str, Any]]:
+        """Build the pods of an attempt. Every error is the template's, the only variable input."""
+        views = {name: self._cache.nodes.get("", name) for name in start.assignment.names}
+        nodes = {
+            name: PlacedNode(
+                name=name,
+                dedicated=view.dedicated if view else True,
+                allocatable=view.allocatable if view else {},
+            )
+            for name, view in views.items()
+        }
+        try:
+            return build_pods(job, start, nodes, self._pod_settings())
+        except PodsRefusedError:
+            raise
+        except Exception as error:
+            log.exception("%s: a bug, please report it", job.key)
+            why = f"spec.template: cannot be built into pods ({type(error).__name__}: {error})"
+            raise PodsRefusedError(job.key, [why]) from error
+
     # -- inside --------------------------------------------------------------------------------
 
-    async def _check(self, view: JobView, version: str, passed: Callable[[JobView], None]) -> None:
+    async def _check(self, view: JobView, version: str, passed: _Passed, refused: _Refused) -> None:
         pause_seconds = AGAIN_SECONDS
         while self._checking.get(view.key) == version:
             current = self._cache.job(view.key)
@@ -148,7 +168,7 @@ class TemplateChecker:
                 passed(current)
                 return
             if verdict.reasons != ("",):
-                await self._on_refused(current, "; ".join(verdict.reasons)[:_REASON_CHARS_MAX])
+                await refused(current, "; ".join(verdict.reasons)[:_REASON_CHARS_MAX])
             if verdict.final:
                 return  # until the job is changed
             await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.5))  # noqa: S311
@@ -193,13 +213,9 @@ class TemplateChecker:
             if (_may_serve(job, node) if names is None else node.node.name in names)
         ]  # fmt: skip
         try:
-            pod = self._build(job, nodes[0] if nodes else None)
+            pod = self._sample(job, nodes[0] if nodes else None)
         except PodsRefusedError as error:
             return Verdict(tuple(error.reasons))
-        except Exception as error:
-            log.exception("%s: a bug, please report it", job.key)
-            why = f"spec.template: cannot be built into pods ({type(error).__name__}: {error})"
-            return Verdict((why,))
         facts = [NodeFacts(node.node.name, node.labels, node.allocatable) for node in nodes]
         # On shared nodes the pod has an affinity to one node, which must not count here.
         affinity = job.spec.template.to_object()["spec"].get("affinity")
@@ -228,18 +244,13 @@ class TemplateChecker:
         _remember(self._allowed, mark, 0)
         return Verdict()
 
-    def _build(self, job: FlyerJob, node: NodeView | None) -> dict[str, Any]:
+    def _sample(self, job: FlyerJob, node: NodeView | None) -> dict[str, Any]:
         """Build the pod of rank 0 for a node that the job may get."""
         name = node.node.name if node else "node"
         zone = node.node.zone if node else "default"
         first = AssignedNode(name=name, zone=zone, first_rank=0)
         start = Start(job.key, 1, Assignment(epoch=1, nodes=(first,), reserved_at=0.0), None, 0)
-        placed = PlacedNode(
-            name=name,
-            dedicated=node.dedicated if node else True,
-            allocatable=node.allocatable if node else {},
-        )
-        (pod,) = build_pods(job, start, {name: placed}, self._dependencies.pod_settings())
+        (pod,) = self.build(job, start)
         pod["metadata"] = {**pod["metadata"], "name": f"{_NAME}-{random.getrandbits(40):010x}"}
         return pod
 

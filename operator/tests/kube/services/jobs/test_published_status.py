@@ -4,7 +4,7 @@ import json
 
 import pytest
 from flyer.api import Condition, Eviction, FlyerJobStatus, Pending, Phase, Suspension
-from flyer.kube.services.jobs.redaction import Redactor
+from flyer.kube.services.jobs.published_status import Redactor
 from flyer.kube.services.pods import gangs
 
 JOBS = {"prod/gpt-5", "team-a/mine"}
