@@ -17,9 +17,9 @@ from flyer.engine import (
     rebuild,
     step,
 )
-from flyer.engine.cycle import queue_update, schedule
+from flyer.engine.cycle import queue, schedule
 from flyer.engine.events import QuotaObserved
-from flyer.engine.quota import eligibility
+from flyer.engine.quota import admission
 from flyer.engine.state.quotas import Quota
 from flyer.sim.samples import sample_job
 
@@ -235,26 +235,26 @@ def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
         now += 1
         state, _ = step(state, [JobSubmitted(sample_job(name, 1, user=name))], now)
     searched: list[str] = []
-    priorities = eligibility.allowed_priorities
+    priorities = admission.allowed_priorities
 
     def counted(cycle: CycleState, job: JobState, limits: Sequence[Quota]) -> list[Priority]:
         searched.append(job.key)
         return priorities(cycle, job, limits)
 
-    monkeypatch.setattr(eligibility, "allowed_priorities", counted)
+    monkeypatch.setattr(admission, "allowed_priorities", counted)
     step(state, [JobSubmitted(sample_job("good", 1, user="good"))], now + 1)
     assert 0 < len(set(searched)) < 400  # 256 looks, and 20 reasons a second
 
 
 def test_a_job_that_cannot_be_queued_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver then quarantines it, and the other jobs are scheduled."""
-    needs_of = queue_update.needs_of
+    needs_of = queue.needs_of
 
     def fails(cycle: CycleState, job: JobState) -> tuple[object, ...]:
         assert job.key != "default/w1", "a bug"
         return needs_of(cycle, job)
 
-    monkeypatch.setattr(queue_update, "needs_of", fails)
+    monkeypatch.setattr(queue, "needs_of", fails)
     state, now = _full_cluster()
     with pytest.raises(JobFault) as excinfo:
         step(state, _queue_of(3), now + 1)

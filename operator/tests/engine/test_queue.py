@@ -34,9 +34,9 @@ from flyer.engine import (
     rebuild,
     step,
 )
-from flyer.engine.cycle import queue_update, schedule
-from flyer.engine.cycle.queue_walk import Walk
-from flyer.engine.cycle.unschedulable import UnschedulableNeeds
+from flyer.engine.cycle import queue, schedule
+from flyer.engine.cycle.queue import Walk
+from flyer.engine.cycle.schedule import UnschedulableNeeds
 from flyer.engine.events import QuotaObserved, QuotaRemoved
 from flyer.engine.explain import pending_reasons
 from flyer.engine.explain.pending_reasons import PendingReasonCache
@@ -167,10 +167,10 @@ def _forgetful(state: EngineState) -> EngineState:
     )
 
 
-_entry = queue_update._Update._entry
+_entry = queue._Update._entry
 
 
-def _auto_jobs_alone(update: queue_update._Update, job: JobState) -> Entry:
+def _auto_jobs_alone(update: queue._Update, job: JobState) -> Entry:
     """Each goes through its levels by itself."""
     entry = _entry(update, job)
     return replace(entry, class_key=None) if job.spec.priority is Priority.AUTO else entry
@@ -215,7 +215,7 @@ def test_what_is_kept_and_left_out_changes_no_decision(
             long.setattr(
                 UnschedulableNeeds, "is_unschedulable", lambda _search, _job, _needs: False
             )
-            long.setattr(queue_update._Update, "_entry", _auto_jobs_alone)
+            long.setattr(queue._Update, "_entry", _auto_jobs_alone)
             slow, expected = step(_forgetful(slow), events, history.now)
         assert _decided(quick, actions) == _decided(slow, expected), (seed, history.now)
         events = history.events(quick)
@@ -230,8 +230,8 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
     for _ in range(40):
         history.now += history.random.choice((0.6, 5.0, 70.0))
         state, _ = step(state, events, history.now)
-        updated = queue_update.updated_queue(CycleState(state, history.now))
-        anew = queue_update.updated_queue(
+        updated = queue.updated_queue(CycleState(state, history.now))
+        anew = queue.updated_queue(
             CycleState(replace(state, queue=None, queue_changes=()), history.now)
         )
         same = replace(anew, explained_to=updated.explained_to, explained_at=updated.explained_at)

@@ -16,11 +16,11 @@ from flyer.engine import (
     JobSubmitted,
     Node,
     Quota,
+    preemption,
     rebuild,
     step,
 )
 from flyer.engine.cycle import allocate, schedule
-from flyer.engine.preemption import plan
 from flyer.engine.state import restarts
 from flyer.sim import Violation, sample_job
 from flyer.sim.histories import History
@@ -98,7 +98,7 @@ def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unneeded_preemption_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        plan, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
+        preemption, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
     finds("gave way to .*, which has other nodes", 600)
 
@@ -117,7 +117,7 @@ def test_a_preemption_despite_free_nodes_is_found(monkeypatch: pytest.MonkeyPatc
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after) == ""
     monkeypatch.setattr(allocate, "_fit_free", lambda *_args: None)
-    monkeypatch.setattr(plan, "is_reserved_for_others", lambda *_args: True)
+    monkeypatch.setattr(preemption, "is_reserved_for_others", lambda *_args: True)
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after).endswith("for which ['a1'] were free")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flyer.engine import WakeAt
-from flyer.engine.cycle import actions_due, queue_update, reconcile, schedule, unschedulable
+from flyer.engine.cycle import actions_due, queue, reconcile, schedule
 from flyer.engine.decision_log import step_line
 from flyer.engine.explain import pending_reasons, remedies
 from flyer.engine.placement.availability import NodeAvailability
@@ -98,7 +98,7 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs = availability.cycle.jobs
         return sorted(key for key, job in jobs.items() if job.status.phase in RESERVING)
 
-    def updated(cycle, real=queue_update.updated_queue):
+    def updated(cycle, real=queue.updated_queue):
         cycle.queue = None
         return real(cycle)
 
@@ -110,7 +110,7 @@ def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CycleState, "may_skip", lambda *_args: False)
     monkeypatch.setattr(CycleState, "is_schedule_due", lambda *_args: True)
     monkeypatch.setattr(CycleState, "active_jobs", lambda cycle: cycle.jobs)
-    monkeypatch.setattr(unschedulable.UnschedulableNeeds, "is_unschedulable", lambda *_args: False)
+    monkeypatch.setattr(schedule.UnschedulableNeeds, "is_unschedulable", lambda *_args: False)
     monkeypatch.setattr(reconcile, "_is_idle", lambda _job: False)
     monkeypatch.setattr(actions_due, "_is_idle", lambda _job: False)
     monkeypatch.setattr(NodeAvailability, "supply", supply)
@@ -165,9 +165,9 @@ def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(25)
     right = played(monkeypatch, seeds)
     entries: dict[str, Entry] = {}
-    real = queue_update._Update._entry
+    real = queue._Update._entry
     monkeypatch.setattr(
-        queue_update._Update, "_entry",
+        queue._Update, "_entry",
         lambda update, job: entries.setdefault(job.key, real(update, job)),
     )  # fmt: skip
     with contextlib.suppress(Violation):
@@ -180,6 +180,6 @@ def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch
     seeds = range(25)
     right = played(monkeypatch, seeds)
     monkeypatch.setattr(
-        unschedulable.UnschedulableNeeds, "is_unschedulable", lambda needs, *_args: needs._least
+        schedule.UnschedulableNeeds, "is_unschedulable", lambda needs, *_args: needs._least
     )
     assert played(monkeypatch, seeds) != right

@@ -3,7 +3,7 @@
 1. `event_handlers`, `attempt_event_handlers`: record events.
 2. `reconcile`: move each job to the phase that its facts call for. `failure_causes` decides whether
    a failed attempt counts against its job, `circuit_breaker` whether many fail at once.
-3. `schedule`: give nodes to waiting jobs. `queue_update` keeps the queue, `queue_walk` visits it,
-   `allocate` places one job, `unschedulable` skips jobs for which no nodes can be found.
+3. `schedule`: give nodes to waiting jobs. `queue` keeps their order and visits them, `allocate`
+   places one job.
 4. `commits`: store changed statuses. `actions_due`: derive the actions of drivers.
 """

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 from flyer.engine.ordering import in_refusal_cooldown
 from flyer.engine.placement import node_selection
-from flyer.engine.placement.node_selection import PlacementOption, by_zone
-from flyer.engine.placement.requirements import placement_options, zone_layout_deadline
+from flyer.engine.placement.node_selection import (
+    PlacementOption,
+    by_zone,
+    placement_options,
+    zone_layout_deadline,
+)
 from flyer.engine.placement.reservations import (
     Reservation,
     is_ahead_of_its_turn,
     is_reserved_for_others,
 )
-from flyer.engine.preemption.evict import preempt
-from flyer.engine.preemption.plan import preemption_plan
+from flyer.engine.preemption import preempt, preemption_plan
 from flyer.engine.state import transitions
 from flyer.engine.state.jobs import ACTIVE, JobState
 

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine.cycle.allocate import allocate
-from flyer.engine.cycle.queue_update import updated_queue
-from flyer.engine.cycle.queue_walk import Walk
-from flyer.engine.cycle.unschedulable import UnschedulableNeeds
+from flyer.engine.cycle.queue import Walk, updated_queue
 from flyer.engine.explain import pending_reasons
 from flyer.engine.explain.pending_reasons import PendingReasonCache
 from flyer.engine.explain.pending_writer import PendingWriter
 from flyer.engine.ordering import in_refusal_cooldown, queue_position
 from flyer.engine.placement.availability import NodeAvailability
-from flyer.engine.placement.requirements import needs_of
+from flyer.engine.placement.node_selection import needs_of, zone_layout_deadline
 from flyer.engine.placement.reservations import Reservation, reservation_for
 from flyer.engine.quota.admission import QuotaAdmission
 from flyer.engine.state import transitions
@@ -287,6 +285,44 @@ class _SchedulingPass:
         return self._reasons.of(job, self.reservations, (), None)
 
 
+class UnschedulableNeeds:
+    """Requirements for which no nodes were found since the last allocation.
+
+    The placement history of a job (the last part of its needs) decides which nodes it gets, but not
+    whether it gets any. Reservations are only added, and a later position in the queue has no more
+    victims, so a job with equal needs and as many nodes gets none either. A job that waits for the
+    zone layout of its checkpoint, or may not preempt, is not comparable.
+    """
+
+    def __init__(self, availability: NodeAvailability) -> None:
+        self._availability = availability
+        self._cycle = availability.cycle
+        self._least: dict[tuple[object, ...], int] = {}
+
+    def is_unschedulable(self, job: JobState, requirements: tuple[object, ...]) -> bool:
+        """Whether no nodes can be found: too few are available, or a comparable job found none."""
+        if zone_layout_deadline(self._cycle, job) is not None:
+            return False
+        least = self._least.get(requirements[:-1])
+        if least is not None and least <= job.spec.nodes:
+            return True
+        return self._availability.largest_gang(job) < job.spec.nodes
+
+    def failed(self, job: JobState, requirements: tuple[object, ...]) -> None:
+        """Record that no nodes were found for the job."""
+        cycle = self._cycle
+        partial = (
+            job.key in cycle.delayed_preemptions or zone_layout_deadline(cycle, job) is not None
+        )
+        if not partial and not in_refusal_cooldown(cycle, job):
+            least = self._least.get(requirements[:-1], job.spec.nodes)
+            self._least[requirements[:-1]] = min(least, job.spec.nodes)
+
+    def clear(self) -> None:
+        """Clear the cache after an allocation."""
+        self._least.clear()
+
+
 def _is_never(job: JobState) -> bool:
     """Whether no state of the cluster would let the job run, when it was last checked."""
     pending = job.status.pending
@@ -340,4 +376,4 @@ def _behind(cycle: CycleState, job: JobState, ahead: JobState) -> Pending:
     return behind
 
 
-__all__ = ["schedule", "schedule_and_start"]
+__all__ = ["UnschedulableNeeds", "schedule", "schedule_and_start"]

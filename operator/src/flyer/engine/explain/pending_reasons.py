@@ -19,7 +19,7 @@ from flyer.api.waiting import (
     WAITING_FOR_ZONE,
     WAITING_FOR_ZONE_LAYOUT,
 )
-from flyer.engine.placement.requirements import (
+from flyer.engine.placement.node_selection import (
     node_requirements,
     placement_history,
     zone_layout_deadline,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase
 from flyer.engine import ordering
-from flyer.engine.placement.requirements import node_requirements, placement_options
-from flyer.engine.preemption.plan import preemption_plan
+from flyer.engine.placement.node_selection import node_requirements, placement_options
+from flyer.engine.preemption import preemption_plan
 from flyer.engine.state.explanation import Remedy
 
 if TYPE_CHECKING:

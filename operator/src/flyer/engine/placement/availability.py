@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flyer.engine import ordering
-from flyer.engine.placement import requirements
-from flyer.engine.placement.node_selection import PlacementHistory, by_zone
-from flyer.engine.placement.requirements import node_requirements
+from flyer.engine.placement import node_selection
+from flyer.engine.placement.node_selection import PlacementHistory, by_zone, node_requirements
 from flyer.engine.state.jobs import ACTIVE, RESERVING, JobState
 from flyer.engine.state.nodes import Node, natural_order
 
@@ -295,7 +294,7 @@ class NodeAvailability:
 
     def placement_history(self, job: JobState) -> PlacementHistory:
         """Placement history of the job, with suspect nodes added to those that it avoids."""
-        history = requirements.placement_history(job)
+        history = node_selection.placement_history(job)
         if not self._suspects:
             return history
         return replace(history, avoid=history.avoid | self._suspects)

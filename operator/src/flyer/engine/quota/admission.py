@@ -1,7 +1,8 @@
 """Quota admission during a scheduling cycle, in the order of the queue.
 
 A job without room in a quota waits, and so do later jobs of the same account in that quota. A job
-that has room but gets no nodes keeps its share of the quota while it is ahead.
+that has room but gets no nodes keeps its share of the quota while it is ahead. An `auto` job is
+admitted at the highest of its allowed priorities that has room.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flyer.api import Priority
-from flyer.engine.quota import eligibility
-from flyer.engine.quota.snapshot import QuotaSnapshot, quota_snapshot
+from flyer.api import Pending, Priority
+from flyer.engine.quota.snapshot import (
+    QuotaSnapshot,
+    active_quotas,
+    quota_snapshot,
+    subjects_of,
+)
+from flyer.engine.state.quotas import ANY, Quota
 
 if TYPE_CHECKING:
-    from flyer.api import Pending
+    from collections.abc import Iterable, Sequence
+
     from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.jobs import JobState
 
 
@@ -57,9 +65,7 @@ class QuotaAdmission:
     def enter(self, job: JobState, level: int | None = None) -> None:
         """Select the priority of an `auto` job: the one at this level; None: the highest."""
         if self.snapshot.quotas and job.spec.priority is Priority.AUTO:
-            levels = eligibility.allowed_priorities(
-                self.availability.cycle, job, self.snapshot.quotas
-            )
+            levels = allowed_priorities(self.availability.cycle, job, self.snapshot.quotas)
             self._levels[job.key] = levels
             at = (priority for priority in levels if level is None or priority.level == level)
             self.availability.cycle.auto_priorities[job.key] = next(at, levels[0])
@@ -89,9 +95,7 @@ class QuotaAdmission:
             self.snapshot.subjects(job), spec.nodes, spec.priority, spec.node_class, *classes
         )  # fmt: skip
         if requirement not in self._verdicts:
-            self._verdicts[requirement] = eligibility.quota_exceeded(
-                self.availability.cycle, job, classes
-            )
+            self._verdicts[requirement] = quota_exceeded(self.availability.cycle, job, classes)
         return self._verdicts[requirement]
 
     def refusal(self, job: JobState) -> Pending | None:
@@ -145,4 +149,50 @@ class QuotaAdmission:
         return [nodes[0].node_class for nodes in self.availability.classes(job)]
 
 
-__all__ = ["QuotaAdmission"]
+def allowed_priorities(cycle: CycleState, job: JobState, quotas: Iterable[Quota]) -> list[Priority]:
+    """The priorities at which the job may run, the highest first.
+
+    `auto` allows every priority that a quota of the job names, and the default of `auto`.
+    """
+    if job.spec.priority is not Priority.AUTO:
+        return [job.spec.priority]
+    subjects = subjects_of(job, cycle.teams)
+    named = {
+        Priority(quota.priority)
+        for quota in quotas
+        if quota.priority != ANY and quota.concerns(subjects)
+        and (job.spec.node_class is None or quota.node_class in (ANY, job.spec.node_class))
+    } | {cycle.settings.auto_priority}  # fmt: skip
+    return sorted(named, key=lambda quota: -quota.level)
+
+
+def quota_exceeded(cycle: CycleState, job: JobState, classes: Sequence[str]) -> Pending | None:
+    """Why the quotas are too small for the job even if no job held nodes; None: they are not."""
+    snapshot = QuotaSnapshot(active_quotas(cycle), teams=cycle.teams)
+    if not snapshot.quotas:
+        return None
+    subjects = snapshot.subjects(job)
+    tightest: list[tuple[Quota, Priority]] = []
+    for priority in allowed_priorities(cycle, job, snapshot.quotas):
+        for node_class in classes or (job.spec.node_class,):
+            limits = snapshot.limits(subjects, priority, node_class)
+            least = min(limits, key=lambda limit: (limit.nodes, limit.name), default=None)
+            if least is None or least.nodes >= job.spec.nodes:
+                return None
+            tightest.append((least, priority))
+    if not tightest:
+        return None
+    quota, priority = max(tightest, key=lambda item: (item[0].nodes, item[1].level, item[0].name))
+    level = f"priority {quota.priority}" if quota.priority != ANY else "any priority"
+    where = f"node class {quota.node_class}" if quota.node_class != ANY else "all node classes"
+    fewer = f"set spec.nodes to {quota.nodes} or less, " if quota.nodes else ""
+    return Pending(
+        verdict="Never",
+        reason="QuotaExceeded",
+        message=f"wants {job.spec.nodes} nodes, quota {quota.name} gives "
+        f"{quota.subject_name(subjects)} {quota.nodes or 'none'} at {level} in {where}: {fewer}"
+        f"choose another priority or node class, or ask for a larger FlyerQuota {quota.name}",
+    )
+
+
+__all__ = ["QuotaAdmission", "allowed_priorities", "quota_exceeded"]

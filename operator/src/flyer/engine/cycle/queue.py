@@ -1,28 +1,29 @@
-"""Update of the queue: waiting jobs in order and by equivalence class, kept between passes.
+"""The queue of a scheduling pass: its update between passes, and the walk through it.
 
 Jobs of one class require the same nodes and count in the same quotas: if the first of them gets no
 nodes, the others get none either. A scheduling pass therefore visits classes instead of jobs (Borg,
-EuroSys 2015, section 3.4). The queue depends only on the jobs, and is updated with those that
-changed.
+EuroSys 2015, section 3.4). The queue depends only on the jobs, is kept between passes, and is
+updated with the jobs that changed.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase, Priority
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED
 from flyer.engine.ordering import queue_position
-from flyer.engine.placement.requirements import needs_of, zone_layout_deadline
-from flyer.engine.quota import eligibility
+from flyer.engine.placement.node_selection import needs_of, zone_layout_deadline
+from flyer.engine.quota import admission
 from flyer.engine.quota.snapshot import active_quotas, subjects_of
 from flyer.engine.state.queue import Basis, ClassKey, Contender, Entry, Queue
 from flyer.engine.state.quotas import ANY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.jobs import JobState
@@ -149,7 +150,7 @@ class _Update:
         limits = self._known.basis.quotas
         if not limits or job.spec.priority is not Priority.AUTO:
             return []
-        return eligibility.allowed_priorities(self._cycle, job, limits)
+        return admission.allowed_priorities(self._cycle, job, limits)
 
     def _lower_levels_of(self, job: JobState, levels: list[Priority]) -> tuple[object, ...]:
         """Terms and accounts of the job at each level; a full level leads to the next lower one."""
@@ -190,4 +191,62 @@ def _is_unexplained(job: JobState) -> bool:
     return pending is None or pending.reason == PENDING_EVALUATION
 
 
-__all__ = ["updated_queue"]
+@dataclass(slots=True)
+class _Cursor:
+    """Position of a walk in a sorted list of contenders."""
+
+    class_key: ClassKey | None
+    members: Sequence[Contender]
+    at: int = 0
+    level: int | None = None  # instead of the members' level
+
+    @property
+    def next(self) -> Contender:
+        place, key = self.members[self.at]
+        return (place if self.level is None else (-self.level, *place[1:])), key
+
+
+class Walk:
+    """Iterator over the queue in order; `skip` leaves out the rest of a class."""
+
+    def __init__(self, queue: Queue, contenders: Iterable[Contender]) -> None:
+        self._heap: list[tuple[Contender, _Cursor]] = []
+        self._last: _Cursor | None = None
+        cursors = [_Cursor(class_key, members) for class_key, members in queue.classes.items()]
+        cursors.append(_Cursor(None, queue.single))
+        cursors += [_Cursor(None, (other,)) for other in contenders]
+        self._heap = [(cursor.next, cursor) for cursor in cursors if cursor.members]
+        heapq.heapify(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[Contender, ClassKey | None]]:
+        while True:
+            if self._last is not None:
+                self._push(self._last)
+                self._last = None
+            if not self._heap:
+                return
+            contender, cursor = heapq.heappop(self._heap)
+            cursor.at += 1
+            self._last = cursor
+            yield contender, cursor.class_key
+
+    def put(self, contender: Contender) -> None:
+        """Add a contender at a position at which the queue does not have it."""
+        self._push(_Cursor(None, (contender,)))
+
+    def lower(self, level: int) -> None:
+        """Move the last contender and the rest of its class to this level."""
+        assert self._last is not None, "no class"
+        self._last.at -= 1
+        self._last.level = level
+
+    def skip(self) -> None:
+        """Skip the rest of the class of the last contender."""
+        self._last = None
+
+    def _push(self, cursor: _Cursor) -> None:
+        if cursor.at < len(cursor.members):
+            heapq.heappush(self._heap, (cursor.next, cursor))
+
+
+__all__ = ["Walk", "updated_queue"]

@@ -1,7 +1,8 @@
-"""Preemption plan: nodes for a job, and the victims whose preemption costs least."""
+"""Preemption: the nodes and the cheapest victims for a job, and the eviction of the victims."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
@@ -9,14 +10,17 @@ from flyer.engine import ordering
 from flyer.engine.placement import node_selection
 from flyer.engine.placement.node_selection import PlacementOption, by_zone
 from flyer.engine.placement.reservations import Reservation, is_reserved_for_others
-from flyer.engine.preemption.victim_search import Candidate, cheapest_cover, cheapest_set
+from flyer.engine.state import transitions
+from flyer.engine.state.jobs import WAITING, JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from flyer.engine.placement.availability import NodeAvailability
-    from flyer.engine.state.jobs import JobState
     from flyer.engine.state.nodes import Node
+
+# Above this size a greedy search replaces the exact one, so that a decision takes milliseconds.
+_CELLS_MAX = 200_000
 
 
 def preemption_plan(
@@ -137,4 +141,89 @@ def _victims_for(
     return None if selection is None else tuple(sorted(match.job for match in selection))
 
 
-__all__ = ["preemption_plan"]
+def preempt(
+    availability: NodeAvailability,
+    job: JobState,
+    nodes: tuple[Node, ...],
+    victims: tuple[str, ...],
+    *,
+    backfill: bool = False,
+) -> None:
+    """Reserve the nodes for the job, and evict the victims from them.
+
+    A victim that has only reserved nodes loses the reservation, and no work. A job that already
+    leaves these nodes continues to leave them.
+    """
+    cycle = availability.cycle
+    for key in victims:
+        victim = cycle.jobs[key]
+        over = ordering.is_time_slice_over(cycle, job, victim)
+        if victim.status.phase in WAITING:
+            transitions.drop_reservation(cycle, key)
+            continue
+        why = f"preempted by {job.key} of {job.user} (priority {job.spec.priority})"
+        if over:
+            why = f"its time slice is over: {job.key} of {job.user} has its turn"
+        transitions.request_suspension(cycle, key, reason="Preempted", by=job.key, message=why)
+        if over:
+            transitions.end_time_slice(cycle, key)
+        elif victim.user != job.user:  # else users could protect their own jobs by preempting them
+            transitions.count_preemption(cycle, key)
+    transitions.reserve(cycle, job.key, nodes, backfill=backfill)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job that may be preempted, the cost of that, and how many required nodes it frees."""
+
+    job: str
+    cost_node_ms: int
+    gain: int
+
+
+def cheapest_cover(candidates: Sequence[Candidate], need: int) -> tuple[Candidate, ...] | None:
+    """Of all sets that free `need` nodes the cheapest one, then the smallest one."""
+    useful = [candidate for candidate in candidates if candidate.gain > 0]
+    if sum(candidate.gain for candidate in useful) < need:
+        return None
+    if need <= 0:
+        return ()
+    if len(useful) * need > _CELLS_MAX:
+        return cheapest_set(
+            useful, lambda selection: sum(candidate.gain for candidate in selection) >= need
+        )
+    # cover[k]: the best set that frees at least k nodes, as (cost, size, positions).
+    cover: list[tuple[int, int, tuple[int, ...]] | None] = [(0, 0, ())] + [None] * need
+    for position, item in enumerate(useful):
+        for count in range(need, 0, -1):
+            rest = cover[max(0, count - item.gain)]
+            if rest is None:
+                continue
+            better = (rest[0] + item.cost_node_ms, rest[1] + 1, (*rest[2], position))
+            previous = cover[count]
+            if previous is None or better < previous:
+                cover[count] = better
+    best = cover[need]
+    assert best is not None, "the sum of gains covers the need"
+    return tuple(useful[position] for position in best[2])
+
+
+def cheapest_set(
+    candidates: Sequence[Candidate], enough: Callable[[Sequence[Candidate]], bool]
+) -> tuple[Candidate, ...] | None:
+    """A small set for which `enough` holds: add the cheapest, then drop the most expensive."""
+    selection: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda item: item.cost_node_ms):
+        if enough(selection):
+            break
+        selection.append(candidate)
+    if not enough(selection):
+        return None
+    for candidate in sorted(selection, key=lambda candidate: -candidate.cost_node_ms):
+        without = [other for other in selection if other is not candidate]
+        if enough(without):
+            selection = without
+    return tuple(selection)
+
+
+__all__ = ["Candidate", "cheapest_cover", "cheapest_set", "preempt", "preemption_plan"]

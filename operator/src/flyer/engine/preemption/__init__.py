@@ -1,1 +1,0 @@
-"""Preemption: `plan` finds nodes and victims, `victim_search` the cheapest set, `evict` acts."""
