@@ -1,14 +1,42 @@
-"""Parser of untrusted protocol lines: one JSON object each, every field checked. Pure."""
+"""Parser of untrusted protocol lines: one JSON object each, every field checked. Pure.
+
+A `Message` is a dataclass whose annotations name the checks of its fields, such as `Integer`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_type_hints
 
 from flyer.job.limits import is_text, readable
 
-__all__ = ["LINE_BYTES_MAX", "Fields", "ProtocolError", "parse_object"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "LINE_BYTES_MAX",
+    "Boolean",
+    "Fields",
+    "Flag",
+    "Integer",
+    "Message",
+    "Metrics",
+    "OptionalInteger",
+    "OptionalText",
+    "OptionalWords",
+    "Positive",
+    "ProtocolError",
+    "Text",
+    "Words",
+    "parse_object",
+    "part",
+]
+
+_T = TypeVar("_T", bound="Message")
 
 LINE_BYTES_MAX = 64 * 1024
 TEXT_CHARACTERS_MAX = 8 * 1024  # so that any escaped message fits a line
@@ -54,9 +82,9 @@ class Fields:
         """The unchecked value."""
         return self._body.get(name)
 
-    def integer_or_none(self, name: str) -> int | None:
+    def integer_or_none(self, name: str, low: int = 0, high: int = INTEGER_MAX) -> int | None:
         """The same, or null, or absent."""
-        return None if self._body.get(name) is None else self.integer(name)
+        return None if self._body.get(name) is None else self.integer(name, low, high)
 
     def number_or_none(self, name: str) -> float | None:
         """A finite number, or null, or absent."""
@@ -71,6 +99,10 @@ class Fields:
         """A finite number; the default for null or absent."""
         value = self.number_or_none(name)
         return default if value is None else value
+
+    def seconds(self, name: str, default: float, low: float = 0.0, high: float = math.inf) -> float:
+        """A number, limited to a range; the default for null or absent."""
+        return min(max(self.number(name, default), low), high)
 
     def text(
         self, name: str, default: str | None = None, characters_max: int = TEXT_CHARACTERS_MAX
@@ -145,3 +177,44 @@ def parse_object(line: bytes, bytes_max: int = LINE_BYTES_MAX) -> dict[str, Any]
     if not isinstance(body, dict):
         raise ProtocolError("bad_line", f"{line[:60]!r} is not a JSON object")
     return body
+
+
+class Message:
+    """A dataclass that is read from the fields of an object."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, fields: Fields) -> Self:
+        """Check each field. ProtocolError: one is invalid."""
+        return cls(**{name: check(fields, name) for name, check in _checks(cls)})
+
+
+@functools.cache
+def _checks(kind: type[Message]) -> list[tuple[str, Callable[[Fields, str], Any]]]:
+    """The names of the fields, and the methods of `Fields` that their annotations name."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return [(name, hints[name].__metadata__[0]) for name in names]
+
+
+def part(kind: type[_T]) -> Callable[[Fields, str], _T | None]:
+    """The check of a field that is a nested message, or null, or absent."""
+
+    def check(fields: Fields, name: str) -> _T | None:
+        nested = fields.object_or_none(name)
+        return None if nested is None else kind.read(nested)
+
+    return check
+
+
+Integer = Annotated[int, Fields.integer]
+Positive = Annotated[int, partial(Fields.integer, low=1)]
+OptionalInteger = Annotated[int | None, Fields.integer_or_none]
+Text = Annotated[str, Fields.text]
+OptionalText = Annotated[str | None, Fields.text_or_none]
+Words = Annotated[str, Fields.words]
+OptionalWords = Annotated[str | None, Fields.words_or_none]
+Boolean = Annotated[bool, Fields.boolean]
+Flag = Annotated[bool, partial(Fields.boolean, default=False)]
+Metrics = Annotated[dict[str, float], Fields.metrics]

@@ -10,9 +10,24 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import ClassVar
+from functools import partial
+from typing import Annotated, ClassVar
 
-from flyer.job.fields import LINE_BYTES_MAX, Fields, ProtocolError, parse_object
+from flyer.job.fields import (
+    LINE_BYTES_MAX,
+    Boolean,
+    Fields,
+    Integer,
+    Message,
+    Metrics,
+    OptionalInteger,
+    OptionalText,
+    Positive,
+    ProtocolError,
+    Text,
+    Words,
+    parse_object,
+)
 from flyer.job.limits import PATH_CHARS_MAX
 
 __all__ = [
@@ -43,6 +58,8 @@ __all__ = [
 VERSION = 1
 WATCH_SECONDS_MAX = 60.0  # longest time until a watch is answered, with or without a change
 RANK_MAX = 2**20
+State = Annotated[int, partial(Fields.integer, low=-(2**31), high=2**32 - 1)]
+"""The user's 32 bits, signed or unsigned."""
 
 
 class SuspendCode(IntEnum):
@@ -54,117 +71,78 @@ class SuspendCode(IntEnum):
     MAY_SUSPEND = 3
 
 
+def _suspend_code(fields: Fields, name: str) -> SuspendCode:
+    return SuspendCode(fields.integer(name, 0, 3))
+
+
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message):
     """The first line of every connection: rank and protocol version."""
 
     op: ClassVar[str] = "hello"
-    rank: int
-    version: int = VERSION
-
-    @classmethod
-    def read(cls, fields: Fields) -> Hello:
-        """Build it from the fields of a line."""
-        return cls(fields.integer("rank", high=RANK_MAX), fields.integer("version", 1))
+    rank: Annotated[int, partial(Fields.integer, high=RANK_MAX)]
+    version: Positive = VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """Wait for a revision other than `revision`, at most `timeout_seconds`."""
+class Watch(Message):
+    """Wait for a revision other than `revision`, at most `timeout_seconds`, which is limited."""
 
     op: ClassVar[str] = "watch"
-    revision: int = 0
-    timeout_seconds: float = WATCH_SECONDS_MAX
-
-    @classmethod
-    def read(cls, fields: Fields) -> Watch:
-        """Build it from the fields of a line; limits the timeout to WATCH_SECONDS_MAX."""
-        timeout_seconds = fields.number("timeout_seconds", WATCH_SECONDS_MAX)
-        return cls(fields.integer("revision"), min(max(timeout_seconds, 0.0), WATCH_SECONDS_MAX))
+    revision: Integer = 0
+    timeout_seconds: Annotated[
+        float, partial(Fields.seconds, default=WATCH_SECONDS_MAX, high=WATCH_SECONDS_MAX)
+    ] = WATCH_SECONDS_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class Received(Message):
     """Acknowledges the suspension: the job will save and release."""
 
     op: ClassVar[str] = "received"
 
-    @classmethod
-    def read(cls, _fields: Fields) -> Received:
-        """Build it from the fields of a line."""
-        return cls()
-
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Message):
     """Reports a step. Restarts the progress deadline and, while suspending, the grace period."""
 
     op: ClassVar[str] = "progress"
-    step: int
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, fields: Fields) -> Progress:
-        """Build it from the fields of a line."""
-        return cls(fields.integer("step"), fields.metrics("metrics"))
+    step: Integer
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Message):
     """Reports a checkpoint of `step` at `path`; restarts use only durable ones."""
 
     op: ClassVar[str] = "checkpoint"
-    step: int
-    path: str
-    durable: bool
-
-    @classmethod
-    def read(cls, fields: Fields) -> Checkpoint:
-        """Build it from the fields of a line."""
-        return cls(
-            fields.integer("step"),
-            fields.text("path", characters_max=PATH_CHARS_MAX),
-            fields.boolean("durable"),
-        )
+    step: Integer
+    path: Annotated[str, partial(Fields.text, characters_max=PATH_CHARS_MAX)]
+    durable: Boolean
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Message):
     """Releases all nodes of the job, which has saved its state."""
 
     op: ClassVar[str] = "release"
-    step: int | None = None
-
-    @classmethod
-    def read(cls, fields: Fields) -> Release:
-        """Build it from the fields of a line."""
-        return cls(fields.integer_or_none("step"))
+    step: OptionalInteger = None
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class Fail(Message):
     """Fails the job without a restart."""
 
     op: ClassVar[str] = "fail"
-    reason: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> Fail:
-        """Build it from the fields of a line."""
-        return cls(fields.words("reason"))
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
-class UserState:
+class UserState(Message):
     """Stores the user's 32-bit state for all attempts."""
 
     op: ClassVar[str] = "user_state"
-    state: int
-
-    @classmethod
-    def read(cls, fields: Fields) -> UserState:
-        """Build it from the fields of a line."""
-        return cls(fields.integer("state", -(2**31), 2**32 - 1))
+    state: State
 
 
 Request = Hello | Watch | Received | Progress | Checkpoint | Release | Fail | UserState
@@ -175,77 +153,44 @@ _REQUESTS: dict[str, type[Request]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message):
     """The answer to `hello`: the attempt and the checkpoint it starts from."""
 
     kind: ClassVar[str] = "welcome"
-    job: str
-    chain: str
-    attempt: int
-    user_state: int = 0
-    restore_step: int | None = None
-    restore_path: str | None = None
-    version: int = VERSION
-
-    @classmethod
-    def read(cls, fields: Fields) -> Welcome:
-        """Build it from the fields of a line."""
-        return cls(
-            fields.text("job"),
-            fields.text("chain"),
-            fields.integer("attempt"),
-            fields.integer("user_state", -(2**31), 2**32 - 1),
-            fields.integer_or_none("restore_step"),
-            fields.text_or_none("restore_path"),
-            fields.integer("version", 1),
-        )
+    job: Text
+    chain: Text
+    attempt: Integer
+    user_state: State = 0
+    restore_step: OptionalInteger = None
+    restore_path: OptionalText = None
+    version: Positive = VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(Message):
     """The answer to `watch`. Times are remaining seconds: clocks may differ."""
 
     kind: ClassVar[str] = "change"
-    revision: int
-    suspend_code: SuspendCode = SuspendCode.NONE
-    seconds_left: float | None = None
-    reason: str = ""
-
-    @classmethod
-    def read(cls, fields: Fields) -> Change:
-        """Build it from the fields of a line."""
-        return cls(
-            fields.integer("revision"),
-            SuspendCode(fields.integer("suspend_code", 0, 3)),
-            fields.number_or_none("seconds_left"),
-            fields.text("reason", ""),
-        )
+    revision: Integer
+    suspend_code: Annotated[SuspendCode, _suspend_code] = SuspendCode.NONE
+    seconds_left: Annotated[float | None, Fields.number_or_none] = None
+    reason: Annotated[str, partial(Fields.text, default="")] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Done(Message):
     """The answer to every other request: it was carried out."""
 
     kind: ClassVar[str] = "done"
 
-    @classmethod
-    def read(cls, _fields: Fields) -> Done:
-        """Build it from the fields of a line."""
-        return cls()
-
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message):
     """The request was refused. After a `bad_…` code the server closes the connection."""
 
     kind: ClassVar[str] = "refusal"
-    code: str
-    message: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> Refusal:
-        """Build it from the fields of a line."""
-        return cls(fields.text("code"), fields.text("message"))
+    code: Text
+    message: Text
 
 
 Reply = Welcome | Change | Done | Refusal

@@ -20,9 +20,25 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from flyer.job.fields import Fields, ProtocolError, parse_object
+from flyer.job.fields import (
+    Fields,
+    Flag,
+    Integer,
+    Message,
+    Metrics,
+    OptionalInteger,
+    OptionalText,
+    OptionalWords,
+    Positive,
+    ProtocolError,
+    Text,
+    Words,
+    parse_object,
+    part,
+)
 from flyer.job.limits import PATH_CHARS_MAX
 
 __all__ = [
@@ -70,274 +86,166 @@ class LauncherState(StrEnum):
     ENDED = "ended"
 
 
+def _launcher_state(fields: Fields, name: str) -> LauncherState:
+    state = fields.text(name, LauncherState.ABSENT)
+    if state not in list(LauncherState):
+        raise ProtocolError("bad_field", f"report: invalid `{name}` {state!r:.80}")
+    return LauncherState(state)
+
+
+def _topology(fields: Fields, name: str) -> dict[str, Any]:
+    topology = fields.raw(name)
+    return topology if isinstance(topology, dict) else {}
+
+
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message):
     """The first line. The projected token identifies and authenticates the pod."""
 
     kind: ClassVar[str] = "hello"
-    token: str = field(repr=False)
-    version: int = VERSION
-
-    @classmethod
-    def read(cls, fields: Fields) -> Hello:
-        """Build it from the fields of a line."""
-        return cls(fields.text("token"), fields.integer("version"))
+    token: Text = field(repr=False)
+    version: Integer = VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Message):
     """A checkpoint that the job reported."""
 
-    step: int
-    path: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> Saved:
-        """Build it from the fields of an object."""
-        return cls(fields.integer("step"), fields.text("path", characters_max=PATH_CHARS_MAX))
+    step: Integer
+    path: Annotated[str, partial(Fields.text, characters_max=PATH_CHARS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(Message):
     """A rank failed the job without a restart."""
 
-    rank: int
-    reason: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> GivenUp:
-        """Build it from the fields of an object."""
-        return cls(fields.integer("rank"), fields.words("reason"))
+    rank: Integer
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(Message):
     """The end of the launcher: its exit status, and the first rank that failed."""
 
-    code: int
+    code: Annotated[int, partial(Fields.integer, low=-128, high=255)]
     """Exit status, or the negative number of a signal."""
-    rank: int | None = None
-    time: float = 0.0
-    peer_lost: bool = False
-    rank_status: int | None = None
-    rank_signal: int | None = None
-    error_type: str | None = None
-    traceback: str | None = None
-
-    @classmethod
-    def read(cls, fields: Fields) -> End:
-        """Build it from the fields of an object."""
-        return cls(
-            fields.integer("code", -128, 255),
-            fields.integer_or_none("rank"),
-            fields.number("time", 0.0),
-            fields.boolean("peer_lost", default=False),
-            fields.integer_or_none("rank_status"),
-            fields.integer_or_none("rank_signal"),
-            fields.words_or_none("error_type"),
-            fields.words_or_none("traceback"),
-        )
+    rank: OptionalInteger = None
+    time: Annotated[float, partial(Fields.number, default=0.0)] = 0.0
+    peer_lost: Flag = False
+    rank_status: OptionalInteger = None
+    rank_signal: OptionalInteger = None
+    error_type: OptionalWords = None
+    traceback: OptionalWords = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Message):
     """Everything that a pod has reported. A higher revision replaces a lower one."""
 
     kind: ClassVar[str] = "report"
-    revision: int
-    launcher: LauncherState = LauncherState.ABSENT
-    port: int | None = None
+    revision: Integer
+    launcher: Annotated[LauncherState, _launcher_state] = LauncherState.ABSENT
+    port: Annotated[int | None, partial(Fields.integer_or_none, low=1, high=65535)] = None
     """Port reserved on this pod's addresses for the ranks' rendezvous."""
-    ranks_seen: int = 0
+    ranks_seen: Integer = 0
     """Ranks that have connected to the job socket."""
-    suspended: bool = False
+    suspended: Flag = False
     """The ranks have received the suspend signal."""
-    received: bool = False
-    released: bool = False
-    step: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    durable: Saved | None = None
+    received: Flag = False
+    released: Flag = False
+    step: OptionalInteger = None
+    metrics: Metrics = field(default_factory=dict)
+    durable: Annotated[Saved | None, part(Saved)] = None
     """The newest durable checkpoint, and the newest one that is not durable."""
-    volatile: Saved | None = None
-    user_state: int | None = None
-    given_up: GivenUp | None = None
-    output: int = 0
+    volatile: Annotated[Saved | None, part(Saved)] = None
+    user_state: Annotated[int | None, partial(Fields.integer_or_none, high=2**32 - 1)] = None
+    given_up: Annotated[GivenUp | None, part(GivenUp)] = None
+    output: Integer = 0
     """Grows at intervals while ranks write output."""
-    end: End | None = None
-
-    @classmethod
-    def read(cls, fields: Fields) -> Report:
-        """Build it from the fields of a line."""
-        durable, volatile = fields.object_or_none("durable"), fields.object_or_none("volatile")
-        given_up, end = fields.object_or_none("given_up"), fields.object_or_none("end")
-        state = fields.text("launcher", LauncherState.ABSENT)
-        if state not in list(LauncherState):
-            raise ProtocolError("bad_field", f"report: invalid `launcher` {state!r:.80}")
-        user_state = fields.raw("user_state")
-        return cls(
-            revision=fields.integer("revision"),
-            launcher=LauncherState(state),
-            port=None if fields.raw("port") is None else fields.integer("port", 1, 65535),
-            ranks_seen=fields.integer("ranks_seen"),
-            suspended=fields.boolean("suspended", default=False),
-            received=fields.boolean("received", default=False),
-            released=fields.boolean("released", default=False),
-            step=fields.integer_or_none("step"),
-            metrics=fields.metrics("metrics"),
-            durable=Saved.read(durable) if durable else None,
-            volatile=Saved.read(volatile) if volatile else None,
-            user_state=None if user_state is None else fields.integer("user_state", 0, 2**32 - 1),
-            given_up=GivenUp.read(given_up) if given_up else None,
-            output=fields.integer("output"),
-            end=End.read(end) if end else None,
-        )
+    end: Annotated[End | None, part(End)] = None
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Message):
     """Heartbeat."""
 
     kind: ClassVar[str] = "beat"
 
-    @classmethod
-    def read(cls, _fields: Fields) -> Beat:
-        """Build it from the fields of a line."""
-        return cls()
-
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message):
     """The token was accepted. Either side closes after `silence_seconds` without a message."""
 
     kind: ClassVar[str] = "welcome"
-    beat_seconds: float
-    silence_seconds: float
-    version: int = VERSION
-
-    @classmethod
-    def read(cls, fields: Fields) -> Welcome:
-        """Build it from the fields of a line."""
-        return cls(
-            max(fields.number("beat_seconds", 5.0), 0.01),
-            max(fields.number("silence_seconds", 15.0), 0.05),
-            fields.integer("version", 1),
-        )
+    beat_seconds: Annotated[float, partial(Fields.seconds, default=5.0, low=0.01)]
+    silence_seconds: Annotated[float, partial(Fields.seconds, default=15.0, low=0.05)]
+    version: Positive = VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledgement:
+class Acknowledgement(Message):
     """Everything up to this revision has reached the scheduler.
 
     Checkpoints and the user state are in the job's status, so the next leader has them, too.
     """
 
     kind: ClassVar[str] = "acknowledgement"
-    revision: int
-
-    @classmethod
-    def read(cls, fields: Fields) -> Acknowledgement:
-        """Build it from the fields of a line."""
-        return cls(fields.integer("revision"))
+    revision: Integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartOrder:
+class StartOrder(Message):
     """Starts the ranks of this part of the gang."""
 
-    job: str
+    job: Text
     """`namespace/name`."""
-    chain: str
-    attempt: int
-    node: str
-    zone: str
-    node_rank: int
-    nodes: int
-    ranks_per_node: int
-    master_addr: str
-    master_port: int
-    user_state: int = 0
-    restore_step: int | None = None
-    restore_path: str | None = None
-    stop_grace_seconds: float = 30.0
-    output_seconds: float = 30.0
-    topology: dict[str, Any] = field(default_factory=dict)
-    key: str | None = field(default=None, repr=False)
+    chain: Text
+    attempt: Integer
+    node: Text
+    zone: Text
+    node_rank: Integer
+    nodes: Positive
+    ranks_per_node: Positive
+    master_addr: Text
+    master_port: Annotated[int, partial(Fields.integer, low=1, high=65535)]
+    user_state: Annotated[int, partial(Fields.integer, high=2**32 - 1)] = 0
+    restore_step: OptionalInteger = None
+    restore_path: OptionalText = None
+    stop_grace_seconds: Annotated[float, partial(Fields.number, default=30.0)] = 30.0
+    output_seconds: Annotated[float, partial(Fields.number, default=30.0)] = 30.0
+    topology: Annotated[dict[str, Any], _topology] = field(default_factory=dict)
+    key: OptionalText = field(default=None, repr=False)
     """Key of the attempt's collectives, hexadecimal; null if a sidecar does not support it."""
-
-    @classmethod
-    def read(cls, fields: Fields) -> StartOrder:
-        """Build it from the fields of an object."""
-        topology = fields.raw("topology")
-        return cls(
-            job=fields.text("job"),
-            chain=fields.text("chain"),
-            attempt=fields.integer("attempt"),
-            node=fields.text("node"),
-            zone=fields.text("zone"),
-            node_rank=fields.integer("node_rank"),
-            nodes=fields.integer("nodes", 1),
-            ranks_per_node=fields.integer("ranks_per_node", 1),
-            master_addr=fields.text("master_addr"),
-            master_port=fields.integer("master_port", 1, 65535),
-            user_state=fields.integer("user_state", 0, 2**32 - 1),
-            restore_step=fields.integer_or_none("restore_step"),
-            restore_path=fields.text_or_none("restore_path"),
-            stop_grace_seconds=fields.number("stop_grace_seconds", 30.0),
-            output_seconds=fields.number("output_seconds", 30.0),
-            topology=topology if isinstance(topology, dict) else {},
-            key=fields.text_or_none("key"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class Suspend:
+class Suspend(Message):
     """Asks the job to save and release within this time."""
 
-    seconds_left: float
-    reason: str = ""
-
-    @classmethod
-    def read(cls, fields: Fields) -> Suspend:
-        """Build it from the fields of an object."""
-        return cls(max(fields.number("seconds_left", 0.0), 0.0), fields.text("reason", ""))
+    seconds_left: Annotated[float, partial(Fields.seconds, default=0.0)]
+    reason: Annotated[str, partial(Fields.text, default="")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Message):
     """Everything that is requested of a pod. Earlier requests are never withdrawn."""
 
     kind: ClassVar[str] = "order"
-    start: StartOrder | None = None
-    suspend: Suspend | None = None
-    terminate: bool = False
+    start: Annotated[StartOrder | None, part(StartOrder)] = None
+    suspend: Annotated[Suspend | None, part(Suspend)] = None
+    terminate: Flag = False
     """SIGTERM to every rank: none implements the job contract, or none responds."""
-    kill: bool = False
+    kill: Flag = False
     """The attempt has ended: SIGTERM to every rank, and SIGKILL a second later."""
-
-    @classmethod
-    def read(cls, fields: Fields) -> Order:
-        """Build it from the fields of a line."""
-        start, suspend = fields.object_or_none("start"), fields.object_or_none("suspend")
-        return cls(
-            start=StartOrder.read(start) if start else None,
-            suspend=Suspend.read(suspend) if suspend else None,
-            terminate=fields.boolean("terminate", default=False),
-            kill=fields.boolean("kill", default=False),
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message):
     """The last line of a stream, with its reason. `code` is for programs and metrics."""
 
     kind: ClassVar[str] = "refusal"
-    code: str
-    message: str
-
-    @classmethod
-    def read(cls, fields: Fields) -> Refusal:
-        """Build it from the fields of a line."""
-        return cls(fields.text("code"), fields.text("message"))
+    code: Text
+    message: Text
 
 
 FromSidecar = Hello | Report | Beat
