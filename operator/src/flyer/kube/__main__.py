@@ -12,10 +12,8 @@ import gc
 import logging
 import signal
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from flyer.engine import SchedulerSettings
 from flyer.kube.apiserver import AccessError, Api, Election, LeaseSettings, Limits, find_access
 from flyer.kube.apiserver.token_reviews import TokenReviews
 from flyer.kube.gateway import Gateway, GatewayMetrics, GatewaySettings, outcome_of
@@ -108,15 +106,6 @@ class _Operator:
         self._leader = Leader(
             api, Election(api, holder, lease), self._cache, self._term, metrics, mark, self._handle
         )
-        self._scheduler_settings = replace(
-            SchedulerSettings(),
-            failure_window_seconds=settings.failure_window_seconds,
-            start_deadline_seconds=settings.start_deadline_seconds,
-            stop_deadline_seconds=settings.stop_deadline_seconds,
-            same_zone_layout_seconds=settings.same_zone_layout_seconds,
-            restart_cost_seconds=settings.restart_cost_seconds,
-            progress_commit_seconds=settings.progress_commit_seconds,
-        )
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -174,7 +163,7 @@ class _Operator:
             probe=probe_node,
         )
         return LeaderTerm(
-            api, self._cache, dependencies, self._scheduler_settings, self._metrics,
+            api, self._cache, dependencies, self._settings.scheduler, self._metrics,
             epoch=epoch, raise_epoch=raise_epoch, instance=self._settings.instance,
         )  # fmt: skip
 

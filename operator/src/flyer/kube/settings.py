@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from flyer.engine import SchedulerSettings
 from flyer.kube.lease import LEASE_SECONDS, RENEW_SHARE, RETRY_SHARE
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "add_flags", "check_log_level", "parse_settings"]
 
 _PREFIX: Final = "FLYER_"
+_SCHEDULER: Final = SchedulerSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +64,22 @@ class Settings:
     """The leader stops after this time without a renewal; 0: two thirds of the lease."""
     lease_retry_seconds: float = 0.0
     """Time between renewals; 0: two fifteenths of the lease."""
-    start_deadline_seconds: float = 600.0
-    stop_deadline_seconds: float = 120.0
-    failure_window_seconds: float = 5.0
-    same_zone_layout_seconds: float = 60.0
-    restart_cost_seconds: float = 60.0
+    start_deadline_seconds: float = _SCHEDULER.start_deadline_seconds
+    stop_deadline_seconds: float = _SCHEDULER.stop_deadline_seconds
+    failure_window_seconds: float = _SCHEDULER.failure_window_seconds
+    same_zone_layout_seconds: float = _SCHEDULER.same_zone_layout_seconds
+    restart_cost_seconds: float = _SCHEDULER.restart_cost_seconds
     progress_commit_seconds: float = 15.0
     """Minimum time between writes of a running job's progress into its status."""
     api_concurrency: int = 32
     """Maximum number of concurrent API calls."""
+
+    @property
+    def scheduler(self) -> SchedulerSettings:
+        """The engine's settings: fields of the same names, and its defaults."""
+        names = {field.name for field in fields(SchedulerSettings)}
+        shared = [field.name for field in fields(self) if field.name in names]
+        return SchedulerSettings(**{name: getattr(self, name) for name in shared})
 
     @property
     def endpoint(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyer import engine
@@ -40,14 +39,8 @@ def rebuilt(
         for job in stored_jobs.values()
         if job.status and job.status.assignment
     ]
-    settings = cluster.settings
-    scheduler_settings = replace(
-        SchedulerSettings(),
-        failure_window_seconds=settings.failure_window_seconds,
-        start_deadline_seconds=settings.start_deadline_seconds,
-        same_zone_layout_seconds=settings.same_zone_layout_seconds,
-        restart_cost_seconds=settings.restart_cost_seconds,
-    )
+    own = cluster.settings.model_dump(exclude={"stop_pause_seconds"})
+    scheduler_settings = SchedulerSettings(**own)
     nodes, jobs = cluster.engine_nodes(), list(stored_jobs.values())
     now, epoch = time.time(), max(epochs, default=0) + 1
     quotas = cluster.engine_quotas()
