@@ -22,7 +22,7 @@ def test_the_committed_files_are_the_generated_ones() -> None:
 
 
 def version() -> dict[str, Any]:
-    (crd_version,) = crd.flyerjob_crd()["spec"]["versions"]
+    (crd_version,) = crd.crd(crd.KINDS[0])["spec"]["versions"]
     return crd_version
 
 
@@ -97,7 +97,7 @@ def test_columns_read_scalars_that_exist() -> None:
 
 
 def test_names() -> None:
-    spec = crd.flyerjob_crd()["spec"]
+    spec = crd.crd(crd.KINDS[0])["spec"]
     assert spec["names"]["shortNames"] == ["fj"]
     assert version()["subresources"] == {"status": {}}
 

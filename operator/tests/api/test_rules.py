@@ -199,7 +199,7 @@ def test_explain_reads_well(kinds: Cluster) -> None:
 def test_the_samples_are_what_the_server_takes() -> None:
     """The structural part that needs no server: what Python makes, the schema names."""
     sample = sample_job("one", 2).to_object()
-    properties = crd.flyerjob_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    properties = crd.crd(crd.KINDS[0])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert set(sample["spec"]) <= set(properties["properties"]["spec"]["properties"])
     assert TEMPLATE["spec"]["containers"][0]["name"] == "trainer"
     assert len(NODES) == 2

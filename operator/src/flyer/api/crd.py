@@ -202,11 +202,6 @@ def crd(kind: Kind) -> dict[str, Any]:
     }
 
 
-def flyerjob_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition of FlyerJob."""
-    return crd(KINDS[0])
-
-
 def _model_of(annotation: Any) -> type[BaseModel]:
     """The model of a field that may be optional."""
     model = getattr(annotation, "__args__", (annotation,))[0]

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from flyer.api import names
 from flyer.api.flyerjob import DEFAULT_QUEUE
+from flyer.api.podpolicies import policy
 
 __all__ = ["limit_policies"]
 
@@ -46,22 +47,8 @@ def limit_policies() -> list[dict[str, Any]]:
 
 
 def _policy(name: str, **spec: Any) -> dict[str, Any]:
-    rule = {
-        "apiGroups": [names.GROUP],
-        "apiVersions": ["*"],
-        "operations": ["CREATE", "UPDATE"],
-        "resources": [names.PLURAL_JOBS],
-    }
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": f"{name}.{names.GROUP}"},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [rule]},
-            **spec,
-        },
-    }
+    operations = ["CREATE", "UPDATE"]
+    return policy(name, names.GROUP, names.PLURAL_JOBS, operations, "*", **spec)
 
 
 def _limits() -> dict[str, Any]:

@@ -68,12 +68,18 @@ def pod_policies(operator: str, namespace: str) -> list[dict[str, Any]]:
     ]
 
 
-def _policy(
-    name: str, group: str, resource: str, operations: list[str], **spec: Any
+def policy(
+    name: str,
+    group: str,
+    resource: str,
+    operations: list[str],
+    api_version: str = "v1",
+    **spec: Any,
 ) -> dict[str, Any]:
+    """A policy for operations on one resource."""
     rule = {
         "apiGroups": [group],
-        "apiVersions": ["v1"],
+        "apiVersions": [api_version],
         "operations": operations,
         "resources": [resource],
     }
@@ -93,7 +99,7 @@ def _labels(operator: str) -> dict[str, Any]:
     listed = "[" + ", ".join(f"'{label}'" for label in RESERVED_LABELS) + "]"
     new = "object.metadata.?labels.orValue({})"
     old = "oldObject.metadata.?labels.orValue({})"
-    return _policy(
+    return policy(
         "pod-labels", "", "pods", ["CREATE", "UPDATE"],
         matchConditions=[
             {"name": "others", "expression": f"request.userInfo.username != {operator}"},
@@ -133,7 +139,7 @@ def _dedicated(operator: str) -> dict[str, Any]:
     before = tolerates.replace("dyn(object)", "dyn(oldObject)")
     named = "dyn(object).spec.?nodeName.orValue('') != ''"
     account = "dyn(object).spec.?serviceAccountName.orValue('default')"
-    return _policy(
+    return policy(
         "pod-dedicated-nodes", "", "pods", ["CREATE", "UPDATE"],
         matchConditions=[
             # Mirror pods are the kubelet's own, of files on its node.
@@ -177,7 +183,7 @@ def _priority_classes() -> dict[str, Any]:
     pod = "dyn(object).spec"
     check = "group('scheduling.k8s.io').resource('priorityclasses')"
     check += ".namespace(request.namespace).name(variables.name).check('use').allowed()"
-    return _policy(
+    return policy(
         "pod-priority-classes", "", "pods", ["CREATE"],
         matchConditions=[
             {
@@ -214,7 +220,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
     def owners(pod: str) -> str:
         return f"{pod}.metadata.?ownerReferences.orValue([]).filter(o, {_CONTROLS})"
 
-    return _policy(
+    return policy(
         "pod-of-job", "", "pods", ["UPDATE", "DELETE"],
         matchConditions=[
             # Kubelets delete without a grace period once no process is left.
@@ -264,7 +270,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
 
 
 def _evictions() -> dict[str, Any]:
-    return _policy(
+    return policy(
         "pod-eviction", "", "pods/eviction", ["CREATE"],
         validations=[
             {
@@ -282,7 +288,7 @@ def _evictions() -> dict[str, Any]:
 
 def _operators_pods(operator: str, namespace: str) -> dict[str, Any]:
     of_a_job = f"variables.pod.metadata.?ownerReferences.orValue([]).exists(o, {_CONTROLS})"
-    return _policy(
+    return policy(
         "operator-pods", "", "pods", ["CREATE", "UPDATE", "DELETE"],
         matchConditions=[
             {"name": "operator", "expression": f"request.userInfo.username == {operator}"},
@@ -313,7 +319,7 @@ def _operators_pods(operator: str, namespace: str) -> dict[str, Any]:
 
 def _operators_webhook(operator: str) -> dict[str, Any]:
     same = " && ".join(f"w.?{field} == o.?{field}" for field in _WEBHOOK_FIELDS)
-    return _policy(
+    return policy(
         "operator-webhook", "admissionregistration.k8s.io", "mutatingwebhookconfigurations",
         ["CREATE", "UPDATE", "DELETE"],
         matchConditions=[

@@ -28,7 +28,6 @@ class Settings:
     """Namespace of the operator: its Lease, Secret and pod."""
     pod_name: str = ""
     """Name of the operator's pod, labelled while it leads; empty: no label."""
-    pod_ip: str = ""
     kubeconfig: str = ""
     """Empty: the service account in a pod, else $KUBECONFIG."""
     context: str = ""

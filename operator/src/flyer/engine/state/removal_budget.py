@@ -31,11 +31,6 @@ class RemovalBudget:
     held: tuple[str, ...] = ()  # usable, because the budget is used up
     defective: tuple[str, ...] = ()  # lost, or with a hardware fault
 
-    @property
-    def mass_failure(self) -> bool:
-        """Whether more nodes have a known fault than the budget allows without one."""
-        return len(self.defective) > self.budget
-
 
 def apply_removal_budget(
     nodes: Mapping[str, NodeState], zones: Zones, now: float
