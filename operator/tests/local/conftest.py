@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flyer.cli.main import main
 from flyer.client import Client, FlyerError, JobView, connect
-from flyer.client.offline import reader
+from flyer.client.connection import reader
 from flyer.local.orphan_processes import find_marked
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from flyer.client.logs import LogReader
 if TYPE_CHECKING:
     from flyer.cli.live_screen import LiveScreen
     from flyer.client import Client
-    from flyer.client.protocol import WatchItem
+    from flyer.client.watch_item import WatchItem
     from flyer.views import EventView, JobView
 
 __all__ = ["Follower"]

@@ -14,9 +14,8 @@ from flyer.errors import ExitStatus, FlyerError
 from flyer.views import to_json
 
 if TYPE_CHECKING:
-    from flyer.cli.target import Target
+    from flyer.cli.target import FlyerClient, Target
     from flyer.client.logs import LogLine
-    from flyer.client.protocol import FlyerClient
     from flyer.views import JobView
 
 __all__ = ["logs", "nodes", "ps", "queues", "quotas", "show", "top", "why"]

@@ -18,7 +18,11 @@ from flyer.errors import FlyerError
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from flyer.client.protocol import FlyerClient
+    from flyer.client.connection import Client
+    from flyer.client.kubernetes import KubeClient
+
+    FlyerClient = Client | KubeClient
+    """Jobs are named `name` or `namespace/name`; errors are FlyerError."""
 
 __all__ = ["OPTIONS", "Target", "as_plugin", "close_clients", "target_of"]
 
@@ -86,7 +90,7 @@ class Target(NamedTuple):
         """A client for reads; on this machine also of a state directory without a driver."""
         if self.is_kube:
             return self._kube()
-        from flyer.client.offline import reader
+        from flyer.client.connection import reader
 
         return reader(self.state, must_be_driven=must_be_driven)
 

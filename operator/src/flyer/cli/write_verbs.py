@@ -10,9 +10,8 @@ from flyer.cli.output import Output, colours, print_result, say
 from flyer.errors import FlyerError
 
 if TYPE_CHECKING:
-    from flyer.cli.target import Target
+    from flyer.cli.target import FlyerClient, Target
     from flyer.client import EventView, JobView
-    from flyer.client.protocol import FlyerClient
 
 # After one of these events no process of the job runs: it is suspended or has ended.
 LEFT = ("Suspended", "Succeeded", "Failed")

@@ -14,7 +14,7 @@ message, a hint and the exit status that `flyer` would end with.
 
 from flyer.client.connection import Client, connect
 from flyer.client.logs import LogLine
-from flyer.client.protocol import WatchItem
+from flyer.client.watch_item import WatchItem
 from flyer.errors import ExitStatus, FlyerError
 from flyer.views import (
     AttemptView,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flyer.client.channel import Channel
 from flyer.client.logs import LogLine, LogReader
-from flyer.client.protocol import WatchItem
+from flyer.client.watch_item import WatchItem
 from flyer.errors import FlyerError
 from flyer.local.state_directory import StatePaths, driver_alive, find_state
 from flyer.views import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flyer.client.stored import StoredJobs
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client", "connect", "reader"]
 
 DEFAULT_NAMESPACE = "default"
 FINISHED_STATES = ("Succeeded", "Failed")
@@ -46,16 +46,27 @@ def connect(state_dir: str | Path | None = None, *, timeout_seconds: float = 30.
     return client
 
 
+def reader(state: str | Path | None, *, must_be_driven: bool = False) -> Client:
+    """A client for reads: of the driver if one runs, otherwise of its state directory."""
+    paths = find_state(state)
+    return Client(paths, driven=must_be_driven or driver_alive(paths))
+
+
 class Client:
-    """Client of the driver of one local cluster."""
+    """Client of the driver of one local cluster.
 
-    driven = True
-    """Whether a driver answers; otherwise (flyer.client.offline) only its state directory."""
+    Not `driven`: it answers reads from the state directory, which it reads once. Every other verb
+    fails, because it needs a driver.
+    """
 
-    def __init__(self, paths: StatePaths, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self, paths: StatePaths, *, timeout_seconds: float = 30.0, driven: bool = True
+    ) -> None:
         """Create a client; nothing is sent before the first call."""
         self.paths = paths
+        self.driven = driven
         self._timeout_seconds = timeout_seconds
+        self._snapshot = None if driven else self._read_stored()
 
     def __enter__(self) -> Self:
         return self
@@ -188,6 +199,7 @@ class Client:
     ) -> Iterator[EventView]:
         """Events with sequence number `since` or higher; with `follow` also future ones."""
         key = None if job is None else _key(job)
+        follow = follow and self.driven
         stored = None if follow else self._stored()
         if stored:
             yield from stored.events(key, since)
@@ -239,7 +251,7 @@ class Client:
         """Lines of a job's ranks over all its attempts, each once, in order within a rank."""
         view = self.job(name)
         reader = LogReader(Path(view.log_folder), rank=rank, attempt=attempt)
-        if not follow or view.finished:
+        if not (follow and self.driven) or view.finished:
             yield from reader.read(final=True)
             return
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -263,8 +275,11 @@ class Client:
 
     def _stored(self) -> StoredJobs | None:
         """The state directory's content when no driver holds it: it answers reads."""
-        if driver_alive(self.paths):
-            return None
+        if self._snapshot is not None:
+            return self._snapshot
+        return None if driver_alive(self.paths) else self._read_stored()
+
+    def _read_stored(self) -> StoredJobs:
         from flyer.client.stored import StoredJobs
 
         return StoredJobs(self.paths)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     from flyer.client.logs import LogLine
-    from flyer.client.protocol import WatchItem
+    from flyer.client.watch_item import WatchItem
     from flyer.kube.apiserver import Api
     from flyer.views import EventView, JobView, NodeView, QueueView, QuotaView, WhyView
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flyer.api import FlyerJobStatus
 from flyer.client.kubernetes.errors import words_for
 from flyer.client.kubernetes.views import job_of, view_of
-from flyer.client.protocol import WatchItem
+from flyer.client.watch_item import WatchItem
 from flyer.job_events import REMOVED, job_events
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError, GoneError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
