@@ -22,8 +22,7 @@ from flyer.kube.pods.additions import (
     add_tools,
     add_traffic_classes,
 )
-from flyer.kube.pods.refusals import PodsRefusedError, refusals
-from flyer.kube.pods.shapes import without_nulls
+from flyer.kube.pods.refusals import PodsRefusedError, refusals, without_nulls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
