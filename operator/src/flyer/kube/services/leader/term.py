@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
-from flyer.api import FlyerJob, FlyerJobStatus, Phase
 from flyer.engine import (
     Commit,
     Finish,
@@ -32,8 +31,6 @@ from flyer.engine import (
 )
 from flyer.job_events import QUARANTINED, JobEvent, recorded_event
 from flyer.kube.apiserver.errors import ApiError
-from flyer.kube.apiserver.resources import PODS
-from flyer.kube.pods.names import LABEL_JOB
 from flyer.kube.services.cluster_cache import Listener
 from flyer.kube.services.errors import QuarantinedError, StaleStateError, TermOverError
 from flyer.kube.services.jobs.commits import Commits
@@ -51,6 +48,7 @@ from flyer.kube.services.leader.observer import Observer
 from flyer.kube.services.leader.resync import Resync
 from flyer.kube.services.nodes.nodes import Nodes
 from flyer.kube.services.nodes.probes import NodeProber
+from flyer.kube.services.pods.adoption import Adoption
 from flyer.kube.services.pods.gangs import Gangs
 from flyer.kube.services.pods.pod_control import PodControl
 from flyer.kube.services.pods.templates import PodTemplates
@@ -58,6 +56,7 @@ from flyer.kube.services.pods.templates import PodTemplates
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
+    from flyer.api import FlyerJob, FlyerJobStatus
     from flyer.engine import Action, EngineState, Event, JobState, SchedulerSettings, Zones
     from flyer.kube.apiserver import Api
     from flyer.kube.metrics import Metrics
@@ -71,7 +70,6 @@ __all__ = ["LeaderTerm"]
 IDLE_SECONDS_MAX: Final = 30.0
 REBUILD_SECONDS: Final = 0.1
 REBUILD_SECONDS_MAX: Final = 10.0
-_LIVE: Final = (Phase.RUNNING, Phase.SUSPENDING)
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +129,7 @@ class LeaderTerm:
             enqueue=self._event_queue.add, state_of=self._state_of, uid_of=self._uid_of,
             spawn=self._spawn,
         )  # fmt: skip
+        self._adoption = Adoption(api, cache, self._gangs)
         self._state: EngineState = engine.rebuild((), (), time.time(), epoch, settings)
         self._nodes = Nodes(cache, self._event_queue.add)
         self._quarantine_controller = QuarantineController(
@@ -174,7 +173,9 @@ class LeaderTerm:
                 self._group = group
                 group.create_task(self._recorder.run(), name="events")
                 group.create_task(self._quota_status.run(), name="counts")
-                await self._open()
+                self.epoch = await self._resync.run(self.epoch)
+                self._cache.listener = self._listener
+                await self._rebuild()
                 # Not earlier: sidecars of gangs that are not adopted yet would be refused, and
                 # thousands of handshakes would delay the adoption.
                 group.create_task(self._gateway.serve(), name="gateway")
@@ -189,11 +190,6 @@ class LeaderTerm:
             self._group = None
             if self._cache.listener is self._listener:
                 self._cache.listener = None
-
-    async def _open(self) -> None:
-        self.epoch = await self._resync.run(self.epoch)
-        self._cache.listener = self._listener
-        await self._rebuild()
 
     async def _loop(self) -> None:
         pause_seconds = REBUILD_SECONDS
@@ -289,7 +285,7 @@ class LeaderTerm:
             if view.deleting:
                 self._event_queue.add(JobRemoved(key))
             with self._quarantine.guard(key, "adopting its gang"):
-                await self._adopt(_job_of(view))
+                await self._adoption.adopt(_job_of(view))
         self._quarantine_controller.reset(live.values())
         for view in list(self._cache.jobs.values()):
             if view.job is None:
@@ -302,34 +298,6 @@ class LeaderTerm:
         for event in self._quarantine_controller.take_retained():
             self._event_queue.add(event)
         self._event_queue.add(Tick())
-
-    async def _adopt(self, job: FlyerJob) -> None:
-        """Adopt the gang of a job that has one."""
-        status = job.status
-        if status is None or not status.occupied:
-            return
-        attempt, assignment = status.history.attempt, status.assignment
-        # In every phase: a node without a living pod is assigned to the next job.
-        pods = self._cache.pods_of(job.key, job.metadata.uid)
-        living = {pod.node for pod in pods if not pod.ended}
-        if not living.issuperset(node.name for node in status.occupied):
-            await self._confirm(job)
-        if status.phase in _LIVE and assignment is not None:
-            self._gangs.adopt(
-                job,
-                Start(job.key, attempt, assignment, status.checkpoint, status.history.user_state),
-            )
-        for pod in self._cache.pods_of(job.key, job.metadata.uid):
-            self._gangs.locate(pod)
-            if pod.ended and pod.attempt == attempt:
-                self._gangs.conclude(pod)
-        self._gangs.report_empty_nodes(job.key)
-
-    async def _confirm(self, job: FlyerJob) -> None:
-        """List the job's pods, because missing ones may only be late in the watch."""
-        selector = f"{LABEL_JOB}={job.metadata.name}"
-        for pod in await self._api.list(PODS, job.metadata.namespace, labelSelector=selector):
-            self._cache.pods.offer(pod)
 
     # -- the step ------------------------------------------------------------------------------
 
@@ -361,7 +329,7 @@ class LeaderTerm:
                 await self._perform(action, gone)
         self._commits.answers.clear()
         for commit in commits:
-            self._forget_if_over(commit.job)
+            self._gangs.forget_if_over(commit.job)
         for key in known - self._state.jobs.keys():
             self._explanations.forget(key)
             if key not in self._quarantine:
@@ -392,13 +360,6 @@ class LeaderTerm:
                 self._event_queue.add(JobRemoved(key))
             case WakeAt(time=moment):
                 self._wake_at = min(self._wake_at, moment)
-
-    def _forget_if_over(self, key: str) -> None:
-        """Forget the gang if the job's attempt is over."""
-        job = self._state.jobs.get(key)
-        waits = job is not None and job.status.phase in (Phase.QUEUED, Phase.SUSPENDED)
-        if waits and job is not None and not job.status.occupied:
-            self._gangs.forget(key)
 
     def _committed(self, key: str, before: FlyerJobStatus | None, after: FlyerJobStatus) -> None:
         with self._quarantine.guard(key, "recording an event"):

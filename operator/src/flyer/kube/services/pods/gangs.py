@@ -151,6 +151,13 @@ class Gangs:
         if gang is not None:
             self._gateway.forget(job, gang.attempt)
 
+    def forget_if_over(self, job: str) -> None:
+        """Forget the gang of a job that waits and occupies no node."""
+        state = self._state_of(job)
+        waits = state is not None and state.status.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        if waits and state is not None and not state.status.occupied:
+            self.forget(job)
+
     def _pods_of(self, job: str) -> list[PodView]:
         """The pods of the object that the engine has under this key."""
         return self._cache.pods_of(job, self._uid_of(job))
