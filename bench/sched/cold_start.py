@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer import engine
 from flyer.api import FlyerJob
 from flyer.kube.apiserver.resources import FLYERJOBS, NODES, PODS
+from flyer.kube.cache.node_view import shape_node
 from flyer.kube.pods.names import LABEL_JOB
-from flyer.kube.views import shape_node
 
 from bench.sched.audit import OPERATOR
 from bench.sched.figures import Figure

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from flyer.kube.views import shape_node
+from flyer.kube.cache.node_view import shape_node
 
 
 def node(allocatable: dict[str, str], capacity: dict[str, str]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_slots_are_the_devices_that_work_or_the_cores(
 
 def test_only_the_operators_part_of_a_jobs_metadata_is_kept() -> None:
     """Annotations may be 256 KiB large, and the cache has every job."""
-    from flyer.kube.views import shape_job
+    from flyer.kube.cache.job_view import shape_job
 
     spec = {"containers": [{"name": "t", "image": "i", "command": ["c"]}]}
     value = {
@@ -64,7 +64,7 @@ def test_only_the_operators_part_of_a_jobs_metadata_is_kept() -> None:
 
 
 def test_views_share_the_sets_of_given_fields() -> None:
-    from flyer.kube.views import shape_job
+    from flyer.kube.cache.job_view import shape_job
 
     spec = {"containers": [{"name": "t", "image": "i", "command": ["c"]}]}
     first, second = (
@@ -85,12 +85,12 @@ def test_views_share_the_sets_of_given_fields() -> None:
 
 def test_the_table_of_field_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users choose the fields that they give, and a process lives for months."""
-    from flyer.kube import views
+    from flyer.kube.cache import job_view
 
     table: dict[frozenset[str], set[str]] = {}
-    monkeypatch.setattr(views, "_FIELD_SETS", table)
-    monkeypatch.setattr(views, "_FIELD_SETS_MAX", 1)
-    job = views.shape_job({
+    monkeypatch.setattr(job_view, "_FIELD_SETS", table)
+    monkeypatch.setattr(job_view, "_FIELD_SETS_MAX", 1)
+    job = job_view.shape_job({
         "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob",
         "metadata": {"name": "a", "namespace": "lab"},
         "spec": {"nodes": 1, "template": {"spec": {"containers": [{"name": "t", "image": "i"}]}}},

@@ -42,9 +42,11 @@ from flyer.engine import (
     Zones,
     ZonesObserved,
 )
+from flyer.kube.cache.job_view import shape_job
+from flyer.kube.cache.node_view import shape_node
+from flyer.kube.cache.pod_view import shape_pods
 from flyer.kube.gateway import outcome_of
 from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pods
-from flyer.kube.views import shape_job, shape_node, shape_pods
 from pydantic import ValidationError
 
 from fakekube import Store

@@ -35,7 +35,7 @@ from flyer.kube.apiserver.resources import (
     NODEHEALTHS,
     NODES,
 )
-from flyer.kube.views import shape_node
+from flyer.kube.cache.node_view import shape_node
 from flyer.presenter import why_of
 from flyer.views import WhyReason, WhyView
 

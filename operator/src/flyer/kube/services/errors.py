@@ -1,8 +1,8 @@
-"""Errors that end a term or force a rebuild of its state."""
+"""Errors that force a rebuild of a term's state."""
 
 from __future__ import annotations
 
-__all__ = ["QuarantinedError", "StaleStateError", "TermOverError"]
+__all__ = ["QuarantinedError", "StaleStateError"]
 
 
 class StaleStateError(Exception):
@@ -11,7 +11,3 @@ class StaleStateError(Exception):
 
 class QuarantinedError(StaleStateError):
     """The API server rejects one job's status: the job is quarantined and the state rebuilt."""
-
-
-class TermOverError(Exception):
-    """The term is ending: no new work is started."""

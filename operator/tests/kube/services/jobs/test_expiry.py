@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 from flyer.api import FinishedJobs, FlyerJobStatus, Phase
+from flyer.kube.cache.job_view import JobView
 from flyer.kube.services.jobs import expiry
-from flyer.kube.views import JobView
 from flyer.sim import sample_job
 
 from fakekube import Fault

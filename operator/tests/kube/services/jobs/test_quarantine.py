@@ -17,11 +17,11 @@ from flyer.engine import (
 from flyer.engine.cycle import schedule
 from flyer.engine.state import transitions
 from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.cache.job_view import shape_job
 from flyer.kube.services.jobs.quarantine import RETRIES_PER_REBUILD_MAX, Quarantine
 from flyer.kube.services.jobs.quarantine_controller import QuarantineController
 from flyer.kube.services.jobs.submissions import Submissions
 from flyer.kube.services.leader.leader import LABEL_LEADER, LeaderMark
-from flyer.kube.views import shape_job
 
 from fakekube import Fault
 

@@ -26,8 +26,8 @@ from flyer.kube.apiserver.errors import (
     UnreachableError,
 )
 from flyer.kube.apiserver.resources import FLYERJOBS
+from flyer.kube.cache.job_view import JobView, shape_job
 from flyer.kube.services.errors import QuarantinedError, StaleStateError
-from flyer.kube.views import JobView, shape_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

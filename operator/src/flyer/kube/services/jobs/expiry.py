@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from flyer.api import FinishedJobs
     from flyer.kube.apiserver import Api
-    from flyer.kube.services.cluster_cache import ClusterCache
-    from flyer.kube.views import JobView
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.job_view import JobView
 
 __all__ = ["Expiry", "to_delete"]
 

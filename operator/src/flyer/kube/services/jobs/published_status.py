@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flyer.api.limits import BY_CHARS_MAX
-from flyer.kube.views import CORDONED
+from flyer.kube.cache.node_view import CORDONED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

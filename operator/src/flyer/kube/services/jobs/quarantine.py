@@ -22,7 +22,8 @@ from flyer.api import Phase
 from flyer.engine.state.jobs import RESERVING
 from flyer.kube.apiserver.election import LeadershipLostError
 from flyer.kube.apiserver.errors import ApiError
-from flyer.kube.services.errors import StaleStateError, TermOverError
+from flyer.kube.cache.cluster_cache import TermOverError
+from flyer.kube.services.errors import StaleStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

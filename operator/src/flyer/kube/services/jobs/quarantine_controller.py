@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 
     from flyer.engine import Action, EngineState, Event
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.job_view import JobView
     from flyer.kube.metrics import Metrics
-    from flyer.kube.services.cluster_cache import ClusterCache
     from flyer.kube.services.jobs.commits import Commits
     from flyer.kube.services.jobs.quarantine import Quarantine
     from flyer.kube.services.jobs.submissions import Submissions
     from flyer.kube.services.nodes.nodes import Nodes
-    from flyer.kube.views import JobView
 
 __all__ = ["JOBS_INLINE_MAX", "QuarantineController"]
 

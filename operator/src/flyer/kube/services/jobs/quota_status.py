@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flyer.engine import EngineState, Node, QuotaUsage, Zones
     from flyer.kube.apiserver import Api, Cache
     from flyer.kube.apiserver.resources import Resource
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
     from flyer.kube.services.jobs.token import Token
 
 __all__ = ["QuotaStatusReporter", "count_zones"]

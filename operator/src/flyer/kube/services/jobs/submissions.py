@@ -17,7 +17,7 @@ from flyer.engine import JobRemoved, JobSubmitted, Tick
 from flyer.job_events import INVALID, NEVER_FITS, JobEvent
 from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
-from flyer.kube.views import RELEASE_FINALIZER
+from flyer.kube.cache.job_view import RELEASE_FINALIZER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine import Event
     from flyer.kube.apiserver import Api
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.job_view import JobView
     from flyer.kube.services.jobs.commits import Commits
     from flyer.kube.services.jobs.event_recorder import EventRecorder
     from flyer.kube.services.jobs.quarantine import Quarantine
     from flyer.kube.services.pods.templates import TemplateChecker
-    from flyer.kube.views import JobView
 
 __all__ = ["Submissions"]
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flyer.kube.apiserver import Api, Election
+    from flyer.kube.cache.cluster_cache import ClusterCache
     from flyer.kube.metrics import Metrics
-    from flyer.kube.services.cluster_cache import ClusterCache
     from flyer.kube.services.leader.term import LeaderTerm
 
 __all__ = ["LABEL_LEADER", "Leader", "LeaderMark"]

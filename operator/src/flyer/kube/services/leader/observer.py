@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from flyer.engine import EngineState, Event, Zones
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.pod_view import PodView
     from flyer.kube.services.jobs.quarantine import Quarantine
     from flyer.kube.services.jobs.submissions import Submissions
     from flyer.kube.services.nodes.nodes import Nodes
     from flyer.kube.services.pods.gangs import Gangs
     from flyer.kube.services.pods.pod_control import PodControl
-    from flyer.kube.views import PodView
 
 __all__ = ["Observer"]
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flyer.kube.apiserver import Api
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.job_view import JobView
     from flyer.kube.services.jobs.token import Token
-    from flyer.kube.views import JobView
 
 __all__ = ["Resync"]
 

@@ -31,8 +31,8 @@ from flyer.engine import (
 )
 from flyer.job_events import QUARANTINED, JobEvent, recorded_event
 from flyer.kube.apiserver.errors import ApiError
-from flyer.kube.services.cluster_cache import Listener
-from flyer.kube.services.errors import QuarantinedError, StaleStateError, TermOverError
+from flyer.kube.cache.cluster_cache import Listener, TermOverError
+from flyer.kube.services.errors import QuarantinedError, StaleStateError
 from flyer.kube.services.jobs.commits import Commits
 from flyer.kube.services.jobs.event_queue import EventQueue, leaving
 from flyer.kube.services.jobs.event_recorder import EventRecorder
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob, FlyerJobStatus
     from flyer.engine import Action, EngineState, Event, JobState, SchedulerSettings, Zones
     from flyer.kube.apiserver import Api
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.job_view import JobView
     from flyer.kube.metrics import Metrics
-    from flyer.kube.services.cluster_cache import ClusterCache
     from flyer.kube.services.dependencies import Dependencies
-    from flyer.kube.views import JobView
 
 __all__ = ["LeaderTerm"]
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from flyer.engine import Event, Node
-    from flyer.kube.services.cluster_cache import ClusterCache
-    from flyer.kube.views import NodeView, PodView
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.node_view import NodeView
+    from flyer.kube.cache.pod_view import PodView
 
 __all__ = ["Nodes"]
 

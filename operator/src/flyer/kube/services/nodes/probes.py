@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
     from flyer.kube.services.dependencies import Gateway, Probe
     from flyer.kube.services.nodes.nodes import Nodes
 

@@ -12,7 +12,7 @@ from flyer.kube.pods.names import LABEL_JOB
 if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.kube.apiserver import Api
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
     from flyer.kube.services.pods.gangs import Gangs
 
 __all__ = ["Adoption"]

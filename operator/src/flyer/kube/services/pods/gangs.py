@@ -20,13 +20,13 @@ from flyer.engine import Failed, NodeEmptied, PodExited, RequeueRequested, Start
 from flyer.kube.apiserver.election import LeadershipLostError
 from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
+from flyer.kube.cache.job_view import mark_of
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.keyed_condition import KeyedCondition
 from flyer.kube.pods import PodsRefusedError
 from flyer.kube.services.pods.pod_control import KILL_SECONDS
 from flyer.kube.services.pods.start_monitor import StartMonitor
 from flyer.kube.services.pods.templates import NodesUnfitError
-from flyer.kube.views import mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.engine import Event, JobState, Outcome, Stop
     from flyer.kube.apiserver import Api
-    from flyer.kube.services.cluster_cache import ClusterCache
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.pod_view import PodView
     from flyer.kube.services.dependencies import Gateway
     from flyer.kube.services.pods.pod_control import PodControl
     from flyer.kube.services.pods.templates import PodTemplates
-    from flyer.kube.views import PodView
 
 __all__ = ["Gangs"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flyer.engine import Node
-    from flyer.kube.views import PodView
+    from flyer.kube.cache.pod_view import PodView
 
 __all__ = ["OrphanPods", "unready"]
 

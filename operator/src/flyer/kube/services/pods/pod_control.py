@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from flyer.kube.apiserver import Limiter
 from flyer.kube.apiserver.errors import AlreadyExistsError, ApiError, ConflictError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, PODS
+from flyer.kube.cache.pod_view import controller_of
 from flyer.kube.pods.names import GATE
-from flyer.kube.views import controller_of
 
 if TYPE_CHECKING:
     from flyer.api import FlyerJob
     from flyer.kube.apiserver import Api, Cache
-    from flyer.kube.views import PodView
+    from flyer.kube.cache.pod_view import PodView
 
 __all__ = ["KILL_SECONDS", "PodControl"]
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from flyer.engine import Event, JobState, Start
     from flyer.kube.apiserver import Api
+    from flyer.kube.cache.pod_view import PodView
     from flyer.kube.pods.pod_problems import PodProblem
     from flyer.kube.services.dependencies import Gateway
-    from flyer.kube.views import PodView
 
 __all__ = ["StartMonitor"]
 

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
     from flyer.kube.apiserver import Api
+    from flyer.kube.cache.cluster_cache import ClusterCache
+    from flyer.kube.cache.job_view import JobView
+    from flyer.kube.cache.node_view import NodeView
     from flyer.kube.pods import PodSettings
-    from flyer.kube.services.cluster_cache import ClusterCache
-    from flyer.kube.views import JobView, NodeView
 
     _Passed = Callable[[JobView], None]
     _Refused = Callable[[JobView, str], Coroutine[Any, Any, None]]

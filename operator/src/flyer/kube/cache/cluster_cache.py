@@ -26,25 +26,20 @@ from flyer.kube.apiserver.resources import (
     NODES,
     PODS,
 )
+from flyer.kube.cache.job_view import shape_job
+from flyer.kube.cache.node_view import NodeView, shape_node
+from flyer.kube.cache.pod_view import PodView, shape_pods
 from flyer.kube.pods.names import LABEL_JOB
-from flyer.kube.services.errors import TermOverError
-from flyer.kube.views import (
-    JobView,
-    NamespaceView,
-    NodeView,
-    PodView,
-    shape_job,
-    shape_node,
-    shape_pods,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from flyer.engine import Event, Node, Outcome
     from flyer.kube.apiserver import Api, Key
+    from flyer.kube.cache.job_view import JobView
+    from flyer.kube.cache.node_view import Strings
 
-__all__ = ["ClusterCache", "Listener"]
+__all__ = ["ClusterCache", "Listener", "TermOverError"]
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +57,18 @@ class Listener:
     """Takes the events of quotas and teams."""
     request_rebuild: Callable[[str], None]
     """Called after a failed notification."""
+
+
+class TermOverError(Exception):
+    """The term is ending: no new work is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """A namespace, with a label that may name its jobs' team."""
+
+    name: str
+    labels: Strings
 
 
 class ClusterCache:
