@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["ExitStatus", "FlyerError", "error_from_json", "error_to_json", "status_of_code"]
+__all__ = ["ExitStatus", "FlyerError", "error_from_json", "error_to_json"]
 
 
 class ExitStatus(IntEnum):
@@ -86,10 +86,3 @@ def error_from_json(value: object) -> FlyerError:
         code=str(fields.get("code", "Unknown")),
         hint=str(fields.get("hint", "")),
     )
-
-
-def status_of_code(job_code: int) -> int:
-    """The exit status of `flyer` for a rank's exit code: its own where that is unambiguous."""
-    if job_code == 0 or 1 <= job_code <= 99 or 128 < job_code <= 192:
-        return job_code
-    return ExitStatus.JOB_FAILED

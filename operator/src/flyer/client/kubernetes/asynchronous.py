@@ -268,12 +268,9 @@ class AsyncKubeClient:
             raise words_for(error, "FlyerJobs") from error
         return [job for item in items if (job := job_of(item)) is not None]
 
-    async def _observed(self) -> Objects:
-        return await observe(self.api)
-
     async def _must_observe(self, subject: str) -> Objects:
         try:
-            return await self._observed()
+            return await observe(self.api)
         except ApiError as error:
             raise words_for(error, subject) from error
 
