@@ -8,6 +8,7 @@ from flyer.api import FlyerJob, FlyerJobStatus, Phase, format_timestamp
 from flyer.engine import quota_holdings
 from flyer.engine.state.explanation import waiting_summary
 from flyer.engine.state.quotas import ANY
+from flyer.errors import ExitStatus
 from flyer.views import (
     CheckpointView,
     FailureView,
@@ -131,7 +132,7 @@ def job_exit_status(status: FlyerJobStatus, failure: FailureView | None) -> int:
     if status.phase is Phase.SUCCEEDED:
         return 0
     if status.reason in STOPPED_REASONS:
-        return 103
+        return ExitStatus.CANCELLED
     if failure is not None and failure.signal is not None:
         return 128 + failure.signal
     codes = [exit_.exit_status for exit_ in status.exits if exit_.outcome == "Failed"]

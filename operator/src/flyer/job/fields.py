@@ -187,7 +187,8 @@ class Message:
     @classmethod
     def read(cls, fields: Fields) -> Self:
         """Check each field. ProtocolError: one is invalid."""
-        return cls(**{name: check(fields, name) for name, check in _checks(cls)})
+        checks = _checks(cls)  # type: ignore[arg-type]  # a class is hashable
+        return cls(**{name: check(fields, name) for name, check in checks})
 
 
 @functools.cache

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flyer.kube.services.jobs.commits import Commits
     from flyer.kube.services.jobs.event_recorder import EventRecorder
     from flyer.kube.services.jobs.quarantine import Quarantine
-    from flyer.kube.services.pods.templates import TemplateChecker
+    from flyer.kube.services.pods.templates import PodTemplates
 
 __all__ = ["Submissions"]
 
@@ -50,7 +50,7 @@ class Submissions:
         cache: ClusterCache,
         recorder: EventRecorder,
         quarantine: Quarantine,
-        templates: TemplateChecker,
+        templates: PodTemplates,
         commits: Commits,
         *,
         epoch: Callable[[], int],
