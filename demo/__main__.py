@@ -67,7 +67,8 @@ def run(folder: Path, console: Console) -> int:
     summary.write(folder / "summary.json")
     console.print(summary.table())
     console.print(
-        f"picture   {_shown(folder / 'timeline.svg')}\nsummary   {_shown(folder / 'summary.json')}",
+        f"picture   {_relative(folder / 'timeline.svg')}\n"
+        f"summary   {_relative(folder / 'summary.json')}",
         highlight=False,
     )
     for failure in summary.failures:
@@ -75,7 +76,7 @@ def run(folder: Path, console: Console) -> int:
     return 1 if summary.failures else 0
 
 
-def _shown(path: Path) -> str:
+def _relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

@@ -27,13 +27,13 @@ async def nothing_left(closing_seconds: float = CLOSING_SECONDS) -> AsyncIterato
     yield
     try:
         async with asyncio.timeout(closing_seconds):
-            while _left(tasks, files):  # noqa: ASYNC110 - there is no event to wait for
+            while _leaks(tasks, files):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.005)
     except TimeoutError:
-        raise AssertionError(f"left behind: {_left(tasks, files)}") from None
+        raise AssertionError(f"left behind: {_leaks(tasks, files)}") from None
 
 
-def _left(tasks: set[asyncio.Task[object]], files: dict[str, str]) -> list[str]:
+def _leaks(tasks: set[asyncio.Task[object]], files: dict[str, str]) -> list[str]:
     running = asyncio.all_tasks() - tasks - {asyncio.current_task()}
     opened = set(_files().items()) - set(files.items())
     return [repr(task) for task in running] + [f"{number}: {target}" for number, target in opened]

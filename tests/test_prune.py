@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NOW = time.time()
 
 
-def made(path: Path, days: float) -> Path:
+def make_build(path: Path, days: float) -> Path:
     """A build that was used this number of days ago."""
     path.mkdir(parents=True)
     program = path / "program"
@@ -34,10 +34,11 @@ def test_only_old_builds_of_other_versions_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLYER_E2E_CACHE", str(tmp_path))
-    current = made(next(iter(binaries.folders())), 90)
-    old, fresh = made(tmp_path / "bin" / "kwok-old", 20), made(tmp_path / "bin" / "kwok-new", 1)
-    building = made(tmp_path / "bin" / "kwok-building", 20)
-    wheel = made(tmp_path / "wheels" / "flyer-old", 20)
+    current = make_build(next(iter(binaries.folders())), 90)
+    old = make_build(tmp_path / "bin" / "kwok-old", 20)
+    fresh = make_build(tmp_path / "bin" / "kwok-new", 1)
+    building = make_build(tmp_path / "bin" / "kwok-building", 20)
+    wheel = make_build(tmp_path / "wheels" / "flyer-old", 20)
     image = tmp_path / "images" / "storage-old.tar"
     image.parent.mkdir()
     image.write_bytes(b"x" * 5000)
@@ -63,7 +64,7 @@ def test_only_old_builds_of_other_versions_are_removed(
 def test_a_build_that_is_used_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLYER_E2E_CACHE", str(tmp_path))
     path = binaries._path("kwok")
-    made(path.parent, 90)
+    make_build(path.parent, 90)
     path.touch()
     os.utime(path.parent, (NOW - 90 * DAY_SECONDS,) * 2)
     binaries.require("kwok")

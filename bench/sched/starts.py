@@ -107,7 +107,7 @@ class Starts:
         """One gang over nearly all nodes: ours, then the peer's."""
         n = self.sizes.gang
         await self.simulator.say("hold")
-        writes, begun_at = await self._ours("gang", [flyer_job("gang", n)], n)
+        writes, begun_at = await self._own_gangs("gang", [flyer_job("gang", n)], n)
         self.gang.ours.append(since(writes, begun_at))
         # A pod's containers take seconds to start before its sidecar connects to the gateway.
         await self.simulator.say("deaf", "go")
@@ -136,7 +136,7 @@ class Starts:
         count, of = self.sizes.gangs, self.sizes.gang_of
         await self.simulator.say("hold")
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
-        writes, begun_at = await self._ours("gangs", jobs, count * of)
+        writes, begun_at = await self._own_gangs("gangs", jobs, count * of)
         self.gangs.ours.append(since(writes, begun_at))
         await self.simulator.say("deaf", "go")
         await self.simulator.until_running(count * of)
@@ -177,7 +177,7 @@ class Starts:
         count = self.sizes.small
         await self.simulator.say("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
-        writes, begun_at = await self._ours("small jobs", jobs, count)
+        writes, begun_at = await self._own_gangs("small jobs", jobs, count)
         self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
         self.small.ours.append(count / since(writes, begun_at))
         own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
@@ -196,7 +196,7 @@ class Starts:
 
     # -- both ----------------------------------------------------------------------------------
 
-    async def _ours(
+    async def _own_gangs(
         self, name: str, jobs: list[dict[str, Any]], pods: int
     ) -> tuple[list[Write], float]:
         self.testbed.audit.skip()

@@ -32,7 +32,7 @@ def state(node: Node, kind: str, name: str) -> State:
     return node.agent.health_store.health[Subject(kind, name)].state  # type: ignore[arg-type]
 
 
-async def gone(node: Node, gpu: int) -> None:
+async def lose_gpu(node: Node, gpu: int) -> None:
     """A reset that follows an Xid before the agent has looked would leave no trace."""
     assert node.agent is not None
     records, record = node.agent.health_store.health, Subject("gpu", node.uuid(gpu))
@@ -47,7 +47,7 @@ async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(n
     assert len(node.kubelet.plugins[GPU].devices) == 8, "the id stays on the list"
     xid = {"gpu": node.uuid(3), "xid": "79", "class": "uncorrectable"}
     await node.until(lambda: node.value("flyer_node_gpu_xid_total", **xid) == 1)
-    await gone(node, 3)
+    await lose_gpu(node, 3)
     registrations = len(node.kubelet.registrations)
     node.driver.reset(3)
     await node.gpus(8)
@@ -60,7 +60,7 @@ async def test_a_gpu_that_came_back_with_half_its_lanes_stays_out(node: Node) ->
     await node.gpus(8)
     node.driver.fall_off_the_bus(3)
     await node.gpus(7)
-    await gone(node, 3)
+    await lose_gpu(node, 3)
     node.driver.reset(3)
     node.driver.width[3] = 8
     node.driver.write()
@@ -88,7 +88,7 @@ async def test_a_gpu_stays_out_until_its_reset_was_seen(node: Node) -> None:
     assert state(node, "gpu", node.uuid(2)) is State.UNHEALTHY
     node.driver.lost.add(2)
     node.driver.write()
-    await gone(node, 2)
+    await lose_gpu(node, 2)
     node.driver.reset(2)
     await node.gpus(8)
 

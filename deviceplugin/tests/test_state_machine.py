@@ -39,7 +39,7 @@ LOST = Observation(
 )
 
 
-def asks(action: str) -> Observation:
+def action_observation(action: str) -> Observation:
     fault = Fault("RecoveryAction", f"asks {action}", Severity.UNHEALTHY, action)
     return Observation(fault=fault, recovery_action=action)
 
@@ -94,9 +94,9 @@ def test_a_missing_recovery_action_does_not_prove_a_reset() -> None:
 
 
 def test_no_device_recovers_during_a_requested_action() -> None:
-    health = observe(DeviceHealth(), asks("GPU_RESET"), 0, TIMES)
+    health = observe(DeviceHealth(), action_observation("GPU_RESET"), 0, TIMES)
     for now in range(1, 10_000, 100):
-        health = observe(health, asks("GPU_RESET"), now, TIMES)
+        health = observe(health, action_observation("GPU_RESET"), now, TIMES)
         assert health.state is State.UNHEALTHY
     health = observe(health, Observation(), 10_050, TIMES)
     assert health.state is State.RECOVERING
@@ -160,7 +160,7 @@ EVENTS: dict[str, Callable[[DeviceHealth, float], DeviceHealth]] = {
     "ok": lambda health, now: observe(health, Observation(), now, TIMES),
     "was reset": lambda health, now: observe(health, Observation(was_reset=True), now, TIMES),
     "lost": lambda health, now: observe(health, LOST, now, TIMES),
-    "action": lambda health, now: observe(health, asks("GPU_RESET"), now, TIMES),
+    "action": lambda health, now: observe(health, action_observation("GPU_RESET"), now, TIMES),
     "probe": lambda health, now: apply_probe(health, "", now, TIMES),
     "bad probe": lambda health, now: apply_probe(health, "refused", now, TIMES),
     "mark_unobservable": lambda health, now: mark_unobservable(health, "hangs"),

@@ -164,7 +164,7 @@ class _Policy:
 
     def mutate(self, request: Request, old: Object | None, new: Object) -> Object:
         """The object after this policy's mutations."""
-        variables = self._given(request, old, new)
+        variables = self._variables_of(request, old, new)
         for mutation in self._mutations if self._applies(request, variables) else ():
             change = mutation(self._values(mutation, variables, None))
             new = patches.strategic(new, change)
@@ -174,7 +174,7 @@ class _Policy:
         self, request: Request, old: Object | None, new: Object | None, store: Store, allows: Any
     ) -> None:
         """Raise if the write is refused."""
-        variables = self._given(request, old, new)
+        variables = self._variables_of(request, old, new)
         if not self._applies(request, variables):
             return
         for params in self._params(store):
@@ -191,7 +191,7 @@ class _Policy:
         parameter = store.find(plural, self._param)
         return [] if parameter is None else [parameter]
 
-    def _given(self, request: Request, old: Object | None, new: Object | None) -> Object:
+    def _variables_of(self, request: Request, old: Object | None, new: Object | None) -> Object:
         authorizer = {"user": request.user.name, "groups": list(request.user.groups)}
         return {
             "request": request.to_object(), "object": new, "oldObject": old,
@@ -223,13 +223,13 @@ class _Policy:
     def _values(self, expression: Expression, variables: Object, allows: Any) -> Values:
         """The values of the variables that the expression uses, directly or indirectly."""
         computed: Object = {}
-        for name in self._used(expression.text):
+        for name in self._required_variables(expression.text):
             values = Values({**variables, "variables": dict(computed)}, allows)
             with contextlib.suppress(Failure):  # raised where it is used
                 computed[name] = self._variables[name](values)
         return Values({**variables, "variables": computed}, allows)
 
-    def _used(self, text: str) -> Iterator[str]:
+    def _required_variables(self, text: str) -> Iterator[str]:
         variables = set(re.findall(r"\bvariables\.(\w+)", text))
         changed = True
         while changed:

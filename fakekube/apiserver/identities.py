@@ -52,7 +52,7 @@ class Tokens:
         audiences = [
             audience for audience in (token.audiences if token else ()) if audience in requested
         ]
-        if token is None or (requested and not audiences) or not self._bound(token):
+        if token is None or (requested and not audiences) or not self._is_bound(token):
             status: dict[str, Any] = {"authenticated": False, "error": "invalid bearer token"}
             return {**body, "status": status}
         extra = {}
@@ -68,7 +68,7 @@ class Tokens:
         }
         return {**body, "status": {"authenticated": True, "user": user, "audiences": audiences}}
 
-    def _bound(self, token: Token) -> bool:
+    def _is_bound(self, token: Token) -> bool:
         if not token.pod:
             return True
         pod = self._store.find("pods", token.pod, token.namespace)

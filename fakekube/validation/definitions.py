@@ -148,8 +148,8 @@ class Definition:
         if errors:
             errors.append(_NOT_CHECKED)
         elif self._rules is not None:
-            before = None if old is None else _seen(old)
-            errors = list(self._rules.errors(_seen(value), before))
+            before = None if old is None else _visible_metadata(old)
+            errors = list(self._rules.errors(_visible_metadata(value), before))
         if errors:
             why = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
             raise invalid(self._name, name, why)
@@ -160,7 +160,7 @@ def _body(value: dict[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in value.items() if name != "metadata"}
 
 
-def _seen(value: dict[str, Any]) -> dict[str, Any]:
+def _visible_metadata(value: dict[str, Any]) -> dict[str, Any]:
     """The object as rules see it: only the name in its metadata."""
     metadata = {
         name: item for name, item in value["metadata"].items() if name in ("name", "generateName")

@@ -103,7 +103,7 @@ def _ranks(recorders: Sequence[Recorder]) -> list[Rank]:
         if recorder.life == "dead":
             continue
         for peer in recorder.data["peers"]:
-            peer_rank = _heard(recorder, peer)
+            peer_rank = _peer_rank(recorder, peer)
             previous = ranks.get(peer_rank.rank)
             if previous is None or (
                 previous.seen != HERE
@@ -143,7 +143,7 @@ def _own(recorder: Recorder) -> Rank:
     return rank
 
 
-def _heard(recorder: Recorder, peer: dict[str, Any]) -> Rank:
+def _peer_rank(recorder: Recorder, peer: dict[str, Any]) -> Rank:
     seconds = max(recorder.data["read_ns"] - peer["heard_ns"], 0) / 1e9
     rank = Rank(
         peer["rank"],

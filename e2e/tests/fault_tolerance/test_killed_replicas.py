@@ -53,7 +53,7 @@ KINDS = {
 GANGS = {"low": 2, "high": 1}  # attempts
 
 
-def spared(key: Key) -> bool:
+def is_spared(key: Key) -> bool:
     """Commits that survive: a process killed at a commit could not be killed at its event."""
     reported = {"phase Running", "phase Succeeded"}
     return key[:3] == ("update", "flyerjobs/status", "high") and not reported.isdisjoint(key)
@@ -111,7 +111,7 @@ class Life:
             ) from None
         return job_status
 
-    async def gone(self, name: str) -> None:
+    async def wait_deleted(self, name: str) -> None:
         """The object, and its pods."""
         await self.api.delete(FLYERJOBS, name, self.namespace)
         selector = f"fireflyer.dev/job={name}"
@@ -144,7 +144,7 @@ async def test_killed_with_every_write(
     (runs / "low" / "until").write_text(str(HELD_AT))
     access = await find_access(cluster.kubeconfig)
     async with behind_proxy(cluster) as proxy, Api(access, agent="test") as api:
-        killed = Killed(spared)
+        killed = Killed(is_spared)
         life = Life(api, namespace, killed)
         proxy.reaper = killed.reaper
         started_at = time.monotonic()
@@ -217,4 +217,4 @@ async def live(life: Life, runs: Path) -> None:
         assert job_status["phase"] == "Succeeded", job_status
         assert job_status["history"]["attempt"] == attempts
     for name in GANGS:
-        await life.gone(name)
+        await life.wait_deleted(name)

@@ -29,7 +29,7 @@ EROFS = "Read-only file system"
 OWN = f"/inline/{hashlib.sha256(HERE.encode()).hexdigest()[:16]}"  # inline volumes of that node
 
 
-def bound(name: str, node: str, claim_name: str) -> dict[str, Any]:
+def pod_on_node(name: str, node: str, claim_name: str) -> dict[str, Any]:
     """A pod that comes to its kubelet past the scheduler, as a static or an old one's does."""
     pod = pod_with(name, node, claim_name)
     pod["spec"]["nodeName"] = node
@@ -52,8 +52,8 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
     late, same_node, elsewhere = "late", "same-node", "elsewhere"
     cluster.apply(
         pod_with(late, THERE, "single"),
-        bound(same_node, HERE, "single"),
-        bound(elsewhere, THERE, "single"),
+        pod_on_node(same_node, HERE, "single"),
+        pod_on_node(elsewhere, THERE, "single"),
         namespace=namespace,
     )
     refusals = {

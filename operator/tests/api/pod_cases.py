@@ -12,7 +12,7 @@ from flyer.api.podpolicies import CRITICAL_PRIORITY
 from flyer.kube.apiserver import resources as known
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError
 
-from .real_api import OPERATOR, RESOURCES, acting, gone, named
+from .real_api import OPERATOR, RESOURCES, acting, delete_object, named
 from .rule_cases import job
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
         await _dedicated(reader, anna, controller)
         await _priority_classes(cluster, reader, anna, controller, operator, owner)
         await _operators_own(cluster, reader, operator, api, owner)
-        await gone(api, "flyerjobs", "gpt")
+        await delete_object(api, "flyerjobs", "gpt")
     await _caps(reader, api)
     async with await acting(cluster, "anna") as root:
         await _sizes(reader, root)
@@ -376,7 +376,7 @@ async def _refuses(reader: Reader, api: Api, key: str, value: dict[str, Any]) ->
             await api.create(RESOURCES["flyerjobs"], value, "default")
         except ApiError:
             break
-        await gone(api, "flyerjobs", name)
+        await delete_object(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
     await reader.refuses(api.create(RESOURCES["flyerjobs"], value, "default"), key)
 
@@ -402,8 +402,8 @@ async def _caps(reader: Reader, api: Api) -> None:
     await api.create(jobs, named("flyerjobs", name, job(preemption=within)), "default")
     # What was there before the caps were lowered can still be changed elsewhere.
     await api.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
-    await gone(api, "flyerjobs", name)
-    await gone(api, "flyertopologies", "cluster")
+    await delete_object(api, "flyerjobs", name)
+    await delete_object(api, "flyertopologies", "cluster")
 
 
 async def _sizes(reader: Reader, api: Api) -> None:
@@ -446,6 +446,6 @@ async def _sizes(reader: Reader, api: Api) -> None:
     text = {"metadata": {"annotations": value["metadata"]["annotations"]}}
     large = "a large copy of the manifest"
     await reader.refuses(api.merge(jobs, name, text, "default"), large)
-    await gone(api, "flyerjobs", name)
+    await delete_object(api, "flyerjobs", name)
     value["metadata"]["name"] = f"{name}-large"
     await reader.refuses(api.create(jobs, value, "default"), large)

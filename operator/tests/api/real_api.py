@@ -68,7 +68,7 @@ def namespace_of(plural: str) -> str:
     return "default" if plural == names.PLURAL_JOBS else ""
 
 
-async def gone(api: Api, plural: str, name: str) -> None:
+async def delete_object(api: Api, plural: str, name: str) -> None:
     with contextlib.suppress(NotFoundError):
         await api.delete(RESOURCES[plural], name, namespace_of(plural))
 

@@ -15,7 +15,7 @@ from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError
 
 from .pod_cases import pods_and_sizes
 from .policy_words import WORDS, Reader, pattern
-from .real_api import AGENT, CRDS, OPERATOR, RESOURCES, acting, broken, gone, named, stored
+from .real_api import AGENT, CRDS, OPERATOR, RESOURCES, acting, broken, delete_object, named, stored
 from .rule_cases import CASES, RUNNING, job, status
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def out_of_force(api: Api) -> None:
             if not await refused(api.merge(jobs, name, status_patch, "default", "status")):
                 return
         finally:
-            await gone(api, "flyerjobs", name)
+            await delete_object(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
     raise AssertionError("the policies are still in force")
 
@@ -85,7 +85,7 @@ async def in_force(api: Api) -> None:
             ):
                 return
         finally:
-            await gone(api, "flyerjobs", name)
+            await delete_object(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
     raise AssertionError("the policies never came into force")
 
@@ -112,10 +112,10 @@ async def every_policy(policies: Cluster, api: Api) -> None:
     async with await acting(policies, "anna") as anna, operator:
         await _people(policies, reader, anna, name)
         await _statuses(reader, anna, operator, api, name)
-        await _others(anna)
+        await _check_other_controllers(anna)
         await _fixed(reader, anna, operator)
         await _epochs(reader, api, operator, name)
-        await gone(anna, "flyerjobs", name)
+        await delete_object(anna, "flyerjobs", name)
 
     await _priorities(policies, reader, api)
     await _queues(policies, reader, api)
@@ -164,8 +164,8 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
     jobs = RESOURCES["flyerjobs"]
     patch = {"status": RUNNING["status"]}
     await reader.refuses(anna.merge(jobs, name, patch, "default", "status"), "a job's status")
-    await gone(api, "flyertopologies", "cluster")
-    await _taken(operator, name, patch)
+    await delete_object(api, "flyertopologies", "cluster")
+    await _check_accepted(operator, name, patch)
     for plural, thing, key, change in (
         ("flyerquotas", name, "a quota's status", {"status": {"usedNodes": 1}}),
         ("flyertopologies", "cluster", "the topology's status", {"status": {"epoch": 1}}),
@@ -175,16 +175,16 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
         write = anna.merge(RESOURCES[plural], thing, change, "", "status")
         await reader.refuses(write, key)
         await operator.merge(RESOURCES[plural], thing, change, "", "status")
-        await gone(anna, plural, thing)
+        await delete_object(anna, plural, thing)
 
 
-async def _others(anna: Api) -> None:
+async def _check_other_controllers(anna: Api) -> None:
     """RBAC alone decides who writes the status of another controller's job."""
     name = f"others-{secrets.token_hex(4)}"
     await stored(anna, "flyerjobs", name, job(managedBy="kueue.x-k8s.io/multikueue"))
     patch = {"status": {"phase": "Queued", "message": "elsewhere"}}
     await anna.merge(RESOURCES["flyerjobs"], name, patch, "default", "status")
-    await gone(anna, "flyerjobs", name)
+    await delete_object(anna, "flyerjobs", name)
 
 
 async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
@@ -192,18 +192,18 @@ async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
     for case in (case for case in CASES if case.policy):
         name = f"fixed-{secrets.token_hex(4)}"
         await reader.refuses(broken(anna, operator, case, name), case.name)
-        await gone(anna, "flyerjobs", name)
+        await delete_object(anna, "flyerjobs", name)
     name = f"fixed-{secrets.token_hex(4)}"
     await stored(anna, "flyerjobs", name, job(status=status("Suspended")), operator)
     patch = {"spec": {"nodes": 3, "nodeClass": "a100", "stop": "Graceful"}}
     await anna.merge(RESOURCES["flyerjobs"], name, patch, "default")
     await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"stop": "Now"}}, "default")
-    await gone(anna, "flyerjobs", name)
+    await delete_object(anna, "flyerjobs", name)
     name = f"lower-{secrets.token_hex(4)}"
     running = job(activeDeadline="90m", status=status("Running"))
     await stored(anna, "flyerjobs", name, running, operator)
     await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"activeDeadline": "1h"}}, "default")
-    await gone(anna, "flyerjobs", name)
+    await delete_object(anna, "flyerjobs", name)
 
 
 async def _unstamped(policies: Cluster, reader: Reader) -> None:
@@ -220,7 +220,7 @@ async def _unstamped(policies: Cluster, reader: Reader) -> None:
             try:
                 created_job = await anna.create(jobs, value, "default")
             finally:
-                await gone(anna, "flyerjobs", name)
+                await delete_object(anna, "flyerjobs", name)
             annotations: dict[str, Any] = created_job["metadata"].get("annotations") or {}
             return annotations
 
@@ -234,7 +234,7 @@ async def _unstamped(policies: Cluster, reader: Reader) -> None:
         assert await created(**own) == own
 
 
-async def _taken(operator: Api, name: str, patch: dict[str, Any]) -> None:
+async def _check_accepted(operator: Api, name: str, patch: dict[str, Any]) -> None:
     """Write a job's status; the API server may take a moment to see that no epoch forbids it."""
     for _ in range(600):
         with contextlib.suppress(InvalidError):
@@ -260,7 +260,7 @@ async def _epochs(reader: Reader, api: Api, operator: Api, name: str) -> None:
     await reader.refuses(late, "a leader that was replaced")
     for epoch in (4, 5):
         await operator.merge(jobs, name, {"status": {"epoch": epoch}}, "default", "status")
-    await gone(api, "flyertopologies", "cluster")
+    await delete_object(api, "flyertopologies", "cluster")
 
 
 async def _priorities(policies: Cluster, reader: Reader, api: Api) -> None:
@@ -303,7 +303,7 @@ async def _priorities(policies: Cluster, reader: Reader, api: Api) -> None:
         other = named("flyerjobs", f"{name}-other", job(**level))
         await reader.refuses(clara.create(jobs, other, "default"), key)
         await clara.merge(jobs, name, {"spec": {"priority": "low"}}, "default")
-    await gone(api, "flyerjobs", name)
+    await delete_object(api, "flyerjobs", name)
     policies.kubectl("delete", "clusterrole,clusterrolebinding", "test-users")
 
 
@@ -337,7 +337,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
             value = named("flyerjobs", name, job(**spec))
             value["metadata"]["labels"] = labels or {}
             await clara.create(jobs, value, "default")
-            await gone(api, "flyerjobs", name)
+            await delete_object(api, "flyerjobs", name)
 
         for _ in range(300):  # quotas and RBAC are read from watches
             with contextlib.suppress(ForbiddenError):
@@ -345,7 +345,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
                 if await refused(create_queue(queue="research")):
                     break
             await asyncio.sleep(0.1)
-        await gone(api, "flyerjobs", name)
+        await delete_object(api, "flyerjobs", name)
         key = "a queue of others"
         await reader.refuses(create_queue(queue="research"), key)
         await reader.refuses(create_queue({names.QUEUE_LABEL: "research"}), key)
@@ -359,9 +359,9 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
         # What was there before the limit can still be changed elsewhere.
         await api.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
         await clara.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
-    await gone(api, "flyerjobs", name)
+    await delete_object(api, "flyerjobs", name)
     for queue in ("nightly", "research", "default"):
-        await gone(api, "flyerquotas", f"of-{queue}")
+        await delete_object(api, "flyerquotas", f"of-{queue}")
     policies.kubectl("delete", "clusterrole,clusterrolebinding", "test-jobs", "test-nightly")
 
 

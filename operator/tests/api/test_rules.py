@@ -13,7 +13,7 @@ from flyer.api.manifest import RENAMED_FIELDS
 from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.sim import sample_job
 
-from .real_api import RESOURCES, broken, gone, named, stored
+from .real_api import RESOURCES, broken, delete_object, named, stored
 from .rule_cases import CASES, NODES, TEMPLATE, TIME, Case, job, status
 from .shape_cases import SHAPES, Shape
 
@@ -74,7 +74,7 @@ RULES = [case for case in CASES if not case.policy]
 @pytest.mark.parametrize("case", RULES, ids=[case.name for case in RULES])
 async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
     name = case.fixed_name or f"case-{secrets.token_hex(4)}"
-    await gone(api, case.plural, name)
+    await delete_object(api, case.plural, name)
     try:
         with pytest.raises(InvalidError) as refusal:
             await broken(api, api, case, name)
@@ -82,7 +82,7 @@ async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
         where = rf"[ []{re.escape(case.path or '<nil>')}: Invalid value: (\S+: )?"
         assert re.search(where + re.escape(case.says), str(refusal.value))
     finally:
-        await gone(api, case.plural, name)
+        await delete_object(api, case.plural, name)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
@@ -94,7 +94,7 @@ async def test_what_has_another_shape_is_refused_and_named(shape: Shape, api: Ap
             await stored(api, shape.plural, name, shape.body)
         assert shape.says in str(refusal.value)
     finally:
-        await gone(api, shape.plural, name)
+        await delete_object(api, shape.plural, name)
 
 
 @pytest.mark.parametrize("field", RENAMED_FIELDS)
@@ -114,7 +114,7 @@ async def test_strict_validation_refuses_the_old_name_of_a_field(field: str, api
         with pytest.raises(NotFoundError):
             await api.get(RESOURCES["flyerjobs"], name, "default")
     finally:
-        await gone(api, "flyerjobs", name)
+        await delete_object(api, "flyerjobs", name)
 
 
 async def test_what_the_engine_writes_is_taken(api: Api) -> None:
@@ -135,7 +135,7 @@ async def test_what_the_engine_writes_is_taken(api: Api) -> None:
         current = await api.get(RESOURCES["flyerjobs"], name, "default")
         current["status"] = step
         await api.replace(RESOURCES["flyerjobs"], current, "status")
-    await gone(api, "flyerjobs", name)
+    await delete_object(api, "flyerjobs", name)
 
 
 async def test_a_job_that_waits_may_be_changed(api: Api) -> None:
@@ -144,18 +144,18 @@ async def test_a_job_that_waits_may_be_changed(api: Api) -> None:
     patch = {"spec": {"nodes": 3, "nodeClass": "a100", "priority": "low", "suspend": True}}
     changed = await api.merge(RESOURCES["flyerjobs"], name, patch, "default")
     assert changed["spec"]["nodes"] == 3
-    await gone(api, "flyerjobs", name)
+    await delete_object(api, "flyerjobs", name)
 
 
 async def test_the_token_is_released_and_given_again(api: Api) -> None:
     holder = {"namespace": "ml", "job": "gpt", "epoch": 4, "since": TIME}
     topologies = RESOURCES["flyertopologies"]
-    await gone(api, "flyertopologies", "cluster")
+    await delete_object(api, "flyertopologies", "cluster")
     await stored(api, "flyertopologies", "cluster", {"spec": {}})
     for epoch, holder_value in ((4, holder), (6, None), (6, {**holder, "job": "bert", "epoch": 6})):
         patch = {"status": {"epoch": epoch, "holder": holder_value}}
         await api.merge(topologies, "cluster", patch, "", "status")
-    await gone(api, "flyertopologies", "cluster")
+    await delete_object(api, "flyertopologies", "cluster")
 
 
 async def test_defaults_and_null(api: Api) -> None:
@@ -168,7 +168,7 @@ async def test_defaults_and_null(api: Api) -> None:
         "maxCheckpointGracePeriod": "10m",
         "minRuntime": "15m",
     }
-    await gone(api, "flyerjobs", name)
+    await delete_object(api, "flyerjobs", name)
 
 
 async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
@@ -187,7 +187,7 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
     listed = await asyncio.to_thread(kinds.kubectl, "get", "fireflyer", "-o", "name")
     assert "flyerjob.fireflyer.dev/column" in listed
     for plural in RESOURCES:
-        await gone(api, plural, "cluster" if plural == "flyertopologies" else "column")
+        await delete_object(api, plural, "cluster" if plural == "flyertopologies" else "column")
 
 
 def test_explain_reads_well(kinds: Cluster) -> None:

@@ -333,7 +333,7 @@ def test_one_users_failing_jobs_open_no_breaker(new_harness: Callable) -> None:
 # -- objects that go and come ---------------------------------------------------------------------
 
 
-def known(harness: Any, name: str, **changes: Any) -> FlyerJob:
+def stored_job(harness: Any, name: str, **changes: Any) -> FlyerJob:
     """The object as it is stored, with its uid."""
     job = harness.jobs[f"default/{name}"]
     return job.replace(status=harness.state.jobs[job.key].status, **changes)
@@ -346,7 +346,7 @@ def test_a_job_whose_object_returns_starts_again(
     harness = new_harness(one_zone(2))
     harness.run("a", 2)
     harness.step(CheckpointReported(A, 1, 7, "/c"))
-    stored = known(harness, "a")
+    stored = stored_job(harness, "a")
     assert pick(harness.step(JobRemoved(A)), Stop)
     if forgotten:
         harness.empty("a")
@@ -371,7 +371,7 @@ def test_what_happened_while_the_object_was_gone_is_committed(
     harness.run("a", 2, maxRestarts=0)
     harness.step(PodExited(A, 1, "n0", Failed(1, "boom")))
     harness.wait(5)
-    stored = known(harness, "a")
+    stored = stored_job(harness, "a")
     assert len(stored.status.occupied) == 2
     harness.step(JobRemoved(A))
     harness.step(NodeEmptied("n0", A, 1))  # nothing is stored of it
@@ -385,7 +385,7 @@ def test_a_job_that_goes_and_comes_in_one_step_runs_on(
 ) -> None:
     harness = new_harness(one_zone(2))
     harness.run("a", 2)
-    stored = known(harness, "a")
+    stored = stored_job(harness, "a")
     assert not pick(harness.step(JobRemoved(A), JobSubmitted(stored)), Stop)
     assert harness.status("a").phase is Phase.RUNNING
     assert harness.status("a").history.attempt == 1

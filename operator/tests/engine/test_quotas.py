@@ -346,7 +346,7 @@ def _submit(harness: Any, key: str, nodes: int, *, user: str = "", **spec: Any) 
     harness.step(JobSubmitted(job.replace(metadata=job.metadata.replace(namespace=namespace))))
 
 
-def _held(harness: Any) -> int:
+def _held_nodes(harness: Any) -> int:
     return sum(
         len(job.status.assignment.nodes)
         for job in harness.state.jobs.values()
@@ -360,7 +360,7 @@ def test_many_identities_of_one_namespace_share_its_limit(new_harness: Callable)
     for index in range(6):
         account = f"system:serviceaccount:lab:bot-{index}"
         _submit(harness, f"lab/job-{index}", 1, user=account if index % 2 else f"person-{index}")
-    assert _held(harness) == 2
+    assert _held_nodes(harness) == 2
     pending = harness.state.jobs["lab/job-5"].status.pending
     assert "quota each has 0 of 2 nodes left for namespace lab, wants 1" in pending.message
     # Another namespace has a separate limit.
@@ -376,7 +376,7 @@ def test_a_total_holds_over_all_users(new_harness: Callable) -> None:
     )
     for user in ("anna", "ben", "cleo", "dan"):
         _submit(harness, f"default/{user}", 1, user=user)
-    assert _held(harness) == 3
+    assert _held_nodes(harness) == 3
     pending = harness.state.jobs["default/dan"].status.pending
     assert pending.reason == "WaitingForQuota"
     assert "quota all has 0 of 3 nodes left for all users" in pending.message
@@ -473,4 +473,4 @@ def test_a_rebuilt_state_knows_the_teams(new_harness: Callable) -> None:
     )
     _submit(harness, "a/one", 1)
     _submit(harness, "b/two", 1)
-    assert _held(harness) == 1
+    assert _held_nodes(harness) == 1

@@ -54,7 +54,7 @@ async def fork_server(tmp_path: Path) -> AsyncIterator[ForkServer]:
 @pytest.fixture
 def watch() -> SimpleNamespace:
     """Observes processes and files of pods."""
-    return SimpleNamespace(log_of=_log_of, appears=_appears, alive=_alive, gone=_gone)
+    return SimpleNamespace(log_of=_log_of, appears=_appears, alive=_alive, gone=_have_exited)
 
 
 def _log_of(spec: PodSpec, rank: int) -> str:
@@ -76,7 +76,7 @@ def _alive(pid: int) -> bool:
     return False
 
 
-def _gone(pids: list[int], seconds: float = 10.0) -> bool:
+def _have_exited(pids: list[int], seconds: float = 10.0) -> bool:
     """Whether all these processes end by themselves in time."""
     deadline = time.monotonic() + seconds
     while any(_alive(pid) for pid in pids):

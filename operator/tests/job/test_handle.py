@@ -24,7 +24,7 @@ class Notebook:
 
         return note
 
-    async def hears(self, name):
+    async def wait_for_call(self, name):
         async with asyncio.timeout(20), self.changed:
             await self.changed.wait_for(lambda: name in [call[0] for call in self.calls])
 
@@ -65,10 +65,10 @@ TRAINER = """
 async def test_a_suspension_from_signal_to_release(fork_server, make_pod, job, watch):
     spec = make_pod(TRAINER, socket_path=job.path)
     pod = await fork_server.spawn(spec)
-    await job.notebook.hears("progress")
+    await job.notebook.wait_for_call("progress")
     assert job.notebook.calls[0][2] > 40
     job.signal(30, "preempted by default/b")
-    await job.notebook.hears("release")
+    await job.notebook.wait_for_call("release")
     names = [call[0] for call in job.notebook.calls if call[0] != "progress"]
     assert names == ["received", "checkpoint", "release"]
     assert job.suspend_code is SuspendCode.MAY_SUSPEND
@@ -138,13 +138,13 @@ async def test_the_last_step_is_reported_although_the_script_ends_at_once(
 
 async def test_a_server_that_goes_and_comes_back_is_found_again(fork_server, make_pod, job):
     pod = await fork_server.spawn(make_pod(TRAINER, socket_path=job.path))
-    await job.notebook.hears("progress")
+    await job.notebook.wait_for_call("progress")
     await job.close()
     again = JobServer(job.path, Welcome("default/gpt", "c1", 2), Notebook())
     await again.start()
     try:
         again.signal(30, "after the restart")
-        await again._handler.hears("release")
+        await again._handler.wait_for_call("release")
     finally:
         pod.kill()
         await ended(pod)
@@ -169,9 +169,9 @@ async def test_hai_names_work_for_a_script_that_imports_hfai(fork_server, make_p
         socket_path=job.path,
     )
     pod = await fork_server.spawn(spec)
-    await job.notebook.hears("user_state")
+    await job.notebook.wait_for_call("user_state")
     job.signal(30, "higher priority")
-    await job.notebook.hears("release")
+    await job.notebook.wait_for_call("release")
     pod.kill(signal.SIGTERM)
     assert await ended(pod) == PodExit(104)
     assert json.loads(watch.log_of(spec, 0).splitlines()[-1]) == [7, 99]

@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return fake_clock
 
 
-def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics]:
+def make_health(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics]:
     counted = Metrics()
     cache: Any = SimpleNamespace(age_seconds=age, synced=True, caches=())
     leader: Any = SimpleNamespace(term=term)
@@ -36,7 +36,7 @@ def made(clock: Clock, *, age: float, term: Any = None) -> tuple[Health, Metrics
 
 
 def test_an_unreachable_api_server_causes_no_restart(clock: Clock) -> None:
-    checked, counted = made(clock, age=3600.0)
+    checked, counted = make_health(clock, age=3600.0)
     for code in (200, 0, 503, 504):
         counted.called("get", "leases", code, 0.1)
         clock.now += 600
@@ -49,7 +49,7 @@ def test_an_unreachable_api_server_causes_no_restart(clock: Clock) -> None:
 
 
 def test_a_silent_watch_of_a_reachable_api_server_causes_a_restart(clock: Clock) -> None:
-    checked, counted = made(clock, age=100.0)
+    checked, counted = make_health(clock, age=100.0)
     counted.called("get", "leases", 200, 0.1)
     clock.now += health.WATCH_AGE_SECONDS_MAX + 1
     counted.called("get", "leases", 200, 0.1)
@@ -58,7 +58,7 @@ def test_a_silent_watch_of_a_reachable_api_server_causes_a_restart(clock: Clock)
 
 
 def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
-    health, counted = made(clock, age=100.0)
+    health, counted = make_health(clock, age=100.0)
     counted.called("watch", "pods", 200, 0.1)
     clock.now += 1000
     assert health.unhealthy_reason() == ""
@@ -66,7 +66,7 @@ def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
 
 def test_a_stalled_scheduler_causes_a_restart(clock: Clock) -> None:
     term = SimpleNamespace(serving=True, ticked_at=clock.now)
-    checked, _ = made(clock, age=0.0, term=term)
+    checked, _ = make_health(clock, age=0.0, term=term)
     assert checked.unhealthy_reason() == ""
     clock.now += health.TERM_AGE_SECONDS_MAX + 1
     assert "has made no progress for 121 s" in checked.unhealthy_reason()

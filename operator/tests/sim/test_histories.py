@@ -36,7 +36,7 @@ def play(count: int, first: int) -> None:
         History(seed).run()
 
 
-def drawn() -> int:
+def random_seed() -> int:
     return random.SystemRandom().randrange(2**48)
 
 
@@ -52,7 +52,7 @@ def test_the_same_histories_in_every_run() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_new_histories_in_every_run(chunk: int) -> None:
-    first = drawn()
+    first = random_seed()
     print(f"chunk {chunk}: seeds {first} to {first + CHUNK - 1}")
     play(CHUNK, first)
 
@@ -63,21 +63,21 @@ def test_a_seed_determines_its_history() -> None:
     assert first.state == other.state
 
 
-def finds(message: str, seeds: int = 150) -> None:
+def assert_violation(message: str, seeds: int = 150) -> None:
     with pytest.raises(Violation, match=message):
         play(seeds, 0)
 
 
 def test_a_job_without_pods_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "resubmit", lambda *_args: None)
-    finds("is reserved for|without pods", 131)
+    assert_violation("is reserved for|without pods", 131)
 
 
 def test_a_deadlocked_queue_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
-    finds("waits .* although .* are free")
+    assert_violation("waits .* although .* are free")
 
 
 def test_a_starving_job_is_found_during_faults(
@@ -85,7 +85,7 @@ def test_a_starving_job_is_found_during_faults(
 ) -> None:
     monkeypatch.setattr(History, "_settle_down", lambda _history: 0)
     monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
-    finds("for [0-9.]+ s .* waits .* although .* are free", 2_000)
+    assert_violation("for [0-9.]+ s .* waits .* although .* are free", 2_000)
 
 
 def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,19 +93,19 @@ def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         "flyer.engine.placement.availability.NodeAvailability._is_open",
         lambda availability, name: availability._may_be_had(name),
     )
-    finds("is reserved for")
+    assert_violation("is reserved for")
 
 
 def test_an_unneeded_preemption_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         preemption, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
-    finds("gave way to .*, which has other nodes", 600)
+    assert_violation("gave way to .*, which has other nodes", 600)
 
 
 def test_a_preemption_without_the_delay_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocate, "_too_early", lambda *_args: False)
-    finds("preempts after 0")
+    assert_violation("preempts after 0")
 
 
 def test_a_preemption_despite_free_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_preemption_despite_free_nodes_is_found(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("more", ["node", "quota"])
 def test_more_capacity_never_delays_the_head_of_the_queue(more: str) -> None:
     """With another node or a higher quota the first job of the queue still starts."""
-    base = drawn()
+    base = random_seed()
     for number in range(200):
         draw = random.Random(base + number)
         nodes = [

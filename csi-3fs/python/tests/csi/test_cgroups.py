@@ -57,7 +57,7 @@ def group(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def held(volume: str) -> ManagedMount:
+def managed_mount(volume: str) -> ManagedMount:
     return ManagedMount(volume, "default", "/data", f"/place/{volume}", False, "0:99", 0)
 
 
@@ -192,7 +192,7 @@ def test_a_daemon_killed_for_memory_is_reported(group: Path, tmp_path: Path) -> 
     script.write_text(f"#!/bin/sh\nprintf 'low 0\\noom 3\\noom_kill 1\\n' > {events}\nkill -9 $$\n")
     script.chmod(0o755)
     descriptor = os.open("/dev/null", os.O_RDONLY)
-    mount = replace(held("v1"), descriptor=descriptor)
+    mount = replace(managed_mount("v1"), descriptor=descriptor)
     daemon = DaemonFactory([str(script)], tmp_path / "clusters", tmp_path, groups).create(mount)
     daemon.start(resume=False)
     assert not daemon.wait_ready(10)
@@ -246,7 +246,7 @@ def test_groups_of_unmounted_volumes_are_removed(tmp_path: Path) -> None:
     def mounts() -> list[ManagedMount]:
         # A concurrent mount: it is in the table first.
         (daemons / ticket_folder("four")).mkdir()
-        return [held("one")]
+        return [managed_mount("one")]
 
     factory.sweep_groups(mounts)
     groups = {path.name for path in daemons.iterdir() if path.is_dir()}

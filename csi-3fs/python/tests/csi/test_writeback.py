@@ -93,7 +93,7 @@ def staged(manager: MountManagerProcess, writers: list[Writer]) -> tuple[str, Wr
     return place, writers[0]
 
 
-def written(manager: MountManagerProcess) -> bytes:
+def saved_data(manager: MountManagerProcess) -> bytes:
     (file,) = manager.folder.glob("*.written")
     return file.read_bytes()[2 * PAGE :]
 
@@ -116,7 +116,7 @@ def test_data_of_an_open_file_is_written_before_the_unmount(
     writer.write()
     manager.client.unmount(manager.place("pod"))
     outcome = unmounted_at_last(manager, place)
-    assert written(manager) == b"B" * PAGE
+    assert saved_data(manager) == b"B" * PAGE
     assert outcome.volume
     assert not outcome.data_lost
     assert manager.mounts() == []
@@ -138,7 +138,7 @@ def test_a_stopped_daemon_keeps_its_mount_until_it_continues(
     assert manager.mounts() == [place]
     os.kill(pid, signal.SIGCONT)
     assert not unmounted_at_last(manager, place).data_lost
-    assert written(manager) == b"B" * PAGE
+    assert saved_data(manager) == b"B" * PAGE
 
 
 def test_a_daemon_that_starts_after_a_handover_is_awaited(
@@ -158,7 +158,7 @@ def test_a_daemon_that_starts_after_a_handover_is_awaited(
         manager.client.unmount(place)
     gate.touch()
     assert not unmounted_at_last(manager, place).data_lost
-    assert written(manager) == b"B" * PAGE
+    assert saved_data(manager) == b"B" * PAGE
 
 
 def test_a_mount_that_cannot_be_written_is_detached_at_the_deadline_and_reported(
@@ -177,7 +177,7 @@ def test_a_mount_that_cannot_be_written_is_detached_at_the_deadline_and_reported
     outcome = unmounted_at_last(manager, place)
     assert outcome.result == "data_lost"
     assert "its daemon is stopped" in outcome.data_lost
-    assert written(manager) == b""
+    assert saved_data(manager) == b""
     assert manager.mounts() == []
     assert "v1:default:/volumes/one: detached, data not written: " in manager.log()
 
@@ -207,4 +207,4 @@ def test_staging_again_restarts_the_write_back_deadline(
             assert time.monotonic() < deadline
             manager.mount("one", node="node-a")
     assert not outcome.data_lost
-    assert written(manager) == b"B" * PAGE
+    assert saved_data(manager) == b"B" * PAGE

@@ -41,7 +41,7 @@ def touch(path: Path, content: bytes = b"") -> Path:
     return path
 
 
-def seen(path: Path) -> tuple[Any, ...]:
+def file_state(path: Path) -> tuple[Any, ...]:
     """The attributes of an inode that must be equal."""
     info = path.lstat()
     size = info.st_size if not stat.S_ISDIR(info.st_mode) else -1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from holding import HeldMount, held
+from holding import HeldMount, start_mount
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +46,7 @@ def mounts(
     def make(name: str = "root", **options: object) -> HeldMount:
         client.make_directory(f"{base}/{name}", 0o777, exist_ok=True)
         root = f"{base}/{name}"
-        running.append(held(cluster.file, root, folder, len(running), **options))
+        running.append(start_mount(cluster.file, root, folder, len(running), **options))
         return running[-1]
 
     yield make

@@ -64,7 +64,9 @@ class HeldMount:
         return answer["ready"], answer["pid"]
 
 
-def held(cluster_file: Path, root: str, folder: Path, number: int, **options: object) -> HeldMount:
+def start_mount(
+    cluster_file: Path, root: str, folder: Path, number: int, **options: object
+) -> HeldMount:
     """Mount in a folder for tests, which also has the daemon's log and state."""
     import threefs
 

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from asking import GROUP, OTHER_GROUP, USER, as_user, opened, seen, touch, tried
+from asking import GROUP, OTHER_GROUP, USER, as_user, file_state, opened, touch, tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,14 +95,14 @@ def names_of_any_bytes(at: Path) -> Any:
 @case
 def hard_links(at: Path) -> Any:
     file = touch(at / "file", b"1")
-    results: list[Any] = [tried(os.link, file, at / "second"), seen(file)]
+    results: list[Any] = [tried(os.link, file, at / "second"), file_state(file)]
     results += [tried(os.link, file, at / "second"), tried(os.link, at / "gone", at / "third")]
     (at / "directory").mkdir()
     results += [tried(os.link, at / "directory", at / "third")]
     (at / "second").write_bytes(b"22")
     results += [file.read_bytes(), tried(os.rename, file, at / "second"), file.exists()]
     file.unlink()
-    return [*results, seen(at / "second")]
+    return [*results, file_state(at / "second")]
 
 
 @case
@@ -249,10 +249,10 @@ def modes_of_what_is_made(at: Path) -> Any:
         os.mkdir(at / "directory", 0o777)
     finally:
         os.umask(before)
-    results += [seen(at / "file"), seen(at / "directory")]
+    results += [file_state(at / "file"), file_state(at / "directory")]
     for mode in (0o6755, 0o1777, 0o000, 0o7777):
         (at / "file").chmod(mode)
-        results.append(seen(at / "file"))
+        results.append(file_state(at / "file"))
     return results
 
 
@@ -263,7 +263,7 @@ def a_directory_with_the_group_bit_gives_its_group(at: Path) -> Any:
     os.chown(parent, 0, OTHER_GROUP)
     parent.chmod(0o2777)
     as_user(parent, "open('file', 'w').close(); os.mkdir('directory')")
-    return [seen(parent / "file"), seen(parent / "directory")]
+    return [file_state(parent / "file"), file_state(parent / "directory")]
 
 
 @case
@@ -325,10 +325,10 @@ def writing_takes_the_set_user_bit_away(at: Path) -> Any:
     os.chown(file, USER, GROUP)
     file.chmod(0o6777)
     as_user(at, "f = open('file', 'a'); f.write('more'); f.close()")
-    first = seen(file)
+    first = file_state(file)
     file.chmod(0o6777)
     os.chown(file, USER, OTHER_GROUP)
-    return (first, seen(file))
+    return (first, file_state(file))
 
 
 @case

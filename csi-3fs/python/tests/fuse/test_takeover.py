@@ -188,10 +188,10 @@ def test_data_that_a_new_daemon_could_not_report_is_found_when_the_file_is_opene
     start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Storage is stopped when the daemon is replaced, so the end of the file cannot be queried."""
-    from holding import held
+    from holding import start_mount
 
     cluster = start_cluster()
-    mounted = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    mounted = start_mount(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
     content = os.urandom(3_000_000)
     names = ["file", "cut"]
     descriptors = [os.open(mounted.target / name, os.O_RDWR | os.O_CREAT) for name in names]
@@ -263,10 +263,10 @@ def test_unmounting_does_not_wait_for_a_stopped_daemon(mount: Callable[..., Held
 def test_without_a_cluster_operations_time_out_and_unmounting_is_fast(
     start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from holding import held
+    from holding import start_mount
 
     cluster = start_cluster()
-    mounted = held(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    mounted = start_mount(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
     target = mounted.target
     (target / "file").write_bytes(b"x" * 3_000_000)
     descriptor = os.open(target / "file", os.O_RDWR)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from holding import held
+from holding import start_mount
 from threefs.cli.credential import issue
 from threefs.confine import confine
 from threefs.errors import InvalidArgument
@@ -33,7 +33,7 @@ def test_a_mount_with_a_ticket_is_its_directory(
     issue(cluster.file, f"{folder}/mine", read_only=False, expires="1h", node="", to=ticket)
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps(json.loads(cluster.file.read_text()) | {"key_file": str(ticket)}))
-    mount = held(file, "/data", tmp_path, 0, claim_for="node-1")
+    mount = start_mount(file, "/data", tmp_path, 0, claim_for="node-1")
     try:
         top = mount.target
         content = os.urandom(2_500_000)
@@ -67,7 +67,7 @@ def test_a_range_truncated_by_another_client_is_reserved_again(
     issue(cluster.file, f"{folder}/mine", read_only=False, expires="20s", node="", to=ticket)
     expired = time.time() + 20
     file.write_text(json.dumps(json.loads(cluster.file.read_text()) | {"key_file": str(ticket)}))
-    mount = held(file, "/", tmp_path, 0)
+    mount = start_mount(file, "/", tmp_path, 0)
     try:
         descriptor = os.open(mount.target / "file", os.O_WRONLY | os.O_CREAT)
         # With the second one it reserves in advance.
@@ -107,7 +107,7 @@ def test_a_confined_daemon_serves_without_privileges(
     os.chown(state, USER, USER)
     os.chown(ticket, 0, USER)
     ticket.chmod(0o640)
-    mount = held(file, "/data", tmp_path, 0, claim_for="node-1", write_back=True, user=USER)
+    mount = start_mount(file, "/data", tmp_path, 0, claim_for="node-1", write_back=True, user=USER)
     try:
         content = os.urandom(64 << 20)
         (mount.target / "file").write_bytes(content)

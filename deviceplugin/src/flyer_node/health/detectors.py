@@ -113,7 +113,7 @@ def observe_gpu(status: GpuStatus, before: GpuStatus | None = None) -> Observati
                 evidence="remapped rows: pending",
             )
         )
-    new_errors = _grown(before, status)
+    new_errors = _new_memory_errors(before, status)
     if new_errors > 0:
         text = f"{new_errors} new uncorrectable memory errors"
         remedy = "GPU reset at the next idle moment"
@@ -123,7 +123,7 @@ def observe_gpu(status: GpuStatus, before: GpuStatus | None = None) -> Observati
     return Observation(was_reset=new_errors < 0)
 
 
-def _grown(before: GpuStatus | None, after: GpuStatus) -> int:
+def _new_memory_errors(before: GpuStatus | None, after: GpuStatus) -> int:
     """New uncorrectable errors; negative if the volatile counter was reset."""
     if before is None or before.uncorrectable_errors is None or after.uncorrectable_errors is None:
         return 0

@@ -76,7 +76,7 @@ class Channel:
         try:
             self._socket.sendall(line)
         except OSError as error:
-            raise self._gone(error) from error
+            raise self._closed_error(error) from error
 
     def answer(self) -> Any:
         """Read the answer to the last request."""
@@ -109,9 +109,9 @@ class Channel:
             except TimeoutError:
                 return None
             except OSError as error:
-                raise self._gone(error) from error
+                raise self._closed_error(error) from error
             if not data:
-                raise self._gone(None)
+                raise self._closed_error(None)
             self._buffer += data
 
     @staticmethod
@@ -127,7 +127,7 @@ class Channel:
         return message
 
     @staticmethod
-    def _gone(error: OSError | None) -> FlyerError:
+    def _closed_error(error: OSError | None) -> FlyerError:
         detail = f" ({error.strerror or error})" if error else ""
         return FlyerError.unreachable(
             f"the driver closed the connection{detail}",

@@ -196,7 +196,7 @@ class Metrics:
         if after.eviction is not None and after.eviction != before.eviction:
             reason = after.eviction.reason
             self.evictions.labels(reason).inc()
-            self.lost_node_seconds.labels(reason).inc(_lost(before, after))
+            self.lost_node_seconds.labels(reason).inc(_lost_node_seconds(before, after))
         if after.phase in _ENDED and before.phase not in _ENDED:
             self.jobs_ended.labels(after.phase.value).inc()
         if before.phase in HOLDING and after.phase not in HOLDING:
@@ -261,7 +261,7 @@ def _had(status: FlyerJobStatus) -> float:
     return len(assignment.nodes) * max(0.0, time.time() - assignment.running_at)
 
 
-def _lost(before: FlyerJobStatus, after: FlyerJobStatus) -> float:
+def _lost_node_seconds(before: FlyerJobStatus, after: FlyerJobStatus) -> float:
     """Node seconds since the last durable checkpoint of the finished attempt.
 
     That checkpoint may be part of the same commit: a job checkpoints just before it leaves.

@@ -149,9 +149,9 @@ class ControlServer:
             if op == "watch":
                 await self._stream(request, reader, writer)
                 return
-            await _write(writer, await self._answered(op, request))
+            await _write(writer, await self._respond(op, request))
 
-    async def _answered(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _respond(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             return {"ok": True, "result": await self._handler.call(op, arguments)}
         except FlyerError as error:

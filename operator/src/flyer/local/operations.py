@@ -98,13 +98,13 @@ class Operations:
         return [self._driver.view(key) for key in sorted(self._driver.jobs)]
 
     def _job(self, arguments: dict[str, Any]) -> Any:
-        return self._driver.view(self._known(arguments).key)
+        return self._driver.view(self._find_job(arguments).key)
 
     def _document(self, arguments: dict[str, Any]) -> Any:
-        return self._known(arguments).to_object()
+        return self._find_job(arguments).to_object()
 
     def _why(self, arguments: dict[str, Any]) -> Any:
-        key = self._known(arguments).key
+        key = self._find_job(arguments).key
         now = max(time.time(), self._driver.state.now)
         explanation = engine.explain(self._driver.state, key, now)
         # Lost nodes of a local cluster return by themselves.
@@ -230,7 +230,7 @@ class Operations:
 
     # -- arguments -----------------------------------------------------------------------------
 
-    def _known(self, arguments: dict[str, Any]) -> FlyerJob:
+    def _find_job(self, arguments: dict[str, Any]) -> FlyerJob:
         key = _text(arguments, "job")
         job = self._driver.jobs.get(key)
         if job is None:
@@ -241,7 +241,7 @@ class Operations:
         return job
 
     def _unfinished(self, arguments: dict[str, Any], verb: str) -> FlyerJob:
-        job = self._known(arguments)
+        job = self._find_job(arguments)
         if job.status and job.status.phase in ENDED:
             raise FlyerError.usage(
                 f"cannot {verb} `{job.key}`: it has {job.status.phase}",

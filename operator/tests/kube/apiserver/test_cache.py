@@ -42,7 +42,7 @@ async def watched(api_server, connect):
 TEMPLATE = {"spec": {"containers": [{"name": "trainer", "command": ["train"]}]}}
 
 
-def put(api_server, name, n):
+def put_object(api_server, name, n):
     store = api_server.store
     if store.find("flyerjobs", name, "default"):
         store.patch("flyerjobs", name, {"spec": {"maxRestarts": n}}, "default")
@@ -58,7 +58,7 @@ def stored(api_server):
     }
 
 
-def held(cache, api_server):
+def cached_values(cache, api_server):
     names = [job["metadata"]["name"] for job in api_server.store.all("flyerjobs")]
     cached = {name: cache.get("default", name) for name in names}
     return cached if len(cached) == len(cache) else None
@@ -66,12 +66,12 @@ def held(cache, api_server):
 
 async def test_it_lists_and_follows(api_server, watched, until):
     for index in range(8):
-        put(api_server, f"j{index}", index)
+        put_object(api_server, f"j{index}", index)
     cache, reported = await watched()
     assert len(reported) == 8
-    put(api_server, "j0", 100)
+    put_object(api_server, "j0", 100)
     api_server.store.delete("flyerjobs", "j1", "default")
-    await until(lambda: held(cache, api_server) == stored(api_server))
+    await until(lambda: cached_values(cache, api_server) == stored(api_server))
     assert reported[8:] == [("j0", 0, 100), ("j1", 1, None)]
 
 
@@ -80,7 +80,7 @@ async def test_doubled_and_late_events_change_nothing(api_server, watched, until
     api_server.faults.watches.double = True
     api_server.faults.watches.delay_seconds = 0.02
     for n in range(5):
-        put(api_server, "a", n)
+        put_object(api_server, "a", n)
     await until(lambda: cache.get("default", "a") == 4)
     assert [after for _, _, after in reported] == [0, 1, 2, 3, 4]
     api_server.store.delete("flyerjobs", "a", "default")
@@ -90,11 +90,11 @@ async def test_doubled_and_late_events_change_nothing(api_server, watched, until
 async def test_a_write_response_is_visible_before_its_watch_event(api_server, watched):
     cache, reported = await watched()
     api_server.faults.watches.delay_seconds = 0.05
-    put(api_server, "a", 1)
+    put_object(api_server, "a", 1)
     old = api_server.store.get("flyerjobs", "a", "default")
     cache.offer(old)
     assert cache.get("default", "a") == 1
-    put(api_server, "a", 2)
+    put_object(api_server, "a", 2)
     cache.offer(api_server.store.get("flyerjobs", "a", "default"))
     cache.offer(old)
     assert cache.get("default", "a") == 2
@@ -103,7 +103,7 @@ async def test_a_write_response_is_visible_before_its_watch_event(api_server, wa
 
 async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
     cache, _ = await watched()
-    put(api_server, "a", 1)
+    put_object(api_server, "a", 1)
     old = api_server.store.get("flyerjobs", "a", "default")
     await until(lambda: len(cache) == 1)
     api_server.store.delete("flyerjobs", "a", "default")
@@ -115,7 +115,7 @@ async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
 async def test_broken_streams_continue_at_their_position(api_server, watched, until):
     cache, reported = await watched()
     for n in range(5):
-        put(api_server, "a", n)
+        put_object(api_server, "a", n)
         await until(lambda n=n: cache.get("default", "a") == n)
         api_server.cut_watches()
     assert cache.relists == 0
@@ -123,15 +123,15 @@ async def test_broken_streams_continue_at_their_position(api_server, watched, un
 
 
 async def test_an_expired_history_causes_a_new_list(api_server, watched, until):
-    put(api_server, "gone", 1)
-    put(api_server, "stays", 1)
+    put_object(api_server, "gone", 1)
+    put_object(api_server, "stays", 1)
     cache, reported = await watched()
     api_server.faults.watches.frozen = True
-    put(api_server, "new", 1)
+    put_object(api_server, "new", 1)
     api_server.store.delete("flyerjobs", "gone", "default")
     api_server.faults.watches.frozen = False
     api_server.expire_watches()
-    await until(lambda: held(cache, api_server) == stored(api_server))
+    await until(lambda: cached_values(cache, api_server) == stored(api_server))
     assert cache.relists >= 1
     assert ("gone", 1, None) in reported
 
@@ -139,8 +139,8 @@ async def test_an_expired_history_causes_a_new_list(api_server, watched, until):
 async def test_a_silent_stream_is_dead(api_server, watched, until):
     cache, _ = await watched(silence_seconds=0.5)
     api_server.faults.watches.frozen = True
-    put(api_server, "a", 1)
-    await until(lambda: held(cache, api_server) == stored(api_server))
+    put_object(api_server, "a", 1)
+    await until(lambda: cached_values(cache, api_server) == stored(api_server))
     assert cache.relists >= 1
 
 
@@ -156,11 +156,11 @@ async def test_the_server_restarts_and_refuses_for_a_while(api_server, watched, 
     cache, _ = await watched()
     port = int(api_server.url.rpartition(":")[2])
     await api_server.close()
-    put(api_server, "a", 1)
+    put_object(api_server, "a", 1)
     await asyncio.sleep(0.1)
     api_server.faults.add(Fault("refuse", code=500, times=5))
     await api_server.start(port)
-    await until(lambda: held(cache, api_server) == stored(api_server))
+    await until(lambda: cached_values(cache, api_server) == stored(api_server))
 
 
 async def test_a_missing_optional_kind_is_empty(api_server, watched, until):
@@ -170,7 +170,7 @@ async def test_a_missing_optional_kind_is_empty(api_server, watched, until):
 
 
 async def test_a_404_for_a_required_kind_keeps_the_cache(api_server, watched, until):
-    put(api_server, "a", 1)
+    put_object(api_server, "a", 1)
     cache, changes = await watched(FLYERJOBS)
     faults = [
         Fault("refuse", verb=verb, resource="flyerjobs", code=404, reason="NotFound", times=3)
@@ -181,7 +181,7 @@ async def test_a_404_for_a_required_kind_keeps_the_cache(api_server, watched, un
     api_server.expire_watches("flyerjobs")
     await until(lambda: all(fault.seen >= 3 for fault in faults))
     assert len(cache) == 1
-    put(api_server, "b", 2)
+    put_object(api_server, "b", 2)
     await until(lambda: len(cache) == 2)
     assert not [change for change in changes if change[2] is None]
 

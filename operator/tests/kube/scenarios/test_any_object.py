@@ -89,7 +89,7 @@ class Scene:
         self.state, actions = engine.step(self.state, events, self.now)
         return [action for action in actions if isinstance(action, Start)]
 
-    def written(self, plural: str, value: dict[str, Any]) -> dict[str, Any] | None:
+    def write(self, plural: str, value: dict[str, Any]) -> dict[str, Any] | None:
         """The stored object; None: it was refused, naming a field."""
         body = copy.deepcopy(value)
         status = body.pop("status", None)
@@ -117,7 +117,7 @@ class Scene:
 
 def job_case(scene: Scene, number: int) -> str:
     value = any_object(scene.random, "flyerjobs", f"any-{number}")
-    stored = scene.written("flyerjobs", value)
+    stored = scene.write("flyerjobs", value)
     if stored is None:
         # It may have been stored under an older definition.
         view = shape_job({**value, "metadata": {**value["metadata"], "uid": "u"}})
@@ -128,7 +128,7 @@ def job_case(scene: Scene, number: int) -> str:
         assert not view.problem, view.problem
         return "of another controller"
     job = parsed(stored)
-    if job is None or not built(job):
+    if job is None or not can_build(job):
         return "template refused"
     for start in scene.step(JobSubmitted(view.job)):
         finish(scene, start)
@@ -145,7 +145,7 @@ def parsed(value: dict[str, Any]) -> FlyerJob | None:
     return None
 
 
-def built(job: FlyerJob) -> bool:
+def can_build(job: FlyerJob) -> bool:
     """Whether pods can be built. Raises unless a refusal names the field."""
     ready = job.replace(status=FlyerJobStatus(history=JobHistory(id="u")))
     nodes = tuple(AssignedNode(name="a0", zone="A", first_rank=0) for _ in range(1))
@@ -177,7 +177,7 @@ def finish(scene: Scene, *starts: Start) -> None:
 
 
 def quota_case(scene: Scene, number: int) -> str:
-    stored = scene.written("flyerquotas", any_object(scene.random, "flyerquotas", f"any-{number}"))
+    stored = scene.write("flyerquotas", any_object(scene.random, "flyerquotas", f"any-{number}"))
     if stored is None:
         return "refused"
     quota = Quota.of(FlyerQuota.model_validate(stored))
@@ -190,7 +190,7 @@ def quota_case(scene: Scene, number: int) -> str:
 def topology_case(scene: Scene, number: int) -> str:
     scene.clear("flyertopologies")
     value = any_object(scene.random, "flyertopologies", "cluster")
-    stored = scene.written("flyertopologies", value)
+    stored = scene.write("flyertopologies", value)
     if stored is None:
         return "refused"
     for start in scene.step(ZonesObserved(Zones.of(FlyerTopology.model_validate(stored)))):
@@ -203,7 +203,7 @@ def topology_case(scene: Scene, number: int) -> str:
 def health_case(scene: Scene, number: int) -> str:
     half = scene.random.choice(("spec", "status", "status"))
     value = any_object(scene.random, "nodehealths", f"any-{number}", half)
-    stored = scene.written("nodehealths", value)
+    stored = scene.write("nodehealths", value)
     if stored is None:
         return "refused"
     health = NodeHealth.model_validate(stored)

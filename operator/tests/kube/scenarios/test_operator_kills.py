@@ -39,7 +39,7 @@ async def live(cluster, until):
     assert not cluster.pods()
 
 
-async def one(make_cluster, until, after, *, performed, writes):
+async def kill_once(make_cluster, until, after, *, performed, writes):
     """The first operator dies at its n-th call. Returns whether it made n calls."""
     async with make_cluster() as cluster:
         cluster.nodes("AA")
@@ -67,7 +67,7 @@ async def every(make_cluster, until, *, performed, writes):
     while True:
         batch = range(after, after + AT_ONCE)
         died = await asyncio.gather(
-            *(one(make_cluster, until, n, performed=performed, writes=writes) for n in batch)
+            *(kill_once(make_cluster, until, n, performed=performed, writes=writes) for n in batch)
         )
         after += AT_ONCE
         if not all(died):

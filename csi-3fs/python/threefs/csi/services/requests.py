@@ -124,10 +124,10 @@ def check_fits(volume: Volume, requested: csi.CapacityRange, parameters: Paramet
     name, existing_bytes = volume.name, volume.capacity_bytes
     for key, text in parameters.as_record().items():
         if volume.parameters.get(key) != text:
+            existing = _format_value(key, volume.parameters.get(key))
             raise AlreadyExists(
-                f"volume `{name}` exists with {key} {_shown(key, volume.parameters.get(key))} and "
-                f"{_shown(key, text)} was requested; request the existing value, or use another "
-                f"name"
+                f"volume `{name}` exists with {key} {existing} and {_format_value(key, text)} was "
+                "requested; request the existing value, or use another name"
             )
     required, limit = requested.required_bytes, requested.limit_bytes
     if existing_bytes < required or (limit and existing_bytes > limit):
@@ -137,7 +137,7 @@ def check_fits(volume: Volume, requested: csi.CapacityRange, parameters: Paramet
         )
 
 
-def _shown(key: str, value: object) -> str:
+def _format_value(key: str, value: object) -> str:
     return f"{value:04o}" if key == "mode" and isinstance(value, int) else str(value)
 
 

@@ -86,10 +86,10 @@ class _Reader:
         items = await self._api.list(
             PODS, self._namespace, labelSelector=f"{LABEL_JOB}={self._name}"
         )
-        pods = [pod for item in items if self._wanted(pod := _pod(item))]
+        pods = [pod for item in items if self._is_selected(pod := _pod(item))]
         return sorted(pods, key=lambda pod: (pod.attempt, pod.node_rank))
 
-    def _wanted(self, pod: _Pod) -> bool:
+    def _is_selected(self, pod: _Pod) -> bool:
         node = None if self._rank is None else self._rank // self._per_node
         return self._attempt in (None, pod.attempt) and node in (None, pod.node_rank)
 

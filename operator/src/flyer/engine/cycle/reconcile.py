@@ -104,7 +104,7 @@ def _fit(cycle: CycleState, name: str) -> bool:
 
 def _active(cycle: CycleState, job: JobState) -> None:
     """Starting or running: first failures and exits, then requests, then deadlines."""
-    for rule in (_infrastructure, _ended, _asked, _drained, _overdue):
+    for rule in (_infrastructure, _ended, _interrupted_by_request, _drained, _overdue):
         if rule(cycle, job):
             return
     _show_progress(cycle, job)
@@ -163,7 +163,7 @@ def _ended(cycle: CycleState, job: JobState) -> bool:
     return True
 
 
-def _asked(cycle: CycleState, job: JobState) -> bool:
+def _interrupted_by_request(cycle: CycleState, job: JobState) -> bool:
     if _stopped(cycle, job):
         return True
     requeue = job.requeue == job.status.history.attempt
