@@ -146,7 +146,7 @@ def test_inline_volumes_reach_no_place_of_others(scene: Scene) -> None:
     ):  # fmt: skip
         user.create(inline_pod(f"asks-{attribute}", **{attribute: value}))
     refusals = {
-        **{f"gated-{name}": "attribute `path` is not known" for name in ("root", "restricted")},
+        **{f"gated-{name}": "unknown attribute `path`" for name in ("root", "restricted")},
         **{f"asks-{name}": f"attribute `{name}` is" for name in ("path", "cluster", "uid", "mode")},
         "asks-size": "above the",
     }

@@ -97,7 +97,7 @@ def test_an_ephemeral_volume_lives_as_long_as_its_pod(
     assert "quota" in sh("scratch", fill).lower()
     assert sh("reader", "ls -A /volume") == "", "the volume is empty"
     assert EROFS in sh("reader", TOUCH)
-    wait_event(cluster, namespace, "pod/wrong", "attribute `path` is not known")
+    wait_event(cluster, namespace, "pod/wrong", "unknown attribute `path`")
 
     claims = {pod: made_for(cluster, namespace, pod) for pod in ("scratch", "reader")}
     for name, uid in claims.values():
