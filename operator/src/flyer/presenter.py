@@ -54,7 +54,7 @@ def job_view(
 ) -> JobView:
     """One job. Without a driver an unfinished job waits for one, whatever its file says."""
     status = job.status or FlyerJobStatus()
-    ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+    ended = status.phase.ended
     orphaned = not driven and not ended
     assignment = None if orphaned else status.assignment
     state, reason, message = str(status.phase), status.reason, status.message
@@ -147,7 +147,7 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
     queues: dict[str, list[FlyerJob]] = {}
     for job in jobs.values():
         phase = job.status.phase if job.status else Phase.QUEUED
-        if phase not in (Phase.SUCCEEDED, Phase.FAILED):
+        if not phase.ended:
             queues.setdefault(job.queue, []).append(job)
     views = []
     for name, members in sorted(queues.items()):
@@ -236,7 +236,7 @@ def why_of(job: FlyerJob) -> WhyView:
 
 
 def _verdict(status: FlyerJobStatus) -> str:
-    if status.phase in (Phase.SUCCEEDED, Phase.FAILED):
+    if status.phase.ended:
         return "ended"
     if status.phase is Phase.SUSPENDED:
         return "suspended"

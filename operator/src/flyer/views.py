@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 __all__ = [
+    "FINISHED_STATES",
     "AttemptView",
     "CheckpointView",
     "EventView",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Json = dict[str, Any]
+FINISHED_STATES = ("Succeeded", "Failed")
 View = TypeVar("View")
 
 
@@ -136,7 +138,7 @@ class JobView:
     @property
     def finished(self) -> bool:
         """Whether the job has ended for good."""
-        return self.state in ("Succeeded", "Failed")
+        return self.state in FINISHED_STATES
 
 
 @dataclass(frozen=True, slots=True)

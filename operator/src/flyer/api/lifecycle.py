@@ -41,7 +41,7 @@ MOVES: dict[Phase, tuple[Phase, ...]] = {
 FIRST_PHASES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING)
 HAVE_NODES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 WAIT = (Phase.QUEUED, Phase.SUSPENDED)
-FINAL = (Phase.SUCCEEDED, Phase.FAILED)
+FINAL = tuple(phase for phase in Phase if phase.ended)
 
 
 def _cel(phases: tuple[Phase, ...]) -> str:

@@ -18,6 +18,14 @@ class Phase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended permanently."""
+        return self in ENDED
+
+
+ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+
 
 class SuspendCode(IntEnum):
     """How far a suspension is; it only grows within an attempt."""
@@ -28,4 +36,4 @@ class SuspendCode(IntEnum):
     MAY_SUSPEND = 3  # the job has saved and gives its nodes back
 
 
-__all__ = ["Phase", "SuspendCode"]
+__all__ = ["ENDED", "Phase", "SuspendCode"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flyer.api.lifecycle import FINAL, FIRST_PHASES, HAVE_NODES, MOVES, WAIT
+from flyer.api.lifecycle import FIRST_PHASES, HAVE_NODES, MOVES, WAIT
 
 if TYPE_CHECKING:
     from flyer.api.status import FlyerJobStatus
@@ -18,7 +18,7 @@ def illegal(before: FlyerJobStatus, after: FlyerJobStatus) -> str:
     if new not in (old, old + 1):
         return f"status.history.attempt: {new} does not follow {old}"
     new_attempt = new > old
-    if new_attempt and (before.phase in FINAL or after.phase not in FIRST_PHASES):
+    if new_attempt and (before.phase.ended or after.phase not in FIRST_PHASES):
         return f"status.phase: attempt {new} cannot start in {after.phase} after {before.phase}"
     if not new_attempt and after.phase not in (before.phase, *MOVES[before.phase]):
         return f"status.phase: {before.phase} cannot become {after.phase}"

@@ -16,6 +16,7 @@ from flyer.client.watch_item import WatchItem
 from flyer.errors import FlyerError
 from flyer.local.state_directory import StatePaths, driver_alive, find_state
 from flyer.views import (
+    FINISHED_STATES,
     EventView,
     JobView,
     NodeView,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["Client", "connect", "reader"]
 
 DEFAULT_NAMESPACE = "default"
-FINISHED_STATES = ("Succeeded", "Failed")
 LOG_POLL_SECONDS = 0.1
 START_WAIT_SECONDS = 15.0
 START_POLL_SECONDS = 0.05

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from flyer.api import FlyerJobStatus, Phase
+from flyer.api.phases import ENDED
 from flyer.api.waiting import PENDING_EVALUATION, PENDING_REASONS, PODS_REFUSED
 from flyer.engine.state.jobs import HOLDING
 from flyer.engine.state.removal_budget import removal_budgets
@@ -29,9 +30,8 @@ _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 _CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SERVER_FAILS: Final = 500
-_ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 # Finished jobs are forgotten, so a gauge of them would always be 0; counters have them.
-_GAUGE_PHASES: Final = tuple(phase for phase in Phase if phase not in _ENDED)
+_GAUGE_PHASES: Final = tuple(phase for phase in Phase if not phase.ended)
 
 
 class Metrics:
@@ -163,7 +163,7 @@ class Metrics:
         for reason in PENDING_REASONS:
             self.waiting_jobs.labels(reason).set(0)
             self.waiting_nodes.labels(reason).set(0)
-        for phase in _ENDED:
+        for phase in ENDED:
             self.jobs_ended.labels(phase.value)
 
     def called(self, verb: str, resource: str, code: int, seconds: float) -> None:
@@ -197,7 +197,7 @@ class Metrics:
             reason = after.eviction.reason
             self.evictions.labels(reason).inc()
             self.lost_node_seconds.labels(reason).inc(_lost_node_seconds(before, after))
-        if after.phase in _ENDED and before.phase not in _ENDED:
+        if after.phase.ended and not before.phase.ended:
             self.jobs_ended.labels(after.phase.value).inc()
         if before.phase in HOLDING and after.phase not in HOLDING:
             self.gang_node_seconds.inc(_had(before))

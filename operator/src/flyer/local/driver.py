@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer import engine
-from flyer.api import FlyerJob, Phase
 from flyer.attempt_history import History
 from flyer.engine import (
     Commit,
@@ -50,6 +49,7 @@ from flyer.views import EventView, FailureView, JobView, NodeView, ProgressView,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flyer.api import FlyerJob
     from flyer.engine import Action, EngineState
     from flyer.job.failure import Failure
     from flyer.local.cluster import LocalCluster
@@ -172,9 +172,7 @@ class Driver:
     def finished(self) -> bool:
         """Whether every job has ended and every node is empty."""
         return not self._attempts.living() and all(
-            job.status is not None
-            and job.status.phase in (Phase.SUCCEEDED, Phase.FAILED)
-            and not job.status.occupied
+            job.status is not None and job.status.phase.ended and not job.status.occupied
             for job in self.jobs.values()
         )
 
@@ -354,9 +352,7 @@ class Driver:
         holders = {
             node.name: job
             for job in self.jobs.values()
-            if job.status
-            and job.status.assignment
-            and job.status.phase not in (Phase.SUCCEEDED, Phase.FAILED)
+            if job.status and job.status.assignment and not job.status.phase.ended
             for node in job.status.assignment.nodes
         }
         views = []

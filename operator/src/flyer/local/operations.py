@@ -33,7 +33,6 @@ __all__ = ["Operations"]
 TEXT_CHARACTERS_MAX: Final = 500
 EMPTY_SECONDS_MAX: Final = 15.0
 EMPTY_POLL_SECONDS: Final = 0.02
-ENDED: Final = (Phase.SUCCEEDED, Phase.FAILED)
 
 
 class Operations:
@@ -158,7 +157,7 @@ class Operations:
     def _leaves(self, key: str) -> bool:
         job = self._driver.jobs.get(key)
         status = job.status if job else None
-        return status is not None and status.phase in ENDED and bool(status.occupied)
+        return status is not None and status.phase.ended and bool(status.occupied)
 
     def _suspend(self, arguments: dict[str, Any]) -> Any:
         job = self._unfinished(arguments, "suspend")
@@ -242,7 +241,7 @@ class Operations:
 
     def _unfinished(self, arguments: dict[str, Any], verb: str) -> FlyerJob:
         job = self._find_job(arguments)
-        if job.status and job.status.phase in ENDED:
+        if job.status and job.status.phase.ended:
             raise FlyerError.usage(
                 f"cannot {verb} `{job.key}`: it has {job.status.phase}",
                 "`flyer run` with its manifest starts it again as a new job",

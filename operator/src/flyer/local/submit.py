@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "read_manifest", "submit"]
 
-ENDED = (Phase.SUCCEEDED, Phase.FAILED)
-
 
 def read_manifest(text: str, source: str) -> list[FlyerJob]:
     """The jobs of a manifest, or the user's error."""
@@ -88,7 +86,7 @@ def _user() -> str:
 def _joins(driver: Driver, job: FlyerJob) -> bool:
     """Whether this job already exists. Raises FlyerError for a different job of its name."""
     previous = driver.jobs.get(job.key)
-    if previous is None or (previous.status and previous.status.phase in ENDED):
+    if previous is None or (previous.status and previous.status.phase.ended):
         return False
     differing = [
         _alias(name)

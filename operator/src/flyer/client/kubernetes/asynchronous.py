@@ -28,6 +28,7 @@ from flyer.errors import FlyerError
 from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.apiserver.resources import EVENTS, FLYERJOBS
 from flyer.presenter import queue_views, quota_views
+from flyer.views import FINISHED_STATES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncKubeClient"]
 
-FINISHED_STATES = ("Succeeded", "Failed")
 # A change shows in the status when the operator has handled it: wait for that.
 HANDLED_SECONDS_MAX = 3.0
 HANDLED_POLL_SECONDS = 0.05
@@ -290,7 +290,7 @@ class AsyncKubeClient:
         """Patch the object, and wait a short time for the operator to handle it."""
         before = await self._job(name)
         status = before.status or FlyerJobStatus()
-        if status.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        if status.phase.ended:
             raise FlyerError.usage(
                 f"cannot {verb} `{before.key}`: it has {status.phase}",
                 f"delete it and create it again: `kubectl delete flyerjob {before.metadata.name}`",

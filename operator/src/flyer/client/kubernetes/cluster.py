@@ -19,7 +19,6 @@ from flyer.api import (
     FlyerQuota,
     FlyerTopology,
     NodeHealth,
-    Phase,
     parse_timestamp,
 )
 from flyer.client.kubernetes.views import job_of
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_LEADER", "Objects", "explain_job", "leaderless", "observe"]
 
-_ENDED = (Phase.SUCCEEDED, Phase.FAILED)
 NO_LEADER = "NoLeader"
 LEASE_NAME = "flyer-operator"
 OPERATOR_NAMESPACE = "fireflyer-system"
@@ -81,7 +79,7 @@ class Objects:
 
 def _forgotten(job: FlyerJob) -> bool:
     status = job.status or FlyerJobStatus()
-    return status.phase in _ENDED and not status.occupied
+    return status.phase.ended and not status.occupied
 
 
 async def observe(api: Api) -> Objects:
@@ -165,7 +163,7 @@ async def leaderless(api: Api, job: FlyerJob, now: float) -> str:
     """
     status, spec_at = job.status or FlyerJobStatus(), job.metadata.creation_timestamp
     handled = status.epoch > 0 and status.observed_generation == job.metadata.generation
-    if status.phase in _ENDED and handled:
+    if status.phase.ended and handled:
         return ""
     try:
         lease = await api.get(LEASES, LEASE_NAME, OPERATOR_NAMESPACE)

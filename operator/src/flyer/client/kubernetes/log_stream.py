@@ -12,7 +12,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flyer.api import FlyerJobStatus, Phase
+from flyer.api import FlyerJobStatus
 from flyer.client.kubernetes.log_lines import PodLog
 from flyer.client.kubernetes.views import job_of
 from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
@@ -38,7 +38,6 @@ RETRY_SECONDS = 0.5
 # A rank that is silent for longer has its connection opened anew.
 SILENCE_SECONDS = 600.0
 _LINES_MAX = 10_000
-_ENDED = (Phase.SUCCEEDED, Phase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class _Reader:
             job = job_of(await self._api.get(FLYERJOBS, self._name, self._namespace))
         except NotFoundError:
             return True
-        return job is not None and (job.status or FlyerJobStatus()).phase in _ENDED
+        return job is not None and (job.status or FlyerJobStatus()).phase.ended
 
     async def _pods_patiently(self) -> list[_Pod]:
         try:

@@ -49,7 +49,7 @@ def _attempts(status: FlyerJobStatus) -> list[AttemptView]:
     ]  # fmt: skip
     assignment = status.assignment
     if assignment is not None:
-        ended = status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+        ended = status.phase.ended
         closed = status.condition("Complete" if status.phase is Phase.SUCCEEDED else "Failed")
         views.append(
             AttemptView(
@@ -81,7 +81,7 @@ def node_views(nodes: Iterable[Node], jobs: Iterable[FlyerJob]) -> list[NodeView
         status = job.status or FlyerJobStatus()
         for occupied_node in status.occupied:
             holders.setdefault(occupied_node.name, (job, occupied_node.attempt, None))
-        if status.assignment is not None and status.phase not in (Phase.SUCCEEDED, Phase.FAILED):
+        if status.assignment is not None and not status.phase.ended:
             for item in status.assignment.nodes:
                 holders[item.name] = (job, status.history.attempt, item.first_rank)
     return [_node_view(node, holders.get(node.name)) for node in nodes]

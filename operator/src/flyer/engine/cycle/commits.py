@@ -113,7 +113,7 @@ def with_conditions(job: JobState, now: float, limits: Limits = DEFAULT_LIMITS) 
 
 
 def _summary(status: FlyerJobStatus) -> tuple[str, str]:
-    if status.phase in (Phase.SUCCEEDED, Phase.FAILED):
+    if status.phase.ended:
         return status.reason, status.message
     if status.phase is Phase.SUSPENDING and status.suspension is not None:
         return status.suspension.reason, status.suspension.message

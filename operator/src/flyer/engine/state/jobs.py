@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flyer.api import FlyerJobSpec, FlyerJobStatus, Phase
+from flyer.api.phases import ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 HOLDING = frozenset(
     {Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING}
 )
-ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 # Phases in which no other job can reserve the nodes. In Suspending the job is leaving them, and
 # another job may have reserved them.
 RESERVING = frozenset({Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING})
@@ -97,4 +97,4 @@ class JobState:
         return self.status.phase in ENDED
 
 
-__all__ = ["ACTIVE", "ENDED", "HOLDING", "RESERVING", "WAITING", "JobState", "Seen", "Sent"]
+__all__ = ["ACTIVE", "HOLDING", "RESERVING", "WAITING", "JobState", "Seen", "Sent"]

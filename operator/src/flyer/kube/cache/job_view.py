@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import FlyerJob, Phase, PodTemplate, names
+from flyer.api import FlyerJob, PodTemplate, names
 from flyer.api.base import Model
 from flyer.api.metadata import ObjectMeta
 
@@ -20,7 +20,6 @@ __all__ = ["RELEASE_FINALIZER", "JobView", "mark_of", "shape_job"]
 
 RELEASE_FINALIZER: Final = "fireflyer.dev/release"
 
-_OVER: Final = (Phase.SUCCEEDED, Phase.FAILED)
 _POD_FIELDS: Final = (
     "template", "nodeClass", "zone", "ranksPerNode", "collectives", "preemption", "checkpoint",
 )  # fmt: skip
@@ -48,7 +47,7 @@ class JobView:
     def forgettable(self) -> bool:
         """Whether the job has ended and occupies nothing."""
         status = self.job.status if self.job else None
-        return status is not None and status.phase in _OVER and not status.occupied
+        return status is not None and status.phase.ended and not status.occupied
 
     def asks_otherwise(self, before: JobView) -> bool:
         """Whether a field that the engine reads has changed, apart from the status."""
