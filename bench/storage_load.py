@@ -109,7 +109,7 @@ class Workers:
             process.stdin.flush()
 
     def results(self) -> list[dict[str, Any]]:
-        """What each reports at its end."""
+        """The final report of each process."""
         reports = []
         for process in self.processes:
             assert process.stdout is not None
@@ -390,7 +390,7 @@ def described(phase: Phase) -> str:
 
 
 def ratios_of(phases: list[Phase], writers: list[int]) -> dict[str, float]:
-    """What the most writers reach of what the fewest reach, in the mean of its two phases."""
+    """Rate with the most writers divided by the rate with the fewest, each a mean of two phases."""
     of = {
         count: [it.bytes_per_second for it in phases if it.name == f"{count} writers"]
         for count in writers

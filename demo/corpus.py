@@ -23,7 +23,7 @@ BATCH_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What was written, and whether it came back the same."""
+    """Result of an upload, and whether the data read back is identical."""
 
     files: int
     bytes: int

@@ -63,7 +63,7 @@ class Display:
         self.console.print(f"[dim]{elapsed:6.1f} s[/]  [bold]{text}[/]", highlight=False)
 
     def shown(self, fraction: float) -> None:
-        """How far the act in progress is, 0 to 1."""
+        """Shows the progress of the current step, 0 to 1."""
         self._fraction = fraction
 
     def _refresh(self) -> None:

@@ -50,7 +50,7 @@ def summarise(scenario: Scenario, memory_peak_bytes: int, wall_s: float) -> Summ
 
 
 def steps_lost(by_attempt: dict[int, list[tuple[int, float]]]) -> dict[int, int]:
-    """For each attempt that another one followed: how many of its steps had to be done again."""
+    """Number of steps that had to be repeated, for each attempt with a successor."""
     attempts = sorted(number for number, steps in by_attempt.items() if steps)
     return {
         before: by_attempt[before][-1][0] - (by_attempt[after][0][0] - 1)

@@ -47,7 +47,7 @@ KIND_FILES = (
     "etc/sysctl.d", "etc/systemd/system/kubelet.service", "etc/systemd/system/kubelet.service.d",
     "etc/systemd/system/kubelet.slice", "etc/systemd/system/undo-mount-hacks.service",
 )  # fmt: skip
-"""Of images/base/files in kind's module."""
+"""Files below images/base/files in kind's module."""
 ENABLED = ("containerd", "kubelet", "import-images", "undo-mount-hacks")
 
 

@@ -21,7 +21,7 @@ from images.oci import Config, Layer, write_archive
 __all__ = ["STAND_INS", "StandIn", "stand_in"]
 
 FORMAT = 2
-"""Of the archives: those of another one are made anew."""
+"""Version of the archives; archives of other versions are rebuilt."""
 PATH = "/usr/local/cargo/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 # The official image has its own interpreter below /usr/local, which pip may write to.

@@ -36,8 +36,8 @@ class State:
 
     folder: Path
     light: bool = False
-    kind: bool = False  # made by kind: its processes are not ours
-    engine: str = ""  # that kind uses: docker or podman
+    kind: bool = False  # created by kind, which runs its processes
+    engine: str = ""  # container engine of kind: docker or podman
     ports: dict[str, int] = field(default_factory=dict)
     octet: int = 0  # the cluster's addresses are 10.octet.0.0/16
     nodes: list[str] = field(default_factory=list)

@@ -63,7 +63,7 @@ class Block:
 
     @property
     def where(self) -> str:
-        """For people: page and line."""
+        """Page and line, for messages."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 

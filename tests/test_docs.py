@@ -281,7 +281,7 @@ def test_verbs_of_flyer_exist(block: Block) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_job_of_the_tutorial_runs_on_one_machine(folder: Path, tmp_path: Path) -> None:
-    """The same script and manifest under `flyer run`, faster and without the pod's volume."""
+    """Runs the script and manifest with `flyer run`, faster and without the pod's volume."""
     [manifest_block] = [block for block in blocks("manifest") if "name: count" in block.text]
     [script] = [block for block in blocks("file") if block.detail == "count.py"]
     count = tmp_path / "count.py"

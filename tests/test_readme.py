@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READY_SECONDS = 60
 RUN_SECONDS = 300
 STEPS = 40
-"""Of the example's 120, which the demo trains."""
+"""Number of steps here; the demo trains all 120 of the example."""
 
 
 @pytest.fixture

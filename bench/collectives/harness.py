@@ -89,7 +89,7 @@ class Contender:
     group: RankGroup
     counts: dict[Case, int] = field(default_factory=dict)
     seconds: dict[Case, list[float]] = field(default_factory=dict)
-    """Of one call, round by round."""
+    """Seconds of one call, for each round."""
 
     def warm(self, case: Case) -> None:
         """Runs one checked call, then some that determine the number of calls in a round."""

@@ -29,7 +29,7 @@ __all__ = ["PARTS", "Measured", "calls", "many", "pair", "say", "step", "tcp"]
 MIB = 1 << 20
 LARGE, MIDDLE, SMALL = 64 * MIB, 8 * MIB, 4096
 TRIAD_BYTES = 64 * MIB
-"""Of each array: three of them are larger than a last-level cache."""
+"""Size of each array: three of them exceed a last-level cache."""
 CORES = 2
 """Threads of the triad, as many as the goals are for."""
 
@@ -211,7 +211,7 @@ def latency(measured: Measured, case: Case, most_us: float, than_open_mpi: float
 
 
 def added_by_torch(measured: Measured, case: Case, goal_us: float | None) -> Row:
-    """What torch and the backend add to the native call."""
+    """Time that torch and the backend add to the native call."""
     native, torch = measured.of("native", case), measured.of("torch", case)
     if native is None or torch is None:
         raise BenchError(f"{case.order}: not measured")

@@ -270,7 +270,7 @@ def _settled(nodes: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> dict[st
 
 
 def _pods(job: dict[str, Any], history: History) -> list[tuple[str, dict[str, Any]]]:
-    """Of all attempts; those of the last one live if the job does."""
+    """Pods of all attempts; pods of the latest one run if the job runs."""
     runs = job["status"]["phase"] == "Running"
     attempts = range(history.attempts if runs else 1)
     result = []

@@ -150,7 +150,7 @@ def _most(sums: dict[tuple[str, ...], _Sum]) -> list[tuple[tuple[str, ...], _Sum
 
 
 class Costs:
-    """Of one testbed."""
+    """Resource usage of one testbed."""
 
     def __init__(self, testbed: _Testbed, profiles: Path | None = None) -> None:
         self._testbed = testbed

@@ -59,7 +59,7 @@ class Figure:
         return value >= self.bound if self.more else value <= self.bound
 
     def to_object(self) -> dict[str, Any]:
-        """For the JSON file."""
+        """The figure as JSON."""
         return {
             "unit": self.unit,
             "ours": self.ours,

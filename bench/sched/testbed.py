@@ -225,7 +225,7 @@ class Testbed:
 
     @property
     def operator_kubeconfig(self) -> Path:
-        """Of the operator's service account."""
+        """Kubeconfig of the operator's service account."""
         return self.folder / "operator.kubeconfig"
 
     async def _open(self) -> None:

@@ -1,12 +1,12 @@
-"""Series with which each alert fires, and with which it does not."""
+"""Series for which each alert fires, and series for which it does not."""
 
-# For each alert: series that make it fire after some time, and the same once all is well.
+# For each alert: series that make it fire after some time, and series in the normal state.
 # Promtool's notation: "0+1x60" starts at 0 and grows by 1 at each of 60 steps of one minute.
 Series = dict[str, str]
 
 
 def removals(budget_spent: int, budget_held: int, defective: int) -> Series:
-    """A class with a budget of two, as the leader counts it; another replica saw worse before."""
+    """A class with a budget of two, from the leader; a former leader exports higher values."""
     counts = {"budget": 2, "spent": budget_spent, "held": budget_held, "defective": defective}
     series = {
         f'flyer_node_removals{{node_class="a100",pod="a",state="{state}"}}': f"{number}x180"
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             'flyer_nodes{state="ready",pod="a"}': "4x180",
             'flyer_gang_nodes{pod="a"}': "2x180",
         },
-        # What an earlier leader saw last does not count.
+        # The last values of a former leader are ignored.
         {
             'flyer_leader{pod="a"}': "1x180",
             'flyer_leader{pod="b"}': "0x180",

@@ -278,7 +278,7 @@ def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> No
 
 def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> None:
     def settings(rendered: Rendered) -> set[tuple[str, str, str]]:
-        """Of each container of a service its kind and both settings."""
+        """Kind and both TLS settings of each service container."""
         tls_settings = set()
         for workload in rendered.of("StatefulSet"):
             for container in workload["spec"]["template"]["spec"]["containers"]:

@@ -165,7 +165,7 @@ def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None
 
 
 def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) -> None:
-    """What the operator filled in stays, and every kind is served all the while."""
+    """Values set by the operator are kept, and every kind is served during the upgrade."""
     cluster = installation.cluster
     bundle = base64.b64encode(b"made by the operator").decode()
     cluster.kubectl(
@@ -258,7 +258,7 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
 def test_users_do_not_share_the_servers_seats_with_the_controllers(
     installation: Installation, user: str, path: str, schema: str
 ) -> None:
-    """Also of requests that are refused afterwards: what counts is who asks for what."""
+    """Rejected requests count too: the schema depends on user and resource only."""
     cluster, namespace = installation.cluster, installation.namespace
     schemas = {
         item["metadata"]["uid"]: item["metadata"]["name"] for item in cluster.get("flowschema")
@@ -308,7 +308,7 @@ def slow_body(cluster: Cluster, token: str, path: str) -> socket.socket:
 def test_bodies_that_do_not_come_keep_no_reader_and_no_node_waiting(
     installation: Installation,
 ) -> None:
-    """They occupy every seat for changes, and nothing else."""
+    """Stalled bodies occupy every seat for writes, and no other seats."""
     cluster, namespace = installation.cluster, installation.namespace
     jobs = f"/apis/fireflyer.dev/v1alpha1/namespaces/{namespace}/flyerjobs"
     cluster.kubectl(

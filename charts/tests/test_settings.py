@@ -23,7 +23,7 @@ def container(render: Render, owner: str, name: str) -> Object:
 
 
 def variables(container: Object) -> dict[str, str]:
-    # What is filled in from the pod is a text too.
+    # Values from the downward API are strings, too.
     return {each["name"]: each.get("value", "x") for each in container["env"]}
 
 
@@ -36,7 +36,7 @@ def test_the_operator_reads_its_settings(render: Render, monkeypatch: pytest.Mon
     settings = parse_settings([])
     assert settings.gateway_port == 7443
     assert settings.injection is True
-    # The same where nothing is set, and for a candidate that is made without settings.
+    # The defaults agree, also those of an Election that is created without settings.
     usual, candidate = parse_settings([], {}), LeaseSettings(namespace="")
     times = (settings.lease_seconds, settings.renew, settings.retry)
     assert times == (15, 10.0, 2.0)

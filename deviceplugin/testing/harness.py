@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["PluginHarness", "inventory_of", "plugin_harness"]
 
 LINKS = 12
-"""Of a pair of A100s."""
+"""Number of NVLink links of a pair of A100s."""
 ENDING_SECONDS = 20.0
 
 
@@ -47,7 +47,7 @@ def inventory_of(node: FakeNode, folder: Path) -> Inventory:
 
 @dataclass
 class PluginHarness:
-    """What runs, and what it was started with."""
+    """The running agent and its settings."""
 
     kubelet: FakeKubelet
     device_lists: DeviceLists

@@ -42,7 +42,7 @@ EVENT_TYPES = {
 
 @dataclass
 class StubDriver:
-    """What the stand-in driver says; every change is written at once, in one step."""
+    """State that the fake driver reports; every change is written atomically."""
 
     control: Path
     node: FakeNode

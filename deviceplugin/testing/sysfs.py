@@ -64,7 +64,7 @@ class FakeNode:
     """Files to write last, by path: how a test makes sysfs lie."""
 
     def with_layer(self, layer: str) -> FakeNode:
-        """The same machine on another kind of network."""
+        """The same node with another link layer."""
         return replace(self, hcas=tuple(replace(hca, layer=layer) for hca in self.hcas))
 
 

@@ -17,7 +17,7 @@ LAST = "the last line"
 
 
 async def lines_of(folder: Path, content: str) -> list[str]:
-    """What a reader of a log with this content gets, without the last line."""
+    """Lines that a reader of a log with this content returns, without the last one."""
     fifo = folder / "kmsg"
     os.mkfifo(fifo)
     lines: list[str] = []

@@ -128,7 +128,7 @@ class Release:
         self.helm("uninstall", RELEASE, "--ignore-not-found", "--wait", "--timeout=180s")
 
     def helm(self, *arguments: str, stdin: str = "", deadline_s: float = INSTALL_SECONDS) -> str:
-        """What Helm prints; an AssertionError with what it complained of, and the pods' state."""
+        """Output of Helm; raises AssertionError with its error and the state of the pods."""
         result = subprocess.run(
             [helm.find(), f"--namespace={NAMESPACE}", *arguments],
             env={**os.environ, "KUBECONFIG": self.cluster.kubeconfig},

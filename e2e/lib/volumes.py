@@ -88,7 +88,7 @@ def _mounted(pod: dict[str, Any], source: dict[str, Any]) -> dict[str, Any]:
 
 
 def directories(cluster: Cluster, path: str = "/volumes") -> str:
-    """What 3FS has there; asked by the controller, as nodes have tickets for single volumes."""
+    """Directory listing of 3FS, run in the controller: nodes have tickets only for volumes."""
     return cluster.kubectl(
         "exec", f"--namespace={NAMESPACE}", "deployment/threefs-csi-controller", "--",
         "threefs", "ls", "--cluster=/etc/threefs/clusters/default", path,

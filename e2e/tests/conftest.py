@@ -37,7 +37,7 @@ def machines(cluster: Cluster) -> dict[str, FakeHardware]:
 
 @pytest.fixture
 def node_processes(cluster: Cluster) -> None:
-    """For tests that stop a program of a node: kind's nodes run their own."""
+    """Skips tests that stop a process of a node: nodes of kind have other processes."""
     if cluster.state.kind:
         pytest.skip("kind runs the nodes' programs: set FLYER_E2E_ENGINE=processes")
 

@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def number(rank: int, step: int) -> bytes:
-    """What a rank brings to a step."""
+    """Input of a rank to a step."""
     return hashlib.sha256(f"{rank} {step}".encode()).digest()
 
 
@@ -88,7 +88,7 @@ def state_after(steps: int) -> str:
 
 
 def decide(job: Any, folder: Path, step: int) -> bytes:
-    """What all ranks do next."""
+    """Next action of all ranks."""
     if job.suspend_requested():
         return STOP
     try:

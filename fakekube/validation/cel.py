@@ -101,7 +101,7 @@ class Values:
 
     @property
     def activation(self) -> cel.Activation:
-        """The same in the runtime's form, converted once."""
+        """The values in the form of the CEL runtime, converted once."""
         if self._activation is None:
             self._activation = _environment().Activation(self.variables)
         return self._activation

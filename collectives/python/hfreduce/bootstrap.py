@@ -211,7 +211,7 @@ class _StoreMeeting:
 
     @property
     def host(self) -> str | None:
-        """Where torch's store is."""
+        """Address of torch's store."""
         store: object = self._store
         while (under := getattr(store, "underlying_store", None)) is not None:
             store = under
@@ -235,7 +235,7 @@ class _StoreMeeting:
 def _own_place(
     membership: Membership, settings: Settings, topology: Topology | None
 ) -> tuple[Place, tuple[str, str] | None]:
-    """Where we run, and the bridge of the group if it has both of its ends."""
+    """Place of this rank, and the cross-zone pair if both of its nodes are in the group."""
     if topology is None:
         return _native.Place(settings.node, settings.zone), None
     places = topology.places(membership.global_ranks, membership.world_size)

@@ -52,7 +52,7 @@ def _close_dropped(connected: _native.Communicator, completer: Completer) -> Non
 
 
 class Options(Protocol):
-    """What all option structures of torch have in common."""
+    """Fields that all of torch's option structures have."""
 
     timeout: timedelta
     asyncOp: bool  # noqa: N815  (torch's name)
@@ -99,7 +99,7 @@ class Group(Base):
 
     @property
     def options(self) -> Backend.Options:
-        """What torch wants to know of any backend."""
+        """Properties that torch queries of every backend."""
         return Backend.Options(NAME, self._timeout)
 
     # torch's own answers to these ask the Python class, which asks torch, without end.

@@ -54,7 +54,7 @@ class Rendezvous:
 
     @property
     def port(self) -> int:
-        """Where rank 0 listens."""
+        """Address at which rank 0 listens."""
         return self._native.port
 
     def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:

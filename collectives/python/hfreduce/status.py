@@ -25,7 +25,7 @@ HERE = "its recorder"
 
 @dataclass(slots=True)
 class Rank:
-    """What is known of one rank."""
+    """State of one rank, as known from flight records."""
 
     rank: int
     node: str
@@ -71,7 +71,7 @@ class Group:
     ranks: list[Rank] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The group as JSON."""
         return asdict(self)
 
 
@@ -353,7 +353,7 @@ HEAD = ("RANK", "NODE", "HOST", "PID", "LIFE", "OPERATION", "PHASE", "SINCE", "W
 
 
 def table(group: Group) -> str:
-    """For people."""
+    """The groups as a table."""
     rows = [HEAD, *(_row(rank) for rank in group.ranks)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(HEAD))]
     lines = [

@@ -126,7 +126,7 @@ def operation_code(op: ReduceOp) -> int:
 
 
 def premultiplied(tensor: torch.Tensor, op: ReduceOp, operation: str) -> torch.Tensor:
-    """For PREMUL_SUM: a copy, each element times this rank's factor; SUM is then the reduction."""
+    """Copy for PREMUL_SUM, multiplied by this rank's factor; it is then reduced with SUM."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         raise TypeError(f"{operation}: PREMUL_SUM needs a floating-point type, not {tensor.dtype}")
     # torch exposes the factor only to pickle.

@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.nodes) * self.ranks_per_node
 
     def document(self) -> dict[str, object]:
@@ -238,7 +238,7 @@ def _call(task: _Task) -> object:
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """What each rank returned; an AssertionError names a rank that did not."""
+    """Return values of all ranks; raises AssertionError that names a rank without one."""
     for outcome in outcomes:
         if outcome.failure is not None:
             raise AssertionError(f"rank {outcome.rank}: {outcome.failure}")

@@ -50,7 +50,7 @@ class Options:
     """Options of one group: `new_group(pg_options=Options(...))`."""
 
     priority: Literal["low", "normal", "high"] = "normal"
-    """Whose chunks go first, of the groups of a process; the same on all ranks."""
+    """Priority of this group's chunks among the groups of a process; must be equal on all ranks."""
 
     def __post_init__(self) -> None:
         """Refuse unknown levels."""
@@ -99,7 +99,7 @@ def plan(group: dist.ProcessGroup | None = None) -> dict[str, object]:
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, int | float | str]:
-    """What the group has moved so far, on this rank."""
+    """Counters of the group on this rank."""
     return communicator(group).stats()
 
 

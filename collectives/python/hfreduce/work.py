@@ -31,7 +31,7 @@ _UNKNOWN: Final = 100
 """c10d's number for operations that a backend does not name, as those in Python cannot."""
 
 _LOCK = threading.RLock()
-"""Of the futures of all works: it is held for no longer than making a future takes."""
+"""Lock for creating futures of all works; held only while a future is created."""
 
 
 class CollectiveWork(Work):
@@ -171,7 +171,7 @@ class Closing:
             raise self.error
 
     def run(self, *, failed: bool) -> None:
-        """The same on the completer's thread, which ends the profiler's event, too."""
+        """As `complete`, on the completer's thread; also ends the profiler's event."""
         if failed:
             with self._lock:
                 self._finish, self._is_done = None, True

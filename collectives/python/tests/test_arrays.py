@@ -30,7 +30,7 @@ class Exported:
 
 
 def reduce_everything(rank, size):
-    """One of each kind, in place."""
+    """Reduces one array of each kind in place."""
     group = hfreduce.torch.communicator()
     expected = [sum(range(1, size + 1))] * 5
     for dtype in (np.float32, np.float64, np.float16, np.int16, np.uint64, np.int8):

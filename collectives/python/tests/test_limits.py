@@ -138,7 +138,7 @@ def many_groups(rank, size):
 
 
 def dropped_groups(rank, size):
-    """The same for groups that are dropped without a shutdown."""
+    """Groups that are dropped without a shutdown release their descriptors, too."""
     store = dist.distributed_c10d._get_default_store()
     limit = [count + more for count, more in zip(resources(), (2, 1, 0), strict=True)]
     for number in range(5):

@@ -1,4 +1,4 @@
-"""hfreduce-perf: its oracle compared with other arithmetic, and the program as users run it."""
+"""hfreduce-perf: the oracle, compared with independent arithmetic, and the command line."""
 
 import json
 import os

@@ -86,7 +86,7 @@ def integers(rank, size):
 
 
 def compared_with_gloo(rank, size):
-    """The same calls through Gloo, for the types that it supports."""
+    """Runs the same calls with Gloo, for the types that it supports."""
     gloo = dist.new_group(backend="gloo")
     generator = torch.Generator().manual_seed(rank)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_SOURCE_MAX", "HEALTH_PATH", "MetricsServer"]
 
 HEALTH_PATH = "/healthz"
-"""Of the kubelet's probe: it asks nothing of the collectors."""
+"""Path of the kubelet's probe; it does not run the collectors."""
 
 CONNECTIONS_MAX = 32
 CONNECTIONS_PER_SOURCE_MAX = 4

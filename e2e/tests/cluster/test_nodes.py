@@ -66,7 +66,7 @@ def test_the_scheduler_places_a_pod_on_the_shared_node(cluster: Cluster, namespa
 
 
 def test_a_mount_made_in_one_pod_appears_in_another(cluster: Cluster, namespace: str) -> None:
-    """What a CSI driver does: the node's mounts propagate out of its pod and into others."""
+    """Mounts propagate from a pod to the node and to other pods, as CSI drivers require."""
     volume = {
         "name": "v",
         "hostPath": {"path": f"/var/lib/{namespace}", "type": "DirectoryOrCreate"},

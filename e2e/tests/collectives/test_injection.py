@@ -71,7 +71,7 @@ def inits(created: dict[str, Any]) -> list[str]:
 
 
 def configuration() -> dict[str, Any]:
-    """What the chart registers, as JSON."""
+    """The webhook configuration of the chart, as JSON."""
     template = (helm.find(), "template", "fire-flyer", str(CHART), f"--namespace={NAMESPACE}")
     result = subprocess.run(
         [

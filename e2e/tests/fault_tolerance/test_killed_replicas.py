@@ -83,7 +83,7 @@ def gang(name: str, runs: Path) -> dict[str, Any]:
 
 @dataclass
 class Life:
-    """What a test sees of it."""
+    """State of the jobs, as the test observes it."""
 
     api: Api
     namespace: str

@@ -47,7 +47,7 @@ class Volume:
     namespace: str
 
     def sh(self, command: str) -> str:
-        """What a command in the pod prints."""
+        """Output of a command in the pod."""
         return sh(self.cluster, self.namespace, "look", command)
 
     def hold(self, name: str, step: int) -> None:

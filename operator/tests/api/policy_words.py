@@ -236,7 +236,7 @@ class Reader:
 
 
 def pattern(expression: str) -> str:
-    """What a messageExpression may yield: texts as they are, anything for what is computed."""
+    """Pattern of a messageExpression: literals as written, any text for computed parts."""
     return "".join(
         re.escape(term[1:-1]) if re.fullmatch(r"'[^']*'", term) else ".*"
         for term in _terms(expression)
@@ -244,7 +244,7 @@ def pattern(expression: str) -> str:
 
 
 def _terms(expression: str) -> Iterator[str]:
-    """What the outermost `+` join."""
+    """Operands of the outermost `+`."""
     term, depth, quoted = "", 0, False
     for character in expression:
         quoted ^= character == "'"

@@ -188,7 +188,7 @@ async def _check_other_controllers(anna: Api) -> None:
 
 
 async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
-    """What a job runs on is not changed under it; while it waits it may be."""
+    """Fields of a running job are fixed; those of a queued job may change."""
     for case in (case for case in CASES if case.policy):
         name = f"fixed-{secrets.token_hex(4)}"
         await reader.refuses(broken(anna, operator, case, name), case.name)

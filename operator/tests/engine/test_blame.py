@@ -255,7 +255,7 @@ def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
 
 
 def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
-    """For `seconds`, nodes empty at once and pods start, or do not."""
+    """Runs for `seconds`: nodes empty at once, and pods start or fail."""
     until = harness.now + seconds
     while harness.now < until:
         harness.wait(60)

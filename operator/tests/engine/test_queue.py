@@ -177,7 +177,7 @@ def _auto_jobs_alone(update: queue._Update, job: JobState) -> Entry:
 
 
 def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, ...]:
-    """What was decided, without the reasons for which jobs wait."""
+    """The decisions, without the pending reasons."""
     statuses = {
         key: job.status.replace(
             pending=None, conditions=(), reason="", message="", observed_generation=None

@@ -27,7 +27,7 @@ spec:
   replicas: {{ .replicas }}
   revisionHistoryLimit: 3
   podManagementPolicy: Parallel
-  # One after the other: a chain keeps its other replicas while one restarts.
+  # One pod at a time: a chain keeps its other replicas while one restarts.
   updateStrategy: {type: RollingUpdate}
   persistentVolumeClaimRetentionPolicy: {whenDeleted: Retain, whenScaled: Retain}
   selector:
@@ -44,7 +44,7 @@ spec:
       {{- $apart := include "fire-flyer.apart" $component | fromYaml }}
       {{- include "fire-flyer.placement" (dict "root" .root "values" .values "priorityClass" .root.Values.priorityClasses.storage "affinity" $apart) | nindent 6 }}
       {{- if .values.volume.hostPath }}
-      # The node's folder belongs to root: for tests and for disks that an administrator prepares.
+      # A hostPath belongs to root; it is meant for tests and for disks that an administrator prepares.
       securityContext:
         runAsUser: 0
         seccompProfile:
@@ -62,7 +62,7 @@ spec:
             - name: THREEFS_LISTEN
               value: 0.0.0.0:{{ .values.port }}
             {{- with .advertise }}
-            # A name that stays with the pod; its address does not.
+            # The name of a pod is stable, its address is not.
             - name: THREEFS_ADVERTISE
               value: {{ . }}
             {{- end }}
@@ -92,7 +92,7 @@ spec:
             periodSeconds: 10
             timeoutSeconds: 5
             {{- else }}
-            # Starts a program: seldom, and with patience.
+            # It starts a process, so the period and the timeout are long.
             exec: {command: [threefs-service, check, {{ .kind }}, --ready]}
             periodSeconds: 15
             timeoutSeconds: 30
@@ -101,7 +101,7 @@ spec:
             tcpSocket: {port: {{ .kind }}}
             periodSeconds: 2
             timeoutSeconds: 5
-            # Two hours: a storage service on an empty disk waits until the others do without it.
+            # Two hours: a storage service with an empty disk waits until mgmtd has replaced its targets.
             failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}300{{ end }}
           resources:
             {{- toYaml .values.resources | nindent 12 }}
@@ -110,7 +110,7 @@ spec:
             - name: data
               mountPath: /data
               {{- if .values.volume.hostPath }}
-              # Two of them on one node keep apart.
+              # Separate folders, because two services may run on one node.
               subPathExpr: $(POD_NAME)
               {{- end }}
             - {name: cluster, mountPath: /etc/threefs, readOnly: true}

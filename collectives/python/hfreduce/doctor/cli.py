@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 VERSION = 1
-"""Of the JSON."""
+"""Version of the JSON format."""
 
 STATUSES = {"ok": 0, "warning": 1, "problem": 2}
 USAGE = 64

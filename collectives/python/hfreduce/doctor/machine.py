@@ -22,15 +22,15 @@ __all__ = ["Finding", "Interface", "Layout", "Machine", "numbers"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     name: str
     status: str
     """ok, warning (it works, not as well as it could) or problem (it will fail)."""
     found: str
-    """What is the case, in a line."""
+    """The observed state, in one line."""
     remedy: str = ""
-    """What to change and how; empty where nothing has to be."""
+    """The remedy; empty if none is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Machine:
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=dict)
     instruction_set: str = ""
-    """What the kernels use here."""
+    """Instruction set that the kernels use."""
     best_instruction_set: str = ""
     without_gdrcopy: str | None = None
     """Why GDRCopy cannot be used here; None where it can."""
     reached_at: Callable[[str | None, str | None], list[str]] = lambda address, towards: []  # noqa: ARG005
-    """What HFREDUCE_ADDRESS and a host of the group choose: interface and address, best first."""
+    """Interfaces and addresses selected by HFREDUCE_ADDRESS for a host of the group, best first."""
 
     def text(self, path: str) -> str:
         """A file's text without the end of its line; empty where there is none."""

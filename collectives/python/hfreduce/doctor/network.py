@@ -93,7 +93,7 @@ def congestion(machine: Machine, _: Layout) -> list[Finding]:
 
 
 def buffers(machine: Machine, _: Layout) -> list[Finding]:
-    """How much one connection may have under way."""
+    """Maximum socket buffers of one connection."""
     findings = []
     for name in ("tcp_wmem", "tcp_rmem"):
         fields = machine.text(f"proc/sys/net/ipv4/{name}").split()

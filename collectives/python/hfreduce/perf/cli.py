@@ -146,7 +146,7 @@ def _write(
 
 
 class _Progress:
-    """What is being measured now, on a terminal: one line that is written over."""
+    """Progress line on a terminal, overwritten in place."""
 
     def __init__(self, options: Options, size: int, *, visible: bool) -> None:
         self._rows = shapes(options, size) if visible else []

@@ -32,7 +32,7 @@ class Row:
     shape: Shape
     size_bytes: int
     seconds: float
-    """Of one operation, as `--average` asks."""
+    """Time of one operation, aggregated as `--average` selects."""
     slowest_seconds: float
     fastest_seconds: float
     algorithm_bytes_per_second: float

@@ -47,7 +47,7 @@ used, nothing was measured; 3 a rank failed or ended; 130 interrupted
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is measured, and how it is reported."""
+    """Settings of a measurement and of its output."""
 
     collective: Collective
     ranks: int | None
@@ -195,7 +195,7 @@ def _kinds(parser: argparse.ArgumentParser, name: str) -> tuple[Format, ...]:
 
 
 def _collective(text: str) -> str:
-    """Also as nccl-tests and torch write it: all_reduce_perf, all_to_all, reduce-scatter."""
+    """Accepts names of nccl-tests and torch, too: all_reduce_perf, all_to_all, reduce-scatter."""
     bare = text.removesuffix("_perf").replace("_", "").replace("-", "")
     for name in COLLECTIVES:
         if bare == name.replace("_", ""):

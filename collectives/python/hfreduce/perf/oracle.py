@@ -39,7 +39,7 @@ def supports(kind: Format, op: str) -> bool:
 
 @lru_cache(maxsize=256)
 def data(kind: Format, op: str, rank: int, ranks: int) -> tuple[Fraction, ...]:
-    """One period of what a rank puts in."""
+    """One period of a rank's input."""
     return tuple(Fraction(_value(kind, op, rank, ranks, at)) for at in range(PERIOD))
 
 
@@ -59,7 +59,7 @@ def fill(buffer: memoryview, kind: Format, values: Sequence[Fraction], start: in
 
 
 def wrong(buffer: memoryview, kind: Format, values: Sequence[Fraction], start: int = 0) -> int:
-    """How many elements are not what `fill` would have written."""
+    """Number of elements that differ from the result of `fill`."""
     tile = _tile(kind, tuple(values), start % PERIOD)
     count = 0
     for at in range(0, len(buffer), len(tile)):

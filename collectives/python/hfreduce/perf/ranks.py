@@ -97,7 +97,7 @@ def run(
 def _environment(
     options: Options, ranks: int, environment: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """What a launcher would set, with a key and, for pretended machines, a topology."""
+    """Environment that a launcher would set, with a key and, for simulated nodes, a topology."""
     common = {name: value for name, value in environment.items() if name != "FLYER_TOPOLOGY"}
     key = folder / "key"
     key.write_text(secrets.token_hex(32), encoding="ascii")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Table", "document", "trace"]
 
 VERSION = 1
-"""Of the JSON: grows when a field goes or changes its meaning."""
+"""Version of the JSON format; incremented when a field is removed or changes its meaning."""
 
 _HEAD = (
     f"#{'size':>11}{'count':>13}{'type':>15}{'redop':>7}{'root':>6}"
@@ -51,7 +51,7 @@ class Table:
         self._line(_UNITS)
 
     def row(self, row: Row) -> None:
-        """One more."""
+        """Adds a row."""
         self._rows.append(row)
         shape = row.shape
         op = shape.op if shape.collective.reduces else "none"
@@ -64,7 +64,7 @@ class Table:
         )
 
     def end(self) -> None:
-        """What all rows have in common."""
+        """Summary of all rows."""
         summary = _summary(self._rows)
         checked = "not checked" if summary["wrong"] is None else f"{summary['wrong']} wrong"
         self._line(
@@ -77,7 +77,7 @@ class Table:
 
 
 def document(options: Options, machines: Sequence[int], rows: Sequence[Row]) -> dict[str, Any]:
-    """The same for machines; its fields are in docs/guides/measure-and-check.md."""
+    """The results as JSON; docs/guides/measure-and-check.md lists the fields."""
     return {
         "version": VERSION,
         "collective": options.collective.name,
@@ -127,7 +127,7 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def trace(path: Path, calls: Sequence[Call], names: Sequence[str]) -> None:
-    """Trace Event Format: a process a machine, a thread a rank, times in microseconds."""
+    """Trace Event Format: one process per node, one thread per rank, times in microseconds."""
     origin = min((call.start_seconds for call in calls), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}

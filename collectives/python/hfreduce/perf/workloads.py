@@ -37,7 +37,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What distinguishes one collective in a table of speeds."""
+    """Properties of one collective for the table."""
 
     name: str
     reduces: bool

@@ -14,7 +14,7 @@ from threefs.checkpoint import CheckpointManager, LocalFiles
 
 
 class Disk:
-    """What has reached the disk, by inode."""
+    """Durable content by inode."""
 
     def __init__(self, root):
         self._root = root

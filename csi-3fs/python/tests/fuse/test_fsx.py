@@ -29,7 +29,7 @@ PIECE_MAX = 200_000
 
 
 class Pair:
-    """The same operations on both files; every read is compared."""
+    """Performs the same operations on both files and compares every read."""
 
     def __init__(self, real: Path, model: Path, seed: int) -> None:
         self.paths = (real, model)

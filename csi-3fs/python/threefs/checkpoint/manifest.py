@@ -102,7 +102,7 @@ class Manifest:
     shards: dict[str, int]
     """Names and bytes of the shards."""
     own: list[dict[str, Any]]
-    """For each rank {tree, entries, pieces}."""
+    """{tree, entries, pieces} of each rank."""
     version: int = VERSION
 
     def encode(self) -> bytes:

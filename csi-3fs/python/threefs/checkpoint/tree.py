@@ -39,7 +39,7 @@ class Leaf:
 
 
 def state_of(state: dict[str, Any] | None, parts: dict[str, Any]) -> dict[str, Any]:
-    """One dict out of both; whatever has a `state_dict` gives that."""
+    """Merge both into one dict; objects with a `state_dict` method are replaced by its result."""
     return {
         name: part.state_dict() if hasattr(part, "state_dict") else part
         for name, part in {**(state or {}), **parts}.items()

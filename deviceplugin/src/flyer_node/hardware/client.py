@@ -50,7 +50,7 @@ class Deadlines:
     facts: float = 20.0
     """The driver initialises itself at the first one: seconds on a machine of eight GPUs."""
     alive: float = 3.0
-    """For looks and probes, counted in the worker's pulses: seconds in which it did run."""
+    """Timeout of queries and probes, in seconds in which the worker process ran."""
     status: float = 10.0
     sysfs: float = 10.0
     ports: float = 10.0

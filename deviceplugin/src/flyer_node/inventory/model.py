@@ -123,7 +123,7 @@ class Bridge:
 
 
 class LinkLayer(enum.StrEnum):
-    """What a port speaks; decides which field carries its traffic class."""
+    """Link layer of a port; determines the field that carries the traffic class."""
 
     INFINIBAND = "InfiniBand"
     ETHERNET = "Ethernet"
@@ -145,7 +145,7 @@ class Hca:
     """A host channel adapter."""
 
     name: str
-    """Of the kernel: mlx5_0."""
+    """Kernel name, for example mlx5_0."""
     address: str | None
     """PCI address; None for software devices (rxe, siw)."""
     node_guid: str = ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["nccl_topology"]
 
 VERSION = "1"
-"""Of NCCL's format (NCCL_TOPO_XML_VERSION)."""
+"""Version of NCCL's format (NCCL_TOPO_XML_VERSION)."""
 
 
 def nccl_topology(inventory: Inventory) -> str:

@@ -27,7 +27,7 @@ class DeviceLists:
 
     @property
     def view(self) -> NodeView:
-        """What the present offer was made of."""
+        """Inventory from which the current lists were created."""
         return self._view
 
     def resource(self, name: str) -> Resource:

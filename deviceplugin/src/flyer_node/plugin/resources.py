@@ -59,7 +59,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a container gets."""
+    """Devices, mounts and variables for a container."""
 
     environment: dict[str, str] = field(default_factory=dict)
     device_nodes: tuple[tuple[str, str], ...] = ()
@@ -83,7 +83,7 @@ class Resource(Protocol):
         """The best choice; raises RequestError for a question that has no answer."""
 
     def allocate(self, ids: Sequence[str]) -> Allocation:
-        """What a container with these devices gets; raises RequestError."""
+        """Allocation for a container with these devices; raises RequestError."""
 
 
 def resources_of(view: NodeView) -> dict[str, Resource]:

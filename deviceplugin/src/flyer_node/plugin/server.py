@@ -39,7 +39,7 @@ METHODS = (
     "PreStartContainer",
 )
 REQUEST_BYTES_MAX = 1 << 20
-"""Of one request; a kubelet's largest is some 100 KB (all slots of a node)."""
+"""Maximum size of a request; the largest of a kubelet is about 100 KB (all slots of a node)."""
 WIRE_BYTES_MAX = 8 << 20
 """Limit of gRPC itself, which refuses larger requests with the same code and without a count."""
 CONTAINERS_MAX = 64

@@ -39,7 +39,7 @@ class Marks:
     roce_traffic_class: int
     """The 8 bits of RoCE's GRH."""
     dscp: int
-    """Of TCP sockets, 0 to 63."""
+    """DSCP of TCP sockets, 0 to 63."""
 
 
 MARKS = {

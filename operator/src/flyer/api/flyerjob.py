@@ -342,7 +342,7 @@ class FlyerJob(StrictModel):
 
     @property
     def queue(self) -> str:
-        """What people and reports call its queue."""
+        """Name of the queue in output and reports."""
         return self.spec.queue or self.metadata.labels.get(QUEUE_LABEL) or DEFAULT_QUEUE
 
     @property
@@ -353,7 +353,7 @@ class FlyerJob(StrictModel):
 
     @property
     def user(self) -> str:
-        """Who submitted it, for quotas and reports.
+        """User who submitted the job, for quotas and reports.
 
         A service account counts as its namespace: a user who may edit a namespace can create any
         number of accounts in it, and each would have a separate quota.
@@ -365,7 +365,7 @@ class FlyerJob(StrictModel):
 
     @property
     def changed_by(self) -> str:
-        """Who asked last for what it is to do now."""
+        """User who last changed the desired state of the job."""
         return self.metadata.annotations.get(CHANGED_BY_ANNOTATION, "")[:USER_CHARS_MAX] or "user"
 
     @property

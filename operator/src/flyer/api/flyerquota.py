@@ -49,7 +49,7 @@ class QuotaSubject(StrEnum):
 
 
 class QuotaScope(StrEnum):
-    """How `*` is counted."""
+    """How a limit with the subject `*` is counted."""
 
     EACH = "Each"
     TOTAL = "Total"
@@ -136,7 +136,7 @@ class FlyerQuotaSpec(StrictModel):
 
     @property
     def subject(self) -> tuple[QuotaSubject, str]:
-        """What the limit is about, and which one or `*`."""
+        """Kind of the limited subject, and its name or `*`."""
         for kind in QuotaSubject:
             name: str = getattr(self, kind.value)
             if name:
@@ -156,7 +156,7 @@ class FlyerQuotaSpec(StrictModel):
 
 
 class QuotaUse(Model):
-    """What one subject holds under the limit."""
+    """Usage of one subject under the limit."""
 
     name: str = Field(max_length=253, description="Name of the user, namespace, team or queue.")
     nodes: int = Field(ge=0, description="Number of nodes that it holds.")

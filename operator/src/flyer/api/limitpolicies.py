@@ -31,14 +31,14 @@ DEFAULTS: Final = {
 }
 ANNOTATIONS_BYTES_MAX: Final = 16 * 1024
 KUBECTL_BYTES_MAX: Final = 64 * 1024
-"""Of the copy of the manifest that `kubectl apply` keeps in an annotation."""
+"""Maximum bytes of the copy of the manifest that `kubectl apply` keeps in an annotation."""
 LABELS_MAX: Final = 64
 REFERENCES_BYTES_MAX: Final = 8 * 1024
-"""Of all finalizers and owner references: Kubernetes bounds neither their number nor a uid."""
+"""Maximum bytes of all finalizers and owner references: Kubernetes does not limit them."""
 _QUEUES: Final = "flyerqueues"
 ENV_MAX: Final = 512
 ENV_BYTES_MAX: Final = 64 * 1024
-"""Of all values of one container: an order of magnitude above what frameworks set."""
+"""Maximum bytes of all values of one container: ten times the size that frameworks set."""
 
 
 def limit_policies() -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ RENAMED_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a manifest."""
+    """One problem of a manifest."""
 
     file: str
     line: int | None
@@ -141,7 +141,7 @@ def _build(file: str, document: Any) -> FlyerJob:
 
 
 def _plain(value: Any) -> Any:
-    """The same value in types of Python's own, which strict models accept."""
+    """The value converted to built-in types, which strict models accept."""
     if isinstance(value, CommentedMap):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, CommentedSeq):

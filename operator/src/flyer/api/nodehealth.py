@@ -282,7 +282,7 @@ class NodeHealth(StrictModel):
 
     @property
     def drained(self) -> str:
-        """Who drains the node and why, in one line; empty: the node is not drained."""
+        """Initiator and reason of the drain, in one line; empty: the node is not drained."""
         drain = self.spec.drain
         return f"drained by {drain.by}: {drain.reason}" if drain is not None else ""
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Priority(StrEnum):
-    """What `spec.priority` may say."""
+    """Values of `spec.priority`."""
 
     EXTREME_HIGH = "extreme-high"
     VERY_HIGH = "very-high"

@@ -40,7 +40,7 @@ def says(template: str, *values: str) -> str:
 
 
 def rules(*matches: Rule) -> dict[str, Any]:
-    """What to give as json_schema_extra of a model or of a field."""
+    """The json_schema_extra of a model or of a field with these rules."""
     return {"x-kubernetes-validations": [match.to_schema() for match in matches]}
 
 

@@ -28,7 +28,7 @@ WAITING_REASONS: Final = (
     WAITING_FOR_TURN, WAITING_FOR_QUOTA, WAITING_FOR_PREEMPTED, RESTART_BACKOFF,
     PODS_REFUSED,
 )  # fmt: skip
-"""Of verdict Pending: it will start."""
+"""Reasons with the verdict Pending: the job will start."""
 
 PENDING_REASONS: Final = (
     *WAITING_REASONS, "InsufficientNodes", "InsufficientSlots", "NoMatchingNodeClass",

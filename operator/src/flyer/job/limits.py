@@ -21,7 +21,7 @@ def is_text(value: str) -> bool:
 
 
 def readable(value: str) -> str:
-    """For display: characters that UTF-8 cannot encode become �."""
+    """Text for display: characters that UTF-8 cannot encode become �."""
     if is_text(value):
         return value
     return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in value)

@@ -27,7 +27,7 @@ OWNER = "state"
 QUIET_SECONDS = 600.0
 """A younger folder may be in use by a starting driver."""
 UNSIGNED_SECONDS = 86_400.0
-"""The same for a folder that does not name its state directory."""
+"""Age limit of a folder that does not name its state directory."""
 
 
 def sign(paths: StatePaths) -> None:

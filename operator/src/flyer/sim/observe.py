@@ -61,7 +61,7 @@ def observed_node(machine: Machine) -> Node:
 
 
 def _words_of(run: Run) -> list[Event]:
-    """What a job reports again to a new driver."""
+    """Events that a job reports again to a new driver."""
     words: list[Event] = [GangStarted(run.job, run.attempt)] if run.up else []
     if run.saved_step is not None:
         words.append(CheckpointReported(run.job, run.attempt, run.saved_step, run.saved_path))

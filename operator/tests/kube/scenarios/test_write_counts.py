@@ -42,7 +42,7 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypa
 
 
 async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
-    """Of many starting jobs, the first do not wait for the pods of the last."""
+    """Among many starting jobs, the first do not wait for the pods of the last."""
     monkeypatch.setattr(pod_control, "CONCURRENCY_MAX", 2)
     monkeypatch.setattr(pod_control, "CONCURRENCY_DURING_COMMITS", 1)
     names = [f"job-{number}" for number in range(12)]
@@ -64,7 +64,7 @@ async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
 @pytest.mark.parametrize(("saves", "most"), [(False, 3), (True, 4)])
 @pytest.mark.usefixtures("patient")
 async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, most):
-    """One more for its checkpoint, which is stored before the gang's pods may end."""
+    """One additional write for its checkpoint, which is stored before the gang's pods may end."""
     cluster.containers.behaviour = Behaviour(saves=saves)
     cluster.nodes("A" * nodes)
     operator = cluster.operator()

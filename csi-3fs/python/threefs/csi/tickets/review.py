@@ -85,7 +85,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What matters of a PersistentVolumeClaim."""
+    """Relevant fields of a PersistentVolumeClaim."""
 
     uid: str
     volume: str
@@ -94,7 +94,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class PersistentVolume:
-    """What matters of a PersistentVolume."""
+    """Relevant fields of a PersistentVolume."""
 
     driver: str
     handle: str

@@ -93,7 +93,7 @@ class _Reader:
         return self._attempt in (None, pod.attempt) and node in (None, pod.node_rank)
 
     async def once(self, pod: _Pod) -> AsyncIterator[LogLine]:
-        """What the pod has written so far."""
+        """Output of the pod so far."""
         log = PodLog(pod.attempt, pod.node_rank, self._per_node)
         try:
             async for line in self._lines(pod, log, follow=False):

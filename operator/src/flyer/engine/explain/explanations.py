@@ -1,4 +1,4 @@
-"""Explanations for users: what a job waits for, from what a scheduling cycle found out about it."""
+"""Explanations for users: what a job waits for, according to the last scheduling cycle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def explanation_of(cycle: CycleState, key: str) -> Explanation:
-    """Everything about the job's place, after a cycle whose `explained_job` it was."""
+    """Explanation of the job's position, after a cycle with this job as `explained_job`."""
     job = cycle.jobs[key]
     if job.ended:
         summary = f"{job.status.phase}: {job.status.message}"

@@ -197,7 +197,7 @@ def active_quotas(cycle: CycleState) -> tuple[Quota, ...]:
 
 
 def holding_of(cycle: CycleState, job: JobState) -> Holding | None:
-    """What the job holds until its nodes are empty."""
+    """Usage that the job has until its nodes are empty."""
     status = job.status
     nodes = sum(not cycle.has_left(job, node.name) for node in status.occupied)
     if status.phase in HOLDING and status.assignment is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a driver observed of one node.
+    """Observations of a driver about one node.
 
     `ready`: the node may get new work. A node that becomes unready, for example cordoned, keeps its
     running gang; with `drain` the gang is suspended and queued again. A node whose gang is lost is

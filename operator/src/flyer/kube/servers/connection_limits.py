@@ -41,7 +41,7 @@ class ConnectionLimitSettings:
     total_max: int = 1024
     """Unauthenticated connections of all unexpected sources."""
     source_max: int = 128
-    """The same of one source; a node that masquerades its pods is one source."""
+    """Limit of one source; a node that masquerades its pods is one source."""
     expected_source_max: int = 16
     """Slots of an expected source: a pod has one stream, and a few half-open ones."""
     rate_per_second: float = 100.0
