@@ -101,7 +101,7 @@ spec:
             tcpSocket: {port: {{ .kind }}}
             periodSeconds: 2
             timeoutSeconds: 5
-            # Two hours: a storage service with an empty disk waits until mgmtd has replaced its targets.
+            # Two hours: a storage service with an empty disk waits until its chains serve without it.
             failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}300{{ end }}
           resources:
             {{- toYaml .values.resources | nindent 12 }}

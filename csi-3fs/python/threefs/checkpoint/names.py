@@ -3,8 +3,8 @@
 `step-00000040` is a checkpoint, `step-00000040.2` a newer one of the same step,
 `step-00000040.tmp-ATTEMPT-NUMBER` an unfinished one, `trash.tmp-…` one that is being removed,
 `load.tmp-ATTEMPT-NUMBER` the choice of rank 0 for a load of that attempt. The empty folder
-`attempt-CHAIN-00000003` records that attempt 3 of a job has started. In a checkpoint the empty file
-`commit-00000007` records that it is the seventh commit of the folder.
+`attempt-HISTORY-00000003` records that attempt 3 of a job has started. In a checkpoint the empty
+file `commit-00000007` records that it is the seventh commit of the folder.
 """
 
 from __future__ import annotations

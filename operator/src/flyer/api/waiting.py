@@ -9,18 +9,18 @@ from typing import Final
 
 __all__ = ["PENDING_REASONS", "WAITING_REASONS"]
 
-WAITING_FOR_NODES: Final = "WaitingForNodes"  # too few of them are free
-WAITING_FOR_ZONE: Final = "WaitingForZone"  # enough are free, but not in one zone
+WAITING_FOR_NODES: Final = "WaitingForNodes"  # too few nodes are free
+WAITING_FOR_ZONE: Final = "WaitingForZone"  # enough nodes are free, but not in one zone
 WAITING_FOR_ZONE_LAYOUT: Final = (
     "WaitingForZoneLayout"  # for its checkpoint's split over zones, for a while
 )
 WAITING_FOR_CROSS_ZONE_TOKEN: Final = "WaitingForCrossZoneToken"  # another job crosses zones  # noqa: S105
-WAITING_FOR_TURN: Final = "WaitingForTurn"  # one ahead of it wants the same nodes
+WAITING_FOR_TURN: Final = "WaitingForTurn"  # a job ahead of it needs the same nodes
 WAITING_FOR_QUOTA: Final = "WaitingForQuota"
-WAITING_FOR_PREEMPTED: Final = "WaitingForPreemptedWorkloads"  # it has its nodes, not yet empty
+WAITING_FOR_PREEMPTED: Final = "WaitingForPreemptedWorkloads"  # for its assigned nodes to be empty
 RESTART_BACKOFF: Final = "RestartBackoff"
-PODS_REFUSED: Final = "PodsRefused"  # by a full ResourceQuota or Pod Security, say; for a while
-TEMPLATE_REFUSED: Final = "TemplateRefused"  # no pods can be made of it
+PODS_REFUSED: Final = "PodsRefused"  # for example by a full ResourceQuota or Pod Security; retried
+TEMPLATE_REFUSED: Final = "TemplateRefused"  # no pods can be built from it
 PENDING_EVALUATION: Final = "PendingEvaluation"  # not evaluated yet
 
 WAITING_REASONS: Final = (
@@ -35,4 +35,4 @@ PENDING_REASONS: Final = (
     "NoMatchingZone", "TopologyPlacementFailed",
     "QuotaExceeded", TEMPLATE_REFUSED, PENDING_EVALUATION,
 )  # fmt: skip
-"""All of them, with those of verdict Never."""
+"""All reasons, including those with the verdict Never."""

@@ -104,7 +104,7 @@ async def test_exits_of_a_forgotten_gang_are_not_held(
     gang, _ = await started(harness)
     await harness.sidecars["gpt-1-1"].end()
     waiting = asyncio.create_task(harness.gateway.conclude("uid-gpt-1-1", Failed(1, "1")))
-    is_waiting = harness.gateway._gangs[gang.key].exits.known
+    is_waiting = harness.gateway._gangs[gang.key].exits.has_ended
     await harness.until(lambda: is_waiting(1))
     harness.gateway.forget(gang.key, 1)
     assert await waiting == Failed(1, "1")

@@ -32,7 +32,7 @@ def job_of(value: Mapping[str, Any]) -> FlyerJob | None:
 
 
 def view_of(job: FlyerJob) -> JobView:
-    """One job. Attempts before those in its status are in its events alone."""
+    """One job. Attempts that its status no longer lists are only in its events."""
     status = job.status or FlyerJobStatus()
     history = JobHistory(_attempts(status), _failure(status))
     return replace(job_view(job, history, None, Path()), log_folder="")

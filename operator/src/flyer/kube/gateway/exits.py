@@ -40,7 +40,7 @@ class Exits:
         self._waiting: dict[int, _Waiting] = {}
         self._failures: list[Failure] = []
 
-    def known(self, node_rank: int) -> bool:
+    def has_ended(self, node_rank: int) -> bool:
         """Whether this pod has ended, reported or not."""
         return node_rank in self.reported or node_rank in self._waiting
 
@@ -53,7 +53,7 @@ class Exits:
         self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
     ) -> list[tuple[int, Outcome]]:
         """Record an exit; returns the exits to report at once. A repeated exit changes nothing."""
-        if self.known(node_rank):
+        if self.has_ended(node_rank):
             return []
         if not _is_suspicious(outcome):
             self.reported[node_rank] = outcome

@@ -118,7 +118,7 @@ class Gang:
             for node_rank in range(len(self.start.assignment.nodes))
         ]
         if unknown := by_name.keys() - set(names):
-            raise ValueError(f"{self.start.job}: pod {min(unknown)} is none of its attempt")
+            raise ValueError(f"{self.start.job}: pod {min(unknown)} is not a pod of this attempt")
         return [by_name.get(name) or PodIdentity(namespace, name, "") for name in names]
 
     # -- changes -------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Gang:
         if self.started_at is None and not self.adopted:
             return []
         streams_connected = all(
-            member.connected or self.exits.known(member.node_rank) for member in self.members
+            member.connected or self.exits.has_ended(member.node_rank) for member in self.members
         )
         if streams_connected == self._heard:
             return []

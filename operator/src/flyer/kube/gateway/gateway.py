@@ -186,7 +186,7 @@ class Gateway:
 
         await self._changes.until(
             uid,
-            lambda: uid not in self._streams or gang.exits.known(node_rank) or forgotten(),
+            lambda: uid not in self._streams or gang.exits.has_ended(node_rank) or forgotten(),
             self._settings.account_seconds,
         )
         if forgotten():
@@ -253,7 +253,9 @@ class Gateway:
         """
         latest: dict[str, Heartbeat] = {}
         running = [
-            member for member in self._members.items() if not member[1][0].exits.known(member[1][1])
+            member
+            for member in self._members.items()
+            if not member[1][0].exits.has_ended(member[1][1])
         ]
         nodes = Counter(gang for _, (gang, _) in running)
         for uid, (gang, node_rank) in running:
