@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["GROUPS", "RUNBOOKS", "Alert", "rules"]
 
 RUNBOOKS = "RUNBOOKS"
-"""Stands for `monitoring.runbookUrl`, which the chart puts in."""
+"""Placeholder for `monitoring.runbookUrl`, which the chart inserts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,10 @@ def empty(
 
     kind = np.dtype(dtype)
     if kind.hasobject:
-        raise TypeError(f"dtype {kind}: objects cannot be shared; use a type of numbers")
+        raise TypeError(f"dtype {kind}: objects cannot be shared: use a numeric dtype")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
-        raise ValueError(f"shape {sizes}: sizes are from 0 on")
+        raise ValueError(f"invalid shape {sizes}: sizes must be 0 or larger")
     numel = math.prod(sizes)
     memory = communicator.allocate(max(numel * kind.itemsize, 1))
     flat: NDArray[Any] = (

@@ -1,8 +1,8 @@
 """Decision log: events and actions of each step, one JSON line per step.
 
-The first line holds what `rebuild` was given, and so does the line of every later rebuild. The
+The first line contains the arguments of `rebuild`, as does the line of every later rebuild. The
 engine is pure, so replaying a log gives the same actions, byte for byte; where it does not, the
-engine has changed since the log was written, and `replay` says at which line.
+engine has changed since the log was written, and `replay` reports the line.
 """
 
 from __future__ import annotations
