@@ -180,7 +180,7 @@ class Cluster:
 
 
 def wait_for(description: str, probe: Callable[[], T | None], deadline_s: float = WAIT_S) -> T:
-    """Calls `probe` until its result is true; an AssertionError has `what` and the last result.
+    """Calls `probe` until its result is true; raises AssertionError with `description` otherwise.
 
     A request that times out counts as a result that is not true.
     """

@@ -46,7 +46,7 @@ LEASE_SECONDS = "3"
 
 
 class Killed:
-    """The kills so far. Writes that are `spared` kill no process."""
+    """The kills so far. Writes for which `is_spared` is true kill no process."""
 
     def __init__(self, is_spared: Callable[[Key], bool]) -> None:
         def key_of(call: Call, body: bytes) -> Key | None:

@@ -14,7 +14,7 @@ POD_GRACE_SECONDS = 30
 
 
 def grace_seconds(kind: Kind, value: Object, requested: int | None) -> int:
-    """Seconds until a deleted object is removed; `asked` is the grace period of the request."""
+    """Seconds until a deleted object is removed; `requested` is the grace period of the request."""
     if kind.plural != "pods":
         return 0
     over = value.get("status", {}).get("phase") in ("Succeeded", "Failed")

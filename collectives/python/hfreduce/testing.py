@@ -116,7 +116,7 @@ def run(
 
     With a `backend`, the ranks are in its default process group, whose operations have
     `timeout_seconds`. `per_rank` adds to the environment of single ranks. The answers
-    of `lost` ranks are not awaited. The function is loaded by its file and name: it must be at
+    of `lost_ranks` are not awaited. The function is loaded by its file and name: it must be at
     the top level of its module.
     """
     context = _server()

@@ -214,7 +214,9 @@ WORDS = {
         f"NodeHealth a1: the agent on node unknown {OWN}"
     ),
     **{
-        case.name: Words("flyerjob-fixed", InvalidError, case.says) for case in CASES if case.policy
+        case.name: Words("flyerjob-fixed", InvalidError, case.message)
+        for case in CASES
+        if case.policy
     },
 }
 

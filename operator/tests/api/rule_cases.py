@@ -1,8 +1,8 @@
 """One case per rule and branch: an object, an edit that breaks the rule, and the response.
 
 `before` is stored first (its status by the status subresource), then `edit` is sent as a merge
-patch. `says` is the rule's whole message: field, value, remedy. `path` is the field that the error
-is reported at; that which the message names, unless `at` says another one.
+patch. `message` is the rule's message: field, value, remedy. `path` is the field that the error
+is reported at; that which the message names, unless `at` names another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Case:
     name: str
     plural: str
     edit: Json
-    says: str
+    message: str
     before: Json = field(default_factory=dict)
     subresource: str = ""
     fixed_name: str = ""  # otherwise made up
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def path(self) -> str:
-        return self.says.partition(": ")[0] if self.at is None else self.at
+        return self.message.partition(": ")[0] if self.at is None else self.at
 
 
 def job(*, status: Json | None = None, **spec: Any) -> Json:

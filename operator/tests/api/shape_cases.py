@@ -18,7 +18,7 @@ class Shape:
     name: str
     plural: str
     body: Json
-    says: str
+    message: str
 
 
 SHAPES = [

@@ -53,7 +53,7 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
             text = re.fullmatch(r"'(.*)'\.format\(\[.*\]\)", rule["messageExpression"])[1]
         pattern = re.sub(r"%[ds]", ".*", re.escape(text.replace("\\'", "'")))
         assert any(
-            re.fullmatch(pattern, case.says)
+            re.fullmatch(pattern, case.message)
             for case in CASES
             if (case.plural, case.path, case.policy) == (plural, path, False)
         ), (plural, path, rule["message"])
@@ -80,7 +80,7 @@ async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
             await broken(api, api, case, name)
         # The message shows the value unless it is an object.
         where = rf"[ []{re.escape(case.path or '<nil>')}: Invalid value: (\S+: )?"
-        assert re.search(where + re.escape(case.says), str(refusal.value))
+        assert re.search(where + re.escape(case.message), str(refusal.value))
     finally:
         await delete_object(api, case.plural, name)
 
@@ -92,7 +92,7 @@ async def test_what_has_another_shape_is_refused_and_named(shape: Shape, api: Ap
     try:
         with pytest.raises(InvalidError) as refusal:
             await stored(api, shape.plural, name, shape.body)
-        assert shape.says in str(refusal.value)
+        assert shape.message in str(refusal.value)
     finally:
         await delete_object(api, shape.plural, name)
 

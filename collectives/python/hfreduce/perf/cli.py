@@ -154,7 +154,7 @@ class _Progress:
         self.show(0)
 
     def show(self, count: int) -> None:
-        """Row `done` is under way."""
+        """Shows that row `count` is being measured."""
         if count < len(self._rows):
             shape = self._rows[count]
             text = f"{shape.kind.name} {shape.op} {size_text(shape.size_bytes(self._size))}"

@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 def cost(topology: GpuTopology, free: int, selection: int) -> Cost:
-    """Cost of allocating `chosen` out of `free`; both are masks of the topology."""
+    """Cost of allocating `selection` out of `free`; both are masks of the topology."""
     broken = loose = 0
     for pair in topology.pairs:
         if (selection & pair).bit_count() == 1:

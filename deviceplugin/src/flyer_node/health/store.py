@@ -150,7 +150,7 @@ class HealthStore:
     def xid(
         self, inventory: Inventory, uuid: str, code: int, now: float, *, source: str, **details: str
     ) -> bool:
-        """Applies an Xid; False if another source reported it already. `seen`: process, line."""
+        """Applies an Xid; False if another source reported it already. `details`: process, line."""
         key = (uuid, code)
         last = self._xids.get(key)
         if last and last.source != source and now - last.at < self._policy.timers.merge:

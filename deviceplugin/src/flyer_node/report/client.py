@@ -39,7 +39,7 @@ class ApiError(NodeAgentError):
 
 @dataclass(frozen=True, slots=True)
 class NodeHealthClient:
-    """Calls about one node's object. All methods block up to CALL_SECONDS a call."""
+    """Calls about one node's object. All methods block for up to CALL_SECONDS per call."""
 
     server: str
     token_file: Path
@@ -47,7 +47,7 @@ class NodeHealthClient:
     node: str
 
     def write(self, status: dict[str, Any]) -> None:
-        """Replaces the status; makes the object first where there is none."""
+        """Replaces the status; creates the object first if it does not exist."""
         try:
             self._apply_status(status)
         except ApiError as error:
@@ -57,7 +57,7 @@ class NodeHealthClient:
             self._apply_status(status)
 
     def post_event(self, name: str, reason: str, text: str, stamp: str, *, warning: bool) -> None:
-        """Makes an Event about the node."""
+        """Creates an Event about the node."""
         document = _event(self.node, name, reason, text, stamp, warning=warning)
         self._call("POST", EVENTS, document)
 
@@ -72,7 +72,7 @@ class NodeHealthClient:
         self._call("PATCH", path, document, "application/apply-patch+yaml")
 
     def _create(self) -> None:
-        """An object that goes with its node."""
+        """Creates the NodeHealth, owned by its node."""
         document = self._document()
         try:
             node = self._call("GET", f"/api/v1/nodes/{quote(self.node)}")
@@ -129,7 +129,7 @@ class NodeHealthClient:
 
 
 def _event(node: str, name: str, reason: str, text: str, stamp: str, *, warning: bool) -> Any:
-    """The Event; as the kubelet's own it names the node as its uid too."""
+    """The Event. Like the kubelet's events it has the node's name as its uid, too."""
     return {
         "apiVersion": "v1",
         "kind": "Event",

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from flyer.api.base import Model
 from flyer.api.conditions import MESSAGE_CHARS_MAX
 from flyer.api.limits import BY_CHARS_MAX, NAME_CHARS_MAX, NODES_MAX, ZONE_CHARS_MAX
-from flyer.api.rules import Rule, rules, says
+from flyer.api.rules import Rule, message_expression, rules
 from flyer.api.timestamps import Timestamp
 
 
@@ -72,7 +72,7 @@ class Assignment(Model):
                 "!has(self.crossZonePair) || size(self.crossZonePair) in [0, 2]",
                 "status.assignment.crossZonePair: is one pair of nodes or none: write both or "
                 "neither",
-                says(
+                message_expression(
                     "status.assignment.crossZonePair: has %d nodes: a gang crosses zones over one "
                     "pair, write two names or none",
                     "size(self.crossZonePair)",

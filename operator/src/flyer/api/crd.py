@@ -18,7 +18,7 @@ from flyer.api.flyertopology import FlyerTopology
 from flyer.api.names import GROUP, VERSION
 from flyer.api.nodehealth import NodeHealth
 from flyer.api.policies import admission_policies
-from flyer.api.rules import Rule, says
+from flyer.api.rules import Rule, message_expression
 from flyer.api.schemas import structural_schema
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ KINDS = (
                 " && self.spec.priority == oldSelf.spec.priority"
                 " && self.spec.nodeClass == oldSelf.spec.nodeClass",
                 "spec: subject, priority and nodeClass are immutable: create another FlyerQuota",
-                says(
+                message_expression(
                     "spec: %s%s%s%s/%s/%s cannot replace %s%s%s%s/%s/%s: subject, scope, priority "
                     "and nodeClass are immutable, create another FlyerQuota",
                     "self.spec.user",
@@ -126,7 +126,7 @@ KINDS = (
             Rule(
                 f"self.metadata.name == '{names.TOPOLOGY_NAME}'",
                 f"metadata.name: there is one FlyerTopology: call it {names.TOPOLOGY_NAME}",
-                says(
+                message_expression(
                     "metadata.name: %s is a second FlyerTopology: a cluster has one, call it "
                     f"{names.TOPOLOGY_NAME}",
                     "self.metadata.name",

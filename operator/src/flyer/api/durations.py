@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticCustomError, core_schema
 
-from flyer.api.rules import Rule, rules, says
+from flyer.api.rules import Rule, message_expression, rules
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -139,7 +139,7 @@ class AboveZero:
         rule = Rule(
             "duration(self) > duration('0s')",
             f"{self.field}: {self._why}",
-            says(f"{self.field}: %s {self._why}", "self"),
+            message_expression(f"{self.field}: %s {self._why}", "self"),
         )
         return {**handler(schema), **rules(rule)}
 

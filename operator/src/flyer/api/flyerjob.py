@@ -26,7 +26,7 @@ from flyer.api.names import (
 )
 from flyer.api.podtemplate import PodTemplate
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, atomic_map, rules, says
+from flyer.api.rules import Rule, atomic_map, message_expression, rules
 from flyer.api.status import FlyerJobStatus
 from flyer.job.limits import PATH_CHARS_MAX
 
@@ -67,7 +67,7 @@ class Preemption(StrictModel):
                 "duration(self.maxCheckpointGracePeriod) >= duration(self.checkpointGracePeriod)",
                 "spec.preemption.maxCheckpointGracePeriod: is shorter than checkpointGracePeriod: "
                 "set it to checkpointGracePeriod or more",
-                says(
+                message_expression(
                     "spec.preemption.maxCheckpointGracePeriod: %s is shorter than "
                     "checkpointGracePeriod %s: set maxCheckpointGracePeriod to %s or more",
                     "self.maxCheckpointGracePeriod",
@@ -273,7 +273,7 @@ JOB_RULES = (
         "self.spec.nodes == oldSelf.spec.nodes"
         f" || self.?status.?phase.orValue('{WAIT[0].value}') in {WAITING}",
         "spec.nodes: is fixed while the job has nodes: suspend it first, or create another job",
-        says(
+        message_expression(
             "spec.nodes: %d cannot replace what the job has while it is %s: suspend it first "
             "(spec.suspend: true) and change it once it is Suspended, or create another job",
             "self.spec.nodes",
@@ -286,7 +286,7 @@ JOB_RULES = (
         "has(self.spec.managedBy) == has(oldSelf.spec.managedBy)"
         " && (!has(self.spec.managedBy) || self.spec.managedBy == oldSelf.spec.managedBy)",
         "spec.managedBy: is fixed when a job is created: create another job",
-        says(
+        message_expression(
             "spec.managedBy: %s cannot replace %s: it is fixed when a job is created, create "
             "another job",
             "self.spec.?managedBy.orValue('nothing')",
@@ -299,7 +299,7 @@ JOB_RULES = (
         " && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
         f"metadata.name: must be at most {NAME_CHARS_MAX} lower-case letters, digits and dashes: "
         "pod names are derived from it",
-        says(
+        message_expression(
             "metadata.name: %s (%d characters) must be at most "
             f"{NAME_CHARS_MAX} lower-case letters, digits and dashes: "
             "pod names are derived from it",
@@ -315,7 +315,7 @@ JOB_RULES = (
     Rule(
         "size(self.?status.?assignment.?nodes.orValue([])) in [0, self.spec.nodes]",
         "status.assignment.nodes: is not the whole gang: name spec.nodes nodes or none",
-        says(
+        message_expression(
             "status.assignment.nodes: names %d nodes, spec.nodes is %d: a gang is all or "
             "nothing, name all or none",
             "size(self.status.assignment.nodes)",

@@ -25,7 +25,7 @@ from flyer.api.conditions import Conditions
 from flyer.api.metadata import ClusterMeta
 from flyer.api.names import API_VERSION, KIND_QUOTA
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, list_map, rules, says
+from flyer.api.rules import Rule, list_map, message_expression, rules
 from flyer.api.timestamps import Timestamp
 
 ANY = "*"
@@ -191,7 +191,7 @@ class FlyerQuotaStatus(Model):
             Rule(
                 "!has(self.epoch) || !has(oldSelf.epoch) || self.epoch >= oldSelf.epoch",
                 "status.epoch: is lower than the one before: a newer leader exists, stop writing",
-                says(
+                message_expression(
                     "status.epoch: %d is lower than %d: a newer leader exists, stop writing and "
                     "elect again",
                     "self.epoch",

@@ -21,7 +21,7 @@ from flyer.api.durations import Duration
 from flyer.api.metadata import LABEL, LABEL_VALUE, ClusterMeta
 from flyer.api.names import API_VERSION, KIND_TOPOLOGY
 from flyer.api.priorities import Priority
-from flyer.api.rules import Rule, list_map, list_set, rules, says
+from flyer.api.rules import Rule, list_map, list_set, message_expression, rules
 from flyer.api.timestamps import Timestamp
 
 
@@ -214,7 +214,7 @@ class FlyerTopologyStatus(Model):
             Rule(
                 "!has(oldSelf.epoch) || (has(self.epoch) && self.epoch >= oldSelf.epoch)",
                 "status.epoch: is lower than the one before: a newer leader exists, stop writing",
-                says(
+                message_expression(
                     "status.epoch: %s is lower than %d: a newer leader exists, stop writing and "
                     "elect again",
                     "has(self.epoch) ? string(self.epoch) : 'absent'",
@@ -228,7 +228,7 @@ class FlyerTopologyStatus(Model):
                 " && self.holder.job == oldSelf.holder.job)",
                 "status.holder: another job holds the token: release it first (remove the holder "
                 "in a write of its own, once the job's nodes are empty)",
-                says(
+                message_expression(
                     "status.holder: %s/%s cannot cross zones while %s/%s does (epoch %d): release "
                     "it first, once its nodes are empty",
                     "self.holder.__namespace__",
@@ -245,7 +245,7 @@ class FlyerTopologyStatus(Model):
                 " : has(self.epoch) && self.epoch >= oldSelf.holder.epoch)",
                 "status.holder: only the leader that gave the token, or a later one, may change or "
                 "take it back: write with a status.epoch that is not lower",
-                says(
+                message_expression(
                     "status.holder: %s/%s got the token in epoch %d and epoch %s is earlier: elect "
                     "again and write with an epoch that is not lower",
                     "oldSelf.holder.__namespace__",
@@ -259,7 +259,7 @@ class FlyerTopologyStatus(Model):
             Rule(
                 "!has(self.holder) || (has(self.epoch) && self.holder.epoch <= self.epoch)",
                 "status.holder.epoch: is above status.epoch: write both with your own epoch",
-                says(
+                message_expression(
                     "status.holder.epoch: %d is above status.epoch %s: write both with your "
                     "own epoch",
                     "self.holder.epoch",

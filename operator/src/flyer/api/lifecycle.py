@@ -14,7 +14,7 @@ other change. For one write of the status:
 from __future__ import annotations
 
 from flyer.api.phases import Phase
-from flyer.api.rules import Rule, says
+from flyer.api.rules import Rule, message_expression
 
 # Next phases within one attempt. One write may combine several moves.
 MOVES: dict[Phase, tuple[Phase, ...]] = {
@@ -59,7 +59,7 @@ EPOCH_RULE = Rule(
     "self >= oldSelf",
     "status.epoch: is lower than the one before: a newer leader exists, stop writing and "
     "elect again",
-    says(
+    message_expression(
         "status.epoch: %d is lower than %d: a newer leader exists, stop writing and elect again",
         "self",
         "oldSelf",
@@ -70,7 +70,7 @@ HISTORY_RULES = (
     Rule(
         "self.attempt == oldSelf.attempt || self.attempt == oldSelf.attempt + 1",
         "status.history.attempt: attempts are counted one by one: read the job again",
-        says(
+        message_expression(
             "status.history.attempt: %d does not follow %d: attempts are counted one by one, "
             "read the job again",
             "self.attempt",
@@ -81,7 +81,7 @@ HISTORY_RULES = (
     Rule(
         "oldSelf.id == '' || self.id == oldSelf.id",
         "status.history.id: never changes: all attempts of a job have one history",
-        says(
+        message_expression(
             "status.history.id: %s cannot replace %s: all attempts of a job have one history, "
             "keep the id",
             "self.id == '' ? 'nothing' : self.id",
@@ -92,7 +92,7 @@ HISTORY_RULES = (
     Rule(
         "self.restarts >= oldSelf.restarts",
         "status.history.restarts: only grows: read the job again",
-        says(
+        message_expression(
             "status.history.restarts: %d is lower than %d: it only grows, read the job again",
             "self.restarts",
             "oldSelf.restarts",
@@ -108,7 +108,7 @@ STATUS_RULES = (
         f" ? new in {_cel(FIRST_PHASES)} && !(old in {_cel(FINAL)})"
         f" : new == old || new in {_TABLE}[old]))",
         "status.phase: is not a legal move: read the job again and decide from where it is",
-        says(
+        message_expression(
             "status.phase: %s cannot become %s in attempt %d%s: read the job again and decide from "
             "where it is",
             "oldSelf.phase",
@@ -122,7 +122,7 @@ STATUS_RULES = (
         "self.suspendCode >= oldSelf.suspendCode"
         " || self.history.attempt != oldSelf.history.attempt",
         "status.suspendCode: only grows within an attempt: read the job again",
-        says(
+        message_expression(
             "status.suspendCode: %d is lower than %d within attempt %d: it only grows, read "
             "the job again",
             "self.suspendCode",
@@ -136,7 +136,7 @@ STATUS_RULES = (
         " || self.assignment.nodes == oldSelf.assignment.nodes"
         " || self.history.attempt != oldSelf.history.attempt",
         "status.assignment.nodes: do not change within an attempt: start a new one",
-        says(
+        message_expression(
             "status.assignment.nodes: cannot change within attempt %d: give the nodes back "
             "and start a new attempt",
             "self.history.attempt",
@@ -146,7 +146,7 @@ STATUS_RULES = (
     Rule(
         f"has(self.assignment) || !(self.phase in {_cel(HAVE_NODES)})",
         "status.assignment: is missing: commit the nodes together with the phase",
-        says(
+        message_expression(
             "status.assignment: is missing in phase %s: commit the nodes together with the phase",
             "self.phase",
         ),
@@ -155,7 +155,7 @@ STATUS_RULES = (
     Rule(
         f"!has(self.assignment) || !(self.phase in {_cel(WAIT)})",
         "status.assignment: is kept by a job that waits: remove it",
-        says(
+        message_expression(
             "status.assignment: is kept in phase %s: a job that waits has no nodes, remove it",
             "self.phase",
         ),
@@ -165,7 +165,7 @@ STATUS_RULES = (
         "!has(self.assignment)"
         " || self.zones.contains('+') == (size(self.assignment.crossZonePair) == 2)",
         "status.assignment.crossZonePair: a gang over two zones has one pair, any other none",
-        says(
+        message_expression(
             "status.assignment.crossZonePair: does not fit zones %s: name the one pair of nodes "
             "that communicates across zones; only jobs in two zones have one",
             "self.zones",

@@ -19,7 +19,7 @@ from flyer.api.base import Model, StrictModel
 from flyer.api.conditions import Conditions
 from flyer.api.metadata import ClusterMeta
 from flyer.api.names import API_VERSION, KIND_HEALTH
-from flyer.api.rules import Rule, list_map, rules, says
+from flyer.api.rules import Rule, list_map, message_expression, rules
 from flyer.api.timestamps import Timestamp
 
 
@@ -112,7 +112,7 @@ class DeviceHealth(Model):
             Rule(
                 "self.state in ['Healthy', 'Unknown'] || (has(self.reason) && self.reason != '')",
                 "reason: is missing: a device that is not healthy needs a cause, such as Xid79",
-                says(
+                message_expression(
                     "reason: is missing for device %s in state %s: name the cause as one word, "
                     "such as Xid79",
                     "self.id",
@@ -123,7 +123,7 @@ class DeviceHealth(Model):
             Rule(
                 "self.state != 'Unhealthy' || (has(self.recovery) && self.recovery != '')",
                 "recovery: is missing: nothing is taken out without a way back; say what ends it",
-                says(
+                message_expression(
                     "recovery: is missing for device %s (%s): nothing is taken out without a way "
                     "back, say what ends it",
                     "self.id",
@@ -231,7 +231,7 @@ class NodeHealthStatus(Model):
             Rule(
                 "self.state == 'Healthy' || (has(self.reason) && self.reason != '')",
                 "status.reason: is missing: a node that is not healthy needs a cause",
-                says(
+                message_expression(
                     "status.reason: is missing in state %s: name the cause as one word, such "
                     "as Xid79",
                     "self.state",
@@ -244,7 +244,7 @@ class NodeHealthStatus(Model):
                 " || (has(self.validation) && self.validation.verdict == 'Fail')",
                 "status.state: Unhealthy needs evidence: an unhealthy device in status.devices, or "
                 "a status.validation that failed",
-                says(
+                message_expression(
                     "status.state: %s needs evidence: name an unhealthy device in status.devices, "
                     "or a status.validation that failed",
                     "self.state",

@@ -27,7 +27,7 @@ _HEAD = f"""# API reference: {names.API_VERSION}
 
 Generated from the models in `operator/src/flyer/api` by `python -m flyer.api.reference`. Times are
 RFC 3339 in UTC; durations are texts with units such as `30m`, `24h` or `1h30m`. The sections on
-rules say what the API server refuses beside wrong types, and in which words: `…` is a value.
+rules list what the API server rejects in addition to wrong types, with its messages (`…`: a value).
 """
 
 _KEYS = (

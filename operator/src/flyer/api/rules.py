@@ -1,7 +1,7 @@
 """CEL rules of the models: what the API server refuses, and with which message.
 
 A rule's message names field, value and remedy. `message` is the text without the value, for servers
-that could not compute `says`, the CEL expression of the whole text.
+that could not compute `message_expression`, the CEL expression of the whole text.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ class Rule:
 
     rule: str
     message: str
-    says: str = ""  # a CEL expression that yields the message with its values
+    message_expression: str = ""  # a CEL expression that yields the message with its values
     field: str = ""  # the field the error points at, relative to the object the rule is on
 
     def to_schema(self) -> dict[str, Any]:
         """The form in which a CRD has it."""
         entry: dict[str, Any] = {"rule": self.rule, "message": self.message}
-        if self.says:
-            entry["messageExpression"] = self.says
+        if self.message_expression:
+            entry["messageExpression"] = self.message_expression
         if self.field:
             entry["fieldPath"] = self.field
         return entry
 
 
-def says(template: str, *values: str) -> str:
+def message_expression(template: str, *values: str) -> str:
     """The expression of a message: `%d` and `%s` stand for what the CEL expressions yield.
 
     A format costs the same whatever it is given; joined strings cost by the longest that could be,
@@ -62,4 +62,4 @@ def atomic_map() -> dict[str, Any]:
     return {"x-kubernetes-map-type": "atomic"}
 
 
-__all__ = ["Rule", "atomic_map", "list_map", "list_set", "rules", "says"]
+__all__ = ["Rule", "atomic_map", "list_map", "list_set", "message_expression", "rules"]

@@ -85,7 +85,7 @@ class Cgroups:
     def sweep(self, in_use: Callable[[], set[str]]) -> None:
         """Remove the groups of volumes that are not mounted any more.
 
-        A mount is registered before its group is created, so `used` is called after listing.
+        A mount is registered before its group is created, so `in_use` is called after listing.
         """
         existing = {folder.name for folder in self.daemons.iterdir() if folder.is_dir()}
         for name in existing - in_use():

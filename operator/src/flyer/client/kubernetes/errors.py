@@ -16,7 +16,7 @@ __all__ = ["words_for"]
 
 
 def words_for(error: ApiError | AccessError, subject: str = "") -> FlyerError:
-    """The error for the user; `what` names the requested object."""
+    """The error for the user; `subject` names the requested object."""
     text = f"{subject}: {error}" if subject else str(error)
     if isinstance(error, AccessError):
         return FlyerError.unreachable(

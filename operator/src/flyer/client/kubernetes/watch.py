@@ -32,7 +32,7 @@ _ITEMS_MAX = 10_000
 class JobWatch:
     """One watch of one namespace ("": all of them).
 
-    `known` has earlier statuses: events of those jobs since then are reported, too.
+    `statuses` has earlier statuses: events of those jobs since then are reported, too.
     """
 
     def __init__(self, api: Api, namespace: str, statuses: dict[str, FlyerJobStatus]) -> None:

@@ -51,7 +51,7 @@ class Machines:
 
 
 class Leader:
-    """Checks and probes, as `NodeProber` does. `answered`: nodes that answered this process."""
+    """Checks and probes, as `NodeProber` does. `responding`: nodes that have responded."""
 
     def __init__(self, machines, responding):
         self.detector, self.found, self._machines, self._probes = (
