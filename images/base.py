@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
+from images.commands import ImageError, run
 from images.contents import BASE_PACKAGES, NON_ROOT
+from images.debian import root_folder, suite
 from images.oci import Layer
 
-__all__ = ["ImageError", "base_layer", "python_version", "suite"]
+__all__ = ["base_layer", "python_version"]
 
 # Files unused in containers: documentation, translations, tests of the standard library.
 EXCLUDED = (
@@ -51,10 +51,6 @@ chroot . /bin/sh -c 'python3 -m compileall -q /usr/lib/python3*'
 """
 
 
-class ImageError(Exception):
-    """An image could not be built; the message has the failed step and the remedy."""
-
-
 def base_layer(cache: Path) -> Layer:
     """The base layer from the cache, or newly made (half a minute, with a Debian mirror)."""
     parts = [suite(), BASE_PACKAGES, EXCLUDED, FINISH]
@@ -66,27 +62,10 @@ def base_layer(cache: Path) -> Layer:
     return Layer.load(target)
 
 
-def suite() -> str:
-    """The release of the host's distribution, as its mirrors name it."""
-    return platform.freedesktop_os_release().get("VERSION_CODENAME", "bookworm")
-
-
 def python_version(layer: Layer) -> str:
     """The version (3.11, say) of the Python in the base layer."""
-    names = subprocess.run(
-        [
-            "tar",
-            "--list",
-            "--gzip",
-            "--file",
-            layer.path,
-            "--wildcards",
-            "*/usr/bin/python3.[0-9]*",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    command = ["tar", "--list", "--gzip", f"--file={layer.path}", "--wildcards"]
+    names = run([*command, "*/usr/bin/python3.[0-9]*"], "the base layer has no Python").split()
     return names[0].rpartition("python")[2]
 
 
@@ -98,27 +77,9 @@ def _make(target: Path) -> None:
     print(f"images: making the base layer from {suite()}", flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         root, archive = Path(scratch) / "root", Path(scratch) / "base.tar"
-        command = [
-            "mmdebstrap",
-            "--mode=root",
-            "--variant=extract",
-            "--format=directory",
-            f"--include={','.join(BASE_PACKAGES)}",
-            "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
-            *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
-            suite(),
-            str(root),
-        ]
-        _run(command, "mmdebstrap failed (is a Debian mirror reachable?)")
-        _run(["sh", "-c", FINISH, "finish", str(root)], "finishing the base layer failed")
+        root_folder(root, BASE_PACKAGES, "extract", EXCLUDED)
+        run(["sh", "-c", FINISH, "finish", str(root)], "finishing the base layer failed")
         tar = ["tar", "--create", "--sort=name", "--numeric-owner", f"--file={archive}"]
-        _run([*tar, f"--directory={root}", "."], "packing the base layer failed")
+        run([*tar, f"--directory={root}", "."], "packing the base layer failed")
         layer = Layer.compress(archive, Path(scratch) / "layer.tar.gz")
         layer.path.rename(target)
-
-
-def _run(command: list[str], failure: str) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        last = "\n".join(result.stderr.splitlines()[-8:])
-        raise ImageError(f"{failure}:\n{last}")

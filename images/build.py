@@ -18,7 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from images import packages
-from images.base import ImageError, base_layer, python_version
+from images.base import base_layer, python_version
+from images.commands import ImageError
 from images.contents import IMAGES, Image
 from images.oci import Config, Layer, write_archive
 from programs import binaries

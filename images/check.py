@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from images.base import ImageError
+from images.commands import ImageError
 from images.containerfiles import Store, why_not
 from images.contents import IMAGES
 from images.packages import ROOT

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from images.base import ImageError
+from images.commands import ImageError, run
 from images.packages import ROOT, SOURCES
 from images.stand_ins import STAND_INS, stand_in
 
@@ -123,13 +122,8 @@ class Store:
     def build(self, image: Image) -> str:
         """Builds all stages; the name of the image in this store."""
         name = f"localhost/fireflyer/{image.name}:built"
-        command = [
-            "build",
-            "--isolation=chroot",
-            "--pull-never",
-            "--network=host",
-            "--layers=false",
-        ]
+        command = ["build", "--isolation=chroot", "--pull-never", "--network=host"]
+        command.append("--layers=false")
         command += [f"--build-arg={base.argument}={base.reference}" for base in STAND_INS]
         command += [*host_settings(), f"--file={containerfile(image)}", f"--tag={name}", str(ROOT)]
         self._buildah(command, BUILD_SECONDS)
@@ -156,18 +150,4 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         roots = [f"--root={self.folder / 'root'}", f"--runroot={self.folder / 'run'}"]
         command = ["buildah", *roots, "--storage-driver=overlay", *arguments]
-        try:
-            result = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                timeout=seconds,
-            )
-        except subprocess.TimeoutExpired:
-            raise ImageError(f"buildah {arguments[0]} took more than {seconds:g} s") from None
-        if result.returncode != 0:
-            last = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
-            raise ImageError(f"buildah {' '.join(arguments)} failed:\n{last}")
-        return result.stdout
+        return run(command, f"buildah {' '.join(arguments)} failed", timeout_seconds=seconds)

@@ -13,13 +13,13 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
-from images.base import ImageError, suite
+from images.commands import ImageError, run
+from images.debian import root_folder, suite
 from images.oci import Config, Layer, write_archive
 from images.pause import PAUSE_IMAGE, pause_archive
 from programs import binaries
@@ -81,7 +81,7 @@ def node_archive() -> Path:
 
 def _build(target: Path, programs: dict[str, Path], cache: Path, scratch: Path) -> None:
     root = scratch / "root"
-    _debian(root, NODE_PACKAGES, "minbase")
+    root_folder(root, NODE_PACKAGES, "minbase", EXCLUDED)
     _copy_files(root)
     for name in NODE_PROGRAMS:
         shutil.copy2(programs[name], root / "usr/bin" / name)
@@ -101,16 +101,9 @@ def _build(target: Path, programs: dict[str, Path], cache: Path, scratch: Path) 
 
 def _copy_files(root: Path) -> None:
     # The program may come from the cache of an earlier build: the module need not be there.
-    result = subprocess.run(
-        ["go", "mod", "download", "-json", "sigs.k8s.io/kind"],
-        cwd=binaries.SOURCES / "kind",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode != 0:
-        raise ImageError(f"downloading kind's module failed: {result.stderr.strip()}")
-    module = json.loads(result.stdout)["Dir"]
+    command = ["go", "mod", "download", "-json", "sigs.k8s.io/kind"]
+    sources = binaries.SOURCES / "kind"
+    module = json.loads(run(command, "downloading kind's module failed", folder=sources))["Dir"]
     for name in KIND_FILES:
         source, target = Path(module) / "images/base/files" / name, root / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +131,7 @@ def _copy_files(root: Path) -> None:
 
 def _pod_layers(programs: dict[str, Path], scratch: Path) -> list[Layer]:
     root = scratch / "pods"
-    _debian(root, POD_PACKAGES, "extract")
+    root_folder(root, POD_PACKAGES, "extract", EXCLUDED)
     # As on the nodes, which choose it while no rules exist. `extract` sets no alternatives.
     for name in (f"{family}{verb}" for family in ("ip", "ip6") for verb in IPTABLES):
         (root / "usr/sbin" / name).symlink_to("xtables-legacy-multi")
@@ -147,23 +140,6 @@ def _pod_layers(programs: dict[str, Path], scratch: Path) -> list[Layer]:
     for name in (*POD_PROGRAMS, DNS):
         shutil.copy2(programs[name], added / "usr/local/bin" / name)
     return [_layer(root, scratch, "pods"), _layer(added, scratch, "programs")]
-
-
-def _debian(root: Path, names: tuple[str, ...], variant: str) -> None:
-    command = [
-        "mmdebstrap",
-        "--mode=root",
-        f"--variant={variant}",
-        "--format=directory",
-        f"--include={','.join(names)}",
-        "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
-        *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
-        suite(),
-        str(root),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise ImageError("mmdebstrap failed:\n" + "\n".join(result.stderr.splitlines()[-8:]))
 
 
 def _layer(root: Path, scratch: Path, name: str) -> Layer:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import configparser
 import hashlib
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from images.base import ImageError
+from images.commands import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +70,7 @@ def wheel(name: str, cache: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
             out = Path(scratch) / "out"
-            _run([str(UV), "build", "--quiet", "--wheel", f"--out-dir={out}", str(ROOT / folder)])
+            _uv("build", "--quiet", "--wheel", f"--out-dir={out}", str(ROOT / folder))
             try:
                 out.rename(target)
             except OSError:
@@ -87,7 +86,7 @@ def source_key(name: str) -> str:
     folder, paths = SOURCES[name]
     command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     command += ["--cached", "--others", "--exclude-standard", "--", folder, *paths]
-    listed = _run(command)
+    listed = run(command, f"listing the sources of {name} failed")
     digest = hashlib.sha256()
     for path in sorted(filter(None, listed.split("\0"))):
         file = ROOT / path
@@ -98,18 +97,17 @@ def source_key(name: str) -> str:
 
 def _install_locked(target: Path, name: str, extras: list[str], python: str) -> None:
     """The package's dependencies, at the versions of uv.lock."""
-    command = [str(UV), "export", "--quiet", "--frozen", "--no-dev", "--no-emit-workspace"]
-    command += ["--no-hashes", "--package", name, *(f"--extra={extra}" for extra in extras)]
-    lines = _run([*command, "--no-annotate", "--no-header"])
+    options = ["--quiet", "--frozen", "--no-dev", "--no-emit-workspace", "--no-hashes"]
+    options += ["--package", name, *(f"--extra={extra}" for extra in extras)]
+    lines = _uv("export", *options, "--no-annotate", "--no-header")
     requirements = [line for line in lines.splitlines() if line and not line.startswith("#")]
     if requirements:
         _pip(target, python, ["--no-deps", *(r.partition(" ;")[0].strip() for r in requirements)])
 
 
 def _pip(target: Path, python: str, arguments: list[str]) -> None:
-    command = [str(UV), "pip", "install", "--quiet", "--target", str(target)]
-    command += ["--python-version", python, "--only-binary=:all:", "--link-mode=copy"]
-    _run([*command, *arguments])
+    options = ["--quiet", "--target", str(target), "--python-version", python]
+    _uv("pip", "install", *options, "--only-binary=:all:", "--link-mode=copy", *arguments)
 
 
 def _write_launchers(entry_points: Path, folder: Path) -> None:
@@ -126,8 +124,5 @@ def _write_launchers(entry_points: Path, folder: Path) -> None:
         (folder / command).chmod(0o755)
 
 
-def _run(command: list[str]) -> str:
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise ImageError(f"{' '.join(command)}:\n{result.stderr.strip()}")
-    return result.stdout
+def _uv(*arguments: str) -> str:
+    return run([str(UV), *arguments], f"uv {' '.join(arguments)} failed", folder=ROOT)

@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from images.base import ImageError, suite
+from images.commands import ImageError, run
+from images.debian import root_folder, suite
 from images.oci import Config, Layer, write_archive
 
 __all__ = ["STAND_INS", "StandIn", "stand_in"]
@@ -90,27 +90,13 @@ def stand_in(base: StandIn, cache: Path, rust_version: str) -> Path:
 
 def _make(base: StandIn, target: Path, scratch: Path, rust_version: str) -> None:
     root, tar = scratch / "root", scratch / "root.tar"
-    packages = f"--include={','.join(base.packages)}"
-    command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", packages]
-    _run([*command, suite(), str(root)])
+    root_folder(root, base.packages, "minbase")
     script = f"set -eu\ncd '{root}'\n{base.finish}"
-    _run(["sh", "-c", script], {**os.environ, "RUST_VERSION": rust_version})
+    environment = {**os.environ, "RUST_VERSION": rust_version}
+    run(["sh", "-c", script], f"finishing {base.reference} failed", environment=environment)
     create = ["tar", "--create", "--sort=name", "--numeric-owner", f"--file={tar}"]
-    _run([*create, f"--directory={root}", "--exclude=./dev/*", "."])
+    pack = [*create, f"--directory={root}", "--exclude=./dev/*", "."]
+    run(pack, f"packing {base.reference} failed")
     layer = Layer.compress(tar, scratch / "layer.tar.gz", level=1)
-    environment = {"PATH": PATH, **dict(base.environment)}
-    write_archive(target, base.reference, [layer], Config(environment=environment))
-
-
-def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
-    result = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if result.returncode != 0:
-        last = "\n".join((result.stdout + result.stderr).splitlines()[-8:])
-        raise ImageError(f"{' '.join(command[:2])} failed:\n{last}")
+    config = Config(environment={"PATH": PATH, **dict(base.environment)})
+    write_archive(target, base.reference, [layer], config)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from charts import helm
-from images.base import ImageError
+from images.commands import ImageError
 from images.contents import IMAGES
 from programs import binaries
 from testcluster.down import down

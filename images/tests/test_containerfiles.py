@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from images import containerfiles
-from images.base import ImageError
+from images.commands import ImageError
 from images.containerfiles import (
     Store,
     containerfile,

@@ -110,8 +110,8 @@ def test_the_same_content_makes_the_same_archive_layer(tmp_path: Path) -> None:
 def test_two_builds_of_one_wheel_at_once_give_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(command: list[str]) -> str:
-        folder = next(arg for arg in command if arg.startswith("--out-dir=")).partition("=")[2]
+    def build(*arguments: str) -> str:
+        folder = next(arg for arg in arguments if arg.startswith("--out-dir=")).partition("=")[2]
         other_folder = tmp_path / "wheels" / "flyer-key"
         for target in (Path(folder), other_folder):  # the other build ends while this one runs
             target.mkdir()
@@ -119,7 +119,7 @@ def test_two_builds_of_one_wheel_at_once_give_one(
         return ""
 
     monkeypatch.setattr(packages, "source_key", lambda _: "key")
-    monkeypatch.setattr(packages, "_run", build)
+    monkeypatch.setattr(packages, "_uv", build)
     wheel = packages.wheel("flyer", tmp_path)
     assert wheel == tmp_path / "wheels" / "flyer-key" / "flyer.whl"
     assert [entry.name for entry in (tmp_path / "wheels").iterdir()] == ["flyer-key"]
