@@ -33,7 +33,7 @@ mod triad;
 pub use arch::Isa;
 pub use dtype::{Dtype, Op};
 pub use reduce::{
-    KernelError, Pass, Store, Width, copy_raw, reduce, reduce_into, reduce_raw, reduce_raw_with,
-    scale, scale_raw, scale_raw_with,
+    KernelError, Pass, Store, Width, copy_raw, reduce, reduce_raw, reduce_raw_with, scale,
+    scale_raw, scale_raw_with,
 };
 pub use triad::triad;

@@ -147,22 +147,6 @@ pub fn reduce(
     unsafe { reduce_raw(dtype, op, &pointers, output.as_mut_ptr(), numel) }
 }
 
-/// `accumulator[i] = op(accumulator[i], inputs[0][i], …)`: the accumulator is input 0 and the output.
-pub fn reduce_into(
-    dtype: Dtype,
-    op: Op,
-    accumulator: &mut [u8],
-    inputs: &[&[u8]],
-) -> Result<(), KernelError> {
-    let numel = check(dtype, op, inputs, accumulator.len())?;
-    let output = accumulator.as_mut_ptr();
-    let mut pointers = Vec::with_capacity(inputs.len() + 1);
-    pointers.push(output.cast_const());
-    pointers.extend(inputs.iter().map(|input| input.as_ptr()));
-    // SAFETY: as in `reduce`; input 0 is the output itself, which the kernels allow.
-    unsafe { reduce_raw(dtype, op, &pointers, output, numel) }
-}
-
 /// Divides every element by `divisor` (the number of ranks, for an average), with fp32 arithmetic and one
 /// rounding for the shorter types. If the sum is computed anyway, [`Pass::divisor`] saves a pass and a
 /// rounding.

@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -161,10 +160,8 @@ class CheckpointManager:
                 f"step {self._handle.step} is still being written after "
                 f"{self._busy_seconds_max:g} s: step {step} was not started; save less often"
             )
-        started = time.monotonic()
         handle = SaveHandle(step)
         job = self._prepare(step, state_of(state, parts), state_of(sharded, {}), on_durable)
-        handle.snapshot_seconds = time.monotonic() - started
         name = f"checkpoint-{step}"
         threading.Thread(target=self._run, args=(job, handle), name=name, daemon=True).start()
         self._handle = handle

@@ -56,8 +56,6 @@ class SaveHandle:
         self.error: CheckpointError | None = None
         self.bytes_written = 0
         """Bytes written by this rank."""
-        self.snapshot_seconds = 0.0
-        """Time that `save` blocked the training, in seconds."""
         self.write_seconds = 0.0
         self._done = threading.Event()
 

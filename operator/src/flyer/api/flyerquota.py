@@ -29,7 +29,6 @@ from flyer.api.rules import Rule, list_map, message_expression, rules
 from flyer.api.timestamps import Timestamp
 
 ANY = "*"
-NODES_MAX = 5_000
 _SUBJECTS_MAX = 1_000
 _LEVELS: list[JsonValue] = [level.value for level in Priority if level is not Priority.AUTO]
 _EACH = (
@@ -215,7 +214,6 @@ class FlyerQuota(StrictModel):
 
 __all__ = [
     "ANY",
-    "NODES_MAX",
     "FlyerQuota",
     "FlyerQuotaSpec",
     "FlyerQuotaStatus",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 import sys
 from typing import TYPE_CHECKING, Final
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from flyer.engine import Event, Node
 
 __all__ = ["main", "operate"]
-
-log = logging.getLogger("flyer.operator")
 
 _GC_THRESHOLDS: Final = (100_000, 50, 100)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -36,8 +35,6 @@ ORDER_FILE: Final = "sidecar-order.json"
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
 # Changes that do not cause a report by themselves.
 _IDLE_FIELDS: Final = frozenset({"step", "metrics", "output", "ranks_seen"})
-
-log = logging.getLogger(__name__)
 
 
 class SidecarState:
