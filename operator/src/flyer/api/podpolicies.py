@@ -1,24 +1,23 @@
 """Admission policies for pods, and for changes by the operator's service account.
 
-- `pod-labels`: labels by which the operator, the gateway and network policies know pods of jobs are
-  written by the operator's account alone.
+- `pod-labels`: only the operator's account may set the labels by which the operator, the gateway
+  and network policies identify pods of jobs.
 - `pod-dedicated-nodes`: pods that tolerate the taint of dedicated nodes, or are bound by
   `spec.nodeName`, need the verb `use` on the resource `flyernodes` named `dedicated`, either
   of the account that creates the pod or of the pod's own service account (a DaemonSet's pods are
-  created by a controller). A controller's own right does not count: it acts for anybody.
+  created by a controller). The controller's own permission does not count: it acts for any user.
 - `pod-priority-classes`: pods with a PriorityClass of the chart (`flyer-*`), or with a priority at
   which kube-scheduler preempts the suite's own pods, need the verb `use` on that PriorityClass, of
-  the same accounts, in the pod's namespace. Outside its own namespace the operator may use
-  `flyer-job` alone, so that a job's template cannot name another one.
-- `pod-of-job`: the controller reference of a FlyerJob's pod is not changed, and a pod whose
-  processes may run is deleted with a grace period. Otherwise the operator could not see, or not
-  end, what still runs on a node that it gives to the next job.
-- `pod-eviction`: the same for evictions, which name no owner and delete without the check of a
-  deletion: none without a grace period.
-- `operator-pods`: the operator creates, changes and deletes pods of FlyerJobs alone, and none in
-  the system namespaces. In its own namespace it changes labels of operator pods to mark the leader.
-- `operator-webhook`: of the webhook's registration the operator changes the authority alone.
-- `operator-namespaces`: made by the chart where `watchNamespaces` limits the operator.
+  the same accounts, in the pod's namespace. Outside its own namespace the operator may use only
+  `flyer-job`, so that a job's template cannot name another class.
+- `pod-of-job`: the controller reference of a FlyerJob's pod is immutable, and a pod whose processes
+  may run is deleted only with a grace period. Otherwise processes could remain, unknown to the
+  operator, on a node that it assigns to the next job.
+- `pod-eviction`: evictions, which `pod-of-job` does not cover, require a grace period, too.
+- `operator-pods`: the operator creates, changes and deletes only pods of FlyerJobs, and none in the
+  system namespaces. In its own namespace it changes labels of operator pods to mark the leader.
+- `operator-webhook`: the operator may change only the caBundle of the webhook configuration.
+- `operator-namespaces`: created by the chart if `watchNamespaces` limits the operator.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CRITICAL_PRIORITY: Final = 800_000_000
 _DEDICATED: Final = f"{names.GROUP}/dedicated"
 _NODES: Final = "flyernodes"
 _WEBHOOK: Final = "flyer-injection"
-# Everything of a webhook but the authority, which is in clientConfig.
+# All fields of a webhook except clientConfig, which contains the caBundle.
 _WEBHOOK_FIELDS: Final = (
     "rules", "failurePolicy", "matchPolicy", "namespaceSelector", "objectSelector", "sideEffects",
     "timeoutSeconds", "admissionReviewVersions", "reinvocationPolicy", "matchConditions",
@@ -48,7 +47,7 @@ _WEBHOOK_FIELDS: Final = (
 _MAY_DEDICATE: Final = (
     f"group('{names.GROUP}').resource('{_NODES}').name('dedicated').check('use').allowed()"
 )
-# CEL: the reference `o` is that of the FlyerJob that controls a pod.
+# CEL: whether the owner reference `o` is that of a FlyerJob that controls the pod.
 _CONTROLS: Final = (
     f"o.?controller.orValue(false) && o.kind == '{names.KIND_JOB}'"
     f" && o.apiVersion.startsWith('{names.GROUP}/')"
@@ -129,7 +128,7 @@ def _labels(operator: str) -> dict[str, Any]:
 
 
 def _dedicated(operator: str) -> dict[str, Any]:
-    """A toleration without an effect, or with NoSchedule, lets a pod onto the nodes."""
+    """A toleration without an effect, or with NoSchedule, allows a pod on the nodes."""
     tolerates = (
         "dyn(object).spec.?tolerations.orValue([]).exists(t,"
         f" (t.?key.orValue('') == '{_DEDICATED}'"
@@ -142,7 +141,7 @@ def _dedicated(operator: str) -> dict[str, Any]:
     return policy(
         "pod-dedicated-nodes", "", "pods", ["CREATE", "UPDATE"],
         matchConditions=[
-            # Mirror pods are the kubelet's own, of files on its node.
+            # Kubelets create mirror pods for static pods of their node.
             {
                 "name": "others",
                 "expression": f"request.userInfo.username != {operator}"
@@ -179,7 +178,7 @@ def _dedicated(operator: str) -> dict[str, Any]:
 
 
 def _priority_classes() -> dict[str, Any]:
-    """The API server has resolved the class by then: `spec.priority` is the class's value."""
+    """The API server has already resolved the class: `spec.priority` is its value."""
     pod = "dyn(object).spec"
     check = "group('scheduling.k8s.io').resource('priorityclasses')"
     check += ".namespace(request.namespace).name(variables.name).check('use').allowed()"
@@ -223,7 +222,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
     return policy(
         "pod-of-job", "", "pods", ["UPDATE", "DELETE"],
         matchConditions=[
-            # Kubelets delete without a grace period once no process is left.
+            # Kubelets delete without a grace period once all processes have ended.
             {
                 "name": "others",
                 "expression": f"request.userInfo.username != {operator}"
@@ -238,7 +237,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
                 " && !(oldObject.?status.?phase.orValue('') in ['Succeeded', 'Failed'])",
             },
             {
-                # As the API server decides it: the request's, or else the pod's own.
+                # As the API server determines it: the request's grace period, or else the pod's.
                 "name": "grace",
                 "expression": "dyn(request).?options.?gracePeriodSeconds.orValue("
                 "dyn(oldObject).spec.?terminationGracePeriodSeconds.orValue(30))",
@@ -246,7 +245,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
         ],
         validations=[
             {
-                # Of garbage collection, too: it would orphan pods that run.
+                # Also for the garbage collector, which would orphan running pods.
                 "expression": "request.operation == 'DELETE'"
                 f" || {owners('object')}.map(o, o.uid) == {owners('oldObject')}.map(o, o.uid)",
                 "messageExpression": "'metadata.ownerReferences: pod ' + oldObject.metadata.name"
@@ -257,7 +256,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
             {
                 "expression": "request.operation != 'DELETE' || !variables.runs"
                 " || variables.grace != 0"
-                # Kubernetes' own controllers may: of nodes that it has given up.
+                # Controllers of Kubernetes may force it on nodes that are out of service.
                 f" || authorizer.{_MAY_DEDICATE}",
                 "messageExpression": "'gracePeriodSeconds: pod ' + oldObject.metadata.name"
                 " + ' may still run and is not deleted by force by ' + request.userInfo.username"
