@@ -4,49 +4,33 @@
 mod about;
 mod calls;
 mod handle;
+mod progress;
 mod remote;
 
 use std::any::Any;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fabric::arena::Arena;
 use hfreduce_plan::Plan;
 
-use crate::driver::{Backend, Identity, Shared, Submission, TICK, lock};
-use crate::fork_guard::ForkGuard;
+use crate::driver::{Backend, Identity, Shared, Submission, lock};
 use crate::member::Member;
 use crate::operation::{Buffer, Operation, Transfer};
 use crate::work::WorkState;
 pub use handle::{WaitError, Work};
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 use hfreduce_core::{Fingerprint, Kind};
+use progress::Inner;
 
 /// The largest tag of a caller; the upper half is reserved for collective operations.
 pub const TAG_MAX: u64 = COLLECTIVE_TAG - 1;
 const COLLECTIVE_TAG: u64 = 1 << 63;
 /// The longest timeout: a day. Infinite timeouts are not supported.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
-
-struct Inner {
-    shared: Arc<Shared>,
-    /// None once the members have continued in another epoch.
-    driver: Mutex<Option<Box<dyn Backend>>>,
-    gate: Mutex<bool>,
-    wakeup: Condvar,
-    stop: AtomicBool,
-    /// Threads that need the driver now: a waiting thread that holds it returns it.
-    claims: AtomicU32,
-    /// No operation is accepted any more. Changed under the lock of the submissions.
-    closing: AtomicBool,
-    next: AtomicU64,
-    /// The process that connected. A forked child has the memory and the sockets, but no thread: it
-    /// must not use them.
-    fork_guard: ForkGuard,
-}
 
 /// State that outlives the epochs of a communicator: its registered memory and its identity.
 pub trait Session: Any + Send + Sync {
@@ -88,163 +72,6 @@ pub struct Communicator {
     closed: AtomicBool,
 }
 
-impl Inner {
-    /// Moves data with the calling thread, or waits for the thread that does.
-    fn wait(&self, mut now: Instant, until: Instant, done: impl Fn() -> bool) {
-        while !done() && now < until {
-            let leaves = || done() || self.is_claimed();
-            if self.is_claimed() || !self.try_driver(|driver| driver.drive(until, &|_| leaves())) {
-                if self.shared.pending.load(Ordering::SeqCst) {
-                    self.shared.notify();
-                }
-                let free = || !matches!(self.driver.try_lock(), Err(TryLockError::WouldBlock));
-                self.shared.waiters.wait(until, || done() || (!self.is_claimed() && free()));
-            }
-            if done() {
-                break; // Without reading the clock again.
-            }
-            now = Instant::now();
-        }
-    }
-
-    /// Runs `act` with the driver if it is free, and then wakes the threads that wait for it.
-    fn try_driver(&self, act: impl FnOnce(&mut dyn Backend)) -> bool {
-        let mut guard = match self.driver.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => {
-                let mut guard = poisoned.into_inner();
-                guard.iter_mut().for_each(|driver| driver.fail_after_panic());
-                guard
-            }
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let busy = guard.as_mut().is_some_and(|driver| {
-            act(&mut **driver);
-            driver.is_busy()
-        });
-        let retired = guard.is_none();
-        drop(guard);
-        self.shared.waiters.wake_all();
-        // A call that arrived after `is_busy` woke a background thread that found the driver in
-        // use. It is checked after the driver was returned, with the fence of `waiters` in between.
-        if busy || (!retired && self.shared.pending.load(Ordering::SeqCst)) {
-            self.wake_background();
-        }
-        true
-    }
-
-    fn wake_background(&self) {
-        *lock(&self.gate) = true;
-        self.wakeup.notify_one();
-    }
-
-    fn run_background(&self) {
-        while !self.stop.load(Ordering::SeqCst) {
-            {
-                let mut gate = lock(&self.gate);
-                if !*gate {
-                    gate = match self.wakeup.wait_timeout(gate, TICK) {
-                        Ok((gate, _)) => gate,
-                        Err(poisoned) => poisoned.into_inner().0,
-                    };
-                }
-                *gate = false;
-            }
-            fence(Ordering::SeqCst); // Between the wake-up and the check whether the driver is free.
-            if self.is_claimed() {
-                continue; // The claiming thread wakes this one if operations remain.
-            }
-            self.try_driver(|driver| {
-                driver.poll_once();
-                if driver.is_busy() {
-                    let stop = || self.stop.load(Ordering::SeqCst) || self.is_claimed();
-                    let until = Instant::now() + Duration::from_secs(3600);
-                    driver.drive(until, &|driver| !driver.is_busy() || stop());
-                }
-            });
-        }
-    }
-
-    fn is_claimed(&self) -> bool {
-        self.claims.load(Ordering::SeqCst) > 0
-    }
-
-    /// Runs `act` with the driver, which a waiting thread returns; false if it was not free before
-    /// `until`.
-    fn with_driver(&self, until: Instant, act: impl FnOnce(&mut dyn Backend)) -> bool {
-        let _claim = Claim::new(self);
-        let mut act = Some(act);
-        loop {
-            let was_free = self.try_driver(|driver| {
-                if let Some(act) = act.take() {
-                    act(driver);
-                }
-            });
-            if was_free || Instant::now() >= until {
-                return was_free;
-            }
-            self.shared.notify();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Takes the driver away, unless operations are in progress: later calls fail.
-    fn take_driver(&self, until: Instant) -> Option<Box<dyn Backend>> {
-        let _claim = Claim::new(self);
-        self.with_driver(until, |driver| driver.poll_once());
-        while Instant::now() < until {
-            match self.driver.try_lock() {
-                Ok(mut guard) => return guard.take_if(|driver| !driver.is_busy()),
-                Err(TryLockError::Poisoned(_)) => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
-        None
-    }
-
-    fn is_ours(&self) -> bool {
-        self.fork_guard.is_owner()
-    }
-
-    /// The error of a call in a forked child: memory and sockets belong to the parent.
-    fn forked(&self, operation: &str) -> CollectiveError {
-        let detail = format!(
-            "process {} connected and this is a child of it: connect after forking",
-            self.fork_guard.id()
-        );
-        self.refused(ErrorKind::Invalid, operation, detail)
-    }
-
-    fn refused(&self, kind: ErrorKind, operation: &str, detail: String) -> CollectiveError {
-        let identity = &self.shared.identity;
-        let node = identity.placement.node_name(identity.rank);
-        CollectiveError {
-            job: identity.job.as_str().into(),
-            rank: identity.rank,
-            node: node.into(),
-            operation: operation.to_owned(),
-            sequence: -1,
-            phase: "being called".to_owned(),
-            cause: Box::new(
-                AbortReason::new(kind, identity.rank, detail).with_peer(identity.rank, node),
-            ),
-            flight_record: None,
-        }
-    }
-
-    /// Aborts the communicator on every rank, naming this one; the first reason stays. Does nothing
-    /// in a forked child: the group belongs to its parent.
-    fn abort(&self, kind: ErrorKind, reason: &str) {
-        if !self.is_ours() {
-            return;
-        }
-        lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
-        self.shared.notify();
-        self.try_driver(|driver| driver.poll_once());
-        self.wake_background();
-    }
-}
-
 impl Communicator {
     /// Starts the background thread of a connected group.
     ///
@@ -256,17 +83,7 @@ impl Communicator {
         plan: Plan,
         session: Box<dyn Session>,
     ) -> std::io::Result<Self> {
-        let inner = Arc::new(Inner {
-            shared,
-            driver: Mutex::new(Some(driver)),
-            gate: Mutex::new(false),
-            wakeup: Condvar::new(),
-            stop: AtomicBool::new(false),
-            claims: AtomicU32::new(0),
-            closing: AtomicBool::new(false),
-            next: AtomicU64::new(0),
-            fork_guard: ForkGuard::new(),
-        });
+        let inner = Arc::new(Inner::new(shared, driver));
         let background = inner.clone();
         let thread = std::thread::Builder::new()
             .name("hfreduce".into())
@@ -464,24 +281,6 @@ impl Communicator {
     /// The error of a call that is rejected on this rank.
     pub fn refused(&self, kind: ErrorKind, operation: &str, detail: String) -> CollectiveError {
         self.inner.refused(kind, operation, detail)
-    }
-}
-
-/// While a claim exists, threads that wait for an operation leave the driver to the claiming
-/// thread.
-struct Claim<'a>(&'a Inner);
-
-impl<'a> Claim<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        inner.claims.fetch_add(1, Ordering::SeqCst);
-        Self(inner)
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.0.claims.fetch_sub(1, Ordering::SeqCst);
-        self.0.shared.waiters.wake_all();
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Inner, TIMEOUT_MAX};
+use super::TIMEOUT_MAX;
+use super::progress::Inner;
 use crate::work::{Callback, WorkState};
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 use hfreduce_shm::watermarks::Watermarks;

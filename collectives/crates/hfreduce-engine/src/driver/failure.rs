@@ -147,7 +147,7 @@ impl Driver {
         }
         let outcome = self.check_peers(now);
         self.check(outcome);
-        self.abort_if_peer_closed();
+        self.check_closed_links();
     }
 
     fn check_peers(&mut self, now: Instant) -> Result<(), Fault> {
@@ -200,7 +200,7 @@ impl Driver {
         self.node.forget(local);
         self.node.shm.end_peer_access(local);
         if self.node.shm.closed_at(local).is_some() {
-            self.fail_if_peer_closed();
+            self.abort_if_peer_closed();
             return;
         }
         let rank = self.node.identity().locals()[local];
@@ -209,15 +209,15 @@ impl Driver {
 
     /// Aborts if a started operation needs a neighbor that has closed the communicator since the
     /// last check.
-    pub(super) fn abort_if_peer_closed(&mut self) {
+    pub(super) fn check_closed_links(&mut self) {
         let tree = self.channel.as_mut().map(|channel| &mut channel.tree);
         if tree.is_some_and(|tree| std::mem::take(&mut tree.peer_closed)) {
-            self.fail_if_peer_closed();
+            self.abort_if_peer_closed();
         }
     }
 
     /// Aborts if a started operation needs a rank that has closed the communicator.
-    pub(super) fn fail_if_peer_closed(&mut self) {
+    pub(super) fn abort_if_peer_closed(&mut self) {
         let newest = self.operations.active.back().map(|active| &active.work).into_iter();
         let newest = newest.chain(self.operations.held.back().map(|call| &call.work));
         let newest = newest.chain(self.p2p.collectives()).map(|work| work.sequence).max();

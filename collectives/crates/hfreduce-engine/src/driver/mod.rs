@@ -164,7 +164,7 @@ impl Driver {
         loop {
             let outcome = self.advance();
             let again = self.check(outcome);
-            self.abort_if_peer_closed();
+            self.check_closed_links();
             if self.node.is_broken() {
                 return true;
             }
@@ -251,7 +251,7 @@ impl Driver {
             && self.operations.must_wait(&self.node, call.work.sequence)
         {
             self.operations.held.push_back(call);
-            self.fail_if_peer_closed();
+            self.abort_if_peer_closed();
             return;
         }
         let outcome = self.start(call);
@@ -295,7 +295,7 @@ impl Driver {
         }
         // A send or receive has no number among the collective operations.
         if collective {
-            self.fail_if_peer_closed();
+            self.abort_if_peer_closed();
         }
         Ok(())
     }
@@ -323,7 +323,7 @@ impl Driver {
                 let Some(channel) = &mut self.channel else { return };
                 let outcome = channel.receive(&self.node, index, event, &mut self.operations);
                 self.check(outcome);
-                self.abort_if_peer_closed();
+                self.check_closed_links();
             }
             TOKEN_LOCAL | TOKEN_PROCESS => self.local_hang_up(index),
             p2p::TOKEN_OUT | p2p::TOKEN_IN if !self.node.is_broken() => {

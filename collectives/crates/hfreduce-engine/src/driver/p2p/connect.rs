@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use super::{Dial, Incoming, Note, P2p, shutdown, token};
 use crate::driver::fault::Fault;
-use crate::driver::lock;
 use crate::driver::node::Node;
 use crate::driver::shared::Shared;
 use hfreduce_core::error::{AbortReason, ErrorKind};
+use hfreduce_shm::lock;
 use hfreduce_shm::quota::Charge;
 use hfreduce_transport::connection::Connection;
 use hfreduce_transport::wire::Head;
