@@ -4,8 +4,9 @@ use std::ffi::c_void;
 
 use hfreduce_engine::{Buffer, Communicator, DType, ReduceOp, fused_shape};
 
+use crate::comm::{Comm, open};
 use crate::error::Failure;
-use crate::group::{Comm, open, seconds};
+use crate::values::seconds;
 use crate::work::Work;
 
 /// What every operation is given; checked once.

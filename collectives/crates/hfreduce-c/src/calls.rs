@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use hfreduce_engine::DType;
 
 use crate::arguments::{Call, reduction};
+use crate::comm::Comm;
 use crate::error::{Failure, Status, guard};
-use crate::group::Comm;
 use crate::work::{Work, begun};
 
 /// See the header.

@@ -1,21 +1,15 @@
 //! Joining and leaving a group.
 
-use std::ffi::{CStr, c_char, c_void};
-use std::time::Duration;
+use std::ffi::{c_char, c_void};
 
 use hfreduce_bootstrap::{JoinError, Settings};
-use hfreduce_engine::{Communicator, Member};
+use hfreduce_engine::Member;
 
+use crate::comm::{Comm, boxed, open};
 use crate::error::{Failure, Status, guard};
-use crate::memory::Blocks;
+use crate::values::{put, seconds, text};
 
 const VERSION: u32 = 0x000103;
-
-/// `hfr_comm`.
-pub struct Comm {
-    pub(crate) engine: Communicator,
-    pub(crate) blocks: Blocks,
-}
 
 /// `hfr_options`.
 #[repr(C)]
@@ -177,31 +171,6 @@ pub unsafe extern "C" fn hfr_reconfigure(
 }
 
 /// # Safety
-/// `comm` is null or open.
-pub(crate) unsafe fn open<'a>(comm: *const Comm) -> Result<&'a Comm, Failure> {
-    // SAFETY: the caller's promise; it stays open as long as a call uses it.
-    unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("comm is NULL"))
-}
-
-/// # Safety
-/// `to` is null or writable.
-pub(crate) unsafe fn put<T>(name: &str, to: *mut T, value: T) -> Result<(), Failure> {
-    if to.is_null() {
-        return Err(Failure::invalid(format!("{name} is NULL")));
-    }
-    // SAFETY: just checked, and the caller's promise.
-    unsafe { to.write(value) };
-    Ok(())
-}
-
-pub(crate) fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
-    if value.is_nan() || value < 0.0 {
-        return Err(Failure::invalid(format!("{name} is {value}: give a time from 0 on")));
-    }
-    Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
-}
-
-/// # Safety
 /// `settings` are ours; `comm` is null or writable.
 unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure> {
     if comm.is_null() {
@@ -210,10 +179,6 @@ unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure>
     let engine = settings.join()?;
     // SAFETY: just checked, and the caller's promise.
     unsafe { put("comm", comm, boxed(engine)) }
-}
-
-pub(crate) fn boxed(engine: Communicator) -> *mut Comm {
-    Box::into_raw(Box::new(Comm { engine, blocks: Blocks::default() }))
 }
 
 /// # Safety
@@ -305,16 +270,4 @@ unsafe fn settings(options: &Options, alone: bool) -> Result<Settings, Failure> 
         }
     }
     Ok(settings)
-}
-
-/// # Safety
-/// `value` is null or text that ends with a null byte and lives as long as the call.
-unsafe fn text<'a>(name: &str, value: *const c_char) -> Result<Option<&'a str>, Failure> {
-    if value.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: just checked, and the caller's promise.
-    let found = unsafe { CStr::from_ptr(value) }.to_str();
-    let found = found.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))?;
-    Ok(Some(found).filter(|text| !text.is_empty()))
 }

@@ -6,13 +6,16 @@
 
 mod arguments;
 mod calls;
+mod comm;
 mod error;
 mod group;
 mod memory;
 mod newcomer;
+mod values;
 mod work;
 
 pub use calls::*;
+pub use comm::*;
 pub use error::*;
 pub use group::*;
 pub use memory::*;

@@ -1,16 +1,11 @@
 //! Registered memory, which the ranks of a node read and write in place.
 
-use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
-use hfreduce_engine::Block;
-
+use crate::comm::{Comm, open};
 use crate::error::{Failure, Status, guard};
-use crate::group::{Comm, open, put};
-
-/// Blocks of `hfr_alloc` that have not been freed, by address.
-pub(crate) type Blocks = Mutex<BTreeMap<usize, Block>>;
+use crate::values::put;
 
 /// See the header.
 ///

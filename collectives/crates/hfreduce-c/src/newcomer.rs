@@ -5,8 +5,10 @@ use std::ffi::c_void;
 use hfreduce_daemon::AnyNewcomer;
 use hfreduce_engine::Member as EngineMember;
 
+use crate::comm::{Comm, boxed, open};
 use crate::error::{Failure, Status, guard};
-use crate::group::{Comm, Options, boxed, of_newcomer, open, put, read, seconds};
+use crate::group::{Options, of_newcomer, read};
+use crate::values::{put, seconds};
 
 /// `hfr_newcomer`.
 pub struct Newcomer {

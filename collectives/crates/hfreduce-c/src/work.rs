@@ -3,7 +3,7 @@
 use hfreduce_engine::{CollectiveError, WaitError, Work as EngineWork};
 
 use crate::error::{Failure, Status, guard};
-use crate::group::{put, seconds};
+use crate::values::{put, seconds};
 
 /// `hfr_work`.
 pub struct Work {
