@@ -2,16 +2,8 @@
 
 use super::credit::{Key, class};
 use super::fingerprint::Fingerprint;
+use super::flow::Stage;
 use crate::error::AbortReason;
-
-/// The direction of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// A partial sum on its way to the root of the tree.
-    Up = 0,
-    /// A result on its way from the root.
-    Down = 1,
-}
 
 /// Header of a data frame: what its payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::tree::Stage;
+use super::flow::Stage;
 
 /// A chunk of an operation: (operation's sequence number, chunk index). Ordered by age.
 pub type Key = (u64, u32);

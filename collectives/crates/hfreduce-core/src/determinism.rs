@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::fingerprint::Kind;
+use super::kind::Kind;
 use crate::{DType, ReduceOp};
 
 /// See the module's text.

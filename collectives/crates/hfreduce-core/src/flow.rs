@@ -17,6 +17,15 @@ use hfreduce_plan::Plan;
 /// Maximum number of neighbors of a node in one tree: its parent and two children.
 pub const NEIGHBOURS_MAX: usize = 3;
 
+/// The direction of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// A partial sum on its way to the root of the tree.
+    Up = 0,
+    /// A result on its way from the root.
+    Down = 1,
+}
+
 /// The route of one chunk through one node, by link number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Flow {

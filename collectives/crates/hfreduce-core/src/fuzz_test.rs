@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::credit::CLASSES;
 use super::matching::{ANY_RANK, Envelope, OFFERS_MAX, PairAction, Pairs, TransferId};
 use super::reconfigure::{Message, Reconfiguration, Rejection, Start, Step};
-use super::tree::{Action, DataHead, Place, Stage, TreeCore};
-use super::{Determinism, Fingerprint, Flows, Geometry, Kind};
+use super::tree::{Action, DataHead, Place, TreeCore};
+use super::{Determinism, Fingerprint, Flows, Geometry, Kind, Stage};
 use crate::error::ErrorKind;
 
 const WINDOW: u32 = 4;

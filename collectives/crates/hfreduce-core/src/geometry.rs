@@ -5,8 +5,9 @@
 //! alone, never on earlier operations, so that equal shapes produce equal bits. In stable mode all
 //! chunks use tree 0 with its own root.
 
-use super::action::Stage;
-use super::fingerprint::{Fingerprint, Kind};
+use super::fingerprint::Fingerprint;
+use super::flow::Stage;
+use super::kind::Kind;
 
 /// A set of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

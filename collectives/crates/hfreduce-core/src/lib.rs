@@ -4,7 +4,7 @@
 //! The modules use no clock, socket, thread, randomness or payload byte. Time is passed in as a
 //! number, payload is identified by slot, and everything to be done is returned as an [`Action`].
 //!
-//! - [`fingerprint`], [`determinism`]: what ranks agree on about an operation.
+//! - [`kind`], [`fingerprint`], [`determinism`]: what ranks agree on about an operation.
 //! - [`geometry`]: how an operation is split into chunks.
 //! - [`flow`]: the route of a chunk through a tree, as seen from one node.
 //! - [`credit`]: flow control between two nodes.
@@ -26,6 +26,7 @@ pub mod error;
 pub mod fingerprint;
 pub mod flow;
 pub mod geometry;
+pub mod kind;
 pub mod liveness;
 pub mod matching;
 pub mod placement;
@@ -40,13 +41,14 @@ pub const OUTSTANDING_MAX: usize = 512;
 
 pub use determinism::Determinism;
 pub use error::{AbortReason, CollectiveError, ErrorKind};
-pub use fingerprint::{FINGERPRINT_BYTES, Fingerprint, Kind};
-pub use flow::{Flow, Flows};
+pub use fingerprint::{FINGERPRINT_BYTES, Fingerprint};
+pub use flow::{Flow, Flows, Stage};
 pub use geometry::{Chunk, Geometry, Ranks};
 pub use hfreduce_kernels::Dtype as DType;
+pub use kind::Kind;
 pub use placement::Placement;
 pub use reduce_op::{ReduceOp, fused_shape};
-pub use tree::{Action, DataHead, Place, Stage, TreeCore};
+pub use tree::{Action, DataHead, Place, TreeCore};
 
 #[cfg(test)]
 mod fuzz_test;

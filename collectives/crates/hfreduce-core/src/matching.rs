@@ -13,7 +13,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::fingerprint::{Fingerprint, Kind};
+use super::fingerprint::Fingerprint;
+use super::kind::Kind;
 use super::tree::Violation;
 
 /// Maximum number of offers without a grant that one rank may have at another: more than a program

@@ -1,6 +1,7 @@
 //! Tests of message matching.
 
-use super::fingerprint::{Fingerprint, Kind};
+use super::fingerprint::Fingerprint;
+use super::kind::Kind;
 use super::matching::*;
 use super::tree::Violation;
 use crate::Determinism;

@@ -18,7 +18,7 @@ use super::OUTSTANDING_MAX;
 pub use super::action::*;
 use super::credit::{CLASSES, Key, ReceiveWindow, SendWindow, class};
 use super::fingerprint::Fingerprint;
-use super::flow::{Flow, Flows, NEIGHBOURS_MAX};
+use super::flow::{Flow, Flows, NEIGHBOURS_MAX, Stage};
 use super::geometry::Chunk;
 use crate::error::AbortReason;
 

@@ -26,7 +26,7 @@ pub use endpoint::{
     Endpoint, Newcomer, Options, STREAMS_MAX, TransportKind, check_descriptors, descriptors_needed,
 };
 pub use fabric::arena::Block;
-pub use hfreduce_core::fingerprint::Kind;
+pub use hfreduce_core::kind::Kind;
 pub use hfreduce_core::{
     AbortReason, CollectiveError, DType, Determinism, ErrorKind, Placement, ReduceOp, fused_shape,
 };
