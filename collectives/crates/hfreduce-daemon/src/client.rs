@@ -1,5 +1,6 @@
 //! Client side of the daemon protocol: the part of a rank that runs in the rank's process.
 
+mod arena;
 mod driver;
 mod endpoint;
 mod pipelined;

@@ -12,7 +12,7 @@ use fabric::deadline::Deadline;
 use rustix::fd::AsFd;
 
 use super::ClientDriver;
-use super::endpoint::receive_arena;
+use super::arena::receive_arena;
 use crate::protocol::{ANSWER, PHASE, Reconfigure, Reconfigured, Request, Response, await_message};
 use hfreduce_core::error::{CollectiveError, ErrorKind};
 use hfreduce_engine::communicator::{Communicator, Session, TIMEOUT_MAX};

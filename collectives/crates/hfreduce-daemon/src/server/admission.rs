@@ -11,7 +11,7 @@ use fabric::deadline::Deadline;
 use fabric::shm;
 
 use super::connection::ClientConnection;
-use super::reconfigure::send_reconfigured;
+use super::reconfigure::{CONNECTS_WITHIN, send_reconfigured};
 use super::session::Session;
 use crate::protocol::{
     ANSWER, MESSAGE_BYTES_MAX, Open, PHASE, Request, Response, VERSION, await_message,
@@ -25,8 +25,6 @@ use hfreduce_transport::message_socket::MessageSocket;
 
 /// Maximum time before a rank connects, or a newcomer joins.
 const MEETS_WITHIN: Duration = Duration::from_secs(3600);
-/// Maximum time for connecting.
-pub const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
 
 /// Maximum length of a job's name, and of a reason, in the log.
 const JOB_LOGGED: usize = 64;

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use fabric::arena::Arena;
 
-use super::admission::CONNECTS_WITHIN;
 use super::connection::ClientConnection;
 use super::session::{Next, Session};
 use crate::protocol::{ANSWER, Reconfigure, Reconfigured, Request, Response, await_message};
 use hfreduce_core::error::ErrorKind;
 use hfreduce_engine::communicator::Communicator;
 use hfreduce_engine::endpoint::ReconfigureSource;
+
+/// Maximum time for connecting.
+pub(crate) const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
 
 impl Session<'_> {
     /// Moves the session to the next epoch. After an error the rank may ask again.
