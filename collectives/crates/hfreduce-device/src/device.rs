@@ -1,28 +1,28 @@
 //! A GPU with the engine's operations on its memory.
 
 use std::path::Path;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use hfreduce_engine::communicator::TIMEOUT_MAX;
 use hfreduce_engine::{Buffer, CollectiveError, Communicator, Watermarks, Work};
 
 use crate::arena::{self, Arena, Block};
 use crate::context::{Context, Event, Stream};
-use crate::cuda::{Cuda, Pointer};
+use crate::counters::Counters;
+use crate::cuda::Cuda;
 use crate::error::DeviceError;
 use crate::gdr::{self, Gdr};
 use crate::handle::DeviceWork;
 use crate::job::{Job, Lane, Parts};
+use crate::memory::Memory;
 use crate::numa;
 use crate::settled::{Failure, Settled};
 use crate::windows::Windows;
 use crate::worker::{self, Inbox};
 
 const ALIGNMENT_BYTES: usize = 4096;
-/// Infinite timeouts are not supported.
-pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Settings of a device.
 #[derive(Clone, Debug)]
@@ -47,53 +47,6 @@ impl Default for Settings {
             gdrcopy: Some(gdr::LIBRARY.to_owned()),
         }
     }
-}
-
-/// A range of a device's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Range {
-    /// Its address.
-    pub pointer: Pointer,
-    /// Its length.
-    pub bytes: usize,
-}
-
-/// Memory that an operation reads and writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Range that is copied to the host first.
-    pub input: Range,
-    /// Range that is copied from the host afterwards.
-    pub output: Range,
-    /// Length of the engine's buffer if input and output share it, otherwise 0.
-    pub shared_bytes: usize,
-}
-
-impl Memory {
-    /// One range for input and output; `brings`: this rank contributes to the operation; `takes`: it receives
-    /// the result.
-    pub fn in_place(range: Range, brings: bool, takes: bool) -> Self {
-        let range_if = |used: bool| if used { range } else { Range::default() };
-        Self { input: range_if(brings), output: range_if(takes), shared_bytes: range.bytes }
-    }
-
-    /// Separate ranges for input and output.
-    pub fn apart(input: Range, output: Range) -> Self {
-        Self { input, output, shared_bytes: 0 }
-    }
-}
-
-/// Counters of a device.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Bytes copied from the GPU.
-    pub down_bytes: AtomicU64,
-    /// Bytes copied to the GPU.
-    pub up_bytes: AtomicU64,
-    /// Of these, the bytes that the processor copied with GDRCopy.
-    pub by_processor_bytes: AtomicU64,
-    /// Number of pauses of the worker while it waited for a copy.
-    pub pauses: AtomicU64,
 }
 
 /// An open GPU. Closed when dropped, within a few seconds.

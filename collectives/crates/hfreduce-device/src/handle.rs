@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use hfreduce_engine::communicator::TIMEOUT_MAX;
 use hfreduce_engine::{Callback, CollectiveError, ErrorKind, WaitError, Work};
 
-use crate::device::TIMEOUT_MAX;
 use crate::error::DeviceError;
 use crate::settled::{Failure, Settled};
 

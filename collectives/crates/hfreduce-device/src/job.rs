@@ -16,9 +16,10 @@ use hfreduce_engine::{ErrorKind, Watermarks, Work};
 
 use crate::arena::{self, Block};
 use crate::context::{Context, Event, Stream};
+use crate::counters::Counters;
 use crate::cursor::Cursor;
-use crate::device::{Counters, Memory};
 use crate::error::DeviceError;
+use crate::memory::Memory;
 use crate::settled::{Failure, Settled};
 use crate::windows::Windows;
 

@@ -17,6 +17,7 @@
 
 mod arena;
 mod context;
+mod counters;
 pub mod cuda;
 mod cursor;
 pub mod device;
@@ -24,12 +25,15 @@ mod error;
 pub mod gdr;
 mod handle;
 mod job;
+mod memory;
 pub mod numa;
 mod settled;
 pub mod windows;
 mod worker;
 
+pub use counters::Counters;
 pub use cuda::Cuda;
-pub use device::{Counters, Device, Memory, Range, Settings};
+pub use device::{Device, Settings};
 pub use error::DeviceError;
 pub use handle::DeviceWork;
+pub use memory::{Memory, Range};
