@@ -17,14 +17,8 @@
 //! - All descriptors that it waits for are in the poller: a rank blocks in one place.
 
 use std::io;
-use std::net::TcpStream;
 
-use fabric::deadline::Deadline;
-use serde::{Deserialize, Serialize};
-
-use super::in_process::InProcess;
 use super::poller::{Poller, Ready};
-use super::tcp::Streams;
 use super::wire::Head;
 use hfreduce_core::credit::Key;
 use hfreduce_core::{DataHead, Place};
@@ -39,16 +33,6 @@ pub const DESCRIPTOR_SHIFT: u32 = 16;
 pub type Note = Option<Key>;
 /// Returned when a payload is complete: its head, and its destination.
 pub type Bound = (DataHead, Place);
-
-/// Kind of transport along the trees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TransportKind {
-    /// TCP.
-    #[default]
-    Tcp,
-    /// Queues in memory, for ranks that are threads of one process.
-    InProcess,
-}
 
 /// Payload of a frame.
 #[derive(Debug)]
@@ -111,27 +95,6 @@ pub enum Received {
     Payload(Bound),
     /// An owned payload is complete.
     Owned(Vec<u8>),
-}
-
-/// Creates the transport of a link from its authenticated connections; `dialed`: this end dialed
-/// them. A transport that is not TCP sends its address to the peer over them.
-///
-/// # Errors
-/// A system call failed, or the peer is gone.
-pub fn open(
-    kind: TransportKind,
-    connections: Vec<TcpStream>,
-    dialed: bool,
-    slot_bytes: usize,
-    deadline: Deadline,
-) -> io::Result<Box<dyn Transport>> {
-    Ok(match kind {
-        TransportKind::Tcp => Box::new(Streams::new(connections, slot_bytes)?),
-        TransportKind::InProcess => {
-            let first = connections.into_iter().next().ok_or(io::ErrorKind::NotConnected)?;
-            Box::new(InProcess::meet(first, dialed, deadline)?)
-        }
-    })
 }
 
 /// A transport of one link. Used by one thread at a time, through a pointer: next to a chunk of

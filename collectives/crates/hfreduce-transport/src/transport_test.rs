@@ -1,11 +1,13 @@
 use super::*;
+use crate::in_process::InProcess;
+use crate::tcp::Streams;
 use crate::wire::{Frame, HEAD_BYTES};
 use hfreduce_core::credit::CLASSES;
 use hfreduce_core::{Determinism, Fingerprint, Kind, Stage};
 use hfreduce_testing::cases;
 use proptest::prelude::*;
 use std::io::Write;
-use std::net::{Shutdown, TcpListener};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 const SLOT_BYTES: usize = 256 << 10;

@@ -26,7 +26,8 @@ use hfreduce_shm::peer_memory::{self, MappingListener, PeerMemory};
 use hfreduce_shm::quota::{Charge, OverLimit};
 use hfreduce_shm::segment::{Shape, ShmSegment};
 use hfreduce_transport::message_socket::MessageSocket;
-use hfreduce_transport::transport::{self, Transport, TransportKind};
+use hfreduce_transport::open::{TransportKind, open};
+use hfreduce_transport::transport::Transport;
 
 const HELLO: [u8; 8] = *b"HFHELLO3";
 /// Size of a hello message, which is authenticated by the handshake.
@@ -231,7 +232,7 @@ impl Endpoint {
                 }
             };
             let (kind, slot_bytes) = (self.options.transport, self.options.slot_bytes);
-            let transport = transport::open(kind, streams, dialed, slot_bytes, deadline);
+            let transport = open(kind, streams, dialed, slot_bytes, deadline);
             let transport = transport.map_err(|error| {
                 self.peer_error(ErrorKind::Io, rank, "connecting", error.to_string())
             })?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric::arena::Arena;
 use fabric::interfaces::AddressSelector;
-use hfreduce_transport::transport::TransportKind;
+use hfreduce_transport::open::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::CHANNELS_MAX;
