@@ -81,7 +81,7 @@ impl Endpoint {
             let detail = format!("listening on a local socket: {error}");
             refused(&options, ErrorKind::Io, "opening", detail)
         })?;
-        let mut info = options.info(&identity, options.rank, &local_sockets);
+        let mut info = identity.info(&options, options.rank, &local_sockets);
         let ranks = options.placement.len();
         info.agree(
             &format!("{ranks} ranks, bridge {:?}", options.bridge),

@@ -16,12 +16,13 @@ pub mod endpoint;
 mod fork_guard;
 pub mod member;
 pub mod operation;
+#[doc(hidden)]
+pub mod priority;
 pub mod share;
 #[doc(hidden)]
 pub mod work;
 
 pub use communicator::{Communicator, WaitError, Work};
-pub use driver::priority::Priority;
 pub use endpoint::{
     Endpoint, Newcomer, Options, STREAMS_MAX, TransportKind, check_descriptors, descriptors_needed,
 };
@@ -34,5 +35,6 @@ pub use hfreduce_shm::flight;
 pub use hfreduce_shm::watermarks::Watermarks;
 pub use member::Member;
 pub use operation::{Buffer, Operation};
+pub use priority::Priority;
 pub use share::Share;
 pub use work::Callback;

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use hfreduce_shm::quota::{Account, Charge, Limits, OverLimit};
 
-use crate::driver::priority::PriorityLevels;
+use crate::priority::PriorityLevels;
 
 /// Resources of one user.
 #[derive(Debug, Default)]

@@ -17,8 +17,8 @@
 //! ```
 //! All parts stand on `node` (identity, segment, doorbells, poller), `fault` and `shared` (state
 //! shared with callers). Around the parts: `waiting` (polls, sleeps), `failure` (aborts, closes),
-//! `liveness` (heartbeats), `diagnosis` (what this rank waits for), `priority` (between the
-//! communicators of a process), `backend` (the interface, which a remote driver also has).
+//! `liveness` (heartbeats), `diagnosis` (what this rank waits for), `backend` (the interface, which a
+//! remote driver also has).
 
 mod backend;
 mod channel;
@@ -31,7 +31,6 @@ mod local;
 mod node;
 mod operations;
 pub mod p2p;
-pub mod priority;
 mod reduce;
 mod registered;
 mod ring;
@@ -44,6 +43,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::priority::PriorityGate;
 use channel::Channel;
 use fault::Fault;
 use hfreduce_core::Kind;
@@ -57,7 +57,6 @@ use local::Local;
 use node::Node;
 use operations::Operations;
 use p2p::P2p;
-use priority::PriorityGate;
 use tree_links::TreeLinks;
 use waiting::YieldBackoff;
 

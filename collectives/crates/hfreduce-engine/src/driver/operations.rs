@@ -17,9 +17,9 @@ use std::time::Instant;
 
 use super::fault::Fault;
 use super::node::Node;
-use super::priority::UnderWay;
 use super::shared::{Identity, Submission};
 use crate::operation::Operation;
+use crate::priority::UnderWay;
 use crate::work::WorkState;
 use hfreduce_core::{Chunk, Geometry, Kind, OUTSTANDING_MAX, Ranks, Stage};
 use hfreduce_shm::segment::{Compared, Registered, WAIT_END, WAIT_WINDOW};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
-use super::priority::{Priority, Wake};
 use crate::operation::Operation;
+use crate::priority::{Priority, Wake};
 use crate::share::Share;
 use crate::work::{Waiters, WorkState};
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};

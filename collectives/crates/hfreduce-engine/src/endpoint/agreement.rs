@@ -11,7 +11,6 @@ use fabric::deadline::Deadline;
 use super::identity::EndpointIdentity;
 use super::info::{Info, host};
 use super::neighbors::{Call, Hello, Purpose, dial};
-use super::reconfigure::Watch;
 use crate::driver::lock;
 use hfreduce_core::error::ErrorKind;
 use hfreduce_core::reconfigure::{Agreement, Reconfiguration, Rejection, Start, Step};
@@ -26,6 +25,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 type Dialed = (usize, Result<TcpStream, (ErrorKind, String)>);
+
+/// Checked while members agree: returns why the rank has ended, if it has.
+pub type Watch<'a> = &'a mut dyn FnMut() -> Option<String>;
 
 /// Drives one attempt.
 pub(super) struct AgreementDriver<'a> {

@@ -55,7 +55,7 @@ fn damaged_infos_lead_to_a_valid_epoch_or_an_error() {
     let endpoint = Endpoint::new(options(0), &KEY).unwrap();
     let other = Endpoint::new(options(2), &KEY).unwrap();
     let info = |endpoint: &Endpoint| {
-        endpoint.options.info(&endpoint.identity, 0, &LocalSockets::default())
+        endpoint.identity.info(&endpoint.options, 0, &LocalSockets::default())
     };
     let infos = [&endpoint, &other].map(|of| serde_json::to_value(info(of)).unwrap());
     let property = |(which, edits): (usize, Vec<_>)| {

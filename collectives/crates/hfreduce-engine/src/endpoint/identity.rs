@@ -13,7 +13,7 @@ use fabric::interfaces::{Interface, interfaces, source_towards};
 use fabric::tcp::Port;
 
 use super::Options;
-use super::info::{Info, first_eight, refused, refused_on};
+use super::info::{Info, LocalSockets, VERSION, digest, first_eight, host, refused, refused_on};
 use super::neighbors::{Inbox, open_port};
 use super::options::{descriptors_needed, descriptors_without_messages, memory_needed};
 use crate::communicator::Communicator;
@@ -138,6 +138,44 @@ impl EndpointIdentity {
                 *arena = Some(new.clone());
                 Ok(new)
             }
+        }
+    }
+
+    /// The info of a rank with this identity.
+    pub(super) fn info(&self, options: &Options, rank: u32, local_sockets: &LocalSockets) -> Info {
+        let place = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
+        let streams = options.streams.map_or("auto".to_owned(), |streams| streams.to_string());
+        let agreed = format!(
+            "slot_bytes {}, slots {:?}, window {}, determinism {}, streams {streams} over {:?}",
+            options.slot_bytes,
+            options.slots,
+            options.window,
+            options.determinism,
+            options.transport
+        );
+        let first = self.reached_at.first();
+        Info {
+            version: VERSION,
+            rank,
+            id: self.id,
+            host: host(),
+            processors: options
+                .processors
+                .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
+            addresses: self.reached_at.iter().map(|interface| interface.address).collect(),
+            interface: first.map(|interface| interface.name.clone()).unwrap_or_default(),
+            port: self.port(),
+            local_socket: local_sockets.local_name.clone(),
+            mapping_socket: local_sockets.mapping_socket_name.clone(),
+            registered_bytes: options.registered_bytes as u64,
+            agreement: digest(agreed.as_bytes()),
+            agreed,
+            channels: options.channels,
+            served: options.served,
+            node: place.0,
+            zone: place.1,
+            bridge: options.bridge.clone(),
+            previous_epoch: None,
         }
     }
 

@@ -9,7 +9,6 @@ use fabric::shm;
 use serde::{Deserialize, Serialize};
 
 use super::Options;
-use super::identity::EndpointIdentity;
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 
 /// Version of the info; ranks of another release are refused.
@@ -69,46 +68,6 @@ impl Info {
     pub fn agree(&mut self, short: &str, long: &str) {
         self.agreed = format!("{short}, {}", self.agreed);
         self.agreement = digest(format!("{long}, {}", self.agreed).as_bytes());
-    }
-}
-
-impl Options {
-    /// The info of this rank.
-    pub fn info(
-        &self,
-        identity: &EndpointIdentity,
-        rank: u32,
-        local_sockets: &LocalSockets,
-    ) -> Info {
-        let place = self.placement.get(self.rank as usize).cloned().unwrap_or_default();
-        let streams = self.streams.map_or("auto".to_owned(), |streams| streams.to_string());
-        let agreed = format!(
-            "slot_bytes {}, slots {:?}, window {}, determinism {}, streams {streams} over {:?}",
-            self.slot_bytes, self.slots, self.window, self.determinism, self.transport
-        );
-        Info {
-            version: VERSION,
-            rank,
-            id: identity.id,
-            host: host(),
-            processors: self
-                .processors
-                .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
-            addresses: identity.reached_at.iter().map(|one| one.address).collect(),
-            interface: identity.reached_at.first().map(|one| one.name.clone()).unwrap_or_default(),
-            port: identity.port(),
-            local_socket: local_sockets.local_name.clone(),
-            mapping_socket: local_sockets.mapping_socket_name.clone(),
-            registered_bytes: self.registered_bytes as u64,
-            agreement: digest(agreed.as_bytes()),
-            agreed,
-            channels: self.channels,
-            served: self.served,
-            node: place.0,
-            zone: place.1,
-            bridge: self.bridge.clone(),
-            previous_epoch: None,
-        }
     }
 }
 

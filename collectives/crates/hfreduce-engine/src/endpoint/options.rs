@@ -9,7 +9,7 @@ use hfreduce_transport::open::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::CHANNELS_MAX;
-use crate::driver::priority::{HELD, Priority};
+use crate::priority::{HELD, Priority};
 use crate::share::Share;
 use hfreduce_core::Determinism;
 use hfreduce_core::credit::CLASSES;

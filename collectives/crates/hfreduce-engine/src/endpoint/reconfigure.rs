@@ -13,7 +13,7 @@ use fabric::arena::Arena;
 use fabric::auth::nonce;
 use fabric::deadline::Deadline;
 
-use super::agreement::AgreementDriver;
+use super::agreement::{AgreementDriver, Watch};
 use super::identity::{EndpointIdentity, ReconfigureSource};
 use super::info::{Info, LocalSockets, digest, first_eight, refused};
 use super::members::{choose, list_digest};
@@ -26,8 +26,6 @@ use hfreduce_core::reconfigure::{Agreement, Rejection, Start};
 
 /// Time in which operations of the previous epoch may end.
 pub const CLOSE: Duration = Duration::from_secs(2);
-/// Checked while members agree: returns why the rank has ended, if it has.
-pub type Watch<'a> = &'a mut dyn FnMut() -> Option<String>;
 
 /// A process that waits to join an existing communicator.
 pub struct Newcomer {
@@ -53,7 +51,7 @@ impl Newcomer {
 
     /// The info that the members need to accept it.
     pub fn info(&self) -> Vec<u8> {
-        let info = self.options.info(&self.identity, 0, &LocalSockets::default());
+        let info = self.identity.info(&self.options, 0, &LocalSockets::default());
         serde_json::to_vec(&info).unwrap_or_default()
     }
 
@@ -212,7 +210,7 @@ fn go(
     let nonce = nonce().map_err(|error| trouble("reading random bytes", error))?;
     let local_sockets = LocalSockets::open(true, options.peer_memory)
         .map_err(|error| trouble("listening on a local socket", error))?;
-    let info = Info { previous_epoch, ..options.info(&identity, 0, &local_sockets) };
+    let info = Info { previous_epoch, ..identity.info(&options, 0, &local_sockets) };
     let start = Start {
         id: identity.id,
         attempt: u64::from(identity.attempts.fetch_add(1, Ordering::Relaxed)),

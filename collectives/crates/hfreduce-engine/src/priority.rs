@@ -1,7 +1,7 @@
 //! Priority between the communicators of a process.
 //!
 //! Every operation along the trees is counted at the level of its communicator, for all
-//! communicators that one user has in the process (see [`Share`](crate::Share)). A driver does not
+//! communicators that one user has in the process (see [`Share`](crate::share::Share)). A driver does not
 //! start a chunk while operations of a higher level are in progress, for at most [`HELD`]: ranks
 //! whose operations wait for each other crosswise lose that time once, not for each chunk, and a
 //! stream of short operations leaves the others a window of chunks each time. Started chunks
