@@ -27,13 +27,14 @@
 mod arch;
 mod dtype;
 mod environment;
+mod pass;
 mod reduce;
 mod triad;
 
 pub use arch::Isa;
 pub use dtype::{Dtype, Op};
+pub use pass::{Pass, Store, Width};
 pub use reduce::{
-    KernelError, Pass, Store, Width, copy_raw, reduce, reduce_raw, reduce_raw_with, scale,
-    scale_raw, scale_raw_with,
+    KernelError, copy_raw, reduce, reduce_raw, reduce_raw_with, scale, scale_raw, scale_raw_with,
 };
 pub use triad::triad;

@@ -1,6 +1,6 @@
 //! Integer kernels without intrinsics: the compiler vectorises a block of fixed length.
 
-use super::generic::{Combine, Max, Min, Product, Sum};
+use super::lanes::{Combine, Max, Min, Product, Sum};
 use crate::{Dtype, Op, Pass};
 
 /// Elements of a block: 256 bytes of the widest type.

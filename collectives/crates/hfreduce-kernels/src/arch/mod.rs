@@ -1,5 +1,5 @@
-//! Instruction sets: one algorithm ([`generic`]) over a small trait of vector operations, and a thin file for
-//! each set.
+//! Instruction sets: one algorithm ([`generic`]) over a few traits of vector operations ([`lanes`]), and a
+//! thin file for each set.
 //!
 //! ```text
 //!   choose:   best that the processor has, once        per file: load / store of a block of each format, add,
@@ -13,7 +13,9 @@
 pub(crate) mod fp8;
 mod generic;
 mod integers;
+mod lanes;
 mod scalar;
+mod scalar_formats;
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

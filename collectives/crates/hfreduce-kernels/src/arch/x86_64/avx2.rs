@@ -3,9 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::avx2_formats::{Bf16, F8E4M3, F8E5M2, F16, F32, F64};
-use crate::arch::generic::{
-    self, Bytes, Combine, Floats, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES,
-};
+use crate::arch::generic;
+use crate::arch::lanes::{Bytes, Combine, Floats, Format, Lanes, Machine, STREAM_ALIGNMENT_BYTES};
 use crate::{Pass, Store};
 
 struct Avx2;

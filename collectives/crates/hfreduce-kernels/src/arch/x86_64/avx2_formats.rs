@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 };
 
 use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
-use crate::arch::generic::Format;
+use crate::arch::lanes::Format;
 
 pub(super) struct F32;
 pub(super) struct Bf16;

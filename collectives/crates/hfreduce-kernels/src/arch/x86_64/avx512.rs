@@ -6,7 +6,8 @@
 use std::arch::x86_64::*;
 
 use super::avx512_formats::{Bf16, F16, F32, F64};
-use crate::arch::generic::{self, Combine, Floats, Format, Lanes, Machine};
+use crate::arch::generic;
+use crate::arch::lanes::{Combine, Floats, Format, Lanes, Machine};
 use crate::{Pass, Store};
 
 struct Avx512;

@@ -8,7 +8,8 @@ use std::arch::x86_64::*;
 
 use super::avx512_formats::{Block, F32, join, put};
 use crate::arch::fp8::{self, E4M3, E5M2, Fp8};
-use crate::arch::generic::{self, Bytes, Combine, Format, Lanes, Machine};
+use crate::arch::generic;
+use crate::arch::lanes::{Bytes, Combine, Format, Lanes, Machine};
 use crate::{Pass, Store};
 
 /// Truth table of a ternary operation.

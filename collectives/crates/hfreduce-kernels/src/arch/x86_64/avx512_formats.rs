@@ -9,7 +9,7 @@ use std::arch::x86_64::{
     _mm512_srli_epi32 as srli_epi32,
 };
 
-use crate::arch::generic::Format;
+use crate::arch::lanes::Format;
 
 pub(super) struct F32;
 pub(super) struct Bf16;
