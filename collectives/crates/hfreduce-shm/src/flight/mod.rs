@@ -11,6 +11,7 @@
 //! and is read twice (`seqlock`). Payload bytes are not recorded, and the recorder never waits.
 
 mod dump;
+mod host;
 mod read;
 mod seqlock;
 mod storage;
@@ -167,16 +168,16 @@ impl Recorder {
     }
 
     fn over(memory: RecorderMemory, dumps: Option<PathBuf>, about: &RankInfo) -> Self {
-        let (anchor, anchor_ns) = (Instant::now(), storage::monotonic_ns());
+        let (anchor, anchor_ns) = (Instant::now(), host::monotonic_ns());
         let recorder = Self { memory, anchor, anchor_ns, dumps, dumped: OnceLock::new() };
         recorder.describe(about);
         for (at, value) in [
             (at::VERSION, VERSION | (RECORDS as u64) << 32),
             (at::PROCESS, u64::from(std::process::id()) | u64::from(about.rank) << 32),
-            (at::PROCESS_START, storage::process_start(std::process::id()).unwrap_or(0)),
-            (at::PID_NAMESPACE, storage::pid_namespace()),
+            (at::PROCESS_START, host::process_start(std::process::id()).unwrap_or(0)),
+            (at::PID_NAMESPACE, host::pid_namespace()),
             (at::WORLD, about.world_size as u64 | u64::from(about.epoch) << 32),
-            (at::CREATED_UNIX_NS, storage::unix_ns()),
+            (at::CREATED_UNIX_NS, host::unix_ns()),
             (at::CREATED_NS, anchor_ns),
             (at::BEAT_NS, anchor_ns),
             (at::STATE, State::Connecting as u64),
@@ -184,7 +185,7 @@ impl Recorder {
         ] {
             recorder.set(at, value);
         }
-        recorder.text(at::BOOT, storage::boot_id().as_bytes(), PAGE_WORDS);
+        recorder.text(at::BOOT, host::boot_id().as_bytes(), PAGE_WORDS);
         fence(Ordering::Release);
         recorder.word(at::MAGIC).store(MAGIC, Ordering::Release);
         recorder
@@ -199,7 +200,7 @@ impl Recorder {
             "node": cut(&about.node),
             "zone": cut(&about.zone),
             "reached_at": cut(&about.reached_at),
-            "host": cut(&storage::host_name()),
+            "host": cut(&host::host_name()),
             "links": about.links.iter().take(8).map(link).collect::<Vec<_>>(),
         });
         self.text(at::IDENTITY, identity.to_string().as_bytes(), at::BOOT);

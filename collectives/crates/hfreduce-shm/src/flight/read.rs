@@ -249,7 +249,7 @@ impl Snapshot {
             boot_id: words.text(at::BOOT, PAGE_WORDS),
             created_unix_ns: words.get(at::CREATED_UNIX_NS),
             created_ns: words.get(at::CREATED_NS),
-            read_ns: super::storage::monotonic_ns(),
+            read_ns: super::host::monotonic_ns(),
             beat_ns: words.get(at::BEAT_NS),
             state: match words.get(at::STATE) {
                 state if state == State::Open as u64 => "open",

@@ -10,12 +10,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fabric::shm::Segment;
 use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::host::{boot_id, host_name, monotonic_ns, pid_namespace, process_start};
 use super::seqlock::{self, DoubleRead};
 use super::{RankInfo, Snapshot};
 use crate::atomics::Native;
@@ -256,42 +257,4 @@ fn silent_for(path: &Path) -> Option<Duration> {
         silent < KEPT
     };
     (!alive).then_some(silent)
-}
-
-/// Monotonic clock of the machine, in nanoseconds.
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Nanoseconds since 1970.
-pub fn unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Start time of a process, in ticks since boot; none if it does not exist.
-pub fn process_start(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is a name in parentheses that may contain anything; 20 fields follow up to
-    // the start time.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let has_exited = matches!(fields.next(), Some("Z" | "X"));
-    if has_exited { None } else { fields.nth(18)?.parse().ok() }
-}
-
-/// Id of this process's pid namespace.
-pub fn pid_namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
-}
-
-/// Id of this boot of the machine.
-pub fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
-}
-
-/// Host name of the machine or container.
-pub fn host_name() -> String {
-    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }
