@@ -37,30 +37,22 @@
 //! it.
 //!
 //! The protocols are in `primitives`, which does not depend on shared memory: a model checker runs
-//! the same code. This module defines the layout.
+//! the same code. `layout` defines the parts of the segment.
 
 mod arrivals;
+mod layout;
+mod operations;
 mod primitives;
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use fabric::shm::Segment;
 
-use arrivals::ArrivalBlock;
-use hfreduce_core::FINGERPRINT_BYTES;
-use hfreduce_core::Fingerprint;
-use hfreduce_core::OUTSTANDING_MAX;
-use hfreduce_core::error::REASON_BYTES_MAX;
-use primitives::{OnceRecord, PeerAccess, PublishedCounter, RecordState, Seqlock, SleepState};
+pub use layout::{FINGERPRINTS_KEPT, MESSAGE_SLOTS, REGISTERED_MAX, Shape};
+use layout::{Header, PAGE_BYTES, RankBlock};
+pub use operations::{Compared, Registered};
+use primitives::{PublishedCounter, RecordState};
 
-/// Operations of a rank whose registered memory is known at a time. A rank registers none while the
-/// oldest of this many is in progress, so no entry is overwritten while it is read.
-pub const REGISTERED_MAX: usize = 16;
-/// Fingerprints kept for each rank. No rank starts more operations than this after one that another
-/// rank of the node has not ended (see `driver::operations`), so every fingerprint that is still
-/// compared is kept: 16 KiB per rank.
-pub const FINGERPRINTS_KEPT: usize = OUTSTANDING_MAX;
-const PAGE_BYTES: usize = 4096;
 /// Number of checks for a partly written abort record: one second.
 const ABORT_LOOKS: u32 = 1000;
 const ABORT_LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(1);
@@ -81,95 +73,6 @@ pub const WAIT_TURN: u32 = 32;
 /// Waits until other ranks end operations, so that this one may start more.
 pub const WAIT_WINDOW: u32 = 64;
 
-const NOT_REGISTERED: u64 = u64::MAX;
-
-/// Offsets of a rank's memory of one operation in its arena, where other ranks access it in place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Registered {
-    /// Offset of its input.
-    pub input: Option<u64>,
-    /// Offset of its output.
-    pub output: Option<u64>,
-}
-
-#[repr(C)]
-struct Header {
-    magic: AtomicU64,
-    abort: OnceRecord<{ REASON_BYTES_MAX / 8 }>,
-}
-
-#[repr(C, align(128))]
-struct RankBlock {
-    /// A cache line that is read by other ranks and seldom changes.
-    beat: AtomicU64,
-    closed: PublishedCounter,
-    sleeping: SleepState,
-    peer_access: PeerAccess,
-    _gap: [u8; 40],
-    /// A cache line that changes with every operation.
-    entered: PublishedCounter,
-    staged: PublishedCounter,
-    published: PublishedCounter,
-    released: PublishedCounter,
-    ended: PublishedCounter,
-    _gap2: [u8; 24],
-    /// Offsets of input and output; stamped like the fingerprints.
-    registered: [Seqlock<2>; REGISTERED_MAX],
-    /// Stamped with the sequence number + 1.
-    fingerprints: [Seqlock<{ FINGERPRINT_BYTES / 8 }>; FINGERPRINTS_KEPT],
-}
-
-/// Slots of each rank for pieces of messages to other ranks of its node.
-pub const MESSAGE_SLOTS: usize = 8;
-
-/// Sizes that all ranks of a segment must agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Ranks on this node.
-    pub locals: usize,
-    /// Slots per rank for chunks.
-    pub slots: usize,
-    /// Slots for ring accumulation; 0 if it is not used.
-    pub ring_slots: usize,
-    /// Bytes of one slot; a multiple of the page size.
-    pub slot_bytes: usize,
-}
-
-impl Shape {
-    #[inline]
-    fn ranks_at(&self) -> usize {
-        PAGE_BYTES
-    }
-
-    #[inline]
-    fn arrivals_at(&self) -> usize {
-        self.ranks_at() + self.locals * size_of::<RankBlock>()
-    }
-
-    #[inline]
-    fn data_at(&self) -> usize {
-        (self.arrivals_at() + self.slots * size_of::<ArrivalBlock>()).next_multiple_of(PAGE_BYTES)
-    }
-
-    /// Slots for chunks; those for messages follow.
-    #[inline]
-    fn chunk_slots(&self) -> usize {
-        (self.locals + 1) * self.slots + self.ring_slots
-    }
-
-    /// Slots for messages; 0 for a single rank.
-    #[inline]
-    fn message_slots(&self) -> usize {
-        if self.locals > 1 { self.locals * MESSAGE_SLOTS } else { 0 }
-    }
-
-    /// Size of the whole segment.
-    #[inline]
-    pub fn bytes(&self) -> usize {
-        self.data_at() + (self.chunk_slots() + self.message_slots()) * self.slot_bytes
-    }
-}
-
 /// A mapped segment. All methods are safe to call from any process at any time; only the contents
 /// of slots follow the protocol above.
 #[derive(Debug)]
@@ -186,17 +89,6 @@ pub enum Aborted {
     /// This local rank started to write the record and did not finish within [`ABORT_LOOKS`]
     /// checks: it was killed.
     Unfinished(usize),
-}
-
-/// Comparison of another rank's operation with that of this rank.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Compared {
-    /// Equal.
-    Equal,
-    /// Different: this is the other rank's.
-    Differs(Fingerprint),
-    /// The other rank has not started that operation; its latest one, if any.
-    Absent(Option<(u64, Fingerprint)>),
 }
 
 impl ShmSegment {
@@ -343,102 +235,6 @@ impl ShmSegment {
     fn least(&self, counter: impl Fn(&RankBlock) -> &PublishedCounter) -> u64 {
         let ranks = (0..self.shape.locals).map(|local| self.rank(local));
         ranks.map(|rank| counter(rank).get()).min().unwrap_or(0)
-    }
-
-    /// Publishes the memory that `local` has registered for its operation number `ordinal` along
-    /// the trees, before it stages the first chunk of the operation.
-    #[inline]
-    pub fn register(&self, local: usize, ordinal: u64, sequence: u64, memory: Registered) {
-        let block = &self.rank(local).registered[ordinal as usize % REGISTERED_MAX];
-        let word = |place: Option<u64>| place.unwrap_or(NOT_REGISTERED);
-        block.write(sequence + 1, [word(memory.input), word(memory.output)]);
-    }
-
-    /// The memory that `local` has registered for the operation, if any. Valid once it has staged a
-    /// chunk of it.
-    #[inline]
-    pub fn registered(&self, local: usize, ordinal: u64, sequence: u64) -> Option<Registered> {
-        let block = &self.rank(local).registered[ordinal as usize % REGISTERED_MAX];
-        let place = |word| Some(word).filter(|word| *word != NOT_REGISTERED);
-        let [input, output] = block.read(sequence + 1)?.map(place);
-        Some(Registered { input, output })
-    }
-
-    /// Starts access of `local` to registered memory of other ranks; false after an abort.
-    #[inline]
-    pub fn begin_peer_access(&self, local: usize) -> bool {
-        self.rank(local).peer_access.begin(&self.header().abort)
-    }
-
-    /// Ends that access. Also called for a rank whose process has ended.
-    #[inline]
-    pub fn end_peer_access(&self, local: usize) {
-        self.rank(local).peer_access.end();
-    }
-
-    /// True if `local` accesses registered memory of other ranks; after an abort, whether it still
-    /// may.
-    #[inline]
-    pub fn is_accessing_peers(&self, local: usize) -> bool {
-        self.rank(local).peer_access.is_accessing_peers()
-    }
-
-    /// Publishes that `local` starts operation `sequence`.
-    #[inline]
-    pub fn enter(&self, local: usize, sequence: u64, fingerprint: &Fingerprint) {
-        let rank = self.rank(local);
-        rank.fingerprints[sequence as usize % FINGERPRINTS_KEPT]
-            .write(sequence + 1, fingerprint.words());
-        rank.entered.publish(sequence + 1);
-    }
-
-    /// Number of operations that `local` has started.
-    #[inline]
-    pub fn entered(&self, local: usize) -> u64 {
-        self.rank(local).entered.get()
-    }
-
-    /// Publishes that every operation below `sequence` has ended at `local`.
-    #[inline]
-    pub fn end(&self, local: usize, sequence: u64) {
-        self.rank(local).ended.publish(sequence);
-    }
-
-    /// Every operation below this one has ended at `local`.
-    #[inline]
-    pub fn ended(&self, local: usize) -> u64 {
-        self.rank(local).ended.get()
-    }
-
-    /// Every operation below this one has ended at every rank.
-    #[inline]
-    pub fn ended_by_all(&self) -> u64 {
-        self.least(|rank| &rank.ended)
-    }
-
-    /// Compares operation `sequence` of `local` with `ours`.
-    #[inline]
-    pub fn compare(&self, local: usize, sequence: u64, ours: Fingerprint) -> Compared {
-        match self.fingerprint(local, sequence) {
-            Some(theirs) if theirs == ours => Compared::Equal,
-            Some(theirs) => Compared::Differs(theirs),
-            None => {
-                let latest = self.entered(local).checked_sub(1);
-                Compared::Absent(latest.and_then(|at| Some((at, self.fingerprint(local, at)?))))
-            }
-        }
-    }
-
-    /// Fingerprint of operation `sequence` of `local`, while it is kept.
-    #[inline]
-    pub fn fingerprint(&self, local: usize, sequence: u64) -> Option<Fingerprint> {
-        let block = &self.rank(local).fingerprints[sequence as usize % FINGERPRINTS_KEPT];
-        let words = block.read(sequence + 1)?;
-        let mut bytes = [0; FINGERPRINT_BYTES];
-        for (word, bytes) in words.iter().zip(bytes.chunks_exact_mut(8)) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        Fingerprint::decode(&bytes)
     }
 
     /// Increments the heartbeat of `local`.

@@ -1,5 +1,5 @@
 use super::*;
-use hfreduce_core::{Determinism, Kind};
+use hfreduce_core::{Determinism, Fingerprint, Kind};
 
 const SHAPE: Shape = Shape { locals: 2, slots: 4, ring_slots: 8, slot_bytes: 4096 };
 
