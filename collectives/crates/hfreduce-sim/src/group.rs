@@ -14,7 +14,8 @@ use hfreduce_transport::wire::{Frame, HEAD_BYTES, Head};
 
 use crate::cluster::allreduce_print;
 use crate::event_queue::{EventQueue, MICROSECOND, MILLISECOND, Pipe, Time};
-use crate::faults::{Fault, Scenario, Seed};
+use crate::scenario::{Fault, Scenario};
+use crate::seed::Seed;
 
 /// Interval of heartbeats and of their checks, as in the driver.
 pub const TICK: Time = 100 * MILLISECOND;

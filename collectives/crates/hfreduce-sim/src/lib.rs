@@ -4,7 +4,8 @@
 //! - [`ring`]: the same for NCCL's ring.
 //! - [`figure7`]: both compared with the paper's measurements, as a table, JSON and a chart ([`chart`]).
 //! - [`reconfigure`]: agreement on a new epoch under faults.
-//! - [`faults`]: detection of failures: a scenario is one seed; [`group`] runs it.
+//! - [`scenario`]: a group with one fault, defined by a [`seed`]; [`group`] runs it.
+//! - [`faults`]: detection of failures in many scenarios.
 //!
 //! A run is deterministic: it uses no clock, thread or random source of the host.
 
@@ -18,6 +19,8 @@ pub mod hardware;
 pub mod machine;
 pub mod reconfigure;
 pub mod ring;
+pub mod scenario;
+pub mod seed;
 
 /// The reason why a simulation has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

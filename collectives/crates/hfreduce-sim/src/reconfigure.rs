@@ -14,7 +14,7 @@ use hfreduce_core::error::ErrorKind;
 use hfreduce_core::reconfigure::{Agreement, Message, Reconfiguration, Rejection, Start, Step};
 
 use crate::event_queue::{EventQueue, MILLISECOND, SECOND, Time};
-use crate::faults::Seed;
+use crate::seed::Seed;
 
 /// Timeout of an attempt.
 const TIMEOUT: Time = 2 * SECOND;

@@ -1,6 +1,7 @@
 //! A thousand seeded faults: every survivor fails in time.
 
-use hfreduce_sim::faults::{Bug, Scenario, try_seeds};
+use hfreduce_sim::faults::try_seeds;
+use hfreduce_sim::scenario::{Bug, Scenario};
 
 #[test]
 fn every_survivor_of_a_thousand_faults_reports_the_culprit_in_time() {

@@ -9,7 +9,8 @@ use hfreduce_transport::wire::{Frame, Head};
 use super::{EXIT_WITHIN, Event, Group, LOCAL_LATENCY, Life, Message, SLOT_BYTES, TICK};
 use crate::cluster::allreduce_print;
 use crate::event_queue::MILLISECOND;
-use crate::faults::{Bug, Fault, Garbage, Seed};
+use crate::scenario::{Bug, Fault, Garbage};
+use crate::seed::Seed;
 
 impl Group<'_> {
     pub(super) fn violated(&mut self, node: usize, link: usize, why: Violation) {
