@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from flyer.api import Pending
+    from flyer.api import Pending, PendingReason
     from flyer.attempt_history import JobHistory
     from flyer.engine import Blocker, EngineState, Explanation
 
@@ -267,21 +267,10 @@ def _status_reasons(pending: Pending | None) -> list[WhyReason]:
         return []
     if not pending.reasons:
         return [WhyReason(pending.reason, pending.message, "", "", "", None, pending.eta)]
-    return [
-        WhyReason(
-            reason.reason,
-            reason.message,
-            reason.job,
-            reason.user,
-            reason.node,
-            reason.since,
-            reason.until,
-        )
-        for reason in pending.reasons
-    ]
+    return [_reason(reason) for reason in pending.reasons]
 
 
-def _reason(blocker: Blocker) -> WhyReason:
+def _reason(blocker: Blocker | PendingReason) -> WhyReason:
     return WhyReason(
         reason=blocker.reason,
         message=blocker.message,

@@ -34,21 +34,9 @@ def _holding(job: JobState) -> Explanation:
     if pending is None:
         text = f"has its {job.spec.nodes} nodes ({phase.value.lower()})"
         return Explanation(job.key, phase, "can", text)
-    blockers = [
-        Blocker(
-            reason.reason,
-            reason.message,
-            reason.job,
-            reason.user,
-            reason.node,
-            reason.since,
-            reason.until,
-        )
-        for reason in pending.reasons
-    ]
     return Explanation(
         job.key, phase, "can", f"has its nodes reserved and {pending.message}",
-        blockers=tuple(blockers), eta=pending.eta,
+        blockers=tuple(Blocker(**dict(reason)) for reason in pending.reasons), eta=pending.eta,
     )  # fmt: skip
 
 
