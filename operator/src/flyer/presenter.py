@@ -38,8 +38,7 @@ __all__ = [
     "why_view",
 ]
 
-WAITING = (Phase.QUEUED, Phase.RESERVED, Phase.DRAINING)
-HOLDING = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
+NOT_STARTED = (Phase.QUEUED, Phase.RESERVED, Phase.DRAINING)
 FAILED_BY_RANKS = ("RankFailed", "MaxRestartsExceeded")
 STOPPED_REASONS = ("Stopped", "Removed")
 
@@ -58,7 +57,7 @@ def job_view(
     orphaned = not driven and not ended
     assignment = None if orphaned else status.assignment
     state, reason, message = str(status.phase), status.reason, status.message
-    if status.pending is not None and status.phase in WAITING:
+    if status.pending is not None and status.phase in NOT_STARTED:
         reason, message = status.pending.reason, status.pending.message
     if orphaned and status.phase is not Phase.SUSPENDED:
         state, reason, message = (
@@ -151,8 +150,8 @@ def queue_views(jobs: Mapping[str, FlyerJob]) -> list[QueueView]:
             queues.setdefault(job.queue, []).append(job)
     views = []
     for name, members in sorted(queues.items()):
-        running = [job for job in members if job.status and job.status.phase in HOLDING]
-        waiting = [job for job in members if not job.status or job.status.phase in WAITING]
+        running = [job for job in members if job.status and job.status.phase.has_pods]
+        waiting = [job for job in members if not job.status or job.status.phase in NOT_STARTED]
         views.append(
             QueueView(
                 name,
@@ -257,7 +256,7 @@ def _why_summary(job: FlyerJob, status: FlyerJobStatus) -> str:
         return waiting_summary(pending, reasons[0].message if reasons else pending.message)
     if phase in (Phase.RESERVED, Phase.DRAINING) and pending is not None:
         return f"has its nodes reserved and {pending.message}"
-    if phase in HOLDING:
+    if phase.has_pods:
         return f"has its {job.spec.nodes} nodes ({phase.value.lower()})"
     return f"{phase}" + (f": {status.message}" if status.message else "")
 

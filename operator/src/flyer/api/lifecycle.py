@@ -40,7 +40,7 @@ MOVES: dict[Phase, tuple[Phase, ...]] = {
 # Phases in which an attempt starts, from any phase that is not final.
 FIRST_PHASES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING)
 HAVE_NODES = (Phase.RESERVED, Phase.DRAINING, Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
-WAIT = (Phase.QUEUED, Phase.SUSPENDED)
+WAIT = tuple(phase for phase in Phase if phase.idle)
 FINAL = tuple(phase for phase in Phase if phase.ended)
 
 

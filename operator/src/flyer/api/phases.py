@@ -23,8 +23,20 @@ class Phase(StrEnum):
         """Whether the job has ended permanently."""
         return self in ENDED
 
+    @property
+    def idle(self) -> bool:
+        """Whether the job is queued or suspended: no nodes are assigned to it."""
+        return self in IDLE
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether pods of its attempt may run."""
+        return self in WITH_PODS
+
 
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED})
+IDLE = frozenset({Phase.QUEUED, Phase.SUSPENDED})
+WITH_PODS = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING})
 
 
 class SuspendCode(IntEnum):

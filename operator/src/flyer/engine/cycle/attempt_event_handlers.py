@@ -29,7 +29,6 @@ _OUTCOMES = {
     events.Failed: "Failed",
     events.Killed: "Killed",
 }
-_LIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING})
 
 
 # -- starts ---------------------------------------------------------------------------------------
@@ -232,7 +231,7 @@ def _is_starting(job: JobState, attempt: int) -> bool:
 
 
 def _is_live(job: JobState, attempt: int) -> bool:
-    return job.status.phase in _LIVE and job.status.history.attempt == attempt
+    return job.status.phase.has_pods and job.status.history.attempt == attempt
 
 
 def _record_activity(cycle: CycleState, key: str, attempt: int) -> JobState | None:

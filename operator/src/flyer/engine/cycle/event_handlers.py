@@ -134,7 +134,7 @@ def _has_ended_everywhere(job: JobState) -> bool:
 def _apply_specification(cycle: CycleState, job: JobState, event: events.JobSubmitted) -> None:
     spec = event.job.spec
     queue = event.job.queue
-    if job.status.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+    if not job.status.phase.idle:
         queue = job.queue  # what it holds stays in the quotas in which it was admitted
         # What decides the placement is fixed while the job has nodes.
         spec = job.spec.replace(

@@ -12,7 +12,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from flyer.api import Phase
 from flyer.kube.apiserver.errors import OverloadedError, UnreachableError
 from flyer.kube.services.errors import QuarantinedError, StaleStateError
 from flyer.kube.services.jobs.commits import BACKGROUND_WRITES_MAX, QUARANTINED
@@ -138,7 +137,7 @@ class Explanations:
 
 def only_explains(before: FlyerJobStatus | None, after: FlyerJobStatus) -> bool:
     """Whether the new status changes only the explanation of a job that waits as before."""
-    if after.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+    if not after.phase.idle:
         return False
     if after.occupied or after.assignment is not None:
         return False

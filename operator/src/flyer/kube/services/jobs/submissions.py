@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from flyer.api import Condition, FlyerJobStatus, JobHistory, Pending, Phase, quantize
+from flyer.api import Condition, FlyerJobStatus, JobHistory, Pending, quantize
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine import JobRemoved, JobSubmitted, Tick
 from flyer.job_events import INVALID, NEVER_FITS, JobEvent
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from flyer.kube.services.pods.templates import PodTemplates
 
 __all__ = ["Submissions"]
-
-# Phases in which pods may run.
-_LIVE: Final = (Phase.STARTING, Phase.RUNNING, Phase.SUSPENDING)
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +187,7 @@ class Submissions:
     def _has_live_pods(self, key: str, view: JobView) -> bool:
         """Whether a job that the engine does not have has live pods of its current attempt."""
         status = view.job.status if view.job is not None else None
-        if key in self._uids or status is None or status.phase not in _LIVE:
+        if key in self._uids or status is None or not status.phase.has_pods:
             return False
         attempt = status.history.attempt
         pods = self._cache.pods_of(key, view.uid)

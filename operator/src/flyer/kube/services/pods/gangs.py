@@ -154,7 +154,7 @@ class Gangs:
     def forget_if_over(self, job: str) -> None:
         """Forget the gang of a job that waits and occupies no node."""
         state = self._state_of(job)
-        waits = state is not None and state.status.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        waits = state is not None and state.status.phase.idle
         if waits and state is not None and not state.status.occupied:
             self.forget(job)
 

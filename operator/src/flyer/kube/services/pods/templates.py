@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from flyer.api import AssignedNode, Assignment, FlyerJob, Phase, PodTemplate
+from flyer.api import AssignedNode, Assignment, FlyerJob, PodTemplate
 from flyer.api.waiting import TEMPLATE_REFUSED
 from flyer.engine import Start
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
@@ -98,7 +98,7 @@ class PodTemplates:
         status = job.status
         if status is None:
             return False
-        if status.phase not in (Phase.QUEUED, Phase.SUSPENDED):
+        if not status.phase.idle:
             return True  # it was started with this template, which is immutable
         if status.pending is not None and status.pending.reason == TEMPLATE_REFUSED:
             return False
