@@ -79,26 +79,22 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.cli.completion
 	$(PYTHON) -m charts.generate
 
-.PHONY: bench bench-collectives bench-collectives-layouts bench-collectives-netns bench-storage bench-sched figure7
+.PHONY: bench bench-collectives bench-storage bench-sched figure7
 bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
 bench-collectives: install ## HFReduce, Gloo, Open MPI, MPICH and the machine's limits (ONLY=pair,tcp ROUNDS=5 QUICK=1)
 	@scripts/bootstrap openmpi-bin=mpirun.openmpi libopenmpi-dev=mpicc.openmpi mpich=mpirun.mpich libmpich-dev=mpicc.mpich \
 	    || echo "bench-collectives: continuing without them" >&2
 	cargo build --release --locked --quiet -p hfreduce-c
 	$(PYTHON) -m bench.collectives $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
-bench-collectives-layouts: install ## HFReduce and Gloo through torch: gradients of the example, several layouts
-	$(PYTHON) -m bench.collectives.layouts
-bench-collectives-netns: install ## HFReduce and Gloo over two zones of slow machines (namespaces: root)
-	$(PYTHON) -m bench.collectives.netns
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json
 bench-storage: install ## 3FS and fio on the same disk
 	@scripts/bootstrap fio=fio
-	$(PYTHON) bench/storage.py
+	$(PYTHON) -m bench.storage
 .PHONY: bench-storage-load
 bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are stopped, 120 readers of which half stop
-	$(PYTHON) bench/storage_load.py
+	$(PYTHON) -m bench.storage_load
 .PHONY: bench-hostile
 bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)
 	@$(PYTHON) -m testcluster build --quiet kwok kube-scheduler

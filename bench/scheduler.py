@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import signal
 import sys
-import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.report import OUTPUT, machine, read_json, say, utc, write_json
 from bench.sched.cold_start import ColdStart, History
 from bench.sched.figures import Figure, document, table
 from bench.sched.node_simulator import NodeSimulator
 from bench.sched.shares import Shares
 from bench.sched.starts import Sizes, Starts
-from bench.sched.testbed import ROOT, Testbed, TestbedError
+from bench.sched.testbed import Testbed, TestbedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,11 +35,6 @@ if TYPE_CHECKING:
 NAMES: Final = ("gang", "gangs", "small", "reclaim", "node", "leader", "cold")
 QUICK: Final = Sizes(nodes=40, nodes_per_leaf=10, gang=32, gangs=6, gang_of=5, small=30)
 QUICK_HISTORY: Final = History(nodes=100, queued=200, ended=50)
-
-
-def say(text: str) -> None:
-    """Prints progress."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
@@ -57,16 +50,11 @@ class Record:
 
     def missing(self, names: list[str]) -> list[str]:
         """Parts that the file does not have in this size."""
-        parts_before = self._before().get("parts", {})
+        parts_before = read_json(self.path).get("parts", {})
         return [name for name in names if self._label(name) not in parts_before]
 
     def _label(self, name: str) -> str:
         return f"{name}, quick" if self.quick else name
-
-    def _before(self) -> dict[str, Any]:
-        with suppress(FileNotFoundError, ValueError):
-            return dict(json.loads(self.path.read_text()))
-        return {}
 
     async def add(
         self, name: str, part: Callable[[], Awaitable[None]], *details: dict[str, Any]
@@ -80,28 +68,25 @@ class Record:
                 say(f"  {kept_figure.name}: {kept_figure.ours[-1]:.3g} {kept_figure.unit}{peer}")
         for part_details in details:
             self.details |= part_details
-        self.parts[self._label(name)] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.parts[self._label(name)] = utc()
         self._write()
 
     def _write(self) -> None:
         """Write the figures and keep the file's other figures."""
-        config = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
+        config = machine() | {
             "python": platform.python_version(),
             "quick": self.quick,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": utc(),
             "load": round(os.getloadavg()[0], 1),
         }
         report = document(config, [figure for figure in self.figures if figure.ours])
         for figure in report["figures"].values():
             figure["config"] = config
-        before = self._before()
+        before = read_json(self.path)
         report["parts"] = before.get("parts", {}) | self.parts
         report["figures"] = before.get("figures", {}) | report["figures"]
         report["details"] = before.get("details", {}) | self.details
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(self.path, report)
 
 
 async def measure(arguments: argparse.Namespace, record: Record) -> None:
@@ -166,8 +151,8 @@ def main() -> int:
     parser.add_argument(
         "--reference", type=Path, help="source tree of another operator, for cold starts in turns"
     )
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/sched-cluster")
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/sched.json")
+    parser.add_argument("--folder", type=Path, default=OUTPUT / "sched-cluster")
+    parser.add_argument("--output", type=Path, default=OUTPUT / "sched.json")
     parser.add_argument("--profile", type=Path, help="cProfile of the operators into FILE.N")
     parser.add_argument(
         "--profile-server", type=Path, help="pprof of the API server into this folder, for starts"

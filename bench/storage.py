@@ -4,7 +4,7 @@ A round runs every measurement once, so that a slow minute of the machine hits a
 is the median over the rounds. Three replicas on one disk write every byte three times: the bound
 of a three-replica write is a third of what three writers reach together (`fio --numjobs=3`).
 
-    python bench/storage.py [--size 1G] [--rounds 3] [--output build/bench/storage.json]
+    python -m bench.storage [--size 1G] [--rounds 3] [--output build/bench/storage.json]
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,15 +23,13 @@ from typing import TYPE_CHECKING, Any
 import threefs
 from threefs.cli.output import bytes_of, describe_bytes
 
-# Run as a script, so the parent folder is not on the import path.
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from bench import storage_mount
+from bench.report import OUTPUT, machine, say, write_json
+from bench.storage_load import TIMEOUT_SECONDS, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
 BATCH_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 PATH = "/bench"
@@ -78,22 +74,6 @@ def forget_cache() -> bool:
     return True
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[threefs.Client]:
-    """A cluster of three storage processes in `folder`, gone afterwards."""
-    command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder / "cluster")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline().startswith("ready"):
-            raise SystemExit("the cluster did not start; its message is above")
-        with threefs.connect(folder / "cluster", timeout_seconds=120) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
 def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
     """Rates of every measurement, one list entry a round."""
     rates: dict[str, list[float]] = {}
@@ -101,7 +81,11 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
     into = memoryview(bytearray(BATCH_BYTES))
     raw = folder / "raw"
     raw.mkdir()
-    with serving(folder) as client, _mounts(folder, client) as places:
+    with (
+        serving(folder) as cluster,
+        threefs.connect(cluster.file, timeout_seconds=TIMEOUT_SECONDS) as client,
+        _mounts(folder, client) as places,
+    ):
         steps: dict[str, Callable[[], float]] = {
             "fio write, 1 writer": lambda: fio(raw, size, rw="write"),
             "fio write, 3 writers": lambda: fio(raw, size, rw="write", jobs=3),
@@ -115,9 +99,7 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
         for number in range(rounds):
             for name, step in steps.items():
                 rates.setdefault(name, []).append(step())
-                print(
-                    f"round {number + 1}: {name}: {shown(name, rates[name][-1])}", file=sys.stderr
-                )
+                say(f"round {number + 1}: {name}: {shown(name, rates[name][-1])}")
     return rates
 
 
@@ -162,9 +144,8 @@ def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
             "batch_bytes": BATCH_BYTES,
             "replicas": 3,
             "storage_processes": 3,
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
         },
+        "machine": machine(),
         "per_second": median,
         "rounds": rates,
         "ratios": ratios,
@@ -176,8 +157,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", default="1G", help="bytes to write and read")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/storage-data")
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/storage.json")
+    parser.add_argument("--folder", type=Path, default=OUTPUT / "storage-data")
+    parser.add_argument("--output", type=Path, default=OUTPUT / "storage.json")
     arguments = parser.parse_args()
     size = bytes_of(arguments.size)
     if shutil.which("fio") is None:
@@ -190,8 +171,7 @@ def main() -> None:
         result = summary(measure(arguments.folder, size, arguments.rounds), size)
     finally:
         shutil.rmtree(arguments.folder, ignore_errors=True)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    write_json(arguments.output, result)
     print(f"# {describe_bytes(size)}, batches of {describe_bytes(BATCH_BYTES)}, median of rounds")
     print(f"{'measurement':<44} {'rate':>14} {'spread':>8}")
     for name, rate in result["per_second"].items():

@@ -5,7 +5,7 @@ phases overwrite the same files, which are written once before: few writers that
 would measure the page cache. Each writer checks that its files hold exactly its last acknowledged
 batches; any error counts.
 
-    python bench/storage_load.py [--writers 4,24,96] [--seconds 12] [--readers 120] [--full 95]
+    python -m bench.storage_load [--writers 4,24,96] [--seconds 12] [--readers 120] [--full 95]
         [--output FILE]
 """
 
@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 import threefs
 
+from bench.report import OUTPUT, ROOT, peak_bytes, say, write_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
 BATCH_BYTES = 16 << 20
 READ_BYTES = 64 << 20
 THREADS = 2
@@ -53,13 +54,8 @@ class Cluster:
     pids: dict[str, int]
 
     def resident_bytes(self) -> dict[str, int]:
-        """Current and peak usage of each storage service."""
-        peaks = {}
-        for service in SERVICES:
-            status = Path(f"/proc/{self.pids[service]}/status").read_text()
-            line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-            peaks[service] = int(line.split()[1]) << 10
-        return peaks
+        """Peak usage of each storage service."""
+        return {service: peak_bytes(self.pids[service]) for service in SERVICES}
 
 
 @contextmanager
@@ -86,13 +82,15 @@ class Workers:
     def __init__(
         self, cluster: Cluster, kind: str, count: int, shared: Path, files: int = 0
     ) -> None:
-        command = [sys.executable, __file__, "--worker", kind, str(cluster.file), str(shared)]
+        command = [sys.executable, "-m", "bench.storage_load", "--worker"]
+        command += [kind, str(cluster.file), str(shared)]
         self.processes = [
             subprocess.Popen(
                 [*command, str(number), str(count), str(files)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                cwd=ROOT,
             )
             for number in range(count)
         ]
@@ -352,7 +350,7 @@ def run(
 
     def record(phase: Phase) -> None:
         phases.append(phase)
-        print(described(phase), file=sys.stderr, flush=True)
+        say(described(phase))
 
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="storage-load-") as memory,
@@ -415,7 +413,7 @@ def main() -> None:
         help="bound each node's capacity so that the files take this part of it; writers only",
     )
     parser.add_argument("--folder", type=Path, help="where the cluster's data goes")
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/storage_load.json")
+    parser.add_argument("--output", type=Path, default=OUTPUT / "storage_load.json")
     parser.add_argument("--worker", nargs=6, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -430,9 +428,8 @@ def main() -> None:
     ratios = ratios_of(phases, writers)
     for name, ratio in ratios.items():
         print(f"{name}: {ratio:.2f}")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     report = {"phases": [asdict(phase) for phase in phases], "ratios": ratios}
-    args.output.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(args.output, report)
     if any(phase.errors or phase.wrong for phase in phases):
         raise SystemExit("errors or wrong bytes: see above")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.collectives import failures, peers, rows, speed
+from bench.collectives import failures, machines, peers, rows, speed
 from bench.collectives.harness import BenchError, Case, Contender, Harness, RankGroup, run_rounds
 
 LONG = "8 ranks, 64 MiB fp32, registered: x better of all the MPIs that there are"
@@ -140,9 +140,16 @@ def test_torch_is_compared_with_torch_and_native_with_native():
 
 def test_a_round_that_fails_before_the_fault_misses_the_goal():
     observed = failures.Heard(seconds=[0.01] * 31)
-    assert failures.row("layout", "cut", 12, observed)["reached"]
+
+    def missed():
+        entry = failures.row("layout", "cut", 12, observed)
+        return [row.name for row in machines.fault_rows(entry) if row.reached is False]
+
+    assert not missed()
     observed.early = 1
-    assert not failures.row("layout", "cut", 12, observed)["reached"]
+    assert missed() == ["cut, layout, 0.7 s: failed before the fault"]
+    observed.early, observed.silent, observed.seconds = 0, 1, [2.0] * 31
+    assert [name.partition(": ")[2] for name in missed()] == ["p99 (p50 …)", "unnamed or silent"]
 
 
 def test_each_rank_program_knows_every_call_and_checks_its_result(tmp_path):
@@ -180,4 +187,5 @@ def test_each_rank_program_knows_every_call_and_checks_its_result(tmp_path):
     subprocess.run(["cc", "-std=gnu11", "-o", str(binary), str(program)], check=True, timeout=60)
     for call in ("allreduce", *speed.CALLS):
         assert subprocess.run([str(binary), call], check=False, timeout=10).returncode == 0, call
-    assert subprocess.run([str(binary), "ddp_step"], check=False, timeout=10).returncode == 2
+    for call in ("ddp_step", "gradients"):
+        assert subprocess.run([str(binary), call], check=False, timeout=10).returncode == 2, call

@@ -8,20 +8,16 @@ Each part writes its results as soon as they are available, so a run can be spli
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import platform
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.collectives import machines, rows, speed, standalone
-from bench.collectives.rank_groups import ROOT
+from bench import report
+from bench.collectives import layouts, machines, rows, speed, standalone
 
-PARTS = speed.PARTS | standalone.PARTS | machines.PARTS
+PARTS = speed.PARTS | layouts.PARTS | standalone.PARTS | machines.PARTS
 
 
 def main() -> int:
@@ -30,7 +26,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds")
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
+    parser.add_argument("--output", type=Path, default=report.OUTPUT / "collectives.json")
     args = parser.parse_args()
     names = args.only.split(",")
     unknown = [name for name in names if name not in PARTS]
@@ -40,12 +36,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     all_rows: list[rows.Row] = []
     for name in names:
-        speed.say(f"{name} …")
+        report.say(f"{name} …")
         started = time.monotonic()
         part_rows, details = PARTS[name](2 if args.quick else args.rounds, quick=args.quick)
         all_rows += part_rows
         write(args.output, name, part_rows, details, quick=args.quick)
-        speed.say(f"{name}: {time.monotonic() - started:.0f} s")
+        report.say(f"{name}: {time.monotonic() - started:.0f} s")
     print(rows.table(all_rows))
     missed_rows = [row.name for row in all_rows if row.reached is False]
     if missed_rows:
@@ -58,33 +54,15 @@ def write(
     path: Path, name: str, part_rows: list[rows.Row], details: dict[str, Any], *, quick: bool
 ) -> None:
     """Adds one part's figures to the file and keeps those of the other parts."""
-    document: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        document = json.loads(path.read_text(encoding="utf-8"))
-    document |= {"version": 2, "machine": machine()}
+    document = report.read_json(path) | {"version": 2, "machine": report.machine()}
     parts = document.setdefault("parts", {})
     parts[name] = {
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "at": report.utc(),
         "quick": quick,
         "rows": [row.document() for row in part_rows],
         "details": details,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
-
-
-def machine() -> dict[str, Any]:
-    """Description of the measured environment."""
-    return {"cpus": os.cpu_count(), "kernel": platform.release(), "processor": processor()}
-
-
-def processor() -> str:
-    """The processor model as the kernel reports it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    report.write_json(path, document)
 
 
 if __name__ == "__main__":

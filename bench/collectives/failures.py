@@ -5,22 +5,16 @@ one connection between two machines is cut, or one machine's cable is pulled. Th
 the time from the fault to the error that each survivor raises in Python, and checks the rank that
 the error names. Machines are network namespaces where that is allowed (root); elsewhere all of them
 share the loopback interface and no cable can be pulled.
-
-    python -m bench.collectives.failures [--rounds 12] [--output build/bench/collectives.json]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import random
 import shutil
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -36,8 +30,8 @@ from bench.collectives.fault_ranks import (
     Round,
 )
 from bench.collectives.netns import Network
+from bench.report import say
 
-ROOT = Path(__file__).resolve().parents[2]
 GOAL_MS, LOCAL_KILL_GOAL_MS = 1000.0, 100.0
 FAULTS = ("killed", "stopped", "cut", "unplugged")
 LAYOUTS = {"4 machines x 8 ranks": 4, "1 machine x 32 ranks": 1}
@@ -116,14 +110,7 @@ def milliseconds(seconds: list[float]) -> dict[str, float] | None:
 
 
 def row(layout: str, fault: str, rounds: int, observed: Heard) -> dict[str, Any]:
-    """One line of the table."""
-    all_ms, local_ms = milliseconds(observed.seconds), milliseconds(observed.local_seconds)
-    reached = (
-        not observed.wrong and not observed.silent and not observed.early and all_ms is not None
-    )
-    reached = reached and all_ms is not None and all_ms["p99"] <= GOAL_MS
-    if fault == "killed" and local_ms is not None:
-        reached = reached and local_ms["p99"] <= LOCAL_KILL_GOAL_MS
+    """The figures of one kind of fault."""
     return {
         "layout": layout,
         "fault": fault,
@@ -135,25 +122,9 @@ def row(layout: str, fault: str, rounds: int, observed: Heard) -> dict[str, Any]
         "silent": observed.silent,
         "failed_before": observed.early,
         "liveness_seconds": LIVENESS_SECONDS,
-        "ms": all_ms,
-        "same_machine_ms": local_ms,
-        "reached": reached,
+        "ms": milliseconds(observed.seconds),
+        "same_machine_ms": milliseconds(observed.local_seconds),
     }
-
-
-def shown(entry: dict[str, Any]) -> str:
-    """Formats the table for the terminal."""
-
-    def times(latencies: dict[str, float] | None) -> str:
-        if latencies is None:
-            return f"{'-':>8}{'-':>8}{'-':>8}"
-        return "".join(f"{latencies[name]:>8.0f}" for name in ("p50", "p99", "max"))
-
-    return (
-        f"{entry['layout']:22}{entry['fault']:11}{entry['errors']:>7}{times(entry['ms'])}"
-        f"{times(entry['same_machine_ms'])}{entry['wrong']:>7}{entry['silent']:>8}"
-        f"{entry['failed_before']:>8}"
-    )
 
 
 def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
@@ -161,11 +132,6 @@ def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
     entries = []
     chance = random.Random(seed)
     root = os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc")
-    print(
-        f"{'':40}{'every survivor, ms':>24}{'same machine, ms':>24}\n{'ranks':22}{'fault':11}"
-        f"{'errors':>7}{'p50':>8}{'p99':>8}{'max':>8}{'p50':>8}{'p99':>8}{'max':>8}"
-        f"{'wrong':>7}{'silent':>8}{'before':>8}"
-    )
     for layout, count in LAYOUTS.items():
         with contextlib.ExitStack() as stack:
             network = None
@@ -174,7 +140,7 @@ def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
                 try:
                     network = stack.enter_context(Network([count // 2, count // 2], 10_000))
                 except RuntimeError as why:
-                    print(f"no cable is pulled: {why}", file=sys.stderr)
+                    say(f"no cable is pulled: {why}")
             machines = Machines(count, network)
             for fault in only:
                 if (fault == "cut" and count == 1) or (fault == "unplugged" and network is None):
@@ -183,41 +149,4 @@ def measure(rounds: int, seed: int, only: list[str]) -> list[dict[str, Any]]:
                 for _ in range(rounds):
                     run_rounds(machines, fault, chance, observed)
                 entries.append(row(layout, fault, rounds, observed))
-                print(shown(entries[-1]), flush=True)
     return entries
-
-
-def main() -> int:
-    """Measures, adds a section to the file of the other figures; 1 if a goal was missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=FAULTS, default=list(FAULTS))
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/collectives.json")
-    options = parser.parse_args()
-    # Signals that end this program must end its machines, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    entries = measure(options.rounds, options.seed, options.only)
-    document: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError):
-        document = json.loads(options.output.read_text(encoding="utf-8"))
-    document["failures"] = {
-        "ranks": RANKS,
-        "liveness_seconds": LIVENESS_SECONDS,
-        "goal_ms": {"p99": GOAL_MS, "p99 of a kill on the same machine": LOCAL_KILL_GOAL_MS},
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release()},
-        "results": entries,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    missed_entries = [entry for entry in entries if not entry["reached"]]
-    for entry in missed_entries:
-        print(
-            f"missed: {entry['layout']}, {entry['fault']}: {entry['failed_before']} failed before "
-            f"the fault, {entry['silent']} silent, {entry['wrong']} unnamed {entry['wrong_texts']}"
-        )
-    return 1 if missed_entries else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

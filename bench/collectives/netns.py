@@ -4,26 +4,24 @@ Two zones of machines behind a switch each, every cable at the same rate both wa
 filters), and one cable between the switches. The rows report how close an allreduce comes to 2S/B
 (each card sends and receives every byte twice) and the bytes that cross between the zones: S each
 way is the minimum. Needs root, `ip` and `tc`; all it creates has unique names and is removed.
-
-    python -m bench.collectives.netns [--rounds 5] [--output build/bench/collectives-netns.json]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import shutil
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MIB = 1 << 20
 BACKENDS = ("hfreduce", "gloo")
@@ -50,11 +48,28 @@ def sh(*words: str) -> str:
     return result.stdout
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One measurement."""
+
+    rounds: int
+    chunk_bytes: int = 0
+    """0: the engine's default."""
+    size_bytes: int = 16 * MIB
+    zones: tuple[int, int] = (4, 4)
+    megabits: int = 1000
+
+    @property
+    def limit_seconds(self) -> float:
+        """2S/B."""
+        return 2 * self.size_bytes / (self.megabits * 1e6 / 8)
+
+
 @dataclass
 class Network:
     """Namespaces for the machines and for the two switches."""
 
-    zones: list[int]
+    zones: Sequence[int]
     megabits: int
     tag: str = field(default_factory=lambda: f"hfr{os.getpid() % 100_000}")
     made: list[str] = field(default_factory=list)
@@ -174,7 +189,7 @@ def measure(rank: int, size: int, size_bytes: int, rounds: int, folder: Path) ->
     dist.destroy_process_group()
 
 
-def start(network: Network, rank: int, options: argparse.Namespace, folder: Path) -> Any:
+def start(network: Network, rank: int, trial: Trial, folder: Path) -> Any:
     """Starts a machine's worker in its namespace."""
     size = sum(network.zones)
     environment = os.environ | {
@@ -186,11 +201,10 @@ def start(network: Network, rank: int, options: argparse.Namespace, folder: Path
         "FLYER_TOPOLOGY": str(folder / "topology.json"),
         "OMP_NUM_THREADS": "1",
     }
-    if options.chunk_bytes:
-        environment["HFREDUCE_CHUNK_BYTES"] = str(options.chunk_bytes)
-    command = [sys.executable, __file__, "--worker", str(rank), "--folder", str(folder)]
-    command += ["--rounds", str(options.rounds), "--mib", str(options.mib)]
-    command += ["--zones", *(str(zone) for zone in network.zones)]
+    if trial.chunk_bytes:
+        environment["HFREDUCE_CHUNK_BYTES"] = str(trial.chunk_bytes)
+    numbers = (rank, size, trial.size_bytes, trial.rounds)
+    command = [sys.executable, __file__, *map(str, numbers), str(folder)]
     return subprocess.Popen(["ip", "netns", "exec", network.host(rank), *command], env=environment)
 
 
@@ -205,7 +219,7 @@ def wait_for(folder: Path, pattern: str, count: int, workers: list[Any], until: 
         time.sleep(0.005)
 
 
-def rounds(network: Network, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def run_rounds(network: Network, trial: Trial, folder: Path) -> dict[str, Any]:
     """Runs all rounds; by backend the slowest rank's seconds and the bytes that crossed."""
     size = sum(network.zones)
     places = [
@@ -218,11 +232,11 @@ def rounds(network: Network, options: argparse.Namespace, folder: Path) -> dict[
     ]
     topology = {"version": 1, "ranks_per_node": 1, "nodes": places}
     (folder / "topology.json").write_text(json.dumps(topology))
-    workers = [start(network, rank, options, folder) for rank in range(size)]
+    workers = [start(network, rank, trial, folder) for rank in range(size)]
     until = time.monotonic() + WORKER_SECONDS
     crossed: dict[str, list[list[int]]] = {name: [] for name in BACKENDS}
     try:
-        for number in range(options.rounds + 1):
+        for number in range(trial.rounds + 1):
             for name in BACKENDS:
                 wait_for(folder, f"ready-{number}-{name}-*", size, workers, until)
                 before = network.crossed()
@@ -248,60 +262,6 @@ def rounds(network: Network, options: argparse.Namespace, folder: Path) -> dict[
     }
 
 
-def report(measured: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Prints the table and returns its rows."""
-    size_bytes = options.mib * MIB
-    limit = 2 * size_bytes / (options.megabits * 1e6 / 8)
-    print(
-        f"{'+'.join(map(str, options.zones))} machines at {options.megabits} Mb/s, "
-        f"one link between, {options.mib} MiB, chunks of "
-        f"{options.chunk_bytes or 'default size'}: 2S/B is {limit * 1e3:.1f} ms"
-    )
-    rows = []
-    for name in BACKENDS:
-        seconds_measured = measured[name]["seconds"]
-        seconds, least, most = (
-            statistics.median(seconds_measured),
-            min(seconds_measured),
-            max(seconds_measured),
-        )
-        crossings = [
-            statistics.median(pair[way] for pair in measured[name]["crossed_bytes"]) / size_bytes
-            for way in (0, 1)
-        ]
-        rows.append(
-            {
-                "backend": name,
-                "median_ms": seconds * 1e3,
-                "min_ms": least * 1e3,
-                "max_ms": most * 1e3,
-                "share_of_2S_over_B": limit / seconds,
-                "link_share_of_S": crossings,
-                "rounds": measured[name],
-            }
-        )
-        print(
-            f"  {name:<9} {seconds * 1e3:8.1f} ms   {limit / seconds:6.3f} of 2S/B   "
-            f"over the link {crossings[0]:.4f} S and {crossings[1]:.4f} S   "
-            f"({least * 1e3:.1f} to {most * 1e3:.1f} ms)"
-        )
-    return rows
-
-
-def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--zones", type=int, nargs=2, default=[4, 4])
-    parser.add_argument("--megabits", type=int, default=1000)
-    parser.add_argument("--mib", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--chunk-bytes", type=int, default=0, help="0: the engine's default")
-    parser.add_argument("--output", type=Path, default=Path("build/bench/collectives-netns.json"))
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
 def missing() -> str | None:
     """The requirements that this machine does not meet."""
     tools = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -310,35 +270,12 @@ def missing() -> str | None:
     return f"needs root{', and on the PATH ' + ', '.join(tools) if tools else ''}"
 
 
-def measured(options: argparse.Namespace) -> dict[str, Any]:
+def measured(trial: Trial) -> dict[str, Any]:
     """Builds the network, runs all rounds and removes the network."""
-    with tempfile.TemporaryDirectory() as name, Network(options.zones, options.megabits) as network:
-        return rounds(network, options, Path(name))
-
-
-def main() -> None:
-    """Builds the network, measures, writes the JSON."""
-    options = parsed()
-    if options.worker is not None:
-        size = sum(options.zones)
-        measure(options.worker, size, options.mib * MIB, options.rounds, options.folder)
-        return
-    if why := missing():
-        raise SystemExit(why)
-    # Signals that end this program must end its machines, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    rows = report(measured(options), options)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "zones": options.zones,
-        "megabits": options.megabits,
-        "size_bytes": options.mib * MIB,
-        "chunk_bytes": options.chunk_bytes,
-        "congestion_control": CONGESTION,
-        "rows": rows,
-    }
-    options.output.write_text(json.dumps(document, indent=2) + "\n")
+    with tempfile.TemporaryDirectory() as name, Network(trial.zones, trial.megabits) as network:
+        return run_rounds(network, trial, Path(name))
 
 
 if __name__ == "__main__":
-    main()
+    rank, size, size_bytes, rounds = map(int, sys.argv[1:5])
+    measure(rank, size, size_bytes, rounds, Path(sys.argv[5]))

@@ -19,6 +19,7 @@ from hfreduce.testing import Layout, run
 from bench.collectives import torch_rank
 from bench.collectives.harness import BenchError, Harness, RankGroup
 from bench.collectives.peers import COMMANDS
+from bench.report import OUTPUT, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RankGroups", "compiled"]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path(__file__).resolve().parent / "native"
 HEADER: Final = ROOT / "collectives/crates/hfreduce-c/include"
-BUILD: Final = ROOT / "build/bench/native"
+BUILD: Final = OUTPUT / "native"
 COMPILE_SECONDS: Final = 60
 GROUP_SECONDS: Final = 3600.0
 LIVENESS_SECONDS: Final = "60"

@@ -6,7 +6,6 @@ HFReduce through torch is compared with Gloo through torch, the C library with t
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,12 @@ from bench.collectives.peers import COMMANDS, PACKAGES, TITLES, launches, quicke
 from bench.collectives.rank_groups import RankGroups
 from bench.collectives.rows import Row, absent, row, times
 from bench.collectives.torch_rank import TRAINING_STEP
+from bench.report import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["PARTS", "Measured", "calls", "many", "pair", "say", "step", "tcp"]
+__all__ = ["PARTS", "Measured", "calls", "many", "pair", "step", "tcp"]
 
 MIB = 1 << 20
 LARGE, MIDDLE, SMALL = 64 * MIB, 8 * MIB, 4096
@@ -119,11 +119,6 @@ def measure(
                 listed.append(group)
         lanes = run_rounds(listed, cases, rounds, lambda: triad.append(memory.measure()))
     return Measured(layout.world_size, lanes, triad)
-
-
-def say(text: str) -> None:
-    """Prints progress."""
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def many(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import socket
 import time
@@ -13,18 +14,23 @@ from typing import TYPE_CHECKING, Any
 import hfreduce.torch
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
 
-__all__ = ["TRAINING_STEP", "example_model", "rank_main"]
+__all__ = ["GRADIENT_BUCKETS", "TRAINING_STEP", "rank_main"]
 
 BYTES_MAX = 64 << 20
 CONTEXT, BATCH = 128, 1
 TRAINING_STEP = "ddp_step"
 """Forward, backward and allreduces of the example's model under DDP with its defaults."""
+GRADIENT_BUCKETS = "gradients"
+"""The allreduces of such a step alone: all are started, then waited for."""
+BUCKET_BYTES = [1 << 20, 25 << 20]
+"""DDP's defaults: a small first bucket, so that communication starts early."""
 
 
 def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
@@ -58,6 +64,8 @@ def run_command(order: list[str], group: Any, buffers: Buffers) -> str:
     try:
         if name == TRAINING_STEP:
             operation: Operation = buffers.training(group)
+        elif name == GRADIENT_BUCKETS:
+            operation = buffers.gradients(group)
         else:
             operation = buffers.operation(name, kind, int(size_bytes), where, group)
     except LookupError as error:
@@ -174,6 +182,21 @@ class Buffers:
             self._training[backend] = Operation(step, (nothing, nothing), [0], [0])
         return self._training[backend]
 
+    def gradients(self, group: Any) -> Operation:
+        """The gradients of the example's model, in DDP's buckets."""
+        sizes = bucket_sizes()
+        gradients = torch.empty(sum(sizes))
+
+        def call() -> None:
+            works = [
+                dist.all_reduce(bucket, group=group, async_op=True)
+                for bucket in gradients.split_with_sizes(sizes)
+            ]
+            for work in works:
+                work.wait()
+
+        return Operation(call, (gradients, gradients), [1], [self.size])
+
     def _round_trip(self, a: torch.Tensor, b: torch.Tensor, group: Any) -> None:
         peer = self.rank ^ 1
         if self.rank % 2 == 0:
@@ -196,6 +219,15 @@ class Buffers:
                 tensor = hfreduce.torch.empty(BYTES_MAX, dtype=torch.uint8, group=group)
             self._memory[name, where] = tensor
         return self._memory[name, where]
+
+
+@functools.cache
+def bucket_sizes() -> list[int]:
+    """Elements of each bucket of the example's gradients, in the order in which DDP sends them."""
+    # After the first step DDP groups gradients in the order in which they became ready.
+    parameters: list[torch.Tensor] = [*reversed([*example_model().parameters()])]
+    buckets, _ = _compute_bucket_assignment_by_size(parameters, BUCKET_BYTES)
+    return [sum(parameters[index].numel() for index in bucket) for bucket in buckets]
 
 
 def example_model() -> torch.nn.Module:

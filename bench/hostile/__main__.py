@@ -17,11 +17,9 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,9 +29,10 @@ from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.gateway import certificates_of, renewed
 
 from bench.hostile.probes import JOB, Lease, Probe, Probes
+from bench.report import OUTPUT, ROOT, machine, peak_bytes, say, utc, write_json
 from bench.sched.loads import NAMESPACE, flyer_job
 from bench.sched.node_simulator import NodeSimulator
-from bench.sched.testbed import ROOT, Testbed, TestbedError
+from bench.sched.testbed import Testbed, TestbedError
 from bench.storage_load import serving
 from testcluster.handle import Cluster
 from testcluster.processes import STATE_VARIABLE
@@ -49,11 +48,6 @@ JOBS_SECONDS_MAX: Final = 600.0
 LARGE_BYTES: Final = (256 << 10) - 4096  # Kubernetes accepts 256 KiB in total
 KEPT, KEPT_BYTES_MAX = "kubectl.kubernetes.io/last-applied-configuration", 64 << 10
 SILENT, SILENT_AT_THE_GATEWAY = 160, 1024
-
-
-def say(text: str) -> None:
-    """Prints progress."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -100,9 +94,7 @@ def listening(pids: list[int]) -> list[int]:
 def peak_mib(pid: int) -> float:
     """Sum of the peak resident memory of a process and of each of its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    text = Path(f"/proc/{pid}/status").read_text()
-    line = next(status_line for status_line in text.splitlines() if status_line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024 + sum(peak_mib(int(child)) for child in children)
+    return peak_bytes(pid) / (1 << 20) + sum(peak_mib(int(child)) for child in children)
 
 
 def idle(testbed: Testbed, module: str, *arguments: str) -> Awaitable[asyncio.subprocess.Process]:
@@ -301,9 +293,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         },
         "ports": {"silent": {str(key): value for key, value in plan["silent"].items()}},
         "config": {
-            "cores": os.cpu_count(), "kernel": platform.release(),
-            "load": [round(load, 1) for load in os.getloadavg()],
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **machine(), "load": [round(load, 1) for load in os.getloadavg()], "time": utc(),
             "seconds": arguments.seconds, "rounds": arguments.rounds,
         },
     }  # fmt: skip
@@ -343,8 +333,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=3000)
-    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench/hostile-cluster")
-    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/hostile.json")
+    parser.add_argument("--folder", type=Path, default=OUTPUT / "hostile-cluster")
+    parser.add_argument("--output", type=Path, default=OUTPUT / "hostile.json")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -355,8 +345,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("bench-hostile: interrupted; the cluster is removed", file=sys.stderr)
         return 130
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(arguments.output, report)
     print("160 silent connections a port, 1,024 at the gateway, posts of 8 MiB")
     print("\n".join(table(report["connections and posts"])))
     for name in ("refused", "taken"):

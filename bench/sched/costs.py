@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import ssl
 import time
 import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from bench.report import cpu_seconds
 from testcluster.control_plane import API_SERVER, CONTROLLER_MANAGER, ETCD
 from testcluster.kwok import KWOK
 from testcluster.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
 
     from testcluster.state import State
 
@@ -182,13 +182,13 @@ class Costs:
         }
 
     def _spent(self) -> dict[str, float]:
-        cpu_seconds = {}
+        seconds = {}
         for name in PROCESSES:
             pids = Process.load(self._testbed.state, name).pids()
-            cpu_seconds[name] = sum(map(_cpu_seconds, pids))
+            seconds[name] = sum(map(cpu_seconds, pids))
         if self._testbed.operators:
-            cpu_seconds["flyer-operator"] = self._testbed.operators[-1].cpu_seconds()
-        return cpu_seconds
+            seconds["flyer-operator"] = self._testbed.operators[-1].cpu_seconds()
+        return seconds
 
     def _get(self, path: str) -> bytes:
         if self._context is None:
@@ -198,8 +198,3 @@ class Costs:
         url = self._testbed.state.server + path
         with urllib.request.urlopen(url, timeout=60, context=self._context) as response:
             return bytes(response.read())
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -35,6 +34,8 @@ from flyer.engine import (
     step,
 )
 from flyer.sim.samples import sample_job
+
+from bench.report import OUTPUT, ROOT, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,13 +141,12 @@ class _Engine:
 
     def __init__(self, source: Path, sizes: Sequence[int]) -> None:
         numbers = [str(size) for size in sizes]
-        root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.sched.decisions", "--serve", *numbers],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{root}"},
+            env={**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}"},
         )
         self._read()
 
@@ -200,7 +200,7 @@ def main() -> None:
     if options.serve:
         _serve(*options.serve)
         return
-    sources = {"engine": Path(__file__).resolve().parents[2] / "operator" / "src"}
+    sources = {"engine": ROOT / "operator" / "src"}
     if options.reference is not None:
         sources["reference"] = options.reference.resolve()
     sizes = (options.nodes, options.queued, options.preempted)
@@ -212,9 +212,7 @@ def main() -> None:
     for kind, by in measured.items():
         ratio = f"  {by['reference'] / by['engine']:.1f}x" if "reference" in by else ""
         print(f"{kind:12} " + "  ".join(f"{name} {ms:g} ms" for name, ms in by.items()) + ratio)
-    target = Path("build/bench/decisions.json")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"sizes": sizes, "milliseconds": measured}))
+    write_json(OUTPUT / "decisions.json", {"sizes": sizes, "milliseconds": measured})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Self
 
-from bench.sched.testbed import ROOT, TestbedError
+from bench.report import ROOT
+from bench.sched.testbed import TestbedError
 from testcluster.processes import STATE_VARIABLE
 
 if TYPE_CHECKING:

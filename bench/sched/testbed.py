@@ -17,7 +17,6 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from flyer.kube.apiserver import Api, Limits, find_access
@@ -25,6 +24,8 @@ from flyer.kube.apiserver.errors import ApiError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, NAMESPACES, NODES, PODS, Resource
 from flyer.kube.lease import LEASE_SECONDS, RETRY_SHARE
 
+from bench import report
+from bench.report import ROOT
 from bench.sched.audit import POLICY, AuditLog
 from bench.sched.costs import Costs
 from bench.sched.loads import NAMESPACE
@@ -38,10 +39,10 @@ from testcluster.state import State, free_ports, locked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
 __all__ = ["PODGROUPS", "SYSTEM", "TAKEOVER_SECONDS", "Operator", "Testbed", "TestbedError"]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 SYSTEM: Final = "fireflyer-system"
 ACCOUNT: Final = "flyer-operator"
 PODGROUPS: Final = Resource("scheduling.k8s.io", "v1alpha2", "podgroups")
@@ -104,16 +105,11 @@ class Operator:
 
     def peak_bytes(self) -> int:
         """Its peak resident memory."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(
-            status_line for status_line in status.splitlines() if status_line.startswith("VmHWM")
-        )
-        return int(line.split()[1]) * 1024
+        return report.peak_bytes(self.process.pid)
 
     def cpu_seconds(self) -> float:
         """Processor time so far, user and system."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return report.cpu_seconds(self.process.pid)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Signal it and wait for its end."""
