@@ -85,22 +85,22 @@ class CertificateManager:
         """Read the Secrets, renew and store what is due, and call the callbacks."""
         # A Secret emptied by an installer is restored with the authorities that sidecars trust.
         data = await self._stored(
-            SECRET_NAME, lambda held, now: renewed(held or self._held, self._names, now)
+            SECRET_NAME, lambda stored, now: renewed(stored or self._held, self._names, now)
         )
         self._held = data
-        found = certificates_of(data)
-        if found != self.current:
-            self.current = found
+        refreshed = certificates_of(data)
+        if refreshed != self.current:
+            self.current = refreshed
             self.ready.set()
             for use in self._users:
-                use(found)
+                use(refreshed)
         if self._webhook:
             await self._stored(
                 WEBHOOK_SECRET_NAME,
-                lambda held, now: renewed_webhook(data, held, self._webhook, now),
+                lambda stored, now: renewed_webhook(data, stored, self._webhook, now),
             )
-            self._webhook_updated = await self._update_webhook(found.bundle)
-        return found
+            self._webhook_updated = await self._update_webhook(refreshed.bundle)
+        return refreshed
 
     async def _stored(
         self, name: str, renew: Callable[[dict[str, bytes], datetime], dict[str, bytes]]
@@ -110,9 +110,11 @@ class CertificateManager:
                 secret: dict[str, Any] = await self._api.get(SECRETS, name, self._namespace)
             except NotFoundError:
                 secret = {}
-            held = {key: base64.b64decode(one) for key, one in (secret.get("data") or {}).items()}
-            data = renew(held, datetime.now(UTC))
-            if data == held:
+            secret_data = {
+                key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()
+            }
+            data = renew(secret_data, datetime.now(UTC))
+            if data == secret_data:
                 return data
             try:
                 await self._store(name, secret, data)
@@ -122,7 +124,7 @@ class CertificateManager:
         raise ConflictError(f"update secrets {name}", "it changes too often")
 
     async def _store(self, name: str, secret: dict[str, Any], data: dict[str, bytes]) -> None:
-        encoded = {key: base64.b64encode(one).decode() for key, one in data.items()}
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if secret:
             await self._api.replace(SECRETS, {**secret, "data": encoded})
             return
@@ -137,17 +139,17 @@ class CertificateManager:
         """
         encoded = base64.b64encode(bundle.encode()).decode()
         try:
-            found = await self._api.get(WEBHOOKS, WEBHOOK_NAME)
+            configuration = await self._api.get(WEBHOOKS, WEBHOOK_NAME)
         except NotFoundError:
             return False
-        hooks = found.get("webhooks") or []
+        hooks = configuration.get("webhooks") or []
         if all(hook.get("clientConfig", {}).get("caBundle") == encoded for hook in hooks):
             return bool(hooks)
         changed = [
             {**hook, "clientConfig": {**hook["clientConfig"], "caBundle": encoded}}
             for hook in hooks
         ]
-        version = found["metadata"]["resourceVersion"]
+        version = configuration["metadata"]["resourceVersion"]
         patch = {"metadata": {"resourceVersion": version}, "webhooks": changed}
         try:
             await self._api.merge(WEBHOOKS, WEBHOOK_NAME, patch)

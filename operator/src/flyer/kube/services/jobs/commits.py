@@ -109,19 +109,19 @@ class Commits:
         """
         if view.job is None or view.key in self._under_way or view.uid != self._uid_of(view.key):
             return False
-        known = self._known.setdefault(view.key, view.job.status)
-        return known != view.job.status and _object(known) != _object(view.job.status)
+        status = self._known.setdefault(view.key, view.job.status)
+        return status != view.job.status and _object(status) != _object(view.job.status)
 
-    async def store(self, commits: Sequence[Commit], gone: set[str]) -> None:
+    async def store(self, commits: Sequence[Commit], deleted_jobs: set[str]) -> None:
         """Store decisions in an order that never assigns a node before its release is stored.
 
-        Jobs that no longer exist are added to `gone`, and their commits skipped.
+        Jobs that no longer exist are added to `deleted_jobs`, and their commits skipped.
         """
         for wave in waves(commits, self.stored):
-            pending = [commit for commit in wave if commit.job not in gone]
+            pending = [commit for commit in wave if commit.job not in deleted_jobs]
             for first in range(0, len(pending), BATCH_MAX):
                 with self._pod_limiter.reduced(), self.background.reduced():
-                    gone |= await self._store_all(pending[first : first + BATCH_MAX])
+                    deleted_jobs |= await self._store_all(pending[first : first + BATCH_MAX])
 
     async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
         """Store commits concurrently. Returns jobs that are gone; raises once all have ended."""
@@ -228,21 +228,20 @@ class Commits:
             except (InvalidError, ForbiddenError) as error:
                 self._refuse(commit, error)
             except ConflictError:
-                found = await self._read(name, namespace)
-                if found is None or found.uid != uid or found.job is None:
+                current = await self._read(name, namespace)
+                if current is None or current.uid != uid or current.job is None:
                     return False
-                stored = found.job.status
+                stored = current.job.status
                 if _object(stored) == status:
                     answer = None
                 elif _object(stored) == _object(before):
-                    view = found
+                    view = current
                     continue
                 else:
-                    why = (
-                        f"{commit.job}: another writer changed its status (version {found.version})"
-                    )
+                    version = f"version {current.version}"
+                    why = f"{commit.job}: another writer changed its status ({version})"
                     raise StaleStateError(why) from None
-                view = found
+                view = current
             if answer is not None:
                 view = shape_job(answer)
                 if commit.status.phase is Phase.STARTING and view.uid == uid:
@@ -349,9 +348,9 @@ def waves(
     wave: list[Commit] = []
     jobs: set[str] = set()
     released: set[str] = set()
-    known: dict[str, FlyerJobStatus | None] = {}
+    statuses: dict[str, FlyerJobStatus | None] = {}
     for commit in commits:
-        before = known[commit.job] if commit.job in known else status(commit.job)
+        before = statuses[commit.job] if commit.job in statuses else status(commit.job)
         before_nodes, after_nodes = _reserved_nodes(before), _reserved_nodes(commit.status)
         if commit.job in jobs or (after_nodes - before_nodes) & released:
             yield wave
@@ -359,7 +358,7 @@ def waves(
         wave.append(commit)
         jobs.add(commit.job)
         released |= before_nodes - after_nodes
-        known[commit.job] = commit.status
+        statuses[commit.job] = commit.status
     if wave:
         yield wave
 

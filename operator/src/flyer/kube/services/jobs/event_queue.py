@@ -121,17 +121,17 @@ class _Submitted:
         Namespaces that rest are skipped; the others rest for `rest_seconds` afterwards.
         """
         self._rest_until = {name: until for name, until in self._rest_until.items() if until > now}
-        due = [name for name in self._by_namespace if name not in self._rest_until]
-        taken: Counter[str] = Counter()
-        while count and due:
-            namespace = due.pop(0)
+        namespaces = [name for name in self._by_namespace if name not in self._rest_until]
+        counts: Counter[str] = Counter()
+        while count and namespaces:
+            namespace = namespaces.pop(0)
             jobs = self._by_namespace.pop(namespace)
             _, events = jobs.popitem(last=False)
             if jobs:
                 self._by_namespace[namespace] = jobs  # behind the other namespaces
-                taken[namespace] += 1
-                if taken[namespace] < each:
-                    due.append(namespace)
+                counts[namespace] += 1
+                if counts[namespace] < each:
+                    namespaces.append(namespace)
             if rest_seconds:
                 self._rest_until[namespace] = now + rest_seconds
             yield from events
@@ -229,7 +229,7 @@ class EventQueue:
     def take(self) -> list[Event]:
         """The queued events, without those held for leaving jobs, and a share of submissions."""
         now = asyncio.get_running_loop().time()
-        for job in [job for job, held in self._held.items() if held.due_at <= now]:
+        for job in [job for job, entry in self._held.items() if entry.due_at <= now]:
             self._events += self._held.pop(job).events
         edited = self._edited.take(SUBMITTED_MAX, now, each=EDITED_EACH)
         rest_seconds = self._rest_seconds
@@ -239,8 +239,8 @@ class EventQueue:
 
     def take_all(self) -> list[Event]:
         """All events, whether due or not."""
-        for held in self._held.values():
-            self._events += held.events
+        for entry in self._held.values():
+            self._events += entry.events
         self._held.clear()
         return self._taken([*self._edited.take_all(), *self._submitted.take_all()])
 
@@ -248,10 +248,10 @@ class EventQueue:
         # A removal that is not among the submissions preceded them.
         events, self._events = [*self._events, *submitted], []
         self._emptied = {
-            event for held in self._held.values() for event in held.events
+            event for entry in self._held.values() for event in entry.events
             if isinstance(event, NodeEmptied)
         }  # fmt: skip
-        dues = (held.due_at for held in self._held.values())
+        dues = (entry.due_at for entry in self._held.values())
         self._due_at = min(*dues, self._edited.due_at(), self._submitted.due_at())
         return events
 
@@ -273,29 +273,29 @@ class EventQueue:
                 continue
 
     def _hold(self, event: NodeEmptied | PodExited | Released, job: Leaving) -> None:
-        held = self._held.get(event.job)
-        if held is None:
+        entry = self._held.get(event.job)
+        if entry is None:
             # Delivered before the deadline: a job that released in time must not be killed as late.
             seconds = min(LEAVE_SECONDS, max(0.0, job.seconds_left - GATHER_SECONDS))
             now = asyncio.get_running_loop().time()
-            held = self._held[event.job] = _Held(now + seconds)
+            entry = self._held[event.job] = _Held(now + seconds)
         if isinstance(event, Released):
-            self._join(event.job, held)
+            self._join(event.job, entry)
         if isinstance(event, NodeEmptied):
-            held.emptied.add(event.node)
-        held.events.append(event)
-        if job.nodes <= held.emptied:
+            entry.emptied.add(event.node)
+        entry.events.append(event)
+        if job.nodes <= entry.emptied:
             self._events += self._held.pop(event.job).events
             self._due(GATHER_SECONDS)
         else:
-            self._due(held.due_at - asyncio.get_running_loop().time())
+            self._due(entry.due_at - asyncio.get_running_loop().time())
 
-    def _join(self, job: str, held: _Held) -> None:
+    def _join(self, job: str, entry: _Held) -> None:
         """Hold an acknowledgement that arrived together with the release."""
         for event in self._events:
             if isinstance(event, SuspendReceived) and event.job == job:
                 self._events.remove(event)
-                held.events.append(event)
+                entry.events.append(event)
                 return
 
     def _due(self, delay_seconds: float) -> None:

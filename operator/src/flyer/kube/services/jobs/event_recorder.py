@@ -59,8 +59,8 @@ class EventRecorder:
     def _take_waiting_token(self) -> bool:
         """Take a token for an event about waiting, which bounds the writes of a burst of jobs."""
         now = time.monotonic()
-        grown = (now - self._refilled_at) * WAITING_EVENTS_PER_SECOND
-        self._tokens = min(WAITING_EVENTS_BURST, self._tokens + grown)
+        new_tokens = (now - self._refilled_at) * WAITING_EVENTS_PER_SECOND
+        self._tokens = min(WAITING_EVENTS_BURST, self._tokens + new_tokens)
         self._refilled_at = now
         if self._tokens < 1:
             return False

@@ -55,7 +55,7 @@ def to_delete(views: Iterable[JobView], limits: FinishedJobs, now: float) -> lis
     surplus: dict[str, int] = defaultdict(lambda: -limits.per_namespace)
     for _, key, _ in ended:
         surplus[key.partition("/")[0]] += 1
-    due = []
+    expired = []
     for at, key, view in ended:
         namespace = key.partition("/")[0]
         ttl_seconds = view.job.spec.ttl_seconds_after_finished if view.job else None
@@ -63,8 +63,8 @@ def to_delete(views: Iterable[JobView], limits: FinishedJobs, now: float) -> lis
             ttl_seconds = limits.ttl_seconds
         if surplus[namespace] > 0 or (ttl_seconds is not None and at + ttl_seconds <= now):
             surplus[namespace] -= 1
-            due.append(view)
-    return due
+            expired.append(view)
+    return expired
 
 
 class Expiry:
@@ -85,11 +85,11 @@ class Expiry:
     async def look(self) -> None:
         """Delete the due jobs, the oldest first."""
         now = self._now()
-        due = to_delete(self._cache.jobs.values(), self._cache.finished_jobs(), now)
-        uids = {view.uid for view in due}
+        expired = to_delete(self._cache.jobs.values(), self._cache.finished_jobs(), now)
+        uids = {view.uid for view in expired}
         self._not_before = {uid: at for uid, at in self._not_before.items() if uid in uids}
         # A job that cannot be deleted must not block the others.
-        free = [view for view in due if self._not_before.get(view.uid, 0.0) <= now]
+        free = [view for view in expired if self._not_before.get(view.uid, 0.0) <= now]
         for view in free[:DELETIONS_MAX]:
             namespace, _, name = view.key.partition("/")
             try:

@@ -167,8 +167,8 @@ class Quarantine:
         self._removed = False
         if now < self._rest_until:
             return
-        due = [case for case in self._cases.values() if case.quarantined and case.retry_at <= now]
-        for case in sorted(due, key=lambda case: case.retry_at)[:RETRIES_PER_REBUILD_MAX]:
+        cases = [case for case in self._cases.values() if case.quarantined and case.retry_at <= now]
+        for case in sorted(cases, key=lambda case: case.retry_at)[:RETRIES_PER_REBUILD_MAX]:
             case.quarantined = False
 
     def possible_statuses(

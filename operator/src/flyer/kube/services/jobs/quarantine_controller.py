@@ -155,9 +155,9 @@ class QuarantineController:
         self._record_event(fault.job, JobEvent(EVENT_DROPPED, why, warning=True))
         return [event for event in events if event is not fault.event]
 
-    def _removals(self, known: Collection[str]) -> list[Event]:
+    def _removals(self, job_keys: Collection[str]) -> list[Event]:
         """Events that remove the quarantined jobs from the engine and withhold their nodes."""
-        jobs = [job for job in self._quarantine if job in known]
+        jobs = [job for job in self._quarantine if job in job_keys]
         if not jobs:
             return []
         for job in jobs:
@@ -173,10 +173,10 @@ class QuarantineController:
         """The engine was rebuilt from these."""
         self._marked = {view.key for view in live if _is_marked(view)}
 
-    def unmark(self, known: Collection[str]) -> None:
+    def unmark(self, job_keys: Collection[str]) -> None:
         """Remove the condition of these jobs, which a step has processed."""
         for key in self._marked:
-            if key in known and key not in self._quarantine:
+            if key in job_keys and key not in self._quarantine:
                 self.mark(key, None)
         self._marked.clear()
 

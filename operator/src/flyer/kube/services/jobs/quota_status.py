@@ -99,11 +99,11 @@ class QuotaStatusReporter:
         zones = count_zones(nodes, state.zones)
         if topology.status is None or topology.status.zones != zones:
             changes = {"epoch": state.epoch, "zones": [zone.to_object() for zone in zones]}
-            written = await self._write(
+            stored = await self._write(
                 FLYERTOPOLOGIES, TOPOLOGY_NAME, changes, self._cache.topologies
             )
-            if written is not None:
-                self._token.observe(written)
+            if stored is not None:
+                self._token.observe(stored)
 
     async def _quotas(self, state: EngineState) -> None:
         quotas = [quota for quota in self._cache.quotas.values() if quota is not None]
@@ -147,9 +147,9 @@ class QuotaStatusReporter:
 
 def _status(usage: QuotaUsage | None, before: FlyerQuotaStatus, epoch: int) -> FlyerQuotaStatus:
     """The quota's new status; without a usage it does not apply (any more)."""
-    held = usage.held if usage is not None else {}
+    usage_of = usage.held if usage is not None else {}
     subjects = sorted(
-        (QuotaUse(name=name, nodes=sum(jobs), jobs=len(jobs)) for name, jobs in held.items()),
+        (QuotaUse(name=name, nodes=sum(jobs), jobs=len(jobs)) for name, jobs in usage_of.items()),
         key=lambda subject: (-subject.nodes, subject.name),
     )
     return before.replace(

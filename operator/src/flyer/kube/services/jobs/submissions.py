@@ -101,15 +101,15 @@ class Submissions:
             if after is not None and self._commits.is_foreign(after):
                 self._request_rebuild(f"{after.key}: another writer changed its status")
 
-    def _changed(self, known: JobView, before: JobView | None, after: JobView | None) -> None:
-        key = known.key
+    def _changed(self, view: JobView, before: JobView | None, after: JobView | None) -> None:
+        key = view.key
         self._check_withheld_nodes(before, after)
         replaced = before is not None and after is not None and before.uid != after.uid
         if after is None or after.job is not None:
             self._invalid.pop(key, None)  # one entry per unreadable object
-        if known.job is None:
+        if view.job is None:
             if after is not None:
-                self.report_invalid(known)
+                self.report_invalid(view)
             if replaced and key in self._uids:
                 self._enqueue(JobRemoved(key))
             return
@@ -134,8 +134,8 @@ class Submissions:
 
     def _check_withheld_nodes(self, before: JobView | None, after: JobView | None) -> None:
         """Request a rebuild if nodes withheld for an unreadable job may be free."""
-        kept = before.kept_nodes if before is not None else frozenset()
-        if before is not None and not kept <= (after.kept_nodes if after else frozenset()):
+        withheld = before.kept_nodes if before is not None else frozenset()
+        if before is not None and not withheld <= (after.kept_nodes if after else frozenset()):
             self._request_rebuild(f"{before.key}: nodes were withheld for it")
 
     def quarantined(self, key: str) -> None:
@@ -172,8 +172,8 @@ class Submissions:
     def _resubmit(self, view: JobView) -> None:
         """Submit a job whose template has passed."""
         current = self._cache.job(view.key)
-        there = current is not None and current.uid == view.uid and not current.deleting
-        if current is not None and there and self._uids.get(view.key, view.uid) == view.uid:
+        is_current = current is not None and current.uid == view.uid and not current.deleting
+        if current is not None and is_current and self._uids.get(view.key, view.uid) == view.uid:
             self._submit(view.key, current)
 
     async def _refuse(self, view: JobView, why: str) -> None:
@@ -215,19 +215,22 @@ def _refused_status(job: FlyerJob, why: str, epoch: int, now: float) -> FlyerJob
             queued_at=quantize(now),
         )
     )
-    known = before.condition("QuotaReserved")
-    same = known is not None and (known.reason, known.message) == (TEMPLATE_REFUSED, why)
+    previous = before.condition("QuotaReserved")
+    same = previous is not None and (previous.reason, previous.message) == (
+        TEMPLATE_REFUSED,
+        why,
+    )
     condition = Condition(
         type="QuotaReserved", status="False", reason=TEMPLATE_REFUSED, message=why,
-        last_transition_time=known.last_transition_time if known and same else quantize(now),
+        last_transition_time=previous.last_transition_time if previous and same else quantize(now),
         observed_generation=job.metadata.generation,
     )  # fmt: skip
-    others = tuple(other for other in before.conditions if other.type != condition.type)
+    other_conditions = tuple(other for other in before.conditions if other.type != condition.type)
     return before.replace(
         epoch=epoch if not same else before.epoch,
         reason=TEMPLATE_REFUSED,
         message=why,
         pending=Pending(verdict="Never", reason=TEMPLATE_REFUSED, message=why),
-        conditions=(*others, condition),
+        conditions=(*other_conditions, condition),
         observed_generation=job.metadata.generation,
     )

@@ -147,9 +147,9 @@ def _failed(work: asyncio.Task[None]) -> bool:
 def _log_end(result: object) -> None:
     """Log the error that ended a term."""
     if isinstance(result, BaseExceptionGroup):
-        lost, rest = result.split(LeadershipLostError)
-        if lost is not None:
-            log.warning("term ended: %s", lost.exceptions[0])
+        leadership_lost, rest = result.split(LeadershipLostError)
+        if leadership_lost is not None:
+            log.warning("term ended: %s", leadership_lost.exceptions[0])
         if rest is not None:
             log.error("term failed", exc_info=rest)
     elif isinstance(result, LeadershipLostError):

@@ -62,7 +62,7 @@ class Observer:
             in_engine = pod.job in self._state().jobs
             if pod.attempt and in_engine and pod.owner == self._submissions.uid_of(pod.job):
                 self._gangs.pod_changed(before, after)
-            self.check_orphan(pod, gone=after is None)
+            self.check_orphan(pod, deleted=after is None)
 
     def topology_changed(self) -> None:
         """The spec of the FlyerTopology was added, changed or deleted."""
@@ -79,7 +79,9 @@ class Observer:
                 with self._quarantine.guard(pod.job, "handling a pod"):
                     self.check_orphan(pod, term_start=True)
 
-    def check_orphan(self, pod: PodView, *, gone: bool = False, term_start: bool = False) -> None:
+    def check_orphan(
+        self, pod: PodView, *, deleted: bool = False, term_start: bool = False
+    ) -> None:
         """Delete a bound pod that no job's status accounts for.
 
         Orphans of deleted jobs that exist at `term_start` were bound by an earlier leader: they
@@ -88,7 +90,7 @@ class Observer:
         """
         if not pod.node:
             return
-        lives = not gone and not pod.ended and not self._is_decided(pod)
+        lives = not deleted and not pod.ended and not self._is_decided(pod)
         view = self._cache.job(pod.job)
         orphan = view is None or view.uid != pod.owner
         if lives:

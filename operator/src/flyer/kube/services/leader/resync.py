@@ -59,17 +59,17 @@ class Resync:
         """Resync. Returns the term's epoch, which may exceed the one from the Lease."""
         await self._cache.wait_synced()
         epoch = await self._outrank(epoch)
-        written, version = await self._write(epoch)
-        if not written or not await self._cache.jobs.reach(version, OBSERVE_SECONDS_MAX):
+        own_write, version = await self._write(epoch)
+        if not own_write or not await self._cache.jobs.reach(version, OBSERVE_SECONDS_MAX):
             await self._cache.jobs.refresh()
-        if self._highest(but=written) >= epoch:
+        if self._highest(but=own_write) >= epoch:
             epoch = await self._outrank(epoch)
         return epoch
 
     async def _outrank(self, epoch: int) -> int:
-        seen = max(self._highest(), await self._token.read())
-        if seen >= epoch:
-            epoch = await self._raise_epoch(seen + 1)
+        highest = max(self._highest(), await self._token.read())
+        if highest >= epoch:
+            epoch = await self._raise_epoch(highest + 1)
         zones = count_zones(self._cache.engine_nodes(), self._cache.zones())
         topology = await self._token.open(epoch, zones)
         if topology is not None:

@@ -307,7 +307,7 @@ class LeaderTerm:
             raise StaleStateError(self._rebuild_reason)
         now = max(time.time(), self._state.now)
         started = time.monotonic()
-        known = self._state.jobs.keys() | {
+        job_keys = self._state.jobs.keys() | {
             event.job.key for event in events if isinstance(event, JobSubmitted)
         }
         self._state, actions = await self._quarantine_controller.step(self._state, events, now)
@@ -319,18 +319,18 @@ class LeaderTerm:
             for action in actions if isinstance(action, Commit)
         ]  # fmt: skip
         commits = self._explanations.defer(commits)
-        gone: set[str] = set()
-        await self._commits.store(commits, gone)
+        deleted_jobs: set[str] = set()
+        await self._commits.store(commits, deleted_jobs)
         self._gateway.stored(events)
-        for job in gone:
+        for job in deleted_jobs:
             self._event_queue.add(JobRemoved(job))
         for action in actions:
             with self._quarantine.guard(getattr(action, "job", ""), type(action).__name__):
-                await self._perform(action, gone)
+                await self._perform(action, deleted_jobs)
         self._commits.answers.clear()
         for commit in commits:
             self._gangs.forget_if_over(commit.job)
-        for key in known - self._state.jobs.keys():
+        for key in job_keys - self._state.jobs.keys():
             self._explanations.forget(key)
             if key not in self._quarantine:
                 self._commits.forget(key)
@@ -339,9 +339,9 @@ class LeaderTerm:
         self._metrics.observe(self._state, self._token.holder)
         self._quota_status.mark_dirty()
 
-    async def _perform(self, action: Action, gone: set[str]) -> None:
+    async def _perform(self, action: Action, deleted_jobs: set[str]) -> None:
         match action:
-            case Start(job=key) if key not in gone:
+            case Start(job=key) if key not in deleted_jobs:
                 view = self._cache.job(key)
                 if view is not None and view.job is not None:
                     self._gangs.start(view.job, action, self._commits.answers.get(key))
@@ -350,7 +350,7 @@ class LeaderTerm:
             case Signal(job=key, reason=reason, by=by):
                 reason, by = (self._redactor.redact(text, key) for text in (reason, by))
                 self._gateway.signal(replace(action, reason=reason, by=by))
-            case HoldToken(job=key) if key not in gone:
+            case HoldToken(job=key) if key not in deleted_jobs:
                 await self._token.hold(key)
             case ReleaseToken(job=key):
                 await self._token.release(key)

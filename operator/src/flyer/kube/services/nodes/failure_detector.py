@@ -68,11 +68,11 @@ class _Node:
 class FailureDetector:
     """State of each monitored node. Its clock counts only the time between ticks.
 
-    `answered` outlives the detector: the nodes that have ever answered a probe of this process.
+    `responding` outlives the detector: nodes that have ever answered a probe of this process.
     """
 
-    def __init__(self, answered: set[str]) -> None:
-        self._answered = answered
+    def __init__(self, responding: set[str]) -> None:
+        self._answered = responding
         self.lost: dict[str, str] = {}  # node → evidence
         self._nodes: dict[str, _Node] = {}
         self._ticked_at: float | None = None
@@ -88,25 +88,28 @@ class FailureDetector:
         self._ticked_at = now
         for name in self._nodes.keys() - heartbeats.keys() - self.lost.keys():
             del self._nodes[name]
-        for name, heard in heartbeats.items():
-            at, fresh = heard.received_at, _Node(0.0, self._now, heard.replaceable, heard.runs)
+        for name, heartbeat in heartbeats.items():
+            at, fresh = (
+                heartbeat.received_at,
+                _Node(0.0, self._now, heartbeat.replaceable, heartbeat.runs),
+            )
             monitored = self._nodes.setdefault(name, fresh)
-            monitored.replaceable, monitored.runs = heard.replaceable, heard.runs
+            monitored.replaceable, monitored.runs = heartbeat.replaceable, heartbeat.runs
             if at > monitored.received_at:
                 monitored.received_at, monitored.heard_at = at, self._now
                 monitored.unanswered, monitored.alive, monitored.reported = 0, False, False
         few = self._few_silent()
         if not few:
             self._discard_probes()
-        due = self._due(few=few)
-        for name in due:
+        due_nodes = self._due(few=few)
+        for name in due_nodes:
             monitored = self._nodes[name]
             if monitored.probed_at is not None:
                 monitored.pause = min(2 * monitored.pause, UNANSWERED_SECONDS_MAX)
             monitored.probing = True
             monitored.probed_at = self._now
             monitored.counts = few or name in self.lost
-        return due
+        return due_nodes
 
     def probed(self, node: str, *, answered: bool | None) -> None:
         """A probe has ended. None: inconclusive, for example without a local network."""
@@ -127,32 +130,39 @@ class FailureDetector:
         back = [name for name in self.lost if not self._nodes[name].dead]
         for name in back:
             del self.lost[name]
-        found = {
-            name: f"nothing heard for {self._now - one.heard_at:.1f} s, and no probe answered"
-            for name, one in self._nodes.items()
-            if name not in self.lost and one.replaceable and one.dead and name in self._answered
-            if self._now - one.heard_at >= LOST_SECONDS
+        lost_nodes = {
+            name: f"nothing heard for {self._now - monitored.heard_at:.1f} s, and no probe answered"
+            for name, monitored in self._nodes.items()
+            if name not in self.lost
+            and monitored.replaceable
+            and monitored.dead
+            and name in self._answered
+            if self._now - monitored.heard_at >= LOST_SECONDS
         }
         if not self._few_silent():
             return {}, back
-        self.lost |= found
-        return found, back
+        self.lost |= lost_nodes
+        return lost_nodes, back
 
     def unresolved(self) -> dict[str, str]:
         """Silent nodes that are not declared lost, with the reason; each silence once."""
-        found = {}
-        for name, one in self._nodes.items():
-            awaited = name not in self.lost and (one.received_at or one.replaceable)
-            if awaited and not one.reported and self._now - one.heard_at >= LOST_SECONDS:
-                if not one.replaceable:
-                    found[name] = "its pods do not depend on other nodes"
-                elif one.alive:
-                    found[name] = "it answers probes"
+        reasons = {}
+        for name, monitored in self._nodes.items():
+            awaited = name not in self.lost and (monitored.received_at or monitored.replaceable)
+            if (
+                awaited
+                and not monitored.reported
+                and self._now - monitored.heard_at >= LOST_SECONDS
+            ):
+                if not monitored.replaceable:
+                    reasons[name] = "its pods do not depend on other nodes"
+                elif monitored.alive:
+                    reasons[name] = "it answers probes"
                 elif name not in self._answered:
-                    found[name] = "it has never answered a probe"
-        for name in found:
+                    reasons[name] = "it has never answered a probe"
+        for name in reasons:
             self._nodes[name].reported = True
-        return found
+        return reasons
 
     @property
     def now(self) -> float:
@@ -170,7 +180,9 @@ class FailureDetector:
 
     def last_heard(self) -> dict[str, float]:
         """`heard_at` of all nodes on which ranks may be running."""
-        return {name: one.heard_at for name, one in self._nodes.items() if one.runs}
+        return {
+            name: monitored.heard_at for name, monitored in self._nodes.items() if monitored.runs
+        }
 
     def forget(self, node: str) -> None:
         """Stop monitoring the node."""
@@ -185,24 +197,26 @@ class FailureDetector:
 
     def _due(self, *, few: bool) -> list[str]:
         """All nodes that may be lost, and the longest-waiting ones of the others."""
-        found = [name for name, one in self._nodes.items() if self._is_due(name, one)]
-        urgent = [
-            match for match in found if match in self.lost or (few and match in self._answered)
+        due_nodes = [
+            name for name, monitored in self._nodes.items() if self._is_due(name, monitored)
         ]
-        background = set(found) - set(urgent)
+        urgent = [
+            match for match in due_nodes if match in self.lost or (few and match in self._answered)
+        ]
+        background = set(due_nodes) - set(urgent)
         asked_at = {name: self._nodes[name].probed_at or 0.0 for name in background}
         return (
             urgent
-            + sorted(background, key=lambda one: (asked_at[one], one))[:BACKGROUND_PROBES_MAX]
+            + sorted(background, key=lambda name: (asked_at[name], name))[:BACKGROUND_PROBES_MAX]
         )
 
     def _is_due(self, name: str, monitored: _Node) -> bool:
         if monitored.probing or not (monitored.replaceable or name in self.lost):
             return False
-        known = name in self._answered
-        if name in self.lost or (known and self._is_late(monitored)):
+        has_responded = name in self._answered
+        if name in self.lost or (has_responded and self._is_late(monitored)):
             pause = 0.0 if 0 < monitored.unanswered < PROBES_UNANSWERED else PAUSE_SECONDS
-        elif not known:
+        elif not has_responded:
             pause = monitored.pause
         else:
             return False
@@ -214,10 +228,12 @@ class FailureDetector:
     def _few_silent(self) -> bool:
         """Whether few nodes are silent; otherwise this process may be partitioned."""
         judged = {
-            name: one for name, one in self._nodes.items() if one.replaceable or name in self.lost
+            name: monitored
+            for name, monitored in self._nodes.items()
+            if monitored.replaceable or name in self.lost
         }
         silent = sum(
-            name in self.lost or (self._is_late(one) and not one.alive)
-            for name, one in judged.items()
+            name in self.lost or (self._is_late(monitored) and not monitored.alive)
+            for name, monitored in judged.items()
         )
         return silent < len(judged) and silent <= max(1, len(judged) // SHARE)

@@ -103,8 +103,8 @@ class Nodes:
                     name,
                 )
                 self._lose(name, view)
-        lost, back = self.failure_detector.evaluate()
-        for name, evidence in lost.items():
+        lost_nodes, back = self.failure_detector.evaluate()
+        for name, evidence in lost_nodes.items():
             log.warning("node %s is lost: %s", name, evidence)
             self.changed(name)
         for name, why in self.failure_detector.unresolved().items():

@@ -61,14 +61,14 @@ class NotReadyGrace:
         """Forget all grace periods."""
         self._entries.clear()
 
-    def expired(self, heard: dict[str, float], now: float) -> list[str]:
-        """Nodes that are lost now. `heard`: time of the latest heartbeat of each monitored node."""
-        silent_nodes = sum(now - heard_at >= SILENT_SECONDS for heard_at in heard.values())
-        many = max(len(self._entries), silent_nodes) > max(1, len(heard) // SHARE)
+    def expired(self, heartbeats: dict[str, float], now: float) -> list[str]:
+        """Nodes that are lost now. `heartbeats`: latest heartbeat of each node."""
+        silent_nodes = sum(now - heard_at >= SILENT_SECONDS for heard_at in heartbeats.values())
+        many = max(len(self._entries), silent_nodes) > max(1, len(heartbeats) // SHARE)
         expired = []
         for name, entry in self._entries.items():
-            entry.runs = entry.runs or name in heard
-            entry.heard_at = max(entry.heard_at, heard.get(name, 0.0))
+            entry.runs = entry.runs or name in heartbeats
+            entry.heard_at = max(entry.heard_at, heartbeats.get(name, 0.0))
             since = max(entry.started_at, entry.heard_at) if many else entry.heard_at
             silent = now - since >= (MANY_SILENT_SECONDS if many else SILENT_SECONDS)
             empty = not entry.runs and now >= TERM_START_SECONDS

@@ -65,31 +65,31 @@ class NodeProber:
         """Probe until cancelled, in dedicated threads, which a busy event loop does not delay."""
         loop, detector = asyncio.get_running_loop(), self._nodes.failure_detector
         # Two pools: a thousand nodes behind a firewall must not delay probes of other nodes.
-        known, unknown = (
+        responding, unknown = (
             ThreadPoolExecutor(CONCURRENCY_MAX, "probe"),
             ThreadPoolExecutor(CONCURRENCY_MAX, "first"),
         )
         try:
             while True:
                 for node in detector.tick(self._gateway.heartbeats(), loop.time()):
-                    threads = known if detector.has_answered(node) else unknown
+                    threads = responding if detector.has_answered(node) else unknown
                     self._spawn(self._probe(node, threads), f"probe {node}")
                 self._nodes.evaluate()
                 await asyncio.sleep(TICK_SECONDS)
         finally:
-            for threads in (known, unknown):
+            for threads in (responding, unknown):
                 threads.shutdown(wait=False, cancel_futures=True)
 
     async def _probe(self, node: str, threads: ThreadPoolExecutor) -> None:
         view = self._cache.nodes.get("", node)
-        answered = None
+        response = None
         if view is not None and view.address:
             try:
-                answered = await asyncio.get_running_loop().run_in_executor(
+                response = await asyncio.get_running_loop().run_in_executor(
                     threads, self._probe_node, view.address, view.port
                 )
             except Exception:  # an invalid address or a missing thread: inconclusive
                 log.exception("node %s: cannot probe %s", node, view.address)
-        if not answered:
-            log.debug("node %s: no answer to a probe (%s)", node, answered)
-        self._nodes.failure_detector.probed(node, answered=answered)
+        if not response:
+            log.debug("node %s: no answer to a probe (%s)", node, response)
+        self._nodes.failure_detector.probed(node, answered=response)

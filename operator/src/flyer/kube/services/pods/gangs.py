@@ -117,8 +117,8 @@ class Gangs:
 
         `stored` is the stored object if known; otherwise it is read.
         """
-        known = self._gangs.get(start.job)
-        if known is not None and known.attempt == start.attempt:
+        current = self._gangs.get(start.job)
+        if current is not None and current.attempt == start.attempt:
             return
         gang = self._gangs[start.job] = _Gang(start.attempt)
         work = self._start(gang, job, start, stored)
@@ -178,7 +178,7 @@ class Gangs:
         if after is not None and after.deleting and not (before and before.deleting):
             self._evicted(after)
         if after is None or after.ended:
-            self.conclude(pod, gone=after is None)
+            self.conclude(pod, deleted=after is None)
         elif before is None or before.node != after.node:
             self.report_empty_nodes(pod.job)
 
@@ -198,10 +198,10 @@ class Gangs:
             why = f"pod {pod.name} on node {pod.node} is being deleted, as when a node is drained"
             self._enqueue(RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why))
 
-    def conclude(self, pod: PodView, *, gone: bool = False) -> None:
+    def conclude(self, pod: PodView, *, deleted: bool = False) -> None:
         """A pod terminated or is gone: collect its outcome, then check its node."""
         if pod.uid in self._concluded or pod.uid in self._leaving:
-            if gone:
+            if deleted:
                 self._concluded.discard(pod.uid)
             return
         self._leaving[pod.uid] = pod
@@ -214,7 +214,7 @@ class Gangs:
         outcome = pod.outcome if pod.outcome is not None else self._outcome_of(None)
         await self._gateway.conclude(pod.uid, outcome)
         del self._leaving[pod.uid]
-        if any(known.uid == pod.uid for known in self._pods_of(pod.job)):
+        if any(other.uid == pod.uid for other in self._pods_of(pod.job)):
             self._concluded.add(pod.uid)
         self.report_empty_nodes(pod.job)
 
@@ -224,8 +224,10 @@ class Gangs:
         if state is None or not state.status.occupied:
             return
         attempt = state.status.history.attempt
-        made = self._all_made(self._gangs.get(job), attempt, state)
-        occupied = [node for node in state.status.occupied if made or node.attempt != attempt]
+        all_created = self._all_made(self._gangs.get(job), attempt, state)
+        occupied = [
+            node for node in state.status.occupied if all_created or node.attempt != attempt
+        ]
         if not occupied:
             return
         # The earliest attempt with a live pod, by node; "": not bound yet.
@@ -234,8 +236,8 @@ class Gangs:
         for pod in (*pods, *(leaving for leaving in self._leaving.values() if leaving.job == job)):
             first[pod.node] = min(pod.attempt, first.get(pod.node, pod.attempt))
         for node in occupied:
-            held = [first[name] for name in ("", node.name) if name in first]
-            if not held or min(held) > node.attempt:
+            attempts = [first[name] for name in ("", node.name) if name in first]
+            if not attempts or min(attempts) > node.attempt:
                 self._enqueue(NodeEmptied(node.name, job, node.attempt))
 
     def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
@@ -272,11 +274,11 @@ class Gangs:
 
     def _capped(self, job: FlyerJob) -> FlyerJob:
         """The job with the grace periods that the engine grants, for its pods and sidecars."""
-        held = self._state_of(job.key)
-        priority = held.status.priority if held is not None else None
+        job_state = self._state_of(job.key)
+        priority = job_state.status.priority if job_state is not None else None
         terms = self._cache.zones().limits.terms(job.spec, priority or job.spec.priority)
-        asked = job.spec.preemption
-        granted = asked.replace(
+        preemption = job.spec.preemption
+        granted = preemption.replace(
             checkpoint_grace_period=Duration.of_seconds(terms.checkpoint_grace_period),
             max_checkpoint_grace_period=Duration.of_seconds(terms.max_checkpoint_grace_period),
         )
@@ -291,7 +293,7 @@ class Gangs:
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
         manifests = self._templates.build(job, start)
-        made = await _all([
+        created = await _all([
             self._pod_control.create(job, manifest, name)
             for manifest, name in zip(manifests, names, strict=True)
         ])  # fmt: skip
@@ -301,18 +303,23 @@ class Gangs:
             (
                 rank,
                 PodIdentity(
-                    job.metadata.namespace, one["metadata"]["name"], one["metadata"]["uid"]
+                    job.metadata.namespace,
+                    pod_object["metadata"]["name"],
+                    pod_object["metadata"]["uid"],
                 ),
             )
-            for rank, one in enumerate(made)
+            for rank, pod_object in enumerate(created)
         ]
         self._expect(job, start, identities)
-        for pod in made:
+        for pod in created:
             address = (pod.get("status") or {}).get("podIP")
             if address:
                 self._gateway.locate(pod["metadata"]["uid"], address)
         await _all(
-            [self._pod_control.bind(one, name) for one, name in zip(made, names, strict=True)],
+            [
+                self._pod_control.bind(pod_object, name)
+                for pod_object, name in zip(created, names, strict=True)
+            ],
         )
         watch = self._start_monitor.watch(start, manifests[0]["spec"])
         self._spawn(watch, f"start of {start.job}", start.job)
@@ -320,19 +327,19 @@ class Gangs:
             pod for pod in self._pods_of(start.job)
             if pod.ended and pod.attempt <= start.attempt - ATTEMPTS_KEPT
         ]  # fmt: skip
-        for pod in sorted(old, key=lambda one: one.attempt)[:PRUNED_MAX]:
+        for pod in sorted(old, key=lambda pod: pod.attempt)[:PRUNED_MAX]:
             await self._pod_control.delete(pod.namespace, pod.name, pod.uid, 0)
 
     async def _read(self, job: FlyerJob) -> dict[str, Any]:
         """Read the object with its pod template, which views omit."""
-        found = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
-        metadata = found["metadata"]
+        document = await self._api.get(FLYERJOBS, job.metadata.name, job.metadata.namespace)
+        metadata = document["metadata"]
         if metadata.get("uid") != job.metadata.uid:
             raise NotFoundError(f"get flyerjobs {job.key}", "the job was deleted")
-        return found
+        return document
 
     def _expect(self, job: FlyerJob, start: Start, pods: Sequence[tuple[int, PodIdentity]]) -> None:
-        ordered = [identity for _, identity in sorted(pods, key=lambda one: one[0])]
+        ordered = [identity for _, identity in sorted(pods, key=lambda item: item[0])]
         self._gateway.expect(job, start, ordered)
 
     # -- deletion ------------------------------------------------------------------------------
@@ -375,8 +382,8 @@ class Gangs:
 
 
 def _with_template(job: FlyerJob, template: dict[str, Any]) -> FlyerJob:
-    found = PodTemplate.model_validate(template)
-    return job.replace(spec=job.spec.replace(template=found))
+    validated = PodTemplate.model_validate(template)
+    return job.replace(spec=job.spec.replace(template=validated))
 
 
 def _ends_by_itself(state: JobState | None) -> bool:
@@ -394,6 +401,8 @@ async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Results in order. A failure is raised once all calls have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
-    for failure in sorted(failures, key=lambda one: not isinstance(one, LeadershipLostError)):
+    for failure in sorted(
+        failures, key=lambda failure: not isinstance(failure, LeadershipLostError)
+    ):
         raise failure
     return results

@@ -45,11 +45,11 @@ async def _claim(api: Api, namespace: str, spec: Mapping[str, Any]) -> PodProble
     for index, claim in claims_of(spec):
         place = f"{_place(index)}.persistentVolumeClaim.claimName"
         try:
-            found = await api.get(CLAIMS, claim, namespace)
+            document = await api.get(CLAIMS, claim, namespace)
         except NotFoundError:
             why = f'{place}: claim "{claim}" not found in {namespace}: create it'
         else:
-            phase = (found.get("status") or {}).get("phase")
+            phase = (document.get("status") or {}).get("phase")
             if phase == "Bound":
                 continue
             why = f'{place}: claim "{claim}" is {phase}, not Bound'
@@ -67,10 +67,10 @@ async def _object(
     # One page only, which bounds the cost.
     async for page in api.pages(EVENTS, namespace, fieldSelector=selector):
         for event in page.items:
-            found = _MISSING.search(str(event.get("message") or ""))
-            place = places.get(found["volume"]) if found else None
-            if found and place:
-                why = f"{place}: {found['what']} in {namespace}: create it"
+            match = _MISSING.search(str(event.get("message") or ""))
+            place = places.get(match["volume"]) if match else None
+            if match and place:
+                why = f"{place}: {match['what']} in {namespace}: create it"
                 return PodProblem(_REASON, why, job_fault=True)
         break
     return None

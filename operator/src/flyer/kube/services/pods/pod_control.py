@@ -57,10 +57,10 @@ class PodControl:
         free, and a conflict (of a ResourceQuota that several API servers update) may pass.
         """
         name, namespace = manifest["metadata"]["name"], job.metadata.namespace
-        known = self._pods.get(namespace, name)
-        exists = known is not None and known.owner == job.metadata.uid and not known.deleting
-        if known is not None and exists and known.node == node:
-            return _bound(known)
+        current = self._pods.get(namespace, name)
+        exists = current is not None and current.owner == job.metadata.uid and not current.deleting
+        if current is not None and exists and current.node == node:
+            return _bound(current)
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + NAME_TAKEN_SECONDS
         while True:
@@ -95,9 +95,13 @@ class PodControl:
     @staticmethod
     def _is_usable(job: FlyerJob, pod: dict[str, Any], node: str) -> bool:
         owner = controller_of(pod["metadata"])
-        ours = owner is not None and owner["uid"] == job.metadata.uid
-        bound = pod["spec"].get("nodeName")
-        return ours and "deletionTimestamp" not in pod["metadata"] and bound in (None, "", node)
+        is_owned = owner is not None and owner["uid"] == job.metadata.uid
+        node_name = pod["spec"].get("nodeName")
+        return (
+            is_owned
+            and "deletionTimestamp" not in pod["metadata"]
+            and node_name in (None, "", node)
+        )
 
     async def _delete_conflicting(self, job: FlyerJob, pod: dict[str, Any]) -> None:
         """Delete a conflicting pod whose controller is a FlyerJob of this name.
@@ -119,14 +123,14 @@ class PodControl:
         """
         while True:
             try:
-                found = await self._priority_api.get(PODS, pod.name, pod.namespace)
+                current = await self._priority_api.get(PODS, pod.name, pod.namespace)
             except NotFoundError:
                 return
             except ApiError as error:
                 log.warning("%s/%s: %s", pod.namespace, pod.name, error)
             else:
-                phase = (found.get("status") or {}).get("phase")
-                if found["metadata"]["uid"] != pod.uid or phase in ("Succeeded", "Failed"):
+                phase = (current.get("status") or {}).get("phase")
+                if current["metadata"]["uid"] != pod.uid or phase in ("Succeeded", "Failed"):
                     return
                 await self.delete(pod.namespace, pod.name, pod.uid, KILL_SECONDS)
             await asyncio.sleep(NAME_TAKEN_POLL_SECONDS)
@@ -147,10 +151,10 @@ class PodControl:
             )
             return True
         occupied = (job.get("status") or {}).get("occupied") or ()
-        here = any(
+        assigned = any(
             node.get("name") == pod.node and node.get("attempt") == pod.attempt for node in occupied
         )
-        return job["metadata"]["uid"] == pod.owner and here
+        return job["metadata"]["uid"] == pod.owner and assigned
 
     async def bind(self, pod: dict[str, Any], node: str) -> None:
         """Bind the pod; on a shared node, remove its scheduling gate for kube-scheduler."""
@@ -170,10 +174,10 @@ class PodControl:
                 if pod["metadata"]["uid"] != uid or "deletionTimestamp" in pod["metadata"]:
                     return
                 self._pods.offer(pod)
-                bound = pod["spec"].get("nodeName")
-                if bound == node:
+                node_name = pod["spec"].get("nodeName")
+                if node_name == node:
                     return  # by a previous try whose response was lost
-                if bound or not tries_left:
+                if node_name or not tries_left:
                     raise
             else:
                 return

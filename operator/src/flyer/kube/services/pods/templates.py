@@ -183,14 +183,14 @@ class PodTemplates:
             await other.wait()
         if self._is_known(view.mark):
             return Verdict()
-        done = self._under_way[view.mark] = asyncio.Event()
+        finished = self._under_way[view.mark] = asyncio.Event()
         try:
             namespace, _, name = view.key.partition("/")
-            found = await self._api.get(FLYERJOBS, name, namespace)
-            if found["metadata"].get("uid") != view.uid or view.job is None:
+            document = await self._api.get(FLYERJOBS, name, namespace)
+            if document["metadata"].get("uid") != view.uid or view.job is None:
                 raise NotFoundError(f"get flyerjobs {view.key}", "the job was deleted")
             try:
-                template = PodTemplate.model_validate(found["spec"]["template"])
+                template = PodTemplate.model_validate(document["spec"]["template"])
             except ValidationError as error:
                 first = error.errors(include_url=False, include_input=False)[0]
                 place = ".".join(("spec", "template", *map(str, first["loc"])))
@@ -203,7 +203,7 @@ class PodTemplates:
             return verdict
         finally:
             del self._under_way[view.mark]
-            done.set()
+            finished.set()
 
     async def _judge(
         self, job: FlyerJob, mark: str, names: Collection[str] | None = None

@@ -53,11 +53,11 @@ async def late_claims(api: Api, spec: Mapping[str, Any], namespace: str) -> Asyn
     try:
         for index, claim in claims_of(spec):
             try:
-                found = await api.get(CLAIMS, claim, namespace)
+                document = await api.get(CLAIMS, claim, namespace)
             except NotFoundError:
                 continue  # it may be created later; the start monitor reports a missing one
-            bound = (found.get("status") or {}).get("phase") == "Bound"
-            if not bound and await classes.is_late(found.get("spec") or {}):
+            is_bound = (document.get("status") or {}).get("phase") == "Bound"
+            if not is_bound and await classes.is_late(document.get("spec") or {}):
                 yield (
                     f"spec.template.spec.volumes[{index}].persistentVolumeClaim.claimName: "
                     f'"{claim}" is not bound, and its class binds at first use ({_LATE}): {_REMEDY}'
