@@ -1,6 +1,7 @@
 """The rendered chart on a real API server: install, upgrade and uninstall.
 
-No nodes: what the server validates, defaults and refuses, and what Helm's three-way merge leaves.
+Without nodes. Covers validation, defaulting and rejection by the server, and the result of Helm's
+three-way merge.
 """
 
 import base64
@@ -73,7 +74,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[Cluster]:
-    """A separate one: Helm owns what it installs, and other tests install the same CRDs."""
+    """A separate cluster: Helm owns its objects, and other tests install the same CRDs."""
     yield from started_cluster(Options(light=True, controllers=True))
 
 
@@ -93,7 +94,7 @@ def installation(control_plane: Cluster, namespace: str) -> Iterator[Installatio
 def test_the_server_takes_every_object(
     everything: Rendered, control_plane: Cluster, namespace: str
 ) -> None:
-    """Strict: a field that the server does not know is refused, not dropped."""
+    """Strict field validation: unknown fields are rejected, not dropped."""
     namespaced = [item for item in everything if item["kind"] not in OTHERS]
     for item in namespaced:
         if "namespace" in item["metadata"]:
@@ -108,7 +109,7 @@ def test_the_server_takes_every_object(
 def test_pod_security_restricted_admits_the_controllers(
     control_plane: Cluster, namespace: str, everything: Rendered
 ) -> None:
-    """All but the node parts, which say by their volumes why they cannot."""
+    """All components except those of nodes, which need host paths."""
     control_plane.kubectl(
         "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"
     )
@@ -122,7 +123,7 @@ def test_pod_security_restricted_admits_the_controllers(
             "kind": "Pod",
             "metadata": {"name": item["metadata"]["name"], "namespace": namespace},
             "spec": {
-                # The namespace lacks the chart's accounts and classes, which are not under test.
+                # The chart's accounts and classes do not exist here and are not tested.
                 **item["spec"]["template"]["spec"],
                 "serviceAccountName": "default",
                 "priorityClassName": "",
@@ -143,7 +144,7 @@ def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None
     secret = base64.b64decode(key)
     assert len(secret) == 64, "as long as the services want it"
     assert int(secret, 16)
-    # As the operator fills them in.
+    # As set by the operator.
     bundle = base64.b64encode(b"authority").decode()
     installation.cluster.kubectl(
         "patch", "secret", "flyer-certificates", "--namespace", installation.namespace,
@@ -210,7 +211,7 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
     def remaining_objects() -> set[str]:
         return {name for name in installation.names(everywhere) if "endpoint" not in name}
 
-    # Controllers make the claims after Helm has ended, and clean up after its objects.
+    # Controllers create the claims after Helm has finished, and delete dependents of its objects.
     wait_for("a claim for each server", lambda: claims <= remaining_objects())
     assert len(remaining_objects()) > 50
 
@@ -243,7 +244,7 @@ def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
             "flyer-leases",
         ),
         ("threefs-csi-controller", "/api/v1/persistentvolumes", "flyer-control"),
-        # A taken-over node has the account of all node agents.
+        # A compromised node has the account of all node agents.
         ("flyer-node", "/apis/fireflyer.dev/v1alpha1/nodehealths", "flyer-nodes"),
         ("flyer-node", "/apis/fireflyer.dev/v1alpha1/namespaces/{}/flyerjobs", "flyer-job-reads"),
         ("default", "/apis/fireflyer.dev/v1alpha1/namespaces/{}/flyerjobs", "flyer-job-reads"),
@@ -269,12 +270,12 @@ def test_users_do_not_share_the_servers_seats_with_the_controllers(
         headers = ask(cluster, token, path.format(namespace))
         return schemas.get(headers["X-Kubernetes-PF-FlowSchema-UID"])
 
-    # The server reads new schemas a moment after it has taken them.
+    # The server applies new schemas shortly after it has accepted them.
     wait_for(f"{user} has the schema {schema}", lambda: flow_schema() == schema)
 
 
 def ask(cluster: Cluster, token: str, path: str, method: str = "GET", body: bytes = b"") -> Message:
-    """The headers of the answer, also of a refusal."""
+    """Headers of the response, also of an error."""
     request = urllib.request.Request(
         cluster.state.server + path,
         method=method,
@@ -294,7 +295,7 @@ def ask(cluster: Cluster, token: str, path: str, method: str = "GET", body: byte
 
 
 def slow_body(cluster: Cluster, token: str, path: str) -> socket.socket:
-    """A request whose body does not come: it occupies a seat until the server ends it."""
+    """A request with a stalled body: it occupies a seat until the server ends it."""
     url = urllib.parse.urlsplit(cluster.state.server)
     plain = socket.create_connection((url.hostname, url.port), timeout=10)
     opened = ssl._create_unverified_context().wrap_socket(plain)

@@ -1,9 +1,9 @@
-"""System calls that a confined process gives up for good: a seccomp filter (seccomp(2)).
+"""Seccomp filter of a confined process (seccomp(2)).
 
-What is refused are calls that a FUSE daemon never makes and that reach parts of the kernel in which
-an unprivileged process could find a defect, or other processes: to start programs, namespaces,
-mounts, keys, BPF, io_uring, tracing. They return EPERM. Calls that are newer than this list return
-ENOSYS, as from an older kernel. Calls in the numbers of another architecture end the process.
+It refuses calls that a FUSE daemon never makes and that would let it attack the kernel or other
+processes: starting programs, namespaces, mounts, keys, BPF, io_uring, tracing. They return EPERM.
+Calls that are newer than this list return ENOSYS, as from an older kernel. A call with the numbers
+of another architecture ends the process. The filter cannot be removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ARCHITECTURES", "LAST_KNOWN", "REFUSED", "program", "refuse_system_calls"]
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine → the column of its numbers below, and its AUDIT_ARCH (linux/audit.h)."""
+"""Machine → column of its numbers in the table below, and its AUDIT_ARCH (linux/audit.h)."""
 # fmt: off
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None),
@@ -49,14 +49,14 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
 }
 # fmt: on
-"""Refused with EPERM: numbers on x86_64 and aarch64; None: not there."""
+"""Calls refused with EPERM: numbers on x86_64 and aarch64; None: the call does not exist."""
 CLONE, CLONE3, SOCKET = (56, 220), (435, 435), (41, 198)
 LAST_KNOWN = 462
 """The highest number when this list was made (Linux 6.10)."""
 CLONE_THREAD = 0x10000
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 NETLINK, NETLINK_ROUTE = 16, 0
-"""With which the resolver asks for the addresses of this machine."""
+"""Netlink family that the resolver uses to list the addresses of this machine."""
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -72,7 +72,7 @@ class _Program(ctypes.Structure):
 def refuse_system_calls() -> bool:
     """Install the filter in this thread and all that it starts; false on another architecture.
 
-    The process must have given up new privileges before.
+    The process must have set no_new_privs before.
     """
     if platform.machine() not in ARCHITECTURES:
         return False
@@ -92,7 +92,7 @@ def program(machine: str) -> bytes:
 
 
 def _instructions(column: int, architecture: int) -> Iterator[tuple[int, int, int, int]]:
-    """Code, jump if true, jump if false, value; jumps count instructions that are left out."""
+    """Code, jump if true, jump if false, value; a jump is the number of skipped instructions."""
     refuse = (RETURN, 0, 0, ERRNO | errno.EPERM)
     unknown = (RETURN, 0, 0, ERRNO | errno.ENOSYS)
     allow = (RETURN, 0, 0, ALLOW)
@@ -100,17 +100,17 @@ def _instructions(column: int, architecture: int) -> Iterator[tuple[int, int, in
     yield EQUAL, 1, 0, architecture
     yield RETURN, 0, 0, KILL
     yield LOAD, 0, 0, NUMBER_AT
-    # The bit of x32, whose calls have other numbers, is above them all.
+    # Calls of x32 have a bit set that is above all numbers.
     yield GREATER, 0, 1, LAST_KNOWN
     yield unknown
     for numbers in REFUSED.values():
         if (number := numbers[column]) is not None:
             yield EQUAL, 0, 1, number
             yield refuse
-    # Its flags are in memory, where a filter cannot look: the C library then uses clone.
+    # The flags of clone3 are in memory, which a filter cannot read: the C library then uses clone.
     yield EQUAL, 0, 1, CLONE3[column]
     yield unknown
-    # Threads, and no processes.
+    # Allow new threads, but no new processes.
     yield EQUAL, 0, 4, CLONE[column]
     yield LOAD, 0, 0, ARGUMENTS_AT
     yield SOME_BITS, 0, 1, CLONE_THREAD
