@@ -27,7 +27,7 @@ __all__ = ["Pairs"]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The groups of one rank: its pair, and all ranks that bring the same half."""
+    """The groups of one rank: its pair, and all ranks that contribute the same half."""
 
     pair: dist.ProcessGroup
     halves: dist.ProcessGroup
@@ -41,7 +41,7 @@ class Pairs:
         half_backend: str = "hfreduce",
         timeout: timedelta | None = None,
     ) -> Pairs:
-        """Makes the groups; every rank calls it with the same list, which has every rank once."""
+        """Creates the groups. All ranks pass the same list, which contains every rank once."""
         ranks = sorted(rank for pair in pairs for rank in pair)
         if ranks != list(range(dist.get_world_size())):
             raise ValueError(
