@@ -14,7 +14,7 @@ from flyer.api.timestamps import Timestamp
 
 
 class AssignedNode(Model):
-    """One node of a gang; the order of nodes is the order of ranks."""
+    """Node of a gang; the order of nodes is the order of ranks."""
 
     name: str = Field(max_length=NAME_CHARS_MAX, description="Name of the node.")
     zone: str = Field(max_length=ZONE_CHARS_MAX, description="Network zone of the node.")

@@ -16,7 +16,7 @@ MESSAGE_CHARS_MAX = 32_768
 
 
 class Condition(Model):
-    """One condition of the object. Programs read its reason, users its message."""
+    """Condition of the object. Programs read its reason, users its message."""
 
     type: str = Field(
         min_length=1, max_length=316, description="Type of the condition in CamelCase."

@@ -327,7 +327,7 @@ JOB_RULES = (
 
 
 class FlyerJob(StrictModel):
-    """One job. The same file runs under `flyer run` and under `kubectl apply`."""
+    """FlyerJob is a job that runs on a gang of whole nodes. `flyer run` takes the same file."""
 
     api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
     kind: Literal["FlyerJob"] = KIND_JOB

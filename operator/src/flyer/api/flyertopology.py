@@ -272,7 +272,7 @@ class FlyerTopologyStatus(Model):
 
 
 class FlyerTopology(StrictModel):
-    """The zones of the cluster, and the one job that may cross them now."""
+    """Zones of the cluster, and the job that may cross them at present."""
 
     api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
     kind: Literal["FlyerTopology"] = KIND_TOPOLOGY

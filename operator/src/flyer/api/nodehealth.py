@@ -78,7 +78,7 @@ class Inventory(Model):
 
 
 class DeviceHealth(Model):
-    """One device that is unhealthy, or was unhealthy recently."""
+    """Device that is unhealthy, or was unhealthy recently."""
 
     id: str = Field(
         min_length=1,

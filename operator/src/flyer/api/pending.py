@@ -22,7 +22,7 @@ from flyer.api.timestamps import Timestamp
 
 
 class PendingReason(Model):
-    """One reason why the job has no nodes."""
+    """Reason why the job has no nodes."""
 
     reason: str = Field(max_length=128, description="The reason as one word in CamelCase.")
     message: str = Field(
@@ -48,7 +48,7 @@ class PendingReason(Model):
 
 
 class Unblock(Model):
-    """One way to let the job start."""
+    """Way to let the job start."""
 
     command: str = Field(
         max_length=PENDING_CHARS_MAX, description="Command that a user can run to free nodes."

@@ -11,14 +11,14 @@ from flyer.api.rules import list_map
 
 
 class EnvVar(OpenModel):
-    """One environment variable. `valueFrom` is supported only on Kubernetes."""
+    """Environment variable. `valueFrom` is supported only on Kubernetes."""
 
     name: str = Field(min_length=1, description="Name of the environment variable.")
     value: str | None = Field(default=None, description="Value of the environment variable.")
 
 
 class Container(OpenModel):
-    """One container. The first of a pod (or the one named `trainer`) runs the ranks."""
+    """Container of a pod. The first one (or the one named `trainer`) runs the ranks."""
 
     name: str = Field(min_length=1, description="Name of the container in the pod.")
     image: str | None = Field(
