@@ -1,6 +1,6 @@
-"""`python charts/helm.py ARGUMENTS`: run Helm, built once where none is installed.
+"""`python charts/helm.py ARGUMENTS`: run Helm, which is built once if it is not installed.
 
-In order: `$HELM`, `build/tools/bin/helm`, a `helm` on the path, else `go install` (a minute).
+Search order: `$HELM`, `build/tools/bin/helm`, a `helm` on the path, else `go install` (a minute).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["VERSION", "find"]
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / "build" / "tools" / "bin"
 VERSION = "v3.19.0"
-# What Helm's own build says: the Kubernetes that it renders for when it is not asked.
+# As in Helm's release build: the version of Kubernetes for which it renders by default.
 KUBERNETES = ("1", "34")
 BUILD_SECONDS = 1200
 
 
 def find() -> str:
-    """The path of a Helm; it is built when there is none."""
+    """The path of Helm, which is built if it is missing."""
     if named := os.environ.get("HELM"):
         return named
     path = TOOLS / "helm"
@@ -38,7 +38,7 @@ def _build(target: Path) -> None:
     if shutil.which("go") is None:
         raise SystemExit("helm is missing: install it from https://helm.sh, or Go to build it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Several test processes may want it at once; one builds.
+    # Several test processes may need it at once; only one builds it.
     with (target.parent / ".helm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():

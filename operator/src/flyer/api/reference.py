@@ -1,7 +1,7 @@
 """`python -m flyer.api.reference`: write docs/reference/api.md from the models.
 
-The page is what `kubectl explain` says, on one page: every field with its type, its default and its
-bounds; and every rule, in the words in which it is refused.
+The page has the contents of `kubectl explain` (every field with its type, default and bounds) and
+the message of every validation rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEYS = (
 
 
 def page() -> str:
-    """The whole page."""
+    """The text of the page."""
     parts = [_HEAD, *(_kind(kind) for kind in KINDS), _annotations(), _policies()]
     return "\n".join(parts)
 
@@ -138,7 +138,7 @@ def _message(rule: dict[str, Any]) -> str:
 
 def _annotations() -> str:
     rows = [f"| `{key}` | {description} |" for key, description in _KEYS]
-    return "\n".join(["## Annotations and labels", "", "| key | what |", "|---|---|", *rows, ""])
+    return "\n".join(["## Annotations and labels", "", "| key | meaning |", "|---|---|", *rows, ""])
 
 
 def _policies() -> str:

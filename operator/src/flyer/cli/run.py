@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["RunOptions", "finish", "run_command"]
 
 DRIVE_TRIES_MAX = 3
-# Killing all pods takes a driver a moment.
+# Time for a driver to kill all of its pods.
 END_SECONDS_MAX = 15.0
 END_POLL_SECONDS = 0.05
 
@@ -89,7 +89,7 @@ def run_command(options: RunOptions) -> int:
 
 
 def _ends(paths: StatePaths) -> bool:
-    """Whether the driver is gone within a moment."""
+    """Whether the driver exits within `END_SECONDS_MAX`."""
     deadline = time.monotonic() + END_SECONDS_MAX
     while driver_alive(paths):
         if time.monotonic() > deadline:
