@@ -1,8 +1,8 @@
-//! Key ring: one key, or two during key rotation.
+//! Key files: the keys of a cluster.
 //!
-//! A key file contains one key, or one or two lines `ID:KEY`. The first key signs; all keys are
-//! accepted. A bare key has the id 0, and `0:KEY` with the same text is the same key, so that
-//! rotation can start from it. A process reads the file again when it changes.
+//! A key file contains one key, or one or two lines `ID:KEY`. A bare key has the id 0, and `0:KEY`
+//! with the same text is the same key, so that rotation can start from it. A process reads the file
+//! again when it changes.
 
 use std::fmt;
 use std::path::Path;
@@ -10,25 +10,12 @@ use std::sync::Arc;
 
 use super::error::AuthError;
 use super::key::Key;
+use super::key_ring::KEYS_MAX;
+pub use super::key_ring::KeyRing;
 use super::ticket::SealedTicket;
 use super::watched_file::WatchedFile;
 
-/// Maximum number of keys in a ring: the old and the new one.
-pub const KEYS_MAX: usize = 2;
-
-/// The keys of a cluster at one point in time.
-#[derive(Clone)]
-pub struct KeyRing {
-    /// The first key signs. Never empty.
-    keys: Vec<(u32, Key)>,
-}
-
 impl KeyRing {
-    /// A ring with one key, whose id is 0.
-    pub fn of(key: Key) -> Self {
-        Self { keys: vec![(0, key)] }
-    }
-
     /// Parses the content of a key file.
     ///
     /// # Errors
@@ -74,24 +61,7 @@ impl KeyRing {
             let found = keys.len();
             return Err(bad(format!("{found} keys; at most {KEYS_MAX}: remove the oldest")));
         }
-        Ok(Self { keys })
-    }
-
-    /// The signing key and its id.
-    pub fn signing(&self) -> (u32, &Key) {
-        // A ring has at least one key.
-        let (id, key) = &self.keys[0];
-        (*id, key)
-    }
-
-    /// The key with this id.
-    pub fn get(&self, id: u32) -> Option<&Key> {
-        self.keys.iter().find(|(known, _)| *known == id).map(|(_, key)| key)
-    }
-
-    /// Key ids; the signing key comes first.
-    pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
-        self.keys.iter().map(|(id, _)| *id)
+        Ok(Self::new(keys))
     }
 }
 
@@ -100,12 +70,6 @@ fn split_id(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let colon = line.iter().position(|byte| *byte == b':')?;
     let (id, key) = (&line[..colon], &line[colon + 1..]);
     (!id.is_empty() && id.iter().all(u8::is_ascii_digit)).then_some((id, key))
-}
-
-impl fmt::Debug for KeyRing {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "KeyRing({:?})", self.ids().collect::<Vec<_>>())
-    }
 }
 
 /// The current keys of a cluster. Clones share the content of the file.

@@ -10,6 +10,7 @@ pub mod credentials;
 mod error;
 pub mod handshake;
 mod key;
+mod key_ring;
 pub mod keys;
 pub mod ticket;
 mod watched_file;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::AuthError;
 use super::key::Key;
-use super::keys::KeyRing;
+use super::key_ring::KeyRing;
 use crate::fault::Fault;
 
 /// Maximum length of an encoded ticket.
