@@ -1,6 +1,9 @@
+mod connections_test;
 mod frame_test;
 mod identity_test;
-mod load_test;
+mod load;
+mod memory_test;
 mod not_after_test;
 mod rpc_test;
+mod tls_limits_test;
 mod tls_test;
