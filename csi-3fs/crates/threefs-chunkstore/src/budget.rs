@@ -6,9 +6,9 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::reservation::{
-    Accounting, Completion, Reservation, ReserveCallback, ReserveWait, SpaceRequest, Usage,
-};
+use threefs_core::error::StoreError;
+
+use crate::accounting::{Accounting, Completion, ReserveWait, SpaceRequest, Usage};
 
 /// Divisor of a file system's size that growth leaves free, at most [`RESERVE_BYTES_MAX`].
 const RESERVE_PARTS: u64 = 20;
@@ -22,10 +22,46 @@ pub(crate) trait Reclaim: Send + Sync {
     fn reclaim(&self, bytes: u64) -> u64;
 }
 
+/// Called once with the reservation, or with `NoSpace`; must not block.
+pub type ReserveCallback = Box<dyn FnOnce(Result<Reservation, StoreError>) + Send>;
+
+/// Space reserved for one update's copy. Released when it is dropped, or used by
+/// [`crate::ChunkStore::apply_in`].
+#[derive(Default)]
+pub struct Reservation {
+    grant: Option<(Arc<DiskBudget>, SpaceRequest)>,
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("request", &self.grant.as_ref().map(|(_, request)| request))
+            .finish()
+    }
+}
+
+impl Reservation {
+    fn finish(&mut self, accounting: &mut Accounting<ReserveCallback>) {
+        if let Some((_, request)) = self.grant.take() {
+            accounting.update_finished(request);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let Some(budget) = self.grant.as_ref().map(|(budget, _)| Arc::clone(budget)) else {
+            return;
+        };
+        self.finish(&mut budget.accounting());
+        budget.grant_waiting();
+    }
+}
+
 /// Space budget shared by the stores of one disk.
 #[derive(Default)]
 pub struct DiskBudget {
-    accounting: Mutex<Accounting>,
+    accounting: Mutex<Accounting<ReserveCallback>>,
     reclaimables: Mutex<Vec<(u64, Weak<dyn Reclaim>)>>,
     /// Held by the store that reclaims blocks from others.
     reclaiming: Mutex<()>,
@@ -48,7 +84,9 @@ impl Drop for GrantingGuard {
 
 impl fmt::Debug for DiskBudget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DiskBudget").field("ledger", &*self.accounting()).finish_non_exhaustive()
+        f.debug_struct("DiskBudget")
+            .field("accounting", &*self.accounting())
+            .finish_non_exhaustive()
     }
 }
 
@@ -147,7 +185,9 @@ impl DiskBudget {
     pub(crate) fn blocks_allocated(&self, store: u64, usage: Usage, reservation: &mut Reservation) {
         let mut accounting = self.accounting();
         accounting.set_usage(store, usage);
-        reservation.allocated(&mut accounting);
+        if let Some((_, request)) = &mut reservation.grant {
+            accounting.blocks_allocated(request);
+        }
     }
 
     /// As [`Self::set_usage`], when the update of `reservation` has become pending or has failed. In one
@@ -156,7 +196,7 @@ impl DiskBudget {
     pub(crate) fn update_finished(&self, store: u64, usage: Usage, reservation: &mut Reservation) {
         let mut accounting = self.accounting();
         accounting.set_usage(store, usage);
-        reservation.finished(&mut accounting);
+        reservation.finish(&mut accounting);
     }
 
     /// Requests space. Calls `ready` when space is available or never can be, perhaps before this
@@ -195,9 +235,9 @@ impl DiskBudget {
         }
     }
 
-    fn complete(self: &Arc<Self>, completions: Vec<Completion>) {
+    fn complete(self: &Arc<Self>, completions: Vec<Completion<ReserveCallback>>) {
         for (ready, result) in completions {
-            ready(result.map(|request| Reservation::new(Arc::clone(self), request)));
+            ready(result.map(|request| Reservation { grant: Some((Arc::clone(self), request)) }));
         }
     }
 
@@ -233,7 +273,7 @@ impl DiskBudget {
         reclaimed
     }
 
-    pub(crate) fn accounting(&self) -> MutexGuard<'_, Accounting> {
+    pub(crate) fn accounting(&self) -> MutexGuard<'_, Accounting<ReserveCallback>> {
         self.accounting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

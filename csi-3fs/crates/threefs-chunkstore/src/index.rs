@@ -8,9 +8,9 @@ use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChunkId, ChunkVersion, InodeId, StoreId};
 
+use crate::accounting::Usage;
 use crate::blocks::{Extent, FreeBlocks, blocks_in, difference};
 use crate::log::{Content, Record};
-use crate::reservation::Usage;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Version {

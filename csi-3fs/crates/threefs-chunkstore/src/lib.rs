@@ -1,5 +1,6 @@
 //! Crash-consistent chunk store: [`ChunkStore`] and its implementation [`FileChunkStore`].
 
+mod accounting;
 mod blocks;
 mod budget;
 mod checksums;
@@ -8,11 +9,10 @@ mod index;
 mod log;
 mod plan;
 mod redo;
-mod reservation;
 mod store;
 
-pub use budget::DiskBudget;
-pub use reservation::{Reservation, ReserveCallback, ReserveWait};
+pub use accounting::ReserveWait;
+pub use budget::{DiskBudget, Reservation, ReserveCallback};
 pub use store::{FileChunkStore, StoreConfig};
 
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};

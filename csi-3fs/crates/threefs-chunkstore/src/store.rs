@@ -19,13 +19,14 @@ use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
+use crate::accounting::ReserveWait;
 use crate::blocks::FreeBlocks;
+use crate::budget::{Reservation, ReserveCallback};
 use crate::disk::{Disk, DiskFile, Folder};
 use crate::index::{Inner, Version};
 use crate::log::{self, Record};
 use crate::plan;
 use crate::redo::Redo;
-use crate::reservation::{Reservation, ReserveCallback, ReserveWait};
 use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
 use compaction::{LogCopy, find_log, log_file};
 

@@ -5,10 +5,10 @@ use std::sync::{Arc, PoisonError};
 use threefs_core::error::StoreError;
 
 use super::{AHEAD_BYTES, FileChunkStore, failed};
+use crate::budget::Reservation;
 use crate::disk::{Disk, DiskFile};
 use crate::index::{Copying, Inner};
 use crate::log::{self, Record};
-use crate::reservation::Reservation;
 
 impl<D: Disk> FileChunkStore<D> {
     /// Waits until record `number` is durable; one waiting thread flushes for all.

@@ -8,11 +8,11 @@ use threefs_core::error::StoreError;
 use threefs_core::message::class;
 
 use super::{FileChunkStore, failed};
+use crate::accounting::{ReserveWait, SpaceRequest};
 use crate::blocks::{Extent, RUNS_MAX, blocks_in};
-use crate::budget::Reclaim;
+use crate::budget::{Reclaim, Reservation, ReserveCallback};
 use crate::disk::{Disk, DiskFile};
 use crate::index::Inner;
-use crate::reservation::{Reservation, ReserveCallback, ReserveWait, SpaceRequest};
 use crate::{ChunkStore, plan};
 
 /// Divisor of the remaining disk space that bounds a growth step.

@@ -1,4 +1,5 @@
-//! Space reservations for the copies of updates in flight, shared by all stores of one disk.
+//! Accounting of a disk's space: usage of its stores, reservations for the copies of updates in
+//! flight, and waiting requests.
 //!
 //! An update is copy on write: it allocates space for what it writes, and its commit frees what it
 //! replaces. On a nearly full disk the copies in flight exceed the free space, so updates wait here
@@ -6,12 +7,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::Arc;
 
 use threefs_core::error::StoreError;
 use threefs_core::message::class;
-
-use crate::budget::DiskBudget;
 
 /// Number of classes: updates, forwards by hop, and whole chunks for a SYNCING replica or a repair.
 const CLASSES: usize = class::REPLACE as usize + 1;
@@ -46,70 +44,21 @@ pub(crate) struct Usage {
     pub(crate) pending: u64,
 }
 
-/// Called once with the reservation, or with `NoSpace`; must not block.
-pub type ReserveCallback = Box<dyn FnOnce(Result<Reservation, StoreError>) + Send>;
-
 /// Identifies a waiting request, for [`crate::ChunkStore::expire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReserveWait(u64);
 
-/// Space reserved for one update's copy. Released when it is dropped, or used by
-/// [`crate::ChunkStore::apply_in`].
-#[derive(Default)]
-pub struct Reservation {
-    grant: Option<(Arc<DiskBudget>, SpaceRequest)>,
-}
-
-impl fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Room")
-            .field("need", &self.grant.as_ref().map(|(_, request)| request))
-            .finish()
-    }
-}
-
-impl Reservation {
-    pub(crate) fn new(budget: Arc<DiskBudget>, request: SpaceRequest) -> Self {
-        Self { grant: Some((budget, request)) }
-    }
-
-    /// The blocks are allocated: from now on the store's usage counts them.
-    pub(crate) fn allocated(&mut self, accounting: &mut Accounting) {
-        if let Some((_, request)) = &mut self.grant {
-            accounting.granted -= request.bytes;
-            request.bytes = 0;
-        }
-    }
-
-    /// The update is pending or has failed: the store's usage counts all of it.
-    pub(crate) fn finished(&mut self, accounting: &mut Accounting) {
-        let Some((_, request)) = self.grant.take() else { return };
-        accounting.granted -= request.bytes;
-        accounting.granted_returns -= request.freed;
-        accounting.reservations -= 1;
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        let Some(budget) = self.grant.as_ref().map(|(budget, _)| Arc::clone(budget)) else {
-            return;
-        };
-        self.finished(&mut budget.accounting());
-        budget.grant_waiting();
-    }
-}
-
-struct Waiting {
+struct Waiting<R> {
     id: u64,
     /// The store that will use the space.
     store: u64,
     request: SpaceRequest,
-    ready: ReserveCallback,
+    /// Returned with the result.
+    ready: R,
 }
 
-impl Waiting {
-    fn rejected(self) -> Completion {
+impl<R> Waiting<R> {
+    fn rejected(self) -> Completion<R> {
         (self.ready, Err(StoreError::NoSpace { needed_bytes: self.request.bytes }))
     }
 }
@@ -124,9 +73,9 @@ enum Admission {
     Reject,
 }
 
-/// Accounting of a disk's space: usage, reservations and waiting requests.
-#[derive(Default)]
-pub(crate) struct Accounting {
+/// Accounting of a disk's space: usage, reservations and waiting requests. `R` identifies the
+/// receiver of a request's result.
+pub(crate) struct Accounting<R> {
     capacity_bytes: u64,
     reserve_bytes: u64,
     /// Bytes of all data files, without their holes.
@@ -143,13 +92,33 @@ pub(crate) struct Accounting {
     largest: u64,
     /// Size of the largest chunk.
     largest_chunk: u64,
-    waiting: [VecDeque<Waiting>; CLASSES],
+    waiting: [VecDeque<Waiting<R>>; CLASSES],
 }
 
-impl fmt::Debug for Accounting {
+impl<R> Default for Accounting<R> {
+    fn default() -> Self {
+        Self {
+            capacity_bytes: 0,
+            reserve_bytes: 0,
+            allocated: 0,
+            free_bytes: 0,
+            stores: BTreeMap::new(),
+            all: Usage::default(),
+            next_id: 0,
+            granted: 0,
+            granted_returns: 0,
+            reservations: 0,
+            largest: 0,
+            largest_chunk: 0,
+            waiting: std::array::from_fn(|_| VecDeque::new()),
+        }
+    }
+}
+
+impl<R> fmt::Debug for Accounting<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
-        f.debug_struct("Ledger")
+        f.debug_struct("Accounting")
             .field("allocated", &self.allocated)
             .field("held", &self.all)
             .field("granted", &self.granted)
@@ -159,9 +128,9 @@ impl fmt::Debug for Accounting {
 }
 
 /// Result for a waiting request.
-pub(crate) type Completion = (ReserveCallback, Result<SpaceRequest, StoreError>);
+pub(crate) type Completion<R> = (R, Result<SpaceRequest, StoreError>);
 
-impl Accounting {
+impl<R> Accounting<R> {
     pub(crate) fn new(capacity_bytes: u64, reserve_bytes: u64) -> Self {
         Self { capacity_bytes, reserve_bytes, ..Self::default() }
     }
@@ -180,16 +149,16 @@ impl Accounting {
     }
 
     /// Unregisters a closed store; returns its waiting requests, rejected.
-    pub(crate) fn remove_store(&mut self, store: u64) -> Vec<Completion> {
+    pub(crate) fn remove_store(&mut self, store: u64) -> Vec<Completion<R>> {
         self.set_usage(store, Usage::default());
         self.stores.remove(&store);
-        let waits = |queue: &mut VecDeque<Waiting>| {
+        let waits = |queue: &mut VecDeque<Waiting<R>>| {
             let (own, others) =
-                std::mem::take(queue).into_iter().partition(|it: &Waiting| it.store == store);
+                std::mem::take(queue).into_iter().partition(|it: &Waiting<R>| it.store == store);
             *queue = others;
             own
         };
-        let own: Vec<VecDeque<Waiting>> = self.waiting.iter_mut().map(waits).collect();
+        let own: Vec<VecDeque<Waiting<R>>> = self.waiting.iter_mut().map(waits).collect();
         own.into_iter().flatten().map(Waiting::rejected).collect()
     }
 
@@ -199,6 +168,20 @@ impl Accounting {
         self.all.held = self.all.held + now.held - before.held;
         self.all.returning = self.all.returning + now.returning - before.returning;
         self.all.pending = self.all.pending + now.pending - before.pending;
+    }
+
+    /// The blocks of a granted request are allocated: from now on the store's usage counts them.
+    pub(crate) fn blocks_allocated(&mut self, request: &mut SpaceRequest) {
+        self.granted -= request.bytes;
+        request.bytes = 0;
+    }
+
+    /// The update of a granted request is pending or has failed: the store's usage counts all of
+    /// it.
+    pub(crate) fn update_finished(&mut self, request: SpaceRequest) {
+        self.granted -= request.bytes;
+        self.granted_returns -= request.freed;
+        self.reservations -= 1;
     }
 
     /// Records that a chunk of this size may be overwritten.
@@ -237,12 +220,7 @@ impl Accounting {
         if may { Admission::Grant } else { Admission::Wait }
     }
 
-    pub(crate) fn enqueue(
-        &mut self,
-        store: u64,
-        request: SpaceRequest,
-        ready: ReserveCallback,
-    ) -> ReserveWait {
+    pub(crate) fn enqueue(&mut self, store: u64, request: SpaceRequest, ready: R) -> ReserveWait {
         self.largest = self.largest.max(request.bytes);
         self.next_id += 1;
         let id = self.next_id;
@@ -252,7 +230,7 @@ impl Accounting {
     }
 
     /// Completes requests that no longer need to wait: highest classes first, each class in order.
-    pub(crate) fn grant_waiting(&mut self) -> Vec<Completion> {
+    pub(crate) fn grant_waiting(&mut self) -> Vec<Completion<R>> {
         let mut completions = Vec::new();
         for class in (0..CLASSES).rev() {
             while let Some(first) = self.waiting[class].front() {
@@ -279,7 +257,7 @@ impl Accounting {
     }
 
     /// Removes a request that has timed out.
-    pub(crate) fn expire(&mut self, wait: ReserveWait) -> Option<Completion> {
+    pub(crate) fn expire(&mut self, wait: ReserveWait) -> Option<Completion<R>> {
         let waiting = self.waiting.iter_mut().find_map(|queue| {
             let at = queue.iter().position(|it| it.id == wait.0)?;
             queue.remove(at)
@@ -297,7 +275,7 @@ mod tests {
     use super::*;
 
     /// 1,600 free bytes for copies; content fills the rest.
-    fn accounting(pending: u64) -> Accounting {
+    fn accounting(pending: u64) -> Accounting<()> {
         let mut accounting = Accounting::new(101_600, 0);
         accounting.free_bytes = 1 << 40;
         let store = accounting.add_store();
@@ -311,9 +289,9 @@ mod tests {
     }
 
     /// Number of granted requests.
-    fn granted(accounting: &mut Accounting, request: SpaceRequest) -> usize {
+    fn granted(accounting: &mut Accounting<()>, request: SpaceRequest) -> usize {
         for _ in 0..20 {
-            accounting.enqueue(0, request, Box::new(drop));
+            accounting.enqueue(0, request, ());
         }
         accounting.grant_waiting().iter().filter(|(_, result)| result.is_ok()).count()
     }
@@ -378,8 +356,8 @@ mod tests {
         let mut accounting = accounting(7);
         let closed = accounting.add_store();
         let large = SpaceRequest { class: class::UPDATE, bytes: 500, freed: 500, whole: 500 };
-        accounting.enqueue(closed, large, Box::new(drop));
-        accounting.enqueue(0, overwrite(class::UPDATE), Box::new(drop));
+        accounting.enqueue(closed, large, ());
+        accounting.enqueue(0, overwrite(class::UPDATE), ());
         assert!(accounting.grant_waiting().is_empty(), "the second waits behind the first");
         let rejected = accounting.remove_store(closed);
         let is_full = |result: &Result<_, _>| matches!(result, Err(StoreError::NoSpace { .. }));
