@@ -10,30 +10,28 @@
 //! Blocks released by a commit or a removal become free only when its record is durable: after a
 //! crash the log may still point at them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
-use threefs_core::forgotten::{ForgottenInodes, InodeRange};
+use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::accounting::ReserveWait;
-use crate::blocks::FreeBlocks;
 use crate::budget::{Reservation, ReserveCallback};
-use crate::disk::{Disk, DiskFile, Folder};
-use crate::index::{Inner, Version};
-use crate::log::{self, Record};
+use crate::disk::{Disk, Folder};
+use crate::index::Inner;
+use crate::log::Record;
 use crate::plan;
-use crate::redo::Redo;
 use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
-use compaction::{LogCopy, find_log, log_file};
+use compaction::LogCopy;
 
 mod append;
 mod compaction;
 mod forgetting;
 mod metas;
+mod open;
+mod read;
 mod space;
 
 /// Settings of a store.
@@ -99,132 +97,10 @@ const UNFLUSHED_BYTES_MAX: usize = 1 << 20;
 const AHEAD_BYTES: u64 = 256 << 10;
 /// Maximum size of an update whose data is also in the log: one flush instead of two.
 const LOGGED_BYTES_MAX: usize = 2 * BLOCK_BYTES;
-/// Maximum number of retries of a read whose blocks were reused meanwhile.
-const READ_RETRIES: usize = 16;
 /// Maximum number of index entries processed while the lock is held.
 const SLICE_ENTRIES: usize = 256;
 
-impl FileChunkStore<Folder> {
-    /// Opens the store in `folder`, creating it if necessary, and replays its log.
-    ///
-    /// # Errors
-    /// `Io`: another process has it open, or the disk fails. `Damaged`: the log is damaged.
-    pub fn open(folder: &Path, config: StoreConfig) -> Result<Self, StoreError> {
-        let disk = Folder::open(folder).map_err(|error| {
-            let reason = if error.kind() == std::io::ErrorKind::WouldBlock {
-                "another process has this store open: stop it first".to_owned()
-            } else {
-                error.to_string()
-            };
-            StoreError::Io { operation: format!("open {}", folder.display()), reason }
-        })?;
-        Self::open_on(disk, config)
-    }
-}
-
 impl<D: Disk> FileChunkStore<D> {
-    /// As [`FileChunkStore::open`], on any [`Disk`].
-    ///
-    /// # Errors
-    /// `Io`, `Damaged`.
-    pub fn open_on(disk: D, config: StoreConfig) -> Result<Self, StoreError> {
-        let data = disk.open("data").map_err(|error| failed("open data", &error))?;
-        let newest = find_log(&disk).map_err(|error| failed("list logs", &error))?;
-        let name = newest.unwrap_or(1);
-        let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
-        disk.sync_names().map_err(|error| failed("sync folder", &error))?;
-        // A killed process may have written data without flushing it. What is served must be
-        // durable, so both files are flushed, then read from the disk, because an earlier flush may
-        // have failed.
-        data.sync_data().map_err(|error| failed("flush data", &error))?;
-        log.sync_data().map_err(|error| failed("flush log", &error))?;
-        for file in [&data, &log] {
-            file.drop_cache().map_err(|error| failed("drop the page cache", &error))?;
-        }
-        let data_blocks =
-            data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;
-        let (budget, bytes) = (Arc::clone(&config.budget), data_blocks * BLOCK_BYTES as u64);
-        budget.opened(bytes);
-        let store = Self::replayed(disk, config, data, data_blocks, log, name)
-            .inspect_err(|_| budget.closed(bytes))?;
-        store.find_holes();
-        store.publish_usage(&store.lock());
-        store.allocate_logs()?;
-        store.ensure_id()?;
-        Ok(store)
-    }
-
-    /// Replays the log into the index and the data file.
-    fn replayed(
-        disk: D,
-        config: StoreConfig,
-        data: D::File,
-        data_blocks: u64,
-        log: D::File,
-        log_name: u64,
-    ) -> Result<Self, StoreError> {
-        let log = Arc::new(log);
-        let mut inner = Inner {
-            index: BTreeMap::new(),
-            with_pending: BTreeSet::new(),
-            forgotten: ForgottenInodes::default(),
-            version_floor: ChunkVersion(0),
-            dropping: VecDeque::new(),
-            id: None,
-            free: FreeBlocks::default(),
-            holes: FreeBlocks::default(),
-            data_blocks,
-            held_blocks: 0,
-            returning_blocks: 0,
-            resizing: false,
-            releasing: Vec::new(),
-            log: Arc::clone(&log),
-            log_name,
-            log_end: 0,
-            log_room: 0,
-            log_written: 0,
-            compact_at: config.log_bytes,
-            next_frame: 1,
-            body: Vec::new(),
-            data_written: false,
-            appended: 0,
-            durable: 0,
-            flushing: false,
-            copying: None,
-            failed: None,
-        };
-        let mut redo = Redo::default();
-        let replay = log::replay(&*log, |record| {
-            if let Record::Written { runs, data, .. } = &record {
-                redo.written(runs, data);
-            }
-            inner.install(record);
-            while inner.drop_forgotten(SLICE_ENTRIES) {}
-            // Free blocks are derived from the final state.
-            inner.releasing.drain(..).for_each(|(_, runs)| redo.released(&runs));
-        });
-        let replay = replay.map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidData => StoreError::Damaged { reason: error.to_string() },
-            _ => failed("replay log", &error),
-        })?;
-        redo.apply(&data).map_err(|error| failed("write data of the log", &error))?;
-        (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
-        inner.log_written = replay.end;
-        inner.claim_blocks()?;
-        config.budget.opened((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
-        config.budget.holds_chunk(inner.largest_chunk());
-        Ok(Self {
-            disk,
-            name: config.budget.add_store(),
-            config,
-            data,
-            inner: Mutex::new(inner),
-            flushed: Condvar::new(),
-            resized: Condvar::new(),
-            compaction: Mutex::new(None),
-        })
-    }
-
     /// Shares the store: from now on, other stores of the disk may reclaim its free blocks.
     #[must_use]
     pub fn shared(self) -> Arc<Self> {
@@ -236,17 +112,6 @@ impl<D: Disk> FileChunkStore<D> {
 
     fn publish_usage(&self, inner: &Inner<D::File>) {
         self.config.budget.set_usage(self.name, inner.usage());
-    }
-
-    /// A new store, or one of a version without ids, gets its id before any other change.
-    fn ensure_id(&self) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        if inner.id.is_some() {
-            return Ok(());
-        }
-        let number = self.append(&mut inner, Record::Store { id: self.config.new_id }, true)?;
-        drop(inner);
-        self.wait_durable(number)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<D::File>> {
@@ -273,58 +138,6 @@ impl<D: Disk> FileChunkStore<D> {
         let entry = inner.index.get(&chunk).ok_or(StoreError::NotFound { chunk })?;
         Ok(entry.committed.state.clone())
     }
-
-    /// Reads blocks `from .. to` of a content, verified.
-    pub(crate) fn read_blocks(
-        &self,
-        chunk: ChunkId,
-        version: &Version,
-        from: usize,
-        to: usize,
-    ) -> Result<Vec<u8>, StoreError> {
-        let length = version.state.length as usize;
-        let end = (to * BLOCK_BYTES).min(length);
-        let start = from * BLOCK_BYTES;
-        let mut bytes = vec![0; end.saturating_sub(start)];
-        let mut at = 0;
-        for run in crate::blocks::slice(&version.content.extents, from, to) {
-            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
-            if run.is_hole() {
-                at += take;
-                continue;
-            }
-            self.data
-                .read_at(&mut bytes[at..at + take], run.start * BLOCK_BYTES as u64)
-                .map_err(|error| failed("read data", &error))?;
-            at += take;
-        }
-        for (block, content) in (from..to).zip(bytes.chunks(BLOCK_BYTES)) {
-            let expected = version.content.checksums.get(block);
-            if expected != Some(&crc32c::crc32c(content)) {
-                return Err(StoreError::Corrupt { chunk, block: block as u32 });
-            }
-        }
-        Ok(bytes)
-    }
-
-    fn committed(&self, chunk: ChunkId) -> Version {
-        let inner = self.lock();
-        inner.index.get(&chunk).map(|entry| entry.committed.clone()).unwrap_or_default()
-    }
-
-    fn version(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
-        let inner = self.lock();
-        let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
-        let version = match (&entry.pending, which) {
-            (Some(pending), Which::Newest) => pending,
-            _ => &entry.committed,
-        };
-        if version.state.exists() {
-            Ok(version.clone())
-        } else {
-            Err(StoreError::NotFound { chunk })
-        }
-    }
 }
 
 impl<D: Disk> ChunkStore for FileChunkStore<D> {
@@ -335,33 +148,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         offset: u32,
         length: u32,
     ) -> Result<ReadOutcome, StoreError> {
-        let mut retries = 0;
-        loop {
-            let version = self.version(chunk, which)?;
-            let total = version.state.length as usize;
-            let start = (offset as usize).min(total);
-            let end = start.saturating_add(length as usize).min(total);
-            if start == end {
-                return Ok(ReadOutcome { state: version.state, bytes: Vec::new() });
-            }
-            let (from, to) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-            match self.read_blocks(chunk, &version, from, to) {
-                Ok(mut bytes) => {
-                    bytes.truncate(end - from * BLOCK_BYTES);
-                    bytes.drain(..start - from * BLOCK_BYTES);
-                    return Ok(ReadOutcome { state: version.state, bytes });
-                }
-                Err(error) => {
-                    // The blocks may have been reused since the index lookup: then the index has
-                    // new content, which must be read instead.
-                    let now = self.version(chunk, which)?;
-                    if Arc::ptr_eq(&now.content, &version.content) || retries == READ_RETRIES {
-                        return Err(error);
-                    }
-                    retries += 1;
-                }
-            }
-        }
+        self.read_range(chunk, which, offset, length)
     }
 
     fn reserve(

@@ -1,0 +1,106 @@
+//! Reads, verified against the checksums in the index.
+
+use std::sync::Arc;
+
+use threefs_core::chunk::{BLOCK_BYTES, Which};
+use threefs_core::error::StoreError;
+use threefs_core::ids::ChunkId;
+
+use super::{FileChunkStore, failed};
+use crate::ReadOutcome;
+use crate::disk::{Disk, DiskFile};
+use crate::index::Version;
+
+/// Maximum number of retries of a read whose blocks were reused meanwhile.
+const READ_RETRIES: usize = 16;
+
+impl<D: Disk> FileChunkStore<D> {
+    /// See [`crate::ChunkStore::read`].
+    pub(super) fn read_range(
+        &self,
+        chunk: ChunkId,
+        which: Which,
+        offset: u32,
+        length: u32,
+    ) -> Result<ReadOutcome, StoreError> {
+        let mut retries = 0;
+        loop {
+            let version = self.version(chunk, which)?;
+            let total = version.state.length as usize;
+            let start = (offset as usize).min(total);
+            let end = start.saturating_add(length as usize).min(total);
+            if start == end {
+                return Ok(ReadOutcome { state: version.state, bytes: Vec::new() });
+            }
+            let (from, to) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            match self.read_blocks(chunk, &version, from, to) {
+                Ok(mut bytes) => {
+                    bytes.truncate(end - from * BLOCK_BYTES);
+                    bytes.drain(..start - from * BLOCK_BYTES);
+                    return Ok(ReadOutcome { state: version.state, bytes });
+                }
+                Err(error) => {
+                    // The blocks may have been reused since the index lookup: then the index has
+                    // new content, which must be read instead.
+                    let now = self.version(chunk, which)?;
+                    if Arc::ptr_eq(&now.content, &version.content) || retries == READ_RETRIES {
+                        return Err(error);
+                    }
+                    retries += 1;
+                }
+            }
+        }
+    }
+
+    /// Reads blocks `from .. to` of a content, verified.
+    pub(crate) fn read_blocks(
+        &self,
+        chunk: ChunkId,
+        version: &Version,
+        from: usize,
+        to: usize,
+    ) -> Result<Vec<u8>, StoreError> {
+        let length = version.state.length as usize;
+        let end = (to * BLOCK_BYTES).min(length);
+        let start = from * BLOCK_BYTES;
+        let mut bytes = vec![0; end.saturating_sub(start)];
+        let mut at = 0;
+        for run in crate::blocks::slice(&version.content.extents, from, to) {
+            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            if run.is_hole() {
+                at += take;
+                continue;
+            }
+            self.data
+                .read_at(&mut bytes[at..at + take], run.start * BLOCK_BYTES as u64)
+                .map_err(|error| failed("read data", &error))?;
+            at += take;
+        }
+        for (block, content) in (from..to).zip(bytes.chunks(BLOCK_BYTES)) {
+            let expected = version.content.checksums.get(block);
+            if expected != Some(&crc32c::crc32c(content)) {
+                return Err(StoreError::Corrupt { chunk, block: block as u32 });
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn committed(&self, chunk: ChunkId) -> Version {
+        let inner = self.lock();
+        inner.index.get(&chunk).map(|entry| entry.committed.clone()).unwrap_or_default()
+    }
+
+    fn version(&self, chunk: ChunkId, which: Which) -> Result<Version, StoreError> {
+        let inner = self.lock();
+        let entry = inner.entry(chunk).ok_or(StoreError::NotFound { chunk })?;
+        let version = match (&entry.pending, which) {
+            (Some(pending), Which::Newest) => pending,
+            _ => &entry.committed,
+        };
+        if version.state.exists() {
+            Ok(version.clone())
+        } else {
+            Err(StoreError::NotFound { chunk })
+        }
+    }
+}
