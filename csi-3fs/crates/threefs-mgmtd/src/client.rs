@@ -14,10 +14,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::protocol::{
-    CONTEXT, ClusterStatus, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, Promotion,
-    RebalancePlan, WAIT_MS_MAX,
+    CONTEXT, ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply, MgmtdRequest,
+    MgmtdResult, Promotion, RebalancePlan, WAIT_MS_MAX,
 };
-use crate::registration::{MetaRegistered, MetaRegistration};
 
 /// Timeout of one attempt at a call that does not wait.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);

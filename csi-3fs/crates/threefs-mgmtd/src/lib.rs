@@ -25,9 +25,8 @@ pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use manager::Manager;
 pub use model::Model;
 pub use protocol::{
-    ClusterStatus, ForeignStore, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, NodeStatus,
-    Promotion, RebalancePlan,
+    Claim, ClusterStatus, ForeignStore, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply,
+    MgmtdRequest, MgmtdResult, NodeStatus, Promotion, RebalancePlan,
 };
 pub use rebalance::PlannedMove;
-pub use registration::{Claim, MetaRegistered, MetaRegistration};
 pub use service::{Mgmtd, MgmtdRunError, run};

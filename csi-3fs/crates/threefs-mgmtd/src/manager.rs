@@ -21,8 +21,9 @@ use crate::ops::{
     AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterMeta, RegisterNode,
     RenewLease, UpdateChains,
 };
-use crate::protocol::{ClusterStatus, MgmtdError, Promotion, RebalancePlan};
-use crate::registration::{MetaRegistered, MetaRegistration};
+use crate::protocol::{
+    ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion, RebalancePlan,
+};
 use crate::view::{Changes, View};
 
 /// Timeout of a transaction, including retries. Far below every lease.

@@ -4,8 +4,8 @@ use threefs_core::ids::ClusterId;
 use threefs_kv::{Operation, Transaction};
 
 use super::{Fence, OpError, fence};
-use crate::protocol::MgmtdError;
-use crate::registration::{MetaRegistered, MetaRegistration, register};
+use crate::protocol::{MetaRegistered, MetaRegistration, MgmtdError};
+use crate::registration::register;
 use crate::rows::{self, META};
 
 /// Registers a store, or returns why it does not belong to this cluster.
