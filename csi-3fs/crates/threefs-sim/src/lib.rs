@@ -14,12 +14,10 @@
 //!
 //! [`Mutation`] seeds bugs in the driver, to prove that the same checks find them.
 
-mod client;
 mod fault_plan;
 mod history;
 mod manager;
 mod mutations;
-mod node;
 mod simulation;
 mod store;
 mod topology;

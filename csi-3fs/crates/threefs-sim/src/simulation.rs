@@ -11,28 +11,31 @@ use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 use threefs_mgmtd::MgmtdError;
 
-use crate::client::Task;
 use crate::fault_plan::{self, FAULTS_END_US};
 use crate::history::History;
 use crate::manager::{Manager, SCAN_MS};
 use crate::mutations::Mutation;
-use crate::node::Node;
 use crate::topology::{At, Topology, chain_id};
 
+mod client;
 mod convergence;
 mod events;
 mod faults;
 mod fencing;
 mod gc;
+mod job;
 mod moves;
+mod node;
 mod operator;
 
+use client::Task;
 use events::ScheduledEvent;
 pub(crate) use events::{CallerId, Packet, SimEvent};
 pub(crate) use fencing::Expiry;
 use fencing::Fencing;
 use gc::Removal;
 pub(crate) use gc::is_removed;
+use node::Node;
 
 /// The file.
 pub const INODE: InodeId = InodeId(7);

@@ -5,8 +5,8 @@ use threefs_core::ids::ChunkId;
 use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 
+use super::client::Activity;
 use super::{CONVERGED_BY_US, Simulation, Violation, is_removed};
-use crate::client::Activity;
 use crate::fault_plan::FAULTS_END_US;
 use crate::topology::{At, chain_id};
 

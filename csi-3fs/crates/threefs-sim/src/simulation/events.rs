@@ -9,8 +9,8 @@ use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 
 use super::Expiry;
+use super::job::Job;
 use crate::fault_plan::Fault;
-use crate::node::Job;
 use crate::topology::At;
 
 /// Destination of a reply.

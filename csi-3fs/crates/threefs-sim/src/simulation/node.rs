@@ -22,7 +22,6 @@ mod hosting;
 mod port;
 mod target;
 
-pub(crate) use disk::Job;
 use port::{Admission, Incoming, Port, class_of};
 pub(crate) use target::Hosted;
 use target::Origin;

@@ -5,28 +5,15 @@ use rand::Rng;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkState, StoreUpdate, TagWindow, Which};
 use threefs_core::error::{StorageError, StoreError};
-use threefs_core::ids::ChunkId;
-use threefs_core::message::{Content, ReadDone, ReadRequest, RepairRequest, StorageReply, Updated};
+use threefs_core::message::{Content, ReadDone, ReadRequest, StorageReply, Updated};
 use threefs_core::replica::{Event, OpId, Token};
 
 use super::hosting::io_error;
 use crate::mutations::Mutation;
+use crate::simulation::job::Job;
 use crate::simulation::{SimEvent, Simulation, Violation};
 use crate::store::Version;
 use crate::topology::At;
-
-/// A disk operation, completed when it is due.
-#[derive(Clone, Debug)]
-pub(crate) enum Job {
-    Apply { op: OpId, update: StoreUpdate, payload: Bytes, started: Option<ChunkState> },
-    Commit { op: OpId, result: Result<ChunkState, StoreError> },
-    Forgotten { op: OpId },
-    Purged { op: OpId },
-    InodesForgotten { op: OpId },
-    Content { op: OpId, chunk: ChunkId, which: Which },
-    Read { token: Token, request: ReadRequest, chain_version: threefs_core::ids::ChainVersion },
-    Repair { token: Token, request: RepairRequest, which: Which },
-}
 
 impl Simulation {
     pub(super) fn start_apply(

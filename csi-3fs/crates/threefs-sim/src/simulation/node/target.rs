@@ -12,11 +12,11 @@ use threefs_core::replica::{Action, Event, Replica, Token};
 use threefs_core::routing::PublicState;
 use threefs_core::time::Millis;
 
-use super::Job;
 use super::disk::read_reply;
 use super::hosting::PAUSES;
 use super::port::HeldBudget;
 use crate::mutations::Mutation;
+use crate::simulation::job::Job;
 use crate::simulation::{CallerId, Packet, SimEvent, Simulation, Violation};
 use crate::store::Store;
 use crate::topology::{At, chain_id};
