@@ -1,7 +1,6 @@
 //! Background work of a metadata service: garbage collection and recounts of files.
 
 pub(crate) mod gc;
-pub(crate) mod queue_clock;
 pub(crate) mod recount;
 
 use std::time::Duration;

@@ -6,13 +6,14 @@
 //! | module | content |
 //! |---|---|
 //! | [`protocol`] | requests, replies and their types |
-//! | [`identity`] | the caller and its POSIX permissions |
+//! | [`identity`], [`permission`] | the caller and its POSIX permissions |
 //! | `service` | the RPC server, registration with mgmtd, scopes of volume credentials |
 //! | `tree` | execution of requests on a store, without sockets |
 //! | `ops` | the operations, each one transaction |
 //! | `rows` | keys and values in the store |
 //! | `clients` | activity and open files of clients, in memory |
 //! | `background` | garbage collection and recounts |
+//! | `queue_clock` | ages of queued removals, independent of the wall clock |
 //! | `written` | sets of chunks that are known to exist |
 //! | `client` | the RPC client |
 //! | `restore` | restoring a tree from a dump |
@@ -25,7 +26,9 @@ mod config;
 mod error;
 pub mod identity;
 mod ops;
+pub mod permission;
 pub mod protocol;
+mod queue_clock;
 mod restore;
 mod rows;
 mod service;

@@ -14,8 +14,10 @@ mod dedup;
 mod file;
 mod gc;
 mod init;
+mod lookup;
 mod namespace;
 mod registration;
+mod scope;
 mod volume;
 
 pub(crate) use attributes::set_attributes::SetAttributes;
@@ -38,9 +40,8 @@ pub(crate) use namespace::remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use namespace::rename::Rename;
 pub(crate) use namespace::special::MakeSpecial;
 pub(crate) use registration::{FinishRegistration, StartRegistration, WriteClaim};
-pub(crate) use volume::quota::UNLIMITED_BYTES_MAX;
+pub(crate) use scope::{PartitionByScope, ScopePartition, Terms, outside};
 pub(crate) use volume::recount::{ListRecounts, Recount, RecountEntry, RestartRecountWait};
-pub(crate) use volume::scope::{PartitionByScope, ScopePartition, Terms, outside};
 pub(crate) use volume::set_quota::{Quotas, SetQuota};
 
 use dedup::answers;
@@ -51,7 +52,8 @@ use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, KvError, Retry, Transaction};
 
 use crate::clients::open_files::OpenFiles;
-use crate::identity::{Identity, SET_GROUP};
+use crate::identity::Identity;
+use crate::permission::SET_GROUP;
 use crate::protocol::{Inode, InodeKind, MetaError, Nanoseconds, Written};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 

@@ -34,7 +34,6 @@ use threefs_kv::{KvError, Transaction};
 
 pub(crate) use keys::*;
 
-use crate::ops::UNLIMITED_BYTES_MAX;
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds};
 
 pub(crate) const REMOVALS: &[u8] = b"GCQU";
@@ -105,6 +104,10 @@ pub(crate) struct Uptime {
     pub run_id: u64,
     pub ms: u64,
 }
+
+/// Byte limit of a quota without one that lies inside another quota: a thousand such directories
+/// fit into the counters above them, whatever the lengths of their sparse files.
+const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
 
 /// Quota limits of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

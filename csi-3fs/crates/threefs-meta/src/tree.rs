@@ -21,7 +21,6 @@ use threefs_core::routing::RoutingInfo;
 use threefs_kv::{KvError, Operation, Store};
 use tokio::sync::watch;
 
-use crate::background::gc::QueueClocks;
 use crate::chunk_trimmer::ChunkTrimmer;
 use crate::clients::Clients;
 use crate::clients::open_files::OpenFiles;
@@ -31,6 +30,7 @@ use crate::ops::{self, OpError};
 use crate::protocol::{
     BATCH_MAX, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus,
 };
+use crate::queue_clock::QueueClocks;
 use crate::rows::{self, Uptime};
 use checks::check_identity;
 pub(crate) use checks::{check_batch, now};

@@ -6,7 +6,7 @@
 
 use rustix::io::Errno;
 use threefs_core::ids::InodeId;
-use threefs_meta::identity::READ;
+use threefs_meta::permission::READ;
 use threefs_meta::{At, Entry, Inode, MetaQuery, MetaReply};
 
 use super::attributes::{kernel_attributes, kind_bits};

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
-use threefs_meta::identity::{READ, WRITE};
+use threefs_meta::permission::{READ, WRITE};
 use threefs_meta::{At, Inode, MetaQuery};
 
 use super::data::now;
@@ -39,7 +39,7 @@ impl Daemon {
             // permission.
             Err(Errno::ACCESS) if access == READ => {
                 let client = self.journal.client();
-                let access = threefs_meta::identity::EXECUTE;
+                let access = threefs_meta::permission::EXECUTE;
                 let open = MetaQuery::Open { at: At::inode(id), access, client };
                 inode_of(self.query(call, &format!("execute {id}"), open).await?)?
             }

@@ -19,7 +19,6 @@ use fabric::deadline::Deadline;
 use threefs_core::ids::ClientId;
 use tokio::task::JoinSet;
 
-use crate::background::queue_clock::QueueClock;
 use crate::background::transaction;
 use crate::chunk_trimmer::{ChunkTrimmer, DeadFile};
 use crate::ops::{self, ListedRemoval, OpError, RemovalState};
@@ -36,14 +35,6 @@ const PAGES_AT_ONCE: usize = 8;
 const FORGET_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout for a truncation that an earlier run started; it is retried in the next run.
 const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Ages of the entries of the queues.
-#[derive(Debug, Default)]
-pub(crate) struct QueueClocks {
-    removed: QueueClock,
-    dead: QueueClock,
-    tombstones: QueueClock,
-}
 
 impl Tree {
     /// Runs until the future is dropped.

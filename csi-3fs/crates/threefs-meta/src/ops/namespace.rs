@@ -1,9 +1,8 @@
-//! Namespace operations: path lookup, and creation, renaming and removal of names.
+//! Namespace operations: creation, renaming, removal and listing of names.
 
 pub(crate) mod create;
 pub(crate) mod directory;
 pub(crate) mod link;
-pub(crate) mod lookup;
 pub(crate) mod query;
 pub(crate) mod remove;
 pub(crate) mod rename;

@@ -1,6 +1,5 @@
-//! Operations on volumes: quotas, recounts of their files, and the scope of their credentials.
+//! Operations on volumes: quotas, and recounts of their files.
 
 pub(crate) mod quota;
 pub(crate) mod recount;
-pub(crate) mod scope;
 pub(crate) mod set_quota;

@@ -44,7 +44,7 @@ pub enum MetaQuery {
     Open {
         /// Location in the tree.
         at: At,
-        /// [`crate::identity::READ`] | [`crate::identity::WRITE`] | [`crate::identity::EXECUTE`].
+        /// [`crate::permission::READ`] | [`crate::permission::WRITE`] | [`crate::permission::EXECUTE`].
         access: u32,
         /// The client that opens it.
         client: ClientId,

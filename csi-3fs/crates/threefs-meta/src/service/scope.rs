@@ -1,6 +1,6 @@
 //! Authorization of volume credentials: requests inside their directory, and nothing else.
 //!
-//! Path lookup (`ops::namespace::lookup`) confines paths; inodes in a request are checked here
+//! Path lookup (`ops::lookup`) confines paths; inodes in a request are checked here
 //! before it runs; operations of the control plane are refused.
 
 use fabric::BoxFuture;
@@ -10,8 +10,9 @@ use threefs_core::ids::InodeId;
 use threefs_core::terms::FileTerms;
 
 use crate::clients::open_files::OPEN_FILES_PER_VOLUME_MAX;
-use crate::identity::{Role, WRITE};
+use crate::identity::Role;
 use crate::ops::{self, ScopePartition};
+use crate::permission::WRITE;
 use crate::protocol::{
     At, BATCH_MAX, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
     RESERVED_ATTRIBUTES, ROOT,

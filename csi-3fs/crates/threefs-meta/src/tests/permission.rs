@@ -1,6 +1,7 @@
 //! Permissions: mode and owner are enforced for the caller, whatever the client.
 
-use crate::identity::{Identity, READ, WRITE};
+use crate::identity::Identity;
+use crate::permission::{READ, WRITE};
 use crate::protocol::{
     At, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaRequest, MetaResult, Nanoseconds,
     RenameMode, SetMode, SetTime,

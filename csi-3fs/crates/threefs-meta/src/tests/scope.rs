@@ -8,7 +8,8 @@ use fabric::auth::ticket::{Grant, Ticket};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::Store;
 
-use crate::identity::{Identity, WRITE};
+use crate::identity::Identity;
+use crate::permission::WRITE;
 use crate::protocol::{
     At, BATCH_MAX, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaError,
     MetaQuery, MetaReply, MetaRequest, MetaResult, RenameMode, Reservation, SessionId, SetMode,

@@ -2,9 +2,10 @@
 
 use threefs_kv::{Operation, Transaction};
 
-use crate::identity::{Identity, SET_GROUP, SET_USER, WRITE};
-use crate::ops::namespace::lookup::{FinalSymlink, find};
+use crate::identity::Identity;
+use crate::ops::lookup::{FinalSymlink, find};
 use crate::ops::{Inputs, OpError, store, visible};
+use crate::permission::{SET_GROUP, SET_USER, WRITE};
 use crate::protocol::{At, Inode, MetaError, MetaReply, SetTime};
 
 /// `MetaChange::SetAttributes`.

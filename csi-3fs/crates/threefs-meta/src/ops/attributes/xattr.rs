@@ -3,10 +3,11 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
-use crate::identity::{Identity, READ, WRITE};
-use crate::ops::namespace::lookup::{FinalSymlink, find};
+use crate::identity::Identity;
+use crate::ops::lookup::{FinalSymlink, find};
 use crate::ops::volume::quota;
 use crate::ops::{Inputs, OpError, store};
+use crate::permission::{READ, WRITE};
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, At, InodeKind, MetaError, MetaReply, NAME_BYTES_MAX,
     RESERVED_ATTRIBUTES, SetMode,

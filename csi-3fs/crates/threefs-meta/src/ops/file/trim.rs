@@ -8,12 +8,13 @@ use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 use threefs_kv::{Operation, Transaction};
 
-use crate::identity::{Identity, WRITE};
+use crate::identity::Identity;
 use crate::ops::file::length::{check_length, not_a_file, recharge};
 use crate::ops::file::written_rows;
-use crate::ops::namespace::lookup::{FinalSymlink, find};
+use crate::ops::lookup::{FinalSymlink, find};
 use crate::ops::volume::recount;
 use crate::ops::{Inputs, OpError, load, store};
+use crate::permission::WRITE;
 use crate::protocol::{At, InodeKind, MetaError, MetaReply};
 use crate::rows::{self, TrimRow};
 use crate::written::chunks_of;

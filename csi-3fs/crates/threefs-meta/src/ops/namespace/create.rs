@@ -4,13 +4,12 @@ use threefs_core::ids::ClientId;
 use threefs_core::layout::Layout;
 use threefs_kv::{Operation, Transaction};
 
-use crate::identity::{Identity, READ, WRITE};
+use crate::identity::Identity;
 use crate::ops::file::length::start_session;
-use crate::ops::namespace::lookup::{
-    FinalSymlink, NameInDirectory, Resolved, find, lookup, lookup_name,
-};
+use crate::ops::lookup::{FinalSymlink, NameInDirectory, Resolved, find, lookup, lookup_name};
 use crate::ops::volume::quota::{self, Charge};
 use crate::ops::{Inputs, NewInode, OpError, count_subdirectories, load_named, store, touch};
+use crate::permission::{READ, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, LayoutDefaults, MetaError, MetaReply, PATH_BYTES_MAX, SessionId,
 };

@@ -4,10 +4,8 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
+use crate::ops::lookup::{FinalSymlink, NameInDirectory, Resolved, lookup, lookup_name, split};
 use crate::ops::namespace::create::insert;
-use crate::ops::namespace::lookup::{
-    FinalSymlink, NameInDirectory, Resolved, lookup, lookup_name, split,
-};
 use crate::ops::{Inputs, NewInode, OpError, load, load_named, visible};
 use crate::protocol::{At, InodeKind, LayoutDefaults, MetaError, MetaReply};
 use crate::rows::InodeRow;
@@ -95,8 +93,7 @@ impl MakeDirectory<'_> {
         let row = match last {
             Some(row) => row,
             None => {
-                crate::ops::namespace::lookup::find(txn, self.caller, self.at, FinalSymlink::Follow)
-                    .await?
+                crate::ops::lookup::find(txn, self.caller, self.at, FinalSymlink::Follow).await?
             }
         };
         if !row.inode.is_directory() {

@@ -3,7 +3,7 @@
 use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
-use crate::ops::namespace::lookup::{FinalSymlink, NameInDirectory, find, lookup_name};
+use crate::ops::lookup::{FinalSymlink, NameInDirectory, find, lookup_name};
 use crate::ops::volume::quota;
 use crate::ops::{Inputs, OpError, not_found, store, touch};
 use crate::protocol::{At, MetaError, MetaReply};

@@ -3,10 +3,11 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
-use crate::identity::{Identity, READ};
+use crate::identity::Identity;
 use crate::ops::file::written_rows;
-use crate::ops::namespace::lookup::{FinalSymlink, find, not_a_directory};
+use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
 use crate::ops::{OpError, load, not_found, visible};
+use crate::permission::READ;
 use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaReply, ROOT, Written};
 use crate::rows::{self, DentryRow, REMOVED};
 

@@ -5,7 +5,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::clients::open_files::OpenFiles;
 use crate::identity::Identity;
-use crate::ops::namespace::lookup::{FinalSymlink, NameInDirectory, lookup_name};
+use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
 use crate::ops::volume::quota;
 use crate::ops::{
     Inputs, OpError, count_subdirectories, drop_link, load_named, not_found, queue, store, touch,

@@ -4,14 +4,15 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{Operation, Transaction};
 
 use crate::clients::open_files::OpenFiles;
-use crate::identity::{Identity, WRITE};
-use crate::ops::namespace::lookup::{FinalSymlink, NameInDirectory, lookup_name};
+use crate::identity::Identity;
+use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
 use crate::ops::namespace::remove::remove_empty;
 use crate::ops::volume::quota;
 use crate::ops::{
     Inputs, OpError, count_subdirectories, drop_link, load, load_named, not_found, store, touch,
     visible,
 };
+use crate::permission::WRITE;
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
 use crate::rows::{self, DentryRow, InodeRow, REMOVED};
 

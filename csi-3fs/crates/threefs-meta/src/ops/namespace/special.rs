@@ -3,8 +3,8 @@
 use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
+use crate::ops::lookup::{FinalSymlink, lookup_name};
 use crate::ops::namespace::create::insert;
-use crate::ops::namespace::lookup::{FinalSymlink, lookup_name};
 use crate::ops::{Inputs, NewInode, OpError};
 use crate::protocol::{At, InodeKind, MetaError, MetaReply, SpecialKind};
 

@@ -20,10 +20,6 @@ use crate::protocol::{
 };
 use crate::rows::{self, InodeRow, QuotaRow, REMOVED};
 
-/// Byte limit of a quota without one that lies inside another quota: a thousand such directories
-/// fit into the counters above them, whatever the lengths of their sparse files.
-pub(crate) const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
-
 /// At most this fraction of a quota's byte limit may count as excess.
 const EXCESS_PART: i64 = 8;
 

@@ -6,7 +6,7 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::identity::Identity;
-use crate::ops::namespace::lookup::{FinalSymlink, find, not_a_directory};
+use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
 use crate::ops::volume::quota::{Charge, counted, metadata_max, owner};
 use crate::ops::{Inputs, OpError, load, store};
 use crate::protocol::{At, MetaError, MetaReply, QuotaUse};

@@ -12,6 +12,14 @@ use fabric::boot_instant::BootInstant;
 /// Samples kept. They are spaced so that this many always cover the wait.
 const SAMPLES_MAX: u32 = 64;
 
+/// Ages of the entries of the queues of removed files.
+#[derive(Debug, Default)]
+pub(crate) struct QueueClocks {
+    pub(crate) removed: QueueClock,
+    pub(crate) dead: QueueClock,
+    pub(crate) tombstones: QueueClock,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct QueueClock(VecDeque<(BootInstant, u64)>);
 

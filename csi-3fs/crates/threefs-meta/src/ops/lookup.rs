@@ -3,9 +3,10 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::Transaction;
 
-use crate::identity::{EXECUTE, Identity, WRITE};
-use crate::ops::volume::scope;
+use crate::identity::Identity;
+use crate::ops::scope;
 use crate::ops::{OpError, load, load_named, not_found};
+use crate::permission::{EXECUTE, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, MetaError, NAME_BYTES_MAX, PATH_BYTES_MAX, ROOT, SYMLINKS_MAX,
 };
