@@ -42,16 +42,11 @@ class HFReduceBackend(Group):
 
     def allreduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """Reduces in place."""
-        op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "allreduce")
         if tensor.is_sparse:
             sparse.allreduce(self, tensor, opts)
             return self._work("sparse_all_reduce", [], tensor_list)
-        memory, finish = tensors.written(tensor, "allreduce")
-        if op == tensors.PREMUL_SUM:
-            memory = tensors.premultiplied(tensor, opts.reduceOp, "allreduce")
-            finish = tensors.into(tensor, memory)
-        buffer = tensors.for_reduction(memory, "allreduce", op)
+        buffer, memory, finish = tensors.in_place_reduction(tensor, opts.reduceOp, "allreduce")
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).allreduce(
             buffer.pointer, buffer.numel, buffer.dtype, buffer.op, seconds, lazy, memory
@@ -91,15 +86,10 @@ class HFReduceBackend(Group):
 
     def reduce(self, tensor_list: list[torch.Tensor], opts: Any) -> CollectiveWork:
         """Reduces into the root's tensor."""
-        op = tensors.operation_code(opts.reduceOp)
         tensor = tensors.single(tensor_list, "reduce")
         root = tensors.root(opts.rootRank, self.size(), "reduce")
         is_root = root == self.rank()
-        memory, finish = tensors.written(tensor, "reduce")
-        if op == tensors.PREMUL_SUM:
-            memory = tensors.premultiplied(tensor, opts.reduceOp, "reduce")
-            finish = tensors.into(tensor, memory)
-        buffer = tensors.for_reduction(memory, "reduce", op)
+        buffer, memory, finish = tensors.in_place_reduction(tensor, opts.reduceOp, "reduce")
         seconds, lazy = self._terms(opts)
         operation = self._on(tensor).reduce(
             buffer.pointer, buffer.numel, buffer.dtype, buffer.op, root, seconds, lazy,

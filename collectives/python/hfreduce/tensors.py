@@ -28,6 +28,7 @@ __all__ = [
     "for_reduction",
     "for_transport",
     "gathered",
+    "in_place_reduction",
     "into",
     "one_each",
     "operation_code",
@@ -160,6 +161,18 @@ def for_reduction(tensor: torch.Tensor, operation: str, op: int) -> Buffer:
         return Buffer(pointer, 2 * numel, _COMPLEX[dtype], op)
     valid = ", ".join(str(valid).removeprefix("torch.") for valid in _DTYPES)
     raise TypeError(f"{operation}: cannot reduce {dtype} with this operation; known are {valid}")
+
+
+def in_place_reduction(
+    tensor: torch.Tensor, op: ReduceOp, operation: str
+) -> tuple[Buffer, torch.Tensor, Callable[[], object] | None]:
+    """For a tensor that is reduced in place: the buffer, and `written`'s tensor and function."""
+    code = operation_code(op)
+    memory, finish = written(tensor, operation)
+    if code == PREMUL_SUM:
+        memory = premultiplied(tensor, op, operation)
+        finish = into(tensor, memory)
+    return for_reduction(memory, operation, code), memory, finish
 
 
 def for_transport(tensor: torch.Tensor) -> Buffer:
