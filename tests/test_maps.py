@@ -60,8 +60,9 @@ def test_modules_in_a_crates_map_exist(library: Path) -> None:
     assert listed <= declared | reexports, f"not modules: {sorted(listed - declared - reexports)}"
 
 
-def test_functions_on_the_path_of_a_write_exist() -> None:
-    steps = STEP.findall((ROOT / "docs/internals/write-path.md").read_text())
+@pytest.mark.parametrize("name", ["write-path", "allreduce-path"])
+def test_functions_on_a_path_through_the_code_exist(name: str) -> None:
+    steps = STEP.findall((ROOT / f"docs/internals/{name}.md").read_text())
     assert len(steps) > 20
     missing = [
         f"{path}: {name}"

@@ -8,6 +8,8 @@
 //! [`hfreduce_core`] decides which chunk is reduced, sent and published, in which order, and which
 //! rank caused a failure; it has no clock, socket, thread or payload byte. The [`driver`] moves bytes
 //! and asks it. Nothing depends on the order of arrival, and every wait has a deadline.
+//!
+//! `docs/internals/allreduce-path.md` follows an allreduce through these modules.
 
 pub mod communicator;
 #[doc(hidden)]
