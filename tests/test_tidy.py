@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -55,3 +56,21 @@ def test_every_member_of_the_python_workspace_says_what_it_is() -> None:
         project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
         assert project["description"]
         assert project["license"] == "Apache-2.0"
+
+
+def test_parts_of_the_collective_driver_import_in_one_direction() -> None:
+    """A part knows neither the driver nor the parts above it (the head of `driver/mod.rs`)."""
+    folder = ROOT / "collectives/crates/hfreduce-engine/src/driver"
+    whole = {"mod", "waiting", "failure", "diagnosis"}
+    imports: dict[str, set[str]] = {}
+    for path in folder.rglob("*.rs"):
+        inner = path.relative_to(folder).parts[0] != path.name
+        part = path.relative_to(folder).parts[0].removesuffix(".rs")
+        prefix = r"crate::driver" if inner else r"(?:super|crate::driver)"
+        used = re.findall(rf"^(?:pub )?use {prefix}::(\w+|\{{)", path.read_text(), re.MULTILINE)
+        if part not in whole:
+            imports.setdefault(part, set()).update(used)
+    known = set(imports)
+    assert {"local", "channel", "p2p", "tree_links"} <= known
+    assert {name: used - known for name, used in imports.items() if used - known} == {}
+    TopologicalSorter({name: used - {name} for name, used in imports.items()}).prepare()
