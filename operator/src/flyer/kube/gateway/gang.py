@@ -61,8 +61,8 @@ class Member:
     connected: bool = False
     version: int = VERSION
     """Protocol version of its sidecar."""
-    asked: bool = False
-    """Whether the suspension was sent over the present stream."""
+    suspend_sent: bool = False
+    """Whether the suspension was sent over the current stream."""
     report: Report | None = None
 
     @property
@@ -140,12 +140,12 @@ class Gang:
         """Record that the sidecar's stream is open."""
         self.members[node_rank].connected = True
         self.members[node_rank].version = version
-        self.members[node_rank].asked = False
+        self.members[node_rank].suspend_sent = False
 
     def disconnect(self, node_rank: int) -> None:
         """Record that the sidecar's stream has ended."""
         self.members[node_rank].connected = False
-        self.members[node_rank].asked = False
+        self.members[node_rank].suspend_sent = False
 
     def streams(self) -> list[Event]:
         """Report a change of whether every sidecar of a live pod has a stream.
@@ -239,12 +239,12 @@ class Gang:
         return events + self._exit_events(self.exits.tick(now))
 
     def order(self, node_rank: int, now: float) -> Order:
-        """The present order of a pod."""
+        """The current order of a pod."""
         member = self.members[node_rank]
         suspend = None
         if self._deadline is not None:
             suspend = Suspend(max(self._deadline - now, 0.0), self._reason)
-            member.asked = True
+            member.suspend_sent = True
         start = None
         if self._orders is not None and member.launcher not in _RUNNING:
             start = self._orders[node_rank]
@@ -343,7 +343,8 @@ class Gang:
 
     def _suspension(self, member: Member, report: Report) -> list[Event]:
         events: list[Event] = []
-        if report.received and not self._received and self._deadline is not None and member.asked:
+        suspending = self._deadline is not None and member.suspend_sent
+        if report.received and not self._received and suspending:
             self._received = True
             events.append(SuspendReceived(self.start.job, self.start.attempt))
         if report.released and not self._released:
@@ -363,7 +364,7 @@ class Gang:
 
     def is_forged(self, node_rank: int, report: Report) -> bool:
         """Whether the report acknowledges a suspension that was not requested."""
-        return report.received and not self.members[node_rank].asked
+        return report.received and not self.members[node_rank].suspend_sent
 
     def _fall_back(self) -> list[Event]:
         """Send SIGTERM to a job of which no rank has opened the job socket."""

@@ -56,11 +56,11 @@ class TokenReviewer:
             async with asyncio.timeout(self._settings.review_seconds):
                 return await self._ask(token, connection)
         except TokenRefusedError as error:
-            why = f"the token is not accepted: {error}"
+            why = f"token rejected: {error}"
             self._remember(digest, loop.time() + self._settings.refusal_seconds, why)
             raise RefusedError("bad_token", why) from error
         except (IdentityUnknownError, TimeoutError) as error:
-            message = "the API server cannot be asked about the token; come again"
+            message = "the API server cannot review the token now; retry later"
             raise RefusedError("review_unavailable", message) from error
 
     async def _ask(self, token: str, connection: Connection) -> PodIdentity:
