@@ -217,8 +217,11 @@ mod tests {
             .during(&long, 12, &long);
         let bytes = cause.encode();
         assert!(bytes.len() <= REASON_BYTES_MAX, "{}", bytes.len());
-        let read = AbortReason::decode(&bytes, 0);
-        assert_eq!((read.kind, read.peer, read.seen_by), (ErrorKind::Protocol, Some(3), 7));
+        let decoded = AbortReason::decode(&bytes, 0);
+        assert_eq!(
+            (decoded.kind, decoded.peer, decoded.seen_by),
+            (ErrorKind::Protocol, Some(3), 7)
+        );
     }
 
     #[test]

@@ -167,12 +167,12 @@ pub(crate) fn await_message<W: DeserializeOwned>(
         if let Some(why) = line.ended() {
             return Err(why.to_owned());
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = until.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err("no message before the deadline".to_owned());
         }
         let events = if line.unsent() > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        sleep(&mut [PollFd::new(line.stream(), events)], left);
+        sleep(&mut [PollFd::new(line.stream(), events)], remaining);
     }
 }
 

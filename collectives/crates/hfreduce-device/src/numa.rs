@@ -26,10 +26,10 @@ pub fn prefer(address: usize, bytes: usize, node: usize) -> std::io::Result<()> 
     };
     *word |= 1 << (node % WORD);
     // SAFETY: the kernel reads the mask and changes only the policy of these addresses.
-    let done = unsafe {
+    let status = unsafe {
         libc::syscall(libc::SYS_mbind, address, bytes, PREFERRED, mask.as_ptr(), NODES_MAX, 0)
     };
-    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    if status == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

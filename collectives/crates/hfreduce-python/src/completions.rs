@@ -42,11 +42,11 @@ impl Queue {
             if let Some(token) = state.ended.pop_front() {
                 return Some(token);
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if state.stopped || left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if state.stopped || remaining.is_zero() {
                 return None;
             }
-            state = match self.bell.wait_timeout(state, left) {
+            state = match self.bell.wait_timeout(state, remaining) {
                 Ok((state, _)) => state,
                 Err(poisoned) => poisoned.into_inner().0,
             };

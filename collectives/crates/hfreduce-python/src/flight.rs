@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 /// What a recorder's file holds, as JSON.
 #[pyfunction]
 pub fn read_flight(py: Python<'_>, path: PathBuf) -> PyResult<String> {
-    let read = py.detach(|| read_file(&path));
-    let snapshot = read.map_err(|error| match error {
+    let result = py.detach(|| read_file(&path));
+    let snapshot = result.map_err(|error| match error {
         ReadError::Io { .. } => PyOSError::new_err(error.to_string()),
         other => PyValueError::new_err(format!("{}: {other}", path.display())),
     })?;

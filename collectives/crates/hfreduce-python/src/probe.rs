@@ -102,8 +102,9 @@ pub fn reached_at(
     address: Option<String>,
     towards: Option<String>,
 ) -> PyResult<Vec<String>> {
-    let wanted = wanted(address.as_deref())?;
-    let chosen = py.detach(|| wanted.select(&interfaces(), source_towards(towards.as_deref())));
-    let chosen = chosen.map_err(|error| PyValueError::new_err(error.to_string()))?;
-    Ok(chosen.iter().map(ToString::to_string).collect())
+    let preference = wanted(address.as_deref())?;
+    let selection =
+        py.detach(|| preference.select(&interfaces(), source_towards(towards.as_deref())));
+    let selection = selection.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(selection.iter().map(ToString::to_string).collect())
 }

@@ -123,8 +123,8 @@ impl Work {
             return Err(to_exception(py, &error));
         }
         loop {
-            let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-            let turn = left.map_or(slice, |left| left.min(slice));
+            let remaining = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+            let turn = remaining.map_or(slice, |remaining| remaining.min(slice));
             match py.detach(|| self.handle.wait(Some(turn))) {
                 Ok(()) => return Ok(()),
                 Err(WaitError::Failed(error)) => return Err(raise(py, &error)),

@@ -151,7 +151,7 @@ impl MappingListener {
                 self.waiting.drain(..too_many);
             }
         }
-        let at = self.waiting.iter().position(|(came, _)| *came == token);
+        let at = self.waiting.iter().position(|(pending_token, _)| *pending_token == token);
         let connection = at.and_then(|at| self.waiting.remove(at));
         connection.map(|(_, fd)| fd).ok_or_else(|| io::ErrorKind::NotFound.into())
     }

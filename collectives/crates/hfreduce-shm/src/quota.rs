@@ -67,21 +67,28 @@ impl Limit {
 
     /// Replaces a charge of `from` by `to`.
     fn change(&self, user: u32, from: usize, to: usize) -> Result<(), OverLimit> {
-        let mut taken = lock(&self.taken);
+        let mut users = lock(&self.taken);
         let increase = to.saturating_sub(from);
-        let own = taken.get(&user).copied().unwrap_or(0);
-        let all = taken.values().sum::<usize>();
+        let own = users.get(&user).copied().unwrap_or(0);
+        let all = users.values().sum::<usize>();
         // A reduction is never refused.
         let limits = [(Scope::User(user), own, self.each), (Scope::AllUsers, all, self.all)];
-        for (scope, taken, most) in limits {
-            if increase > 0 && taken.saturating_add(increase) > most {
+        for (scope, users, most) in limits {
+            if increase > 0 && users.saturating_add(increase) > most {
                 let Self { what, remedy, .. } = *self;
-                return Err(OverLimit { scope, what, wanted: increase, taken, most, remedy });
+                return Err(OverLimit {
+                    scope,
+                    what,
+                    wanted: increase,
+                    taken: users,
+                    most,
+                    remedy,
+                });
             }
         }
         match own - from + to {
-            0 => taken.remove(&user),
-            now => taken.insert(user, now),
+            0 => users.remove(&user),
+            now => users.insert(user, now),
         };
         Ok(())
     }
@@ -146,8 +153,8 @@ mod tests {
     fn a_charge_is_bounded_per_user_and_in_total() {
         let limit = Limit::new("bytes of memory", (50, 100), "take less");
         let charge = |user| Account::new(user, limit.clone()).charge();
-        let (mut one, mut same, mut two) = (charge(1), charge(1), charge(2));
-        one.set_to(30).unwrap();
+        let (mut first, mut same, mut two) = (charge(1), charge(1), charge(2));
+        first.set_to(30).unwrap();
         let text = same.set_to(21).unwrap_err().to_string();
         assert!(text.contains("user 1 is reached: 21 more bytes of memory"), "{text}");
         assert!(text.contains("30 of 50 in use"), "{text}");
@@ -159,7 +166,7 @@ mod tests {
         assert!(text.contains("100 of 100 in use; take less"), "{text}");
         same.set_to(10).unwrap();
         three.set_to(10).unwrap();
-        drop((one, same, two, three));
+        drop((first, same, two, three));
         assert!(lock(&limit.taken).is_empty());
     }
 

@@ -20,11 +20,11 @@ impl<A: Atomics> Prefix<A> {
         // Compare and exchange: the thread sanitizer does not know `fetch_max`, which is the same
         // on most processors. The first guess returns the count; a load before it would hide orders
         // from the model checker.
-        let (end, mut known) = (end as u64, 0);
-        while known < end {
-            match self.0.compare_exchange(known, end, Release, Relaxed) {
+        let (end, mut current) = (end as u64, 0);
+        while current < end {
+            match self.0.compare_exchange(current, end, Release, Relaxed) {
                 Ok(_) => break,
-                Err(now) => known = now,
+                Err(now) => current = now,
             }
         }
     }

@@ -147,13 +147,13 @@ impl<N> Connection<N> {
                     }
                 }
             }
-            let sent = rustix::net::sendmsg(
+            let result = rustix::net::sendmsg(
                 &self.stream,
                 &slices[..count],
                 &mut SendAncillaryBuffer::default(),
                 SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
             );
-            match sent {
+            match result {
                 Ok(bytes) => self.advance(bytes, sent_notes),
                 Err(rustix::io::Errno::AGAIN) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}

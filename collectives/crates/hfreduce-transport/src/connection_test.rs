@@ -10,8 +10,8 @@ use std::time::Duration;
 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (one, listener.accept().unwrap().0)
+    let first = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (first, listener.accept().unwrap().0)
 }
 
 fn abort(bytes: usize) -> Head {
@@ -20,16 +20,16 @@ fn abort(bytes: usize) -> Head {
 
 #[test]
 fn frames_of_every_size_arrive_complete_and_in_order() {
-    let (one, other) = pair();
-    let (mut one, mut other) =
-        (Connection::new(one, 1 << 20).unwrap(), Connection::<()>::new(other, 1 << 20).unwrap());
+    let (first, other) = pair();
+    let (mut first, mut other) =
+        (Connection::new(first, 1 << 20).unwrap(), Connection::<()>::new(other, 1 << 20).unwrap());
     let sizes = [0, 1, 63, 64, 1000, 1024, 0, 512];
     for (note, size) in sizes.into_iter().enumerate() {
-        one.push(&abort(size), Payload::Owned(vec![note as u8; size]), note);
+        first.push(&abort(size), Payload::Owned(vec![note as u8; size]), note);
     }
-    let (mut gone, mut seen, mut place) = (Vec::new(), 0, vec![0_u8; 2048]);
-    while seen < sizes.len() {
-        one.flush(&mut gone).unwrap();
+    let (mut completed, mut count, mut place) = (Vec::new(), 0, vec![0_u8; 2048]);
+    while count < sizes.len() {
+        first.flush(&mut completed).unwrap();
         other.readable();
         while let Some(arrival) = other.receive_next().unwrap() {
             match arrival {
@@ -38,26 +38,26 @@ fn frames_of_every_size_arrive_complete_and_in_order() {
                     other.body(place.as_mut_ptr(), head.payload_bytes);
                 },
                 _ => {
-                    assert!(place[..sizes[seen]].iter().all(|byte| *byte == seen as u8));
-                    seen += 1;
+                    assert!(place[..sizes[count]].iter().all(|byte| *byte == count as u8));
+                    count += 1;
                 }
             }
         }
     }
-    assert_eq!(gone, (0..sizes.len()).collect::<Vec<_>>());
+    assert_eq!(completed, (0..sizes.len()).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_mapped_frame_completes_when_the_peer_acknowledges_it() {
-    let (one, other) = pair();
-    let mut one = Connection::new(one, 4096).unwrap();
+    let (first, other) = pair();
+    let mut first = Connection::new(first, 4096).unwrap();
     let mut other = Connection::new(other, 4096).unwrap();
     for note in 0..3 {
-        one.push(&Head::bare(Frame::Credit), Payload::Mapped(4096), note);
+        first.push(&Head::bare(Frame::Credit), Payload::Mapped(4096), note);
     }
-    let mut gone = Vec::new();
-    one.flush(&mut gone).unwrap();
-    assert!(gone.is_empty() && one.queued() == 0);
+    let mut completed = Vec::new();
+    first.flush(&mut completed).unwrap();
+    assert!(completed.is_empty() && first.queued() == 0);
     let mut heads = 0;
     while heads < 3 {
         other.readable();
@@ -71,17 +71,17 @@ fn a_mapped_frame_completes_when_the_peer_acknowledges_it() {
     other.push(&Head::bare(Frame::Credit), Payload::Owned(vec![]), 0);
     assert!(!other.owes_acks());
     other.flush(&mut Vec::new()).unwrap();
-    one.readable();
-    while one.receive_next().unwrap().is_none() {
-        one.readable();
+    first.readable();
+    while first.receive_next().unwrap().is_none() {
+        first.readable();
     }
-    assert_eq!(one.take_copied(), [0, 1]);
+    assert_eq!(first.take_copied(), [0, 1]);
     // Two acknowledgments where one is due: a protocol error.
     let too_many = Head { acked: 2, ..Head::bare(Frame::Credit) };
     (&other.stream).write_all(&too_many.encode()).unwrap();
     let error = loop {
-        one.readable();
-        if let Err(error) = one.receive_next() {
+        first.readable();
+        if let Err(error) = first.receive_next() {
             break error;
         }
     };
@@ -90,9 +90,9 @@ fn a_mapped_frame_completes_when_the_peer_acknowledges_it() {
 
 #[test]
 fn garbage_and_end_of_stream_are_errors() {
-    let (mut one, other) = pair();
+    let (mut first, other) = pair();
     let mut other = Connection::<()>::new(other, 4096).unwrap();
-    one.write_all(&[7; 64]).unwrap();
+    first.write_all(&[7; 64]).unwrap();
     let error = loop {
         other.readable();
         if let Err(error) = other.receive_next() {
@@ -100,35 +100,35 @@ fn garbage_and_end_of_stream_are_errors() {
         }
     };
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-    drop(one);
+    drop(first);
     other.readable();
     assert_eq!(other.receive_next().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
 }
 
 #[test]
 fn caller_memory_is_not_accessed_after_detach() {
-    let (one, mut other) = pair();
-    let mut one = Connection::new(one, 64 << 20).unwrap();
+    let (first, mut other) = pair();
+    let mut first = Connection::new(first, 64 << 20).unwrap();
     let big = vec![1_u8; 32 << 20];
     let head = Head { payload_bytes: big.len(), ..Head::bare(Frame::Abort) };
     for note in 0..3 {
         // SAFETY: it lives until `detach` was called.
         let memory = unsafe { StableMemory::new(big.as_ptr(), big.len()) };
-        one.push(&head, Payload::Memory(memory), note);
+        first.push(&head, Payload::Memory(memory), note);
     }
-    one.flush(&mut Vec::new()).unwrap();
-    assert_eq!(one.queued(), 3, "the socket cannot take that much");
-    one.detach();
-    assert_eq!(one.queued(), 1);
-    assert!(matches!(one.queue[0].payload, Payload::Owned(_)));
+    first.flush(&mut Vec::new()).unwrap();
+    assert_eq!(first.queued(), 3, "the socket cannot take that much");
+    first.detach();
+    assert_eq!(first.queued(), 1);
+    assert!(matches!(first.queue[0].payload, Payload::Owned(_)));
     drop(big);
     let reader = std::thread::spawn(move || {
         other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut frame = vec![0; HEAD_BYTES + (32 << 20)];
         other.read_exact(&mut frame).map(|()| frame)
     });
-    while one.queued() > 0 {
-        one.flush(&mut Vec::new()).unwrap();
+    while first.queued() > 0 {
+        first.flush(&mut Vec::new()).unwrap();
         std::thread::yield_now();
     }
     let frame = reader.join().unwrap().unwrap();
@@ -177,22 +177,22 @@ proptest! {
         changes in changes(),
         cuts in proptest::collection::vec(1..200_usize, 1..12),
     ) {
-        let (mut one, other) = pair();
+        let (mut first, other) = pair();
         let mut other = Connection::<()>::new(other, 4096).unwrap();
         let bytes = changed(&honest(), &changes);
         let mut place = vec![0_u8; PIECE_BYTES_MAX];
-        let (mut arrivals, mut left) = (0, bytes.as_slice());
+        let (mut arrivals, mut remaining) = (0, bytes.as_slice());
         let mut cuts = cuts.iter().cycle();
-        let mut one = Some(&mut one);
+        let mut first = Some(&mut first);
         loop {
-            match &mut one {
-                Some(socket) if !left.is_empty() => {
-                    let cut = cuts.next().map_or(1, |cut| (*cut).min(left.len()));
-                    socket.write_all(&left[..cut]).unwrap();
-                    left = &left[cut..];
+            match &mut first {
+                Some(socket) if !remaining.is_empty() => {
+                    let cut = cuts.next().map_or(1, |cut| (*cut).min(remaining.len()));
+                    socket.write_all(&remaining[..cut]).unwrap();
+                    remaining = &remaining[cut..];
                 }
                 _ => {
-                    if let Some(socket) = one.take() {
+                    if let Some(socket) = first.take() {
                         socket.shutdown(std::net::Shutdown::Write).unwrap();
                     }
                 }

@@ -68,8 +68,8 @@ impl InProcess {
                 doorbell: poller::doorbell()?,
             }))
         };
-        let (one, other) = (end()?, end()?);
-        Ok((Self::between(one.clone(), other.clone()), Self::between(other, one)))
+        let (first, other) = (end()?, end()?);
+        Ok((Self::between(first.clone(), other.clone()), Self::between(other, first)))
     }
 
     /// Finds the other end over an authenticated connection.
@@ -85,8 +85,8 @@ impl InProcess {
             stream.write_all(&number)?;
             return Ok(own);
         }
-        let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
-        stream.set_read_timeout(Some(left))?;
+        let remaining = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+        stream.set_read_timeout(Some(remaining))?;
         stream.read_exact(&mut number)?;
         let endpoint = lock(&WAITING).remove(&u64::from_le_bytes(number));
         endpoint.ok_or_else(|| io::Error::other("its ranks are not all threads of one process"))
@@ -147,7 +147,7 @@ impl Transport for InProcess {
         self.push(head, Payload::Owned(payload.to_vec()), None);
     }
 
-    fn flush(&mut self, _poller: &Poller, gone: &mut Vec<Note>) -> io::Result<()> {
+    fn flush(&mut self, _poller: &Poller, notes: &mut Vec<Note>) -> io::Result<()> {
         let mut queue = lock(&self.outward.queue);
         if queue.over && !self.broken && !self.waiting.is_empty() {
             self.broken = true;
@@ -162,7 +162,7 @@ impl Transport for InProcess {
             queue.frames.push_back((head, payload.bytes().to_vec()));
             queue.bytes += bytes;
             self.sent_bytes += bytes as u64;
-            gone.push(note);
+            notes.push(note);
         }
         drop(queue);
         if self.sent_bytes > before {

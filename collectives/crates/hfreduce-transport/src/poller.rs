@@ -61,8 +61,8 @@ impl Poller {
     /// # Errors
     /// A system call failed.
     #[inline]
-    pub fn want_room(&self, fd: impl AsFd, token: u64, wanted: bool) -> io::Result<()> {
-        let flags = if wanted { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+    pub fn want_room(&self, fd: impl AsFd, token: u64, enabled: bool) -> io::Result<()> {
+        let flags = if enabled { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
         Ok(epoll::modify(&self.epoll, fd, EventData::new_u64(token), flags)?)
     }
 

@@ -185,7 +185,7 @@ impl Transport for Streams {
         }
     }
 
-    fn flush(&mut self, poller: &Poller, gone: &mut Vec<Note>) -> io::Result<()> {
+    fn flush(&mut self, poller: &Poller, notes: &mut Vec<Note>) -> io::Result<()> {
         let mut flushed = Ok(());
         for at in 0..self.streams.len() {
             let token = self.token(at);
@@ -193,7 +193,7 @@ impl Transport for Streams {
             if !stream.is_open() || (stream.connection.queued() == 0 && !stream.full) {
                 continue;
             }
-            match stream.connection.flush(gone) {
+            match stream.connection.flush(notes) {
                 Ok(()) => {
                     let full = stream.connection.queued() > 0;
                     if full != stream.full {
@@ -275,12 +275,12 @@ impl Transport for Streams {
     }
 
     fn traffic(&self) -> (u64, u64) {
-        self.streams
-            .iter()
-            .map(|stream| &stream.connection)
-            .fold((0, 0), |(sent, received), one| {
-                (sent + one.sent_bytes, received + one.received_bytes)
-            })
+        self.streams.iter().map(|stream| &stream.connection).fold(
+            (0, 0),
+            |(sent_bytes, received), one| {
+                (sent_bytes + one.sent_bytes, received + one.received_bytes)
+            },
+        )
     }
 
     fn peer_closed(&self) -> bool {

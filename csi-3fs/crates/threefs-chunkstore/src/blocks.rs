@@ -75,13 +75,14 @@ pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
 }
 
 /// The blocks of `held` that are not in `kept`.
-pub(crate) fn difference(held: &[Extent], kept: &[Extent]) -> Vec<Extent> {
-    let mut kept: Vec<Extent> = kept.iter().copied().filter(|keep| !keep.is_hole()).collect();
-    kept.sort();
+pub(crate) fn difference(current: &[Extent], retained: &[Extent]) -> Vec<Extent> {
+    let mut retained: Vec<Extent> =
+        retained.iter().copied().filter(|keep| !keep.is_hole()).collect();
+    retained.sort();
     let mut removed = Vec::new();
-    for extent in held.iter().filter(|extent| !extent.is_hole()) {
+    for extent in current.iter().filter(|extent| !extent.is_hole()) {
         let mut at = extent.start;
-        for keep in kept.iter().filter(|keep| keep.end() > extent.start) {
+        for keep in retained.iter().filter(|keep| keep.end() > extent.start) {
             if keep.start >= extent.end() {
                 break;
             }
@@ -273,11 +274,11 @@ mod tests {
 
     #[test]
     fn slices_and_differences() {
-        let held = [run(100, 4), run(50, 4)];
-        assert_eq!(slice(&held, 2, 6), [run(102, 2), run(50, 2)]);
-        assert_eq!(slice(&held, 0, 8), held);
-        assert_eq!(difference(&held, &[run(102, 1), run(50, 4)]), [run(100, 2), run(103, 1)]);
-        assert_eq!(difference(&held, &held), []);
+        let extents = [run(100, 4), run(50, 4)];
+        assert_eq!(slice(&extents, 2, 6), [run(102, 2), run(50, 2)]);
+        assert_eq!(slice(&extents, 0, 8), extents);
+        assert_eq!(difference(&extents, &[run(102, 1), run(50, 4)]), [run(100, 2), run(103, 1)]);
+        assert_eq!(difference(&extents, &extents), []);
         let sparse = [run(100, 2), Extent::hole(3), run(50, 1)];
         assert_eq!(slice(&sparse, 1, 4), [run(101, 1), Extent::hole(2)]);
         assert_eq!(slice(&sparse, 3, 6), [Extent::hole(2), run(50, 1)]);
@@ -286,6 +287,6 @@ mod tests {
         push_extent(&mut joined, Extent::hole(2));
         push_extent(&mut joined, run(7, 1));
         assert_eq!(joined, [Extent::hole(3), run(7, 1)]);
-        assert_eq!(difference(&held, &[]), held);
+        assert_eq!(difference(&extents, &[]), extents);
     }
 }

@@ -64,7 +64,7 @@ pub(crate) fn blocks_needed(
     let old = base.state.length as usize;
     let held = blocks_in(&base.content.extents);
     let patch = |offset: usize, end: usize| {
-        let (first, last, written) = if base.content.extents.len() >= RUNS_MAX {
+        let (first, last, written_blocks) = if base.content.extents.len() >= RUNS_MAX {
             let all = blocks_of(old.max(end));
             (0, all, all)
         } else {
@@ -73,7 +73,7 @@ pub(crate) fn blocks_needed(
             let gap = (offset / BLOCK_BYTES - first).min(HOLE_BLOCKS_MIN);
             (first, last, gap + last.saturating_sub(offset / BLOCK_BYTES))
         };
-        (written as u64, blocks_in(&slice(&base.content.extents, first, last)))
+        (written_blocks as u64, blocks_in(&slice(&base.content.extents, first, last)))
     };
     match update.change {
         ContentChange::Remove => (0, held),

@@ -249,11 +249,11 @@ impl Cluster {
                 return true;
             }
             for client in self.waiting.clone() {
-                let asked = self
+                let result = self
                     .tokens
                     .values()
                     .any(|(asker, _)| matches!(asker, Asker::Client(it) if *it == client));
-                if !asked {
+                if !result {
                     self.update(client);
                 }
             }
@@ -263,8 +263,10 @@ impl Cluster {
                     self.take(step);
                 }
             }
-            let due = self.replicas.values().filter_map(|(replica, _)| replica.next_wakeup()).min();
-            self.now = due.map_or(self.now + 1, |at| at.0.max(self.now + 1)).min(self.now + 20);
+            let next_wakeup =
+                self.replicas.values().filter_map(|(replica, _)| replica.next_wakeup()).min();
+            self.now =
+                next_wakeup.map_or(self.now + 1, |at| at.0.max(self.now + 1)).min(self.now + 20);
             let targets: Vec<TargetId> = self.replicas.keys().copied().collect();
             for target in targets {
                 self.give(target, Event::Tick);

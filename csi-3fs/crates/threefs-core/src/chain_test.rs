@@ -246,8 +246,8 @@ proptest! {
         let last = after.targets.iter().filter(|place| place.state == LastSrv).count();
         prop_assert!(!serves || last == 0);
         // At most one target starts to serve without a sync: the others are compared with it.
-        let led = after.serving().filter(|it| before.state_of(it.target) == Some(LastSrv)).count();
-        prop_assert!(led <= 1);
+        let leaders = after.serving().filter(|it| before.state_of(it.target) == Some(LastSrv)).count();
+        prop_assert!(leaders <= 1);
         if before.head().is_some() {
             prop_assert!(serves || last >= 1);
         }

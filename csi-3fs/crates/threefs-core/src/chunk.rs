@@ -39,13 +39,13 @@ impl TagWindow {
         self.0
             .iter()
             .rev()
-            .find(|known| known.tag.client == tag.client && known.tag.channel == tag.channel)
+            .find(|entry| entry.tag.client == tag.client && entry.tag.channel == tag.channel)
     }
 
     /// A later incarnation of the client of `tag` that has updated the chunk.
     #[must_use]
     pub fn successor_of(&self, tag: &RequestTag) -> Option<ClientId> {
-        self.0.iter().map(|known| known.tag.client).find(|known| known.supersedes(tag.client))
+        self.0.iter().map(|client| client.tag.client).find(|client| client.supersedes(tag.client))
     }
 
     /// The window after one more update.
@@ -55,7 +55,7 @@ impl TagWindow {
         tags.extend(
             self.0
                 .iter()
-                .filter(|known| known.tag.client != tag.client || known.tag.channel != tag.channel),
+                .filter(|entry| entry.tag.client != tag.client || entry.tag.channel != tag.channel),
         );
         tags.push(AppliedTag { tag, version });
         if tags.len() > TAGS_PER_CHUNK_MAX {

@@ -54,8 +54,8 @@ pub struct TargetReport {
 impl TargetReport {
     /// Whether this is the store that `known` names; true if none is known yet.
     #[must_use]
-    pub fn is_of(&self, known: Option<StoreId>) -> bool {
-        known.is_none_or(|known| self.store == Some(known))
+    pub fn is_of(&self, expected: Option<StoreId>) -> bool {
+        expected.is_none_or(|expected| self.store == Some(expected))
     }
 }
 

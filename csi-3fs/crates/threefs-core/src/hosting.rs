@@ -115,17 +115,17 @@ mod tests {
                 ChainTarget { target: TargetId(2), node: NodeId(2), state: mine },
             ],
         };
-        let asks =
+        let set_aside =
             |error, chain: Option<&Chain>, lease| sets_aside(error, chain, TargetId(2), lease);
         let without = chain(Offline, Serving);
-        assert!(asks(&damaged, Some(&without), true));
-        assert!(!asks(&io, Some(&without), true));
-        assert!(!asks(&damaged, Some(&without), false), "the routing may be outdated");
-        assert!(!asks(&damaged, None, true));
+        assert!(set_aside(&damaged, Some(&without), true));
+        assert!(!set_aside(&io, Some(&without), true));
+        assert!(!set_aside(&damaged, Some(&without), false), "the routing may be outdated");
+        assert!(!set_aside(&damaged, None, true));
         for (mine, other) in
             [(Serving, Serving), (Syncing, Serving), (LastSrv, Offline), (Offline, LastSrv)]
         {
-            assert!(!asks(&damaged, Some(&chain(mine, other)), true), "{mine} {other}");
+            assert!(!set_aside(&damaged, Some(&chain(mine, other)), true), "{mine} {other}");
         }
     }
 }

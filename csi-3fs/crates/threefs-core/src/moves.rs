@@ -118,8 +118,8 @@ mod tests {
         assert_eq!(next.version, ChainVersion(6));
         assert_eq!(next.state_of(TargetId(4)), Some(Offline));
         assert_eq!(next.targets[2].target, TargetId(3));
-        for others in [Serving, Offline] {
-            let before = chain([Serving, Serving, others, Syncing]);
+        for state in [Serving, Offline] {
+            let before = chain([Serving, Serving, state, Syncing]);
             assert_eq!(follow(&before, before.clone(), &MOVE), (before, false));
         }
     }

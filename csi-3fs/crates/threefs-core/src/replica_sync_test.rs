@@ -187,8 +187,8 @@ fn a_sync_is_accepted_only_from_the_predecessor_and_ends_only_in_its_session() {
         SyncSession { number: session.number + 1, ..session },
         SyncSession { incarnation: Incarnation(78), ..session },
     ] {
-        let done = StorageRequest::SyncDone(SyncDone { to, session: other });
-        assert_eq!(error_of(&bench.ask(done, b"")), mismatch);
+        let message = StorageRequest::SyncDone(SyncDone { to, session: other });
+        assert_eq!(error_of(&bench.ask(message, b"")), mismatch);
         assert_eq!(bench.replica.report(Millis(1)).state, LocalState::Online);
     }
     let mut request = replace(&bench, session, 1, 1);

@@ -332,16 +332,16 @@ fn a_pending_update_or_a_missing_lease_refuses_reads() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving), (3, Serving)]);
     bench.set(state(6, tags(6)), None);
     let to = bench.to(2);
-    let read = StorageRequest::Read(ReadRequest { to, chunk: CHUNK, offset: 0, length: 4 });
-    assert!(matches!(bench.ask(read.clone(), b"")[..], [Action::ServeRead { .. }]));
+    let request = StorageRequest::Read(ReadRequest { to, chunk: CHUNK, offset: 0, length: 4 });
+    assert!(matches!(bench.ask(request.clone(), b"")[..], [Action::ServeRead { .. }]));
     let (op, _) = apply_op(&bench.forward(2, 1, 7));
     bench.applied(op, 7);
     assert_eq!(
-        error_of(&bench.ask(read.clone(), b"")),
+        error_of(&bench.ask(request.clone(), b"")),
         StorageError::ChunkNotCommit { chunk: CHUNK }
     );
     bench.now = 10_000;
-    let refused = bench.ask(read, b"");
+    let refused = bench.ask(request, b"");
     assert!(
         refused.iter().any(|action| matches!(action, Action::Reply { result: Err(error), .. }
             if *error == StorageError::NoLease { target: TargetId(2) })),
@@ -380,7 +380,7 @@ fn a_query_scans_a_bounded_number_of_removed_chunks() {
         let committed = ChunkState { removed: index < REMOVED, ..state(2, tags(2)) };
         bench.metas.0.insert(chunk, ChunkMeta { chunk, committed, pending: None });
     }
-    let (mut after, mut found, mut answers) = (None, Vec::new(), 0);
+    let (mut after, mut listed, mut answers) = (None, Vec::new(), 0);
     loop {
         answers += 1;
         let (to, inode) = (bench.to(1), CHUNK.inode);
@@ -393,13 +393,13 @@ fn a_query_scans_a_bounded_number_of_removed_chunks() {
         };
         assert!(chunks.len() <= 5, "{chunks:?}");
         let newest = chunks.last().map(|it| it.index);
-        found.extend(chunks.into_iter().filter(|it| it.length > 0).map(|it| it.index));
+        listed.extend(chunks.into_iter().filter(|it| it.length > 0).map(|it| it.index));
         if last {
             break;
         }
         assert!(newest > after, "it continues");
         after = newest;
     }
-    assert_eq!(found, (REMOVED..=REMOVED + 5).collect::<Vec<_>>());
+    assert_eq!(listed, (REMOVED..=REMOVED + 5).collect::<Vec<_>>());
     assert!(answers >= 3, "{answers} answers for {REMOVED} removed chunks");
 }

@@ -132,24 +132,24 @@ impl Daemon {
     pub(crate) async fn query(
         &self,
         call: &Call<'_>,
-        what: &str,
+        operation: &str,
         query: MetaQuery,
     ) -> Result<MetaReply, Errno> {
         let by_inode = query_is_by_inode(&query);
-        let result = self.client.query_for(&call.identity(), what, query, call.deadline).await;
-        result.map_err(|error| self.failed(what, &error, by_inode))
+        let result = self.client.query_for(&call.identity(), operation, query, call.deadline).await;
+        result.map_err(|error| self.failed(operation, &error, by_inode))
     }
 
     /// Queries as root: the caller was authorized when it opened the inode.
     pub(crate) async fn query_as_root(
         &self,
         call: &Call<'_>,
-        what: &str,
+        operation: &str,
         query: MetaQuery,
     ) -> Result<MetaReply, Errno> {
         let by_inode = query_is_by_inode(&query);
-        let result = self.client.query_for(&Identity::ROOT, what, query, call.deadline).await;
-        result.map_err(|error| self.failed(what, &error, by_inode))
+        let result = self.client.query_for(&Identity::ROOT, operation, query, call.deadline).await;
+        result.map_err(|error| self.failed(operation, &error, by_inode))
     }
 
     /// Makes the change of a request with the caller's identity; once, even if the kernel resends
@@ -157,19 +157,19 @@ impl Daemon {
     pub(crate) async fn change<'a>(
         &'a self,
         call: &mut Call<'a>,
-        what: &str,
+        operation: &str,
         change: MetaChange,
     ) -> Result<MetaReply, Errno> {
-        let who = call.identity();
-        self.change_as(call, who, what, change).await
+        let identity = call.identity();
+        self.change_as(call, identity, operation, change).await
     }
 
     /// As `change`, with another identity.
     pub(crate) async fn change_as<'a>(
         &'a self,
         call: &mut Call<'a>,
-        who: Identity,
-        what: &str,
+        identity: Identity,
+        operation: &str,
         change: MetaChange,
     ) -> Result<MetaReply, Errno> {
         if self.read_only {
@@ -184,31 +184,31 @@ impl Daemon {
         let id = ticket.id();
         call.ticket = Some(ticket);
         let deadline = call.deadline;
-        let result = self.client.change_for(id, &who, what, change, deadline).await;
-        result.map_err(|error| self.failed(what, &error, by_inode))
+        let result = self.client.change_for(id, &identity, operation, change, deadline).await;
+        result.map_err(|error| self.failed(operation, &error, by_inode))
     }
 
     /// Makes a change for the mount itself, as root; it must be idempotent.
     pub(crate) async fn notify(
         &self,
-        what: &str,
+        operation: &str,
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let ticket = self.journal.start(0, false).ok_or_else(|| ClientError::InvalidArgument {
             detail: "too many changes are in flight".into(),
         })?;
-        self.client.change_for(ticket.id(), &Identity::ROOT, what, change, deadline).await
+        self.client.change_for(ticket.id(), &Identity::ROOT, operation, change, deadline).await
     }
 
     /// The errno of an error; logs it, as a warning if the errno alone does not explain the cause.
-    pub(crate) fn failed(&self, what: &str, error: &ClientError, by_inode: bool) -> Errno {
+    pub(crate) fn failed(&self, operation: &str, error: &ClientError, by_inode: bool) -> Errno {
         let number = errno(error, by_inode);
         match number {
             Errno::TIMEDOUT | Errno::IO | Errno::NOSPC | Errno::DQUOT => {
-                tracing::warn!(what, %error, errno = number.raw_os_error(), "refused");
+                tracing::warn!(operation, %error, errno = number.raw_os_error(), "refused");
             }
-            _ => tracing::debug!(what, %error, errno = number.raw_os_error(), "refused"),
+            _ => tracing::debug!(operation, %error, errno = number.raw_os_error(), "refused"),
         }
         number
     }

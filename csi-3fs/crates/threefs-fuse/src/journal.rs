@@ -302,8 +302,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
         let first = Journal::open(Some(&path), InodeId(5), false).unwrap();
-        let done = first.start(2, false).unwrap();
-        drop(done);
+        let finished = first.start(2, false).unwrap();
+        drop(finished);
         assert!(first.mark_dirty(InodeId(70)) && first.mark_dirty(InodeId(71)));
         first.mark_clean(InodeId(70));
         let in_flight = first.start(4, false).unwrap();

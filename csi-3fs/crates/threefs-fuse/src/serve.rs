@@ -136,9 +136,9 @@ async fn run(
 async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, FuseError> {
     // Tenants can create symbolic links in volumes: a link must not lead a mount out of its volume.
     let query = MetaQuery::Stat { at: At::path(&config.root), follow: true };
-    let what = format!("root of the mount `{}`", config.root);
+    let operation = format!("root of the mount `{}`", config.root);
     let deadline = Deadline::after(config.timeout);
-    let reply = client.query_for(&Identity::CONTROL_PLANE, &what, query, deadline).await?;
+    let reply = client.query_for(&Identity::CONTROL_PLANE, &operation, query, deadline).await?;
     match reply {
         MetaReply::Inode(Inode { id, kind: InodeKind::Directory { .. }, .. }) => Ok(id),
         _ => Err(FuseError::NotADirectory(config.root.clone())),

@@ -199,13 +199,13 @@ impl Backend for Embedded {
 
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
         Box::pin(async move {
-            let gone = || KvError::Broken {
+            let stopped = || KvError::Broken {
                 path: self.path.clone(),
                 detail: "the commit thread has exited; restart the service".into(),
             };
             let (done, answer) = oneshot::channel();
-            let queue = self.queue.as_ref().ok_or_else(gone)?;
-            queue.send(Job { commit, done }).await.map_err(|_| gone())?;
+            let queue = self.queue.as_ref().ok_or_else(stopped)?;
+            queue.send(Job { commit, done }).await.map_err(|_| stopped())?;
             answer.await.unwrap_or_else(|_| {
                 Err(KvError::CommitUnknown { detail: "the commit thread exited".into() })
             })
@@ -340,7 +340,7 @@ impl Committer {
         };
         let version = txn_version(&txn);
         let mut admitted: Vec<Admitted> = Vec::with_capacity(batch.len());
-        let mut written = Ok(());
+        let mut result = Ok(());
         let mut batch_keys = Vec::new();
         for job in batch.drain(..) {
             // Fits: a batch is far shorter than 2^16.
@@ -353,9 +353,9 @@ impl Committer {
                 drop(job.done.send(Err(error)));
                 continue;
             }
-            if written.is_ok() {
+            if result.is_ok() {
                 let mut keys = job.commit.write_keys.clone();
-                written = self.apply(&mut txn, &job.commit, stamp, &mut keys);
+                result = self.apply(&mut txn, &job.commit, stamp, &mut keys);
                 self.resolver.record(version, keys.clone());
                 batch_keys.append(&mut keys);
             }
@@ -364,7 +364,7 @@ impl Committer {
         if admitted.is_empty() {
             return;
         }
-        let committed = written
+        let committed = result
             .and_then(|()| self.rows.put(&mut txn, VERSION_KEY, &version.to_le_bytes()))
             .map_err(|error| (error, false))
             .and_then(|()| txn.commit().map_err(|error| (error, true)));
@@ -372,7 +372,9 @@ impl Committer {
             Ok(()) => {
                 self.watches.written(version, &batch_keys);
                 // An error means that the caller no longer waits; the commit stands.
-                admitted.into_iter().for_each(|one| drop(one.job.done.send(Ok(one.stamp))));
+                admitted
+                    .into_iter()
+                    .for_each(|admission| drop(admission.job.done.send(Ok(admission.stamp))));
             }
             Err((error, in_commit)) => self.fail(admitted, version, &error, in_commit),
         }
@@ -398,7 +400,9 @@ impl Committer {
         // Records of the failed batch must not cause conflicts: drop all of them; transactions from
         // before the last durable version are repeated.
         self.resolver = Resolver::new(version - 1, WRITES_MAX);
-        admitted.into_iter().for_each(|one| drop(one.job.done.send(Err(error.clone()))));
+        admitted
+            .into_iter()
+            .for_each(|admission| drop(admission.job.done.send(Err(error.clone()))));
     }
 
     /// Checks counters before anything is applied, because a batch is applied as a whole.

@@ -117,8 +117,8 @@ impl State {
         let versions = self.rows.entry(key.clone()).or_default();
         versions.push((version, value));
         // Versions older than the one that the oldest snapshot sees are not needed.
-        let seen = versions.iter().rposition(|(version, _)| *version <= oldest_snapshot);
-        versions.drain(..seen.unwrap_or(0));
+        let position = versions.iter().rposition(|(version, _)| *version <= oldest_snapshot);
+        versions.drain(..position.unwrap_or(0));
         if matches!(versions.as_slice(), [(_, None)]) {
             self.rows.remove(&key);
         }
@@ -129,7 +129,7 @@ impl State {
 type Written = (u64, Option<Vec<u8>>);
 
 fn visible(versions: &[Written], version: u64) -> Option<&[u8]> {
-    versions.iter().rev().find(|(written, _)| *written <= version)?.1.as_deref()
+    versions.iter().rev().find(|(row_version, _)| *row_version <= version)?.1.as_deref()
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {

@@ -30,11 +30,11 @@ impl Resolver {
         }
         let key_conflicts =
             |key: &Vec<u8>| self.last_write.get(key).is_some_and(|version| *version > read_version);
-        let range_conflicts = |read: &KeyRange| {
-            !read.is_empty()
+        let range_conflicts = |range: &KeyRange| {
+            !range.is_empty()
                 && self
                     .last_write
-                    .range(read.start.clone()..read.end.clone())
+                    .range(range.start.clone()..range.end.clone())
                     .any(|(_, version)| *version > read_version)
         };
         if commit.read_keys.iter().any(key_conflicts)

@@ -126,7 +126,7 @@ async fn check(store: Store, seed: u64) {
                 let mut conflicts = 0;
                 for _ in 0..TRANSACTIONS_PER_TASK {
                     match random_transaction(&store, &mut random).await.unwrap() {
-                        Some(one) => committed.push(one),
+                        Some(transaction) => committed.push(transaction),
                         None => conflicts += 1,
                     }
                 }
@@ -171,12 +171,12 @@ async fn both_stores_read_the_same() {
     let mut reads: Vec<Vec<String>> = Vec::new();
     for store in &stores {
         let mut random = StdRng::seed_from_u64(7);
-        let mut seen = Vec::new();
+        let mut versions = Vec::new();
         for _ in 0..200 {
             let committed = random_transaction(store, &mut random).await.unwrap().unwrap();
-            seen.push(format!("{:?}", committed.steps));
+            versions.push(format!("{:?}", committed.steps));
         }
-        reads.push(seen);
+        reads.push(versions);
     }
     assert_eq!(reads[0], reads[1]);
 }

@@ -86,7 +86,7 @@ impl Store {
                 _ => Duration::from_millis(1 << attempts.min(8) >> 2).min(BACKOFF_MAX),
             };
             match deadline.remaining() {
-                Some(left) if left > pause => tokio::time::sleep(pause).await,
+                Some(remaining) if remaining > pause => tokio::time::sleep(pause).await,
                 _ => {
                     let last = error.describe();
                     return Err(KvError::DeadlinePassed { attempts, last }.into());

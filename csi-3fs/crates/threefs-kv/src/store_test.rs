@@ -245,12 +245,12 @@ async fn conflicting_operations_are_retried_until_they_succeed() {
                 tokio::spawn(async move { store.transact(soon(), &Increment).await.unwrap() })
             })
             .collect();
-        let mut seen = Vec::new();
+        let mut values = Vec::new();
         for task in tasks {
-            seen.push(task.await.unwrap());
+            values.push(task.await.unwrap());
         }
-        seen.sort_unstable();
-        assert_eq!(seen, (1..=20).collect::<Vec<u64>>());
+        values.sort_unstable();
+        assert_eq!(values, (1..=20).collect::<Vec<u64>>());
     }
 }
 

@@ -82,13 +82,13 @@ impl Transaction {
     /// As [`Transaction::get`].
     pub async fn range(&mut self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
         let rows = self.read_range(range, limit).await?;
-        let mut read = range.clone();
+        let mut resume = range.clone();
         if let (true, Some((last, _))) = (rows.len() >= limit, rows.last()) {
-            read.end.clone_from(last);
-            read.end.push(0);
+            resume.end.clone_from(last);
+            resume.end.push(0);
         }
         if limit > 0 {
-            self.commit.read_ranges.push(read);
+            self.commit.read_ranges.push(resume);
         }
         Ok(rows)
     }
@@ -263,11 +263,11 @@ impl Transaction {
         let mut rows = Vec::new();
         let mut rest = range.clone();
         while rows.len() < limit && !rest.is_empty() {
-            let asked = (limit - rows.len()).min(ROWS_PER_READ_MAX);
-            let stored = self.snapshot.range(&rest, asked).await?;
+            let read_limit = (limit - rows.len()).min(ROWS_PER_READ_MAX);
+            let stored = self.snapshot.range(&rest, read_limit).await?;
             // The store's rows are known up to here; writes beyond it are merged in the next round.
             let covered = match stored.last() {
-                Some((last, _)) if stored.len() >= asked => {
+                Some((last, _)) if stored.len() >= read_limit => {
                     KeyRange::new(rest.start.clone(), [last.as_slice(), &[0]].concat())
                 }
                 _ => rest.clone(),

@@ -169,8 +169,8 @@ impl MetaClient {
         let mut refused: Option<MetaError> = None;
         loop {
             let message = Versioned::of(request);
-            let asked = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, not_after.as_ref());
-            let answer = match (asked.await, refused.take()) {
+            let attempt = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, not_after.as_ref());
+            let answer = match (attempt.await, refused.take()) {
                 (Ok(answer), _) => answer,
                 (Err(last), Some(refused))
                     if changes && last.retryable() && last.executed() == Executed::Perhaps =>
@@ -185,7 +185,7 @@ impl MetaClient {
             match answer {
                 MetaResult::Ok(reply) => return Ok(reply),
                 Err(error) if error.retryable() => match deadline.remaining() {
-                    Some(left) if left > PAUSE => {
+                    Some(remaining) if remaining > PAUSE => {
                         refused = Some(error);
                         tokio::time::sleep(PAUSE).await;
                     }

@@ -40,8 +40,9 @@ impl Client {
             };
             start..start.saturating_add(FORGET_MAX).min(id.finished_below).max(start)
         };
-        let taken = self.forgotten.fetch_update(SeqCst, SeqCst, |before| Some(range(before).end));
-        range(taken.unwrap_or_default())
+        let previous =
+            self.forgotten.fetch_update(SeqCst, SeqCst, |before| Some(range(before).end));
+        range(previous.unwrap_or_default())
     }
 
     /// Returns a range of [`Client::take_finished`]: the change failed and dropped nothing.
@@ -152,11 +153,11 @@ mod tests {
         assert_eq!(client.take_finished(id(1_000)), 1_000..1_000);
         assert_eq!(client.take_finished(id(1_001)), 1_000..1_001);
         // A slow change has ended: the next ones catch up.
-        let taken = client.take_finished(id(2_000));
-        assert_eq!(taken, 1_001..1_065);
+        let finished = client.take_finished(id(2_000));
+        assert_eq!(finished, 1_001..1_065);
         assert_eq!(client.take_finished(id(2_000)), 1_065..1_129);
-        client.return_finished(&taken);
-        assert_eq!(client.take_finished(id(2_000)), taken);
+        client.return_finished(&finished);
+        assert_eq!(client.take_finished(id(2_000)), finished);
         // A delayed change declares less than the ones before it.
         assert!(client.take_finished(id(5)).is_empty());
         assert_eq!(client.take_finished(id(u64::MAX)), 1_065..1_129);

@@ -52,12 +52,12 @@ mod tests {
         for ms in 1..1000 {
             assert_eq!(queue_clocks.due(at(ms), 5 + ms, wait), None);
         }
-        let due = queue_clocks.due(at(1000), 2000, wait).unwrap();
-        assert_eq!(due, 5, "later entries are younger");
+        let count = queue_clocks.due(at(1000), 2000, wait).unwrap();
+        assert_eq!(count, 5, "later entries are younger");
         for ms in 1001..5000 {
-            let due = queue_clocks.due(at(ms), 5 + ms, wait).unwrap();
-            assert!(due <= 5 + ms - 1000, "too early");
-            assert!(due + 40 >= 5 + ms - 1000, "too late");
+            let count = queue_clocks.due(at(ms), 5 + ms, wait).unwrap();
+            assert!(count <= 5 + ms - 1000, "too early");
+            assert!(count + 40 >= 5 + ms - 1000, "too late");
             assert!(queue_clocks.0.len() <= SAMPLES_MAX as usize);
         }
         assert_eq!(QueueClock::default().due(at(0), 9, Duration::ZERO), Some(9));

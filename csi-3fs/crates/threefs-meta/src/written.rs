@@ -63,14 +63,14 @@ impl Written {
 
     /// Removes the shortest ranges until at most `ranges_max` are left, and returns them.
     pub fn shorten(&mut self, ranges_max: usize) -> Self {
-        let mut taken = Self::default();
+        let mut removed = Self::default();
         while self.ranges.len() > ranges_max {
             let length = |at: &usize| self.ranges[*at].1 - self.ranges[*at].0;
             let Some(shortest) = (0..self.ranges.len()).min_by_key(length) else { break };
             let (first, last) = self.ranges.remove(shortest);
-            taken.add(first, last);
+            removed.add(first, last);
         }
-        taken
+        removed
     }
 
     /// Removes and returns the first ranges, at most `ranges_max`.

@@ -52,23 +52,21 @@ impl Manager {
         if planned.is_empty() && view.routing.moves.is_empty() && view.goal.once {
             return self.set_goal(view, PlacementGoal { once: false, ..view.goal.clone() }).await;
         }
-        let mut chosen: Vec<PlannedMove> = Vec::new();
+        let mut plan: Vec<PlannedMove> = Vec::new();
         for planned in planned {
             let moves = |it: &PlannedMove| it.chain == planned.chain;
             let chain = view.routing.chains.get(&planned.chain);
             let ready = chain.is_some_and(|chain| others_serve(chain, planned.from));
-            if ready
-                && !view.routing.moves.contains_key(&planned.chain)
-                && !chosen.iter().any(moves)
+            if ready && !view.routing.moves.contains_key(&planned.chain) && !plan.iter().any(moves)
             {
-                chosen.push(planned);
+                plan.push(planned);
             }
         }
-        chosen.truncate(room);
-        if chosen.is_empty() {
+        plan.truncate(room);
+        if plan.is_empty() {
             return Ok(());
         }
-        let start = StartMoves { fence: view.fence, moves: &chosen };
+        let start = StartMoves { fence: view.fence, moves: &plan };
         let (version, started) = self.store.transact(deadline(), &start).await?;
         let mut chains = Vec::with_capacity(started.len());
         for (this, chain) in started {
@@ -253,8 +251,8 @@ fn unused(view: &View) -> impl Iterator<Item = &Chain> {
 
 /// Whether all replicas except the one on `from` serve, so that a move can start safely.
 fn others_serve(chain: &Chain, from: NodeId) -> bool {
-    let mut others = chain.targets.iter().filter(|place| place.node != from).peekable();
-    let alone = others.peek().is_none();
+    let mut replicas = chain.targets.iter().filter(|place| place.node != from).peekable();
+    let alone = replicas.peek().is_none();
     let source_serves = chain.serving().any(|place| place.node == from);
-    others.all(|place| place.state == PublicState::Serving) && (!alone || source_serves)
+    replicas.all(|place| place.state == PublicState::Serving) && (!alone || source_serves)
 }

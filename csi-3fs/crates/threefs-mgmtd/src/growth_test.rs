@@ -32,7 +32,7 @@ fn check(routing: &RoutingInfo) {
 
 async fn steps_until(
     cluster: &mut Cluster,
-    what: &str,
+    goal_name: &str,
     serving_min: usize,
     goal: impl Fn(&RoutingInfo) -> bool,
 ) {
@@ -55,7 +55,7 @@ async fn steps_until(
     }
     let routing = cluster.routing();
     let (loads, moves, chains) = (loads(&routing), &routing.moves, &routing.chains);
-    panic!("never: {what}; {loads:?} {moves:?} {chains:?}");
+    panic!("never: {goal_name}; {loads:?} {moves:?} {chains:?}");
 }
 
 #[tokio::test]
@@ -110,8 +110,8 @@ async fn a_node_that_dies_while_it_is_filled_delays_only_its_moves() {
     }
     // Chains added for it have no files yet: they are in no table.
     let routing = cluster.routing();
-    let used = &routing.newest_table(crate::FIRST_TABLE).unwrap().chains;
-    assert!(used.iter().all(|id| routing.chains[id].serving().count() >= 2));
+    let chain_ids = &routing.newest_table(crate::FIRST_TABLE).unwrap().chains;
+    assert!(chain_ids.iter().all(|id| routing.chains[id].serving().count() >= 2));
     cluster.nodes[3].dead = false;
     steps_until(&mut cluster, "balance", 2, balanced).await;
 }
@@ -266,16 +266,17 @@ async fn targets_that_cannot_move_are_reported_and_move_when_there_is_space() {
     for _ in 0..10 {
         cluster.step().await;
     }
-    let held = loads(&cluster.routing())[&1];
+    let targets = loads(&cluster.routing())[&1];
     let leaving = Some(vec![NodeId(1)]);
     let plan = cluster.manager.rebalance(true, leaving, cluster.now).await.unwrap();
-    assert_eq!((plan.stuck as usize, plan.moves.len()), (held, 0), "all are full: {plan:?}");
+    assert_eq!((plan.stuck as usize, plan.moves.len()), (targets, 0), "all are full: {plan:?}");
     for _ in 0..40 {
         cluster.step().await;
     }
-    assert_eq!(loads(&cluster.routing())[&1], held);
+    assert_eq!(loads(&cluster.routing())[&1], targets);
     // Space becomes available: the request is completed without repeating it.
     cluster.nodes.iter_mut().for_each(|node| node.used_bytes = 1);
-    let gone = |it: &RoutingInfo| it.targets_of_node(NodeId(1)).count() == 0 && it.moves.is_empty();
-    steps_until(&mut cluster, "node 1 is empty", 3, gone).await;
+    let is_drained =
+        |it: &RoutingInfo| it.targets_of_node(NodeId(1)).count() == 0 && it.moves.is_empty();
+    steps_until(&mut cluster, "node 1 is empty", 3, is_drained).await;
 }

@@ -121,14 +121,14 @@ impl Cluster {
         }
     }
 
-    pub async fn steps_until(&mut self, what: &str, goal: impl Fn(&RoutingInfo) -> bool) {
+    pub async fn steps_until(&mut self, goal_name: &str, goal: impl Fn(&RoutingInfo) -> bool) {
         for _ in 0..200 {
             if goal(&self.routing()) {
                 return;
             }
             self.step().await;
         }
-        panic!("never: {what}; {:#?}", self.routing().chains);
+        panic!("never: {goal_name}; {:#?}", self.routing().chains);
     }
 
     pub fn routing(&self) -> Arc<RoutingInfo> {

@@ -93,7 +93,7 @@ impl Placement {
         if loads.len() < replicas as usize {
             return Vec::new();
         }
-        let mut made = Vec::with_capacity(missing);
+        let mut chains = Vec::with_capacity(missing);
         for _ in 0..missing {
             let mut emptiest: Vec<NodeId> = loads.keys().copied().collect();
             emptiest.sort_by_key(|node| (loads[node], *node));
@@ -101,9 +101,9 @@ impl Placement {
             for node in &emptiest {
                 *loads.entry(*node).or_default() += 1;
             }
-            made.push(emptiest);
+            chains.push(emptiest);
         }
-        made
+        chains
     }
 
     /// Number of targets on each staying node.
@@ -123,13 +123,13 @@ impl Placement {
         self.chains.iter().flat_map(of_chain).collect()
     }
 
-    fn make(&mut self, made: PlannedMove, loads: &mut BTreeMap<NodeId, usize>) -> PlannedMove {
-        let nodes = self.chains.entry(made.chain).or_default();
-        nodes.remove(&made.from);
-        nodes.insert(made.to);
-        loads.entry(made.from).and_modify(|load| *load -= 1);
-        loads.entry(made.to).and_modify(|load| *load += 1);
-        made
+    fn make(&mut self, planned: PlannedMove, loads: &mut BTreeMap<NodeId, usize>) -> PlannedMove {
+        let nodes = self.chains.entry(planned.chain).or_default();
+        nodes.remove(&planned.from);
+        nodes.insert(planned.to);
+        loads.entry(planned.from).and_modify(|load| *load -= 1);
+        loads.entry(planned.to).and_modify(|load| *load += 1);
+        planned
     }
 }
 
@@ -196,12 +196,12 @@ mod tests {
 
         #[test]
         fn new_chains_go_to_the_nodes_with_the_fewest_targets((before, replicas) in placement(), per_node in 1u32..4) {
-            let made = before.new_chains(replicas, per_node);
+            let chains = before.new_chains(replicas, per_node);
             let enough = before.staying.len() >= replicas as usize;
             let goal = before.staying.len() * per_node as usize;
             let missing = if enough { goal.saturating_sub(before.chains.len()) } else { 0 };
-            prop_assert_eq!(made.len(), missing);
-            for nodes in &made {
+            prop_assert_eq!(chains.len(), missing);
+            for nodes in &chains {
                 let different: BTreeSet<&NodeId> = nodes.iter().collect();
                 prop_assert_eq!(different.len(), replicas as usize);
                 prop_assert!(nodes.iter().all(|node| before.staying.contains(node)));

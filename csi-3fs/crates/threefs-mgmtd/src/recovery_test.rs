@@ -141,10 +141,10 @@ async fn nodes_that_restart_together_do_not_make_a_dead_node_the_only_authority(
         cluster
             .steps_until("served", |routing| {
                 routing.chains.values().all(|chain| {
-                    let gone =
+                    let offline_target =
                         chain.targets.iter().find(|place| place.node == NodeId(lost as u32 + 1));
                     chain.head().is_some()
-                        && gone.is_some_and(|place| place.state == PublicState::Offline)
+                        && offline_target.is_some_and(|place| place.state == PublicState::Offline)
                 })
             })
             .await;

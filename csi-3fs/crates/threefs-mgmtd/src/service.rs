@@ -148,8 +148,8 @@ struct Encoded(Option<(Arc<RoutingInfo>, Bytes)>);
 
 impl Encoded {
     fn reply(&mut self, routing: &Arc<RoutingInfo>) -> Result<Reply, Fault> {
-        let known = self.0.as_ref().filter(|(known, _)| Arc::ptr_eq(known, routing));
-        let message = match known {
+        let cached = self.0.as_ref().filter(|(cached, _)| Arc::ptr_eq(cached, routing));
+        let message = match cached {
             Some((_, message)) => message.clone(),
             None => {
                 let newest: MgmtdResult = Ok(MgmtdReply::Routing(Some((**routing).clone())));
@@ -171,13 +171,13 @@ impl Handler {
     /// The routing once it is newer than the caller's version, or nothing after the wait.
     async fn routing(
         &self,
-        known: RoutingVersion,
+        client_version: RoutingVersion,
         wait_ms: u64,
         reads: &Semaphore,
     ) -> Result<Reply, Fault> {
-        let newest = self.newest_after(known, wait_ms, reads).await;
+        let newest = self.newest_after(client_version, wait_ms, reads).await;
         match newest {
-            Ok(routing) if routing.version > known => {
+            Ok(routing) if routing.version > client_version => {
                 self.encoded.lock().unwrap_or_else(PoisonError::into_inner).reply(&routing)
             }
             Ok(_) => Reply::of::<MgmtdResult>(&Ok(MgmtdReply::Routing(None))),
@@ -187,14 +187,14 @@ impl Handler {
 
     async fn newest_after(
         &self,
-        known: RoutingVersion,
+        client_version: RoutingVersion,
         wait_ms: u64,
         reads: &Semaphore,
     ) -> Result<Arc<RoutingInfo>, MgmtdError> {
         let mut changes = self.manager.subscribe();
         // A contender refuses at once rather than after the wait.
         self.newest(reads).await?;
-        let newer = changes.wait_for(|routing| routing.version > known);
+        let newer = changes.wait_for(|routing| routing.version > client_version);
         let wait = Duration::from_millis(wait_ms.min(WAIT_MS_MAX));
         tokio::select! {
             _ = tokio::time::timeout(wait, newer) => {}
@@ -211,7 +211,7 @@ impl Handler {
     async fn answer(&self, grant: &Grant, request: MgmtdRequest) -> Result<Reply, Fault> {
         let (manager, now) = (&self.manager, self.clock.now());
         let reads = if grant.ticket().is_some() { &self.reads_of_volumes } else { &self.reads };
-        let answered: MgmtdResult = match request {
+        let result: MgmtdResult = match request {
             MgmtdRequest::Routing { known, wait_ms } => {
                 return self.routing(known, wait_ms, reads).await;
             }
@@ -232,7 +232,7 @@ impl Handler {
                 manager.status(self.clock.now()).await.map(MgmtdReply::Status)
             }
         };
-        Reply::of(&answered)
+        Reply::of(&result)
     }
 }
 
@@ -298,13 +298,13 @@ mod tests {
     async fn a_heartbeat_waits_for_a_bounded_number_of_reads() {
         let (handler, _alive) = handler().await;
         let in_line = handler.reads.acquire_many(READS_MAX as u32).await.unwrap();
-        for read in [MgmtdRequest::Status, poll()] {
-            let answered = tokio::time::timeout(
+        for request in [MgmtdRequest::Status, poll()] {
+            let pending = tokio::time::timeout(
                 Duration::from_millis(20),
-                handler.answer(&Grant::Service, read),
+                handler.answer(&Grant::Service, request),
             )
             .await;
-            assert!(answered.is_err(), "it is waiting");
+            assert!(pending.is_err(), "it is waiting");
         }
         handler.answer(&Grant::Service, heartbeat()).await.unwrap();
         drop(in_line);
@@ -339,10 +339,10 @@ mod tests {
         let mut changes = handler.manager.subscribe();
         handler.manager.tick(handler.clock.now()).await.unwrap();
         changes.wait_for(|routing| routing.version > RoutingVersion(0)).await.unwrap();
-        let one = handler.answer(&Grant::Service, poll()).await.unwrap().message;
+        let first = handler.answer(&Grant::Service, poll()).await.unwrap().message;
         let other = handler.answer(&Grant::Service, poll()).await.unwrap().message;
-        assert_eq!(one.as_ptr(), other.as_ptr());
-        let reply: MgmtdResult = decode(&one).unwrap();
+        assert_eq!(first.as_ptr(), other.as_ptr());
+        let reply: MgmtdResult = decode(&first).unwrap();
         let routing = (**changes.borrow()).clone();
         assert_eq!(reply.unwrap(), MgmtdReply::Routing(Some(routing)));
     }

@@ -233,9 +233,9 @@ impl Client {
             let payload = borrowed.lend(View::readable(&data)?);
             ranges.push(WriteRange { path, offset, payload });
         }
-        let written = live.wait(py, live.client.batch_write(ranges, create));
+        let result = live.wait(py, live.client.batch_write(ranges, create));
         py.detach(|| borrowed.wait_for_release());
-        written
+        result
     }
 
     fn batch_read<'py>(

@@ -41,9 +41,9 @@ impl File {
         let length = view.len();
         let borrowed = BorrowedViews::default();
         let payload = borrowed.lend(view);
-        let written = self.live.wait(py, self.live.client.write_at(&self.handle, offset, payload));
+        let result = self.live.wait(py, self.live.client.write_at(&self.handle, offset, payload));
         py.detach(|| borrowed.wait_for_release());
-        written.map(|()| length)
+        result.map(|()| length)
     }
 
     fn read_into(&self, py: Python<'_>, offset: u64, out: &Bound<'_, PyAny>) -> PyResult<usize> {

@@ -125,26 +125,26 @@ const MORE_SEED: u64 = 0x6d6f_7265;
 pub fn more(seed: u64, mutation: Mutation, nodes: usize, chains: usize) -> Vec<(u64, Fault)> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ MORE_SEED);
     let mut plan = Vec::new();
-    let mut some = |wanted: bool, chance: f64, times: usize, fault: fn(usize, u64) -> Fault| {
-        let some = rng.random_bool(chance) || wanted;
+    let mut some = |forced: bool, chance: f64, times: usize, fault: fn(usize, u64) -> Fault| {
+        let some = rng.random_bool(chance) || forced;
         for _ in 0..if some { rng.random_range(1..=times) } else { 0 } {
             let at = rng.random_range(10_000..FAULTS_END_US - 50_000);
             plan.push((at, fault(rng.random_range(0..nodes), rng.random_range(1_000..150_000))));
         }
     };
-    let lost = matches!(mutation, Mutation::TrustAnyStore | Mutation::PromoteEmpty);
+    let loses_disk = matches!(mutation, Mutation::TrustAnyStore | Mutation::PromoteEmpty);
     some(mutation == Mutation::ReportLeaveAtOnce, 0.25, 3, |node, time| Fault::Leave {
         node,
         back_after_us: time,
     });
-    some(lost, 0.2, 3, |node, time| Fault::LoseDisk { node, back_after_us: time });
+    some(loses_disk, 0.2, 3, |node, time| Fault::LoseDisk { node, back_after_us: time });
     some(false, 0.15, 2, |node, time| Fault::Jump { node, by_ms: time / 500 });
     let crashing = matches!(mutation, Mutation::SkipFlushAtOpen | Mutation::KeepCache);
     some(crashing, 0.1, 3, |node, time| Fault::Crash { node, back_after_us: time / 10 });
     let failing = matches!(mutation, Mutation::KeepClosed | Mutation::KeepCache);
     let damaged = matches!(mutation, Mutation::KeepDamaged | Mutation::SetAsideLast);
-    for (wanted, chance) in [(failing, 0.2), (damaged, 0.15)] {
-        let times = if rng.random_bool(chance) || wanted { rng.random_range(1..=3) } else { 0 };
+    for (forced, chance) in [(failing, 0.2), (damaged, 0.15)] {
+        let times = if rng.random_bool(chance) || forced { rng.random_range(1..=3) } else { 0 };
         for _ in 0..times {
             let at = rng.random_range(10_000..FAULTS_END_US - 50_000);
             let (node, chain) = (rng.random_range(0..nodes), rng.random_range(0..chains));

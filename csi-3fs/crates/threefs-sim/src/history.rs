@@ -98,8 +98,8 @@ impl History {
 
     /// Records that a replica has dropped a chunk that was removed by this version.
     pub fn purged(&mut self, chunk: ChunkId, version: ChunkVersion) {
-        let known = self.purged.entry(chunk).or_default();
-        *known = version.max(*known);
+        let floor = self.purged.entry(chunk).or_default();
+        *floor = version.max(*floor);
     }
 
     /// The version that a reported version stands for.
@@ -177,8 +177,13 @@ impl History {
             }
         }
         self.answers += 1;
-        let made = !removed_nothing;
-        self.done.entry(chunk).or_default().push(Done { invoked, completed, version, made });
+        let is_write = !removed_nothing;
+        self.done.entry(chunk).or_default().push(Done {
+            invoked,
+            completed,
+            version,
+            made: is_write,
+        });
         Ok(())
     }
 
@@ -224,15 +229,15 @@ impl History {
     ) -> Result<(), String> {
         self.check_order()?;
         for chunk in chunks {
-            let kept = slots.get(&chunk).map(|slot| slot.committed.clone()).unwrap_or_default();
-            let newest = kept.state.version;
+            let copy = slots.get(&chunk).map(|slot| slot.committed.clone()).unwrap_or_default();
+            let newest = copy.state.version;
             self.committed_versions.retain(|(of, version), _| *of != chunk || *version < newest);
             self.versions.retain(|tag, version| {
                 self.intents.get(tag).is_none_or(|it| it.chunk != chunk) || *version <= newest
             });
-            if let Some(applied) = kept.state.tags.newest() {
+            if let Some(applied) = copy.state.tags.newest() {
                 let committed_versions =
-                    CommittedVersion { tag: applied.tag, content: kept.bytes, fresh: kept.fresh };
+                    CommittedVersion { tag: applied.tag, content: copy.bytes, fresh: copy.fresh };
                 self.committed_versions.insert((chunk, newest), committed_versions);
                 self.versions.insert(applied.tag, newest);
             }
@@ -252,10 +257,10 @@ impl History {
     /// # Errors
     /// A request that started after another had ended precedes it.
     pub fn check_order(&self) -> Result<(), String> {
-        for (chunk, done) in &self.done {
-            let mut by_start: Vec<&Done> = done.iter().collect();
+        for (chunk, requests) in &self.done {
+            let mut by_start: Vec<&Done> = requests.iter().collect();
             by_start.sort_by_key(|request| request.invoked);
-            let mut by_end: Vec<&Done> = done.iter().collect();
+            let mut by_end: Vec<&Done> = requests.iter().collect();
             by_end.sort_by_key(|request| request.completed);
             let mut ended = by_end.into_iter().peekable();
             let mut newest = ChunkVersion(0);
@@ -283,8 +288,8 @@ impl History {
     /// The newest version of a chunk that any client knows.
     #[must_use]
     pub fn newest_known(&self, chunk: ChunkId) -> ChunkVersion {
-        let known = self.done.get(&chunk).into_iter().flatten().map(|request| request.version);
-        known.max().unwrap_or_default()
+        let versions = self.done.get(&chunk).into_iter().flatten().map(|request| request.version);
+        versions.max().unwrap_or_default()
     }
 
     /// Chunks used by clients.

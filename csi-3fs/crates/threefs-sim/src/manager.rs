@@ -182,8 +182,8 @@ impl Manager {
     pub fn would_empty_others(&self, target: TargetId) -> bool {
         let chunks = |target| self.chunks.get(&target).copied().unwrap_or(0);
         let chain = self.published.chain_of_target(target);
-        let mut others = chain.into_iter().flat_map(|chain| &chain.targets);
-        chunks(target) == 0 && others.any(|place| chunks(place.target) > 0)
+        let mut other_targets = chain.into_iter().flat_map(|chain| &chain.targets);
+        chunks(target) == 0 && other_targets.any(|place| chunks(place.target) > 0)
     }
 
     /// Starts a move of the chain's first target to a node without one; false while a move is in

@@ -202,16 +202,16 @@ impl Store {
     }
 
     /// Power failure. `kept(n)` is the number of the `n` unflushed records that reached the disk.
-    pub fn crash(&mut self, kept: impl FnOnce(usize) -> usize) {
-        self.kill(kept);
+    pub fn crash(&mut self, keep_count: impl FnOnce(usize) -> usize) {
+        self.kill(keep_count);
         self.flush();
     }
 
     /// Death of the process. `kept(n)` is the number of the `n` unflushed records that it had
     /// written: they are in the page cache, so they are read again, and lost if the power fails
     /// before a flush.
-    pub fn kill(&mut self, kept: impl FnOnce(usize) -> usize) {
-        let keep = kept(self.unflushed.len());
+    pub fn kill(&mut self, keep_count: impl FnOnce(usize) -> usize) {
+        let keep = keep_count(self.unflushed.len());
         self.unflushed.truncate(keep);
         self.live = self.durable.clone();
         for record in &self.unflushed {

@@ -152,9 +152,10 @@ impl Target {
         loop {
             let pause = {
                 let Some(target) = target.upgrade() else { return };
-                let due = target.snapshot().next_wakeup;
+                let next_wakeup = target.snapshot().next_wakeup;
                 let now = target.context.clock.now();
-                let pause = due.map_or(SLEEP_MAX, |at| Duration::from_millis(at.since(now)));
+                let pause =
+                    next_wakeup.map_or(SLEEP_MAX, |at| Duration::from_millis(at.since(now)));
                 if pause.is_zero() {
                     target.tick();
                     // Until it is processed; the processing thread rearms the timer.
@@ -196,9 +197,9 @@ impl Target {
         expires: Option<BootInstant>,
     ) -> Response {
         let expires = expires.map(|at| self.context.clock.at(at));
-        let (answer, answered) = oneshot::channel();
+        let (answer, reply) = oneshot::channel();
         self.enqueue(Incoming::Request { request, payload, expires, answer });
-        answered.await.unwrap_or_else(|_| {
+        reply.await.unwrap_or_else(|_| {
             (Err(StorageError::Timeout { target: self.config.target }), Bytes::new())
         })
     }

@@ -123,15 +123,15 @@ mod tests {
         let workers = Workers::new("test");
         let (release, hang) = mpsc::channel::<()>();
         let hang = Arc::new(Mutex::new(hang));
-        let (done, ended) = mpsc::channel();
+        let (sender, ended) = mpsc::channel();
         for _ in 0..8 {
-            let (hang, done) = (Arc::clone(&hang), done.clone());
+            let (hang, sender) = (Arc::clone(&hang), sender.clone());
             workers.run(move || {
                 let _ = hang.lock().unwrap().recv();
-                done.send("hung").unwrap();
+                sender.send("hung").unwrap();
             });
         }
-        let last = done.clone();
+        let last = sender.clone();
         workers.run(move || last.send("ran").unwrap());
         assert_eq!(ended.recv_timeout(LONG), Ok("ran"));
         drop(release);
@@ -143,11 +143,11 @@ mod tests {
     #[test]
     fn excess_jobs_wait_and_a_panic_ends_only_its_thread() {
         let workers = Workers::new("test");
-        let (done, ended) = mpsc::channel();
+        let (sender, ended) = mpsc::channel();
         for number in 0..THREADS_MAX * 4 {
-            let done = done.clone();
+            let sender = sender.clone();
             workers.run(move || {
-                done.send(number).unwrap();
+                sender.send(number).unwrap();
                 assert!(!number.is_multiple_of(50), "expected panic");
             });
         }

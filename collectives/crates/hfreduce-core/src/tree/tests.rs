@@ -40,13 +40,13 @@ fn reductions_to_single_ranks_do_not_starve_each_other() {
         let mut choice = Seed(seed);
         let nodes = 3 + choice.below(6);
         let root = choice.below(nodes) as u32;
-        let one = |choice: &mut Seed| {
+        let sequence = |choice: &mut Seed| {
             let count = 1 + choice.below(30_000);
             let mut op = operation(choice, Kind::Reduce, count, nodes);
             op.fingerprint.root = root;
             op
         };
-        let ops = (0..6).map(|_| one(&mut choice)).collect();
+        let ops = (0..6).map(|_| sequence(&mut choice)).collect();
         let mut sim = Sim::new(plan(nodes, nodes), 1, ops, seed, 2 + seed as u32 % 3, 6);
         sim.run(None);
         sim.assert_complete();
@@ -78,9 +78,9 @@ fn no_rank_waits_after_two_deaths() {
         let nodes = 4 + choice.below(9);
         let ops = mixed(&mut choice, nodes);
         let mut sim = Sim::new(plan(nodes, nodes / 2), 1, ops, seed, 2, 4);
-        let (one, other) = (choice.below(nodes), choice.below(nodes));
+        let (first, other) = (choice.below(nodes), choice.below(nodes));
         sim.kill(other);
-        sim.run(Some((choice.below(200), one)));
+        sim.run(Some((choice.below(200), first)));
         for (at, node) in sim.nodes.iter().enumerate().filter(|(_, node)| !node.dead) {
             assert!(node.cause.is_some(), "seed {seed}, node {at}");
         }
@@ -91,8 +91,8 @@ fn no_rank_waits_after_two_deaths() {
 fn a_rank_that_calls_another_operation_is_reported_by_its_neighbors() {
     let plan = plan(2, 1);
     let mut choice = Seed(3);
-    let ours = operation(&mut choice, Kind::Allreduce, 100, 2).fingerprint;
-    let theirs = Fingerprint { op: 3, ..ours };
+    let own = operation(&mut choice, Kind::Allreduce, 100, 2).fingerprint;
+    let other = Fingerprint { op: 3, ..own };
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
     let head = DataHead {
         sequence: 0,
@@ -100,30 +100,30 @@ fn a_rank_that_calls_another_operation_is_reported_by_its_neighbors() {
         tree: 0,
         stage: Stage::Up,
         bytes: 400,
-        fingerprint: theirs,
+        fingerprint: other,
     };
     // The frame arrives before the operation is started: the mismatch is detected at the start.
     let place = core.place(0, &head).unwrap();
     core.arrived(0, &head, place).unwrap();
-    let (link, why) = core.start(0, ours).unwrap_err();
-    assert_eq!((link, why), (0, Violation::Mismatch { sequence: 0, ours, theirs }));
-    assert!(core.compare(0, theirs).is_err() && core.compare(0, ours).is_ok());
+    let (link, why) = core.start(0, own).unwrap_err();
+    assert_eq!((link, why), (0, Violation::Mismatch { sequence: 0, ours: own, theirs: other }));
+    assert!(core.compare(0, other).is_err() && core.compare(0, own).is_ok());
     // The head arrives before the start of the operation, its payload after it.
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
     let place = core.place(0, &head).unwrap();
-    core.start(0, ours).unwrap();
+    core.start(0, own).unwrap();
     let why = core.arrived(0, &head, place).unwrap_err();
-    assert_eq!(why, Violation::Mismatch { sequence: 0, ours, theirs });
+    assert_eq!(why, Violation::Mismatch { sequence: 0, ours: own, theirs: other });
 }
 
 #[test]
 fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
     let plan = plan(2, 1);
-    let ours = operation(&mut Seed(3), Kind::Allreduce, 100, 2).fingerprint;
-    let theirs = Fingerprint { op: 3, ..ours };
+    let own = operation(&mut Seed(3), Kind::Allreduce, 100, 2).fingerprint;
+    let other = Fingerprint { op: 3, ..own };
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
     for sequence in 0..OUTSTANDING_MAX as u64 {
-        core.start(sequence, ours).unwrap();
+        core.start(sequence, own).unwrap();
     }
     let head = DataHead {
         sequence: 0,
@@ -131,13 +131,13 @@ fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
         tree: 0,
         stage: Stage::Up,
         bytes: 400,
-        fingerprint: theirs,
+        fingerprint: other,
     };
-    let differs = Violation::Mismatch { sequence: 0, ours, theirs };
+    let differs = Violation::Mismatch { sequence: 0, ours: own, theirs: other };
     assert_eq!(core.place(0, &head), Err(differs));
     // Older than any outstanding operation: no fingerprint is kept, and the frame is rejected.
     for sequence in OUTSTANDING_MAX as u64..=HISTORY as u64 {
-        core.start(sequence, ours).unwrap();
+        core.start(sequence, own).unwrap();
     }
     assert!(matches!(core.place(0, &head), Err(Violation::Protocol(_))));
 }

@@ -69,11 +69,11 @@ impl Backend for ClientDriver {
             || !lock(&self.shared.submissions).is_empty()
     }
 
-    fn drive(&mut self, until: Instant, done: &dyn Fn(&dyn Backend) -> bool) {
+    fn drive(&mut self, until: Instant, is_done: &dyn Fn(&dyn Backend) -> bool) {
         loop {
             let moved = self.pump();
             let now = Instant::now();
-            if done(self) || now >= until {
+            if is_done(self) || now >= until {
                 return;
             }
             if !moved {
@@ -97,8 +97,8 @@ impl Backend for ClientDriver {
             return;
         }
         self.peer_closed = true;
-        let left = until.saturating_duration_since(Instant::now());
-        self.line.send(&Request::Leave { timeout_ms: left.as_millis() as u64 });
+        let remaining = until.saturating_duration_since(Instant::now());
+        self.line.send(&Request::Leave { timeout_ms: remaining.as_millis() as u64 });
         while Instant::now() < until {
             self.line.flush();
             match self.line.next_message() {
@@ -173,8 +173,8 @@ impl ClientDriver {
     }
 
     fn take_pending(&mut self) -> bool {
-        let asked = lock(&self.shared.abort_asked).take();
-        if let Some((kind, reason)) = asked
+        let request = lock(&self.shared.abort_asked).take();
+        if let Some((kind, reason)) = request
             && self.shared.broken.get().is_none()
         {
             self.line.send(&Request::Abort { kind, reason: reason.clone() });
@@ -213,14 +213,14 @@ impl ClientDriver {
         let (input, output) = staged.regions();
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let left = work.deadline.saturating_duration_since(now);
+        let remaining = work.deadline.saturating_duration_since(now);
         self.line.send(&Request::Call(Box::new(Call {
             ticket,
             fingerprint: operation.fingerprint.encode(),
             input,
             output,
             transfers: operation.transfers.clone(),
-            timeout_ms: left.as_millis() as u64,
+            timeout_ms: remaining.as_millis() as u64,
             pipelined: operation.input.is_pipelined() || operation.output.is_pipelined(),
         })));
         if operation.input.is_pipelined() {

@@ -84,16 +84,16 @@ impl Calls {
             return Vec::new();
         }
         let tickets = std::mem::take(&mut *lock(&self.ended.tickets));
-        let mut done = Vec::with_capacity(tickets.len());
+        let mut results = Vec::with_capacity(tickets.len());
         for ticket in tickets {
             let Some(call) = self.calls.get(&ticket) else { continue };
             if call.work.error().is_none() {
-                done.push(Done { ticket, source: call.work.source() });
+                results.push(Done { ticket, source: call.work.source() });
                 self.kept -= self.calls.remove(&ticket).map_or(0, |call| call.kept);
                 self.pipelined.remove(&ticket);
             }
         }
-        done
+        results
     }
 
     pub fn have_all_ended(&self) -> bool {

@@ -69,20 +69,20 @@ impl ConnectionLimits {
     /// # Errors
     /// The limit that is reached.
     pub fn take(self: &Arc<Self>, user: u32) -> Result<ConnectionSlot, String> {
-        let (each, mut taken) = (self.each, lock(&self.taken));
-        if taken.get(&user).is_some_and(|own| own.places >= each) || each == 0 {
+        let (each, mut users) = (self.each, lock(&self.taken));
+        if users.get(&user).is_some_and(|own| own.places >= each) || each == 0 {
             return Err(format!(
                 "user {user} has {each} ranks at hfreduced, the maximum (--ranks-max)"
             ));
         }
         let all = each.saturating_mul(USERS);
-        if taken.values().map(|user| user.places).sum::<usize>() >= all {
+        if users.values().map(|user| user.places).sum::<usize>() >= all {
             return Err(format!(
                 "hfreduced has {all} ranks, the maximum ({USERS} times --ranks-max)"
             ));
         }
         let new = || User { places: 0, share: Share::of_user(user, &self.limits) };
-        let own = taken.entry(user).or_insert_with(new);
+        let own = users.entry(user).or_insert_with(new);
         own.places += 1;
         Ok(ConnectionSlot { places: self.clone(), user, share: own.share.clone() })
     }
@@ -90,11 +90,11 @@ impl ConnectionLimits {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut taken = lock(&self.places.taken);
-        if let Some(own) = taken.get_mut(&self.user) {
+        let mut users = lock(&self.places.taken);
+        if let Some(own) = users.get_mut(&self.user) {
             own.places -= 1;
             if own.places == 0 {
-                taken.remove(&self.user);
+                users.remove(&self.user);
             }
         }
     }
@@ -123,11 +123,11 @@ mod tests {
     #[test]
     fn all_users_together_have_a_limit() {
         let places = ConnectionLimits::new(1, None, 0);
-        let held: Vec<ConnectionSlot> =
+        let slots: Vec<ConnectionSlot> =
             (0..USERS as u32).map(|u| places.take(u).ok().unwrap()).collect();
         let refused = places.take(99).err().unwrap();
         assert!(refused.contains("3 times --ranks-max"), "{refused}");
-        drop(held);
+        drop(slots);
         assert!(places.take(99).is_ok());
     }
 }

@@ -92,13 +92,13 @@ impl Daemon {
         let mut new = path.as_os_str().to_owned();
         new.push(format!(".{}", std::process::id()));
         let new = PathBuf::from(new);
-        let made = UnixListener::bind(&new).and_then(|listener| {
+        let listener_result = UnixListener::bind(&new).and_then(|listener| {
             std::fs::set_permissions(&new, std::fs::Permissions::from_mode(rules.mode))?;
             listener.set_nonblocking(true)?;
             std::fs::rename(&new, path)?;
             Ok(listener)
         });
-        let listener = made.map_err(|error| {
+        let listener = listener_result.map_err(|error| {
             let _ = std::fs::remove_file(&new);
             wrong(error)
         })?;
@@ -131,11 +131,11 @@ impl Daemon {
                 }
                 Err(error) => return Err(error),
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Ok(());
             }
-            sleep(&mut [PollFd::new(&self.listener, PollFlags::IN)], left);
+            sleep(&mut [PollFd::new(&self.listener, PollFlags::IN)], remaining);
         }
     }
 

@@ -19,13 +19,13 @@ impl Job {
         &mut self,
         lane: &mut Lane,
         down: bool,
-        there: usize,
+        offset: usize,
     ) -> Result<bool, DeviceError> {
         let Some(block) = self.block.as_ref().filter(|_| self.is_processors(lane, down)) else {
             return Ok(false);
         };
         let range = if down { self.memory.input } else { self.memory.output };
-        if there < range.bytes || self.settled.is_ended() {
+        if offset < range.bytes || self.settled.is_ended() {
             return Ok(false);
         }
         self.asks_stream = !self.ready.has_passed()?;

@@ -18,10 +18,10 @@ const PREFIX: &str = "hfreduce-";
 /// Writes a dump in a separate thread; returns its path, or none if it could not be written in
 /// time.
 pub fn write(folder: &Path, snapshot: Snapshot) -> Option<PathBuf> {
-    let (done, wait) = mpsc::channel();
+    let (sender, wait) = mpsc::channel();
     let folder = folder.to_owned();
     let write = move || {
-        let _ = done.send(write_now(&folder, &snapshot));
+        let _ = sender.send(write_now(&folder, &snapshot));
     };
     std::thread::Builder::new().name("hfreduce-dump".into()).spawn(write).ok()?;
     match wait.recv_timeout(PATIENCE) {

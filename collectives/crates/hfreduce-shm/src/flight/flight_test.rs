@@ -45,22 +45,22 @@ fn another_process_reads_what_was_written() {
     recorder.finished(first, false, now + std::time::Duration::from_millis(2));
     recorder.waits_for(second, Some(0));
     recorder.waiting(Some(8), "waiting for rank 0 to call it", Some(0));
-    let known =
+    let peer_state =
         |rank, link| (PeerState { rank, link, entered: 9, waiting_for: Some(0), left: false }, now);
-    recorder.beat(now, [known(1, false), known(2, true)].into_iter());
-    let read = read_file(recorder.path().unwrap()).unwrap();
-    assert_eq!((read.rank, read.world_size, read.epoch), (1, 4, 2));
-    assert_eq!((&*read.job, &*read.node, &*read.zone), ("default/gpt", "a1", "A"));
-    assert_eq!(read.reached_at, "eth0 10.0.0.5");
+    recorder.beat(now, [peer_state(1, false), peer_state(2, true)].into_iter());
+    let record = read_file(recorder.path().unwrap()).unwrap();
+    assert_eq!((record.rank, record.world_size, record.epoch), (1, 4, 2));
+    assert_eq!((&*record.job, &*record.node, &*record.zone), ("default/gpt", "a1", "A"));
+    assert_eq!(record.reached_at, "eth0 10.0.0.5");
     assert_eq!(
-        (read.state, read.pid, &*read.group),
+        (record.state, record.pid, &*record.group),
         ("open", std::process::id(), "000000000000feed")
     );
-    assert_eq!(read.waiting.unwrap().phase, "waiting for rank 0 to call it");
-    assert_eq!((&*read.peers[0].node, &*read.peers[1].node), ("a1", "b0"));
-    assert_eq!((read.peers[1].sequence, read.peers[1].waiting_for), (Some(8), Some(0)));
-    assert_eq!((read.peers[0].streams, read.peers[1].streams), (0, 4));
-    let [one, two] = &read.entries[..] else { panic!("{:?}", read.entries) };
+    assert_eq!(record.waiting.unwrap().phase, "waiting for rank 0 to call it");
+    assert_eq!((&*record.peers[0].node, &*record.peers[1].node), ("a1", "b0"));
+    assert_eq!((record.peers[1].sequence, record.peers[1].waiting_for), (Some(8), Some(0)));
+    assert_eq!((record.peers[0].streams, record.peers[1].streams), (0, 4));
+    let [one, two] = &record.entries[..] else { panic!("{:?}", record.entries) };
     assert_eq!((one.sequence, one.state, one.chunks, one.chunks_delivered), (7, "completed", 4, 3));
     assert_eq!(one.finished_ns - one.called_ns, 2_000_000);
     assert_eq!(one.operation, "allreduce(1000 × float32, sum)");
@@ -75,10 +75,10 @@ fn the_last_operations_are_kept_and_updates_of_old_ones_ignored() {
         recorder.called(sequence, &fingerprint(sequence), 0, 0, now);
     }
     recorder.finished(3, true, now);
-    let read = recorder.snapshot().unwrap();
-    assert_eq!(read.entries.len(), RECORDS);
-    assert_eq!((read.entries[0].sequence, read.operations), (10, RECORDS as u64 + 10));
-    assert!(read.entries.iter().all(|entry| entry.state == "started"));
+    let record = recorder.snapshot().unwrap();
+    assert_eq!(record.entries.len(), RECORDS);
+    assert_eq!((record.entries[0].sequence, record.operations), (10, RECORDS as u64 + 10));
+    assert!(record.entries.iter().all(|entry| entry.state == "started"));
 }
 
 #[test]

@@ -61,11 +61,11 @@ impl<D: Disk> FileChunkStore<D> {
             Err(TryLockError::WouldBlock) => return,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
-        let due = || {
+        let is_due = || {
             let inner = self.lock();
             inner.failed.is_none() && inner.log_end >= inner.compact_at
         };
-        if copy.is_some() || due() {
+        if copy.is_some() || is_due() {
             self.copy_next(&mut copy);
         }
     }
@@ -101,7 +101,7 @@ impl<D: Disk> FileChunkStore<D> {
 
     fn start_copy(&self) -> io::Result<LogCopy<D::File>> {
         let mut copy = LogCopy::new(self.disk.open(SPARE)?);
-        let (id, floor, gone) = {
+        let (id, floor, removed_inodes) = {
             let mut inner = self.lock();
             inner.copying = Some(Copying::default());
             (inner.id, inner.version_floor, inner.forgotten.by_age().collect::<Vec<_>>())
@@ -112,7 +112,7 @@ impl<D: Disk> FileChunkStore<D> {
         if floor > ChunkVersion(0) {
             copy.record(&Record::Floor { version: floor })?;
         }
-        for inodes in gone.chunks(FORGET_INODES_MAX) {
+        for inodes in removed_inodes.chunks(FORGET_INODES_MAX) {
             copy.record(&Record::Gone { inodes: inodes.to_vec() })?;
         }
         Ok(copy)

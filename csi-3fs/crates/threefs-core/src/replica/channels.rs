@@ -72,20 +72,22 @@ impl Channels {
         self.set(tag, Some((chunk, version)));
     }
 
-    fn set(&mut self, tag: RequestTag, done: Option<(ChunkId, ChunkVersion)>) {
+    fn set(&mut self, tag: RequestTag, result: Option<(ChunkId, ChunkVersion)>) {
         let key = (tag.client, tag.channel);
         let before = self.newest.get(&key).copied();
-        let (sequence, done) = match before {
+        let (sequence, result) = match before {
             Some(newest) if newest.sequence > tag.sequence => (newest.sequence, newest.done),
-            Some(newest) if newest.sequence == tag.sequence => (tag.sequence, done.or(newest.done)),
-            _ => (tag.sequence, done),
+            Some(newest) if newest.sequence == tag.sequence => {
+                (tag.sequence, result.or(newest.done))
+            }
+            _ => (tag.sequence, result),
         };
         if before.is_some() {
             self.remove(key);
         }
         self.uses += 1;
         let used = self.uses;
-        self.newest.insert(key, Newest { sequence, done, used });
+        self.newest.insert(key, Newest { sequence, done: result, used });
         self.by_use.insert(used, key);
         let own = self.of_client.entry(tag.client).or_default();
         own.insert(used, tag.channel);

@@ -260,9 +260,9 @@ impl Replica {
             return self.on_purge_answer(ctx, op, result);
         }
         match result {
-            Ok(StorageReply::Updated(done)) if state.is_done_by(&done) => {
+            Ok(StorageReply::Updated(reply)) if state.is_done_by(&reply) => {
                 if matches!(state.work, Work::Send) {
-                    self.finish(ctx, op, Ok(done));
+                    self.finish(ctx, op, Ok(reply));
                 } else {
                     self.commit(ctx, op);
                 }
@@ -335,13 +335,13 @@ impl Replica {
                 } else if let Some(tag) = state.tag {
                     self.channels.done(tag, chunk, committed.version);
                 }
-                let done = Updated {
+                let reply = Updated {
                     version: committed.version,
                     length: committed.length,
                     checksum: committed.checksum,
                     chain_version: committed.chain_version,
                 };
-                self.finish(ctx, op, Ok(done));
+                self.finish(ctx, op, Ok(reply));
                 if committed.removed {
                     self.purge_later(ctx, chunk, committed.version);
                 }
@@ -378,9 +378,9 @@ impl Replica {
 
 impl Op {
     /// Whether the reply confirms that the successor has the same version and content.
-    fn is_done_by(&self, done: &Updated) -> bool {
+    fn is_done_by(&self, reply: &Updated) -> bool {
         let checksum = self.pending.as_ref().map_or(Checksum(0), |pending| pending.checksum);
-        done.version == self.version && done.checksum == checksum
+        reply.version == self.version && reply.checksum == checksum
     }
 }
 

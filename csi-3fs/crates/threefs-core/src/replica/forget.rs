@@ -36,7 +36,8 @@ pub(super) struct Forgetting {
 impl Replica {
     /// Whether `inode` is forgotten, or being forgotten.
     pub(super) fn is_forgotten(&self, ctx: &Context<'_>, inode: InodeId) -> bool {
-        let under_way = |one: &Forgetting| one.inodes.iter().any(|range| range.contains(inode));
+        let under_way =
+            |contains: &Forgetting| contains.inodes.iter().any(|range| range.contains(inode));
         ctx.metas.is_forgotten(inode) || self.forgets.values().any(under_way)
     }
 
@@ -136,8 +137,8 @@ impl Replica {
 
     fn pass_on(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(state) = self.forgets.get(&op) else { return };
-        let asks = state.token.is_some() && self.config.makes(Check::ForgetDownChain);
-        let successor = self.successor().filter(|_| asks);
+        let forwards = state.token.is_some() && self.config.makes(Check::ForgetDownChain);
+        let successor = self.successor().filter(|_| forwards);
         let Some(next) = successor else {
             return self.end_forget(ctx, op, Ok(StorageReply::InodesForgotten));
         };

@@ -307,12 +307,12 @@ impl Replica {
         if let Some(queue) = self.queues.get_mut(&ended.chunk) {
             queue.active = None;
         }
-        let sent = matches!(ended.work, Work::Send) && !ended.aborted;
+        let is_send = matches!(ended.work, Work::Send) && !ended.aborted;
         self.run_queue(ctx, ended.chunk);
         if let Work::Purge { version, request: None } = ended.work {
             self.purge_ended(ctx, ended.chunk, version, result.is_ok());
         }
-        if sent {
+        if is_send {
             self.chunk_sent(ctx, result.is_ok());
         }
     }

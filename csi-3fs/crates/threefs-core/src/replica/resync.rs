@@ -270,30 +270,30 @@ impl Replica {
     }
 
     /// Merges one page of the successor's chunks with the same range of this replica.
-    fn compare(&mut self, ctx: &mut Context<'_>, theirs: Vec<ChunkMeta>, last: bool) {
+    fn compare(&mut self, ctx: &mut Context<'_>, remote: Vec<ChunkMeta>, last: bool) {
         let Some(sending) = &mut self.sending else { return };
-        let mut end = match theirs.last() {
+        let mut end = match remote.last() {
             Some(meta) if !last => meta.chunk,
             _ => ChunkId::MAX,
         };
         let limit = self.config.sync_page;
-        let mine = ctx.metas.metas(sending.cursor, end, limit);
-        if mine.len() == limit
-            && let Some(meta) = mine.last()
+        let local = ctx.metas.metas(sending.cursor, end, limit);
+        if local.len() == limit
+            && let Some(meta) = local.last()
         {
             end = meta.chunk;
         }
         let mut pairs: BTreeMap<ChunkId, (Option<&ChunkMeta>, Option<&ChunkMeta>)> =
             BTreeMap::new();
-        for meta in &mine {
+        for meta in &local {
             pairs.entry(meta.chunk).or_default().0 = Some(meta);
         }
-        for meta in theirs.iter().filter(|meta| meta.chunk <= end) {
+        for meta in remote.iter().filter(|meta| meta.chunk <= end) {
             pairs.entry(meta.chunk).or_default().1 = Some(meta);
         }
         let mut unlike: BTreeSet<ChunkId> = pairs
             .into_iter()
-            .filter(|(_, (mine, theirs))| differ(*mine, *theirs))
+            .filter(|(_, (local, remote))| differ(*local, *remote))
             .map(|(chunk, _)| chunk)
             .collect();
         // Chunks with operations in progress may have been read, or even acknowledged, before this
@@ -425,7 +425,7 @@ impl Replica {
 }
 
 /// Whether the successor's copy must be replaced. Chain versions may differ: they are not content.
-fn differ(mine: Option<&ChunkMeta>, theirs: Option<&ChunkMeta>) -> bool {
+fn differ(local: Option<&ChunkMeta>, remote: Option<&ChunkMeta>) -> bool {
     let same = |a: &ChunkState, b: &ChunkState| {
         a.version == b.version
             && a.length == b.length
@@ -433,12 +433,12 @@ fn differ(mine: Option<&ChunkMeta>, theirs: Option<&ChunkMeta>) -> bool {
             && a.removed == b.removed
             && a.tags == b.tags
     };
-    match (mine, theirs) {
-        (Some(mine), Some(theirs)) => {
-            let settled = mine.pending.is_none() && theirs.pending.is_none();
-            !settled || !same(&mine.committed, &theirs.committed)
+    match (local, remote) {
+        (Some(local), Some(remote)) => {
+            let settled = local.pending.is_none() && remote.pending.is_none();
+            !settled || !same(&local.committed, &remote.committed)
         }
-        (Some(mine), None) => mine.pending.is_some() || mine.committed.version > ChunkVersion(0),
+        (Some(local), None) => local.pending.is_some() || local.committed.version > ChunkVersion(0),
         (None, _) => true,
     }
 }

@@ -40,7 +40,7 @@ impl Replica {
         }
         match self.admit_update(ctx, &request, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
-            Ok(Some(done)) => answer(ctx, waiters, Ok(done)),
+            Ok(Some(reply)) => answer(ctx, waiters, Ok(reply)),
             // Checked here as well: the update may have waited in the queue until now.
             Ok(None)
                 if expires.is_some_and(|at| ctx.now >= at) && self.config.makes(Check::Expiry) =>
@@ -85,13 +85,13 @@ impl Replica {
         if let Some(successor) = committed.tags.successor_of(&tag) {
             return Err(StorageError::Superseded { tag, successor });
         }
-        if let Some(known) = committed.tags.of_channel(&tag)
+        if let Some(entry) = committed.tags.of_channel(&tag)
             && self.config.makes(Check::Tags)
         {
-            if known.tag == tag {
-                return Ok(Some(self.updated(meta, known.version)));
+            if entry.tag == tag {
+                return Ok(Some(self.updated(meta, entry.version)));
             }
-            if known.tag.sequence > tag.sequence {
+            if entry.tag.sequence > tag.sequence {
                 return Err(StorageError::DuplicateUpdate { tag });
             }
         }

@@ -74,7 +74,7 @@ impl Daemon {
         let is = |bit| requested.valid & bit != 0;
         // A caller with the file open for writing was authorized when it opened the file.
         let caller = if is(set::FH) { Identity::ROOT } else { call.identity() };
-        let what = format!("set attributes of {id}");
+        let operation = format!("set attributes of {id}");
         let mut answer = None;
         if is(set::SIZE) {
             answer = Some(self.set_size(call, caller.clone(), requested.size).await?);
@@ -94,10 +94,10 @@ impl Daemon {
         let mode = is(set::MODE).then_some(requested.mode & 0o7777);
         let uid = is(set::UID).then_some(requested.uid);
         let gid = is(set::GID).then_some(requested.gid);
-        let others = mode.is_some() || uid.is_some() || gid.is_some();
+        let other_attributes = mode.is_some() || uid.is_some() || gid.is_some();
         let times = accessed.is_some() || modified.is_some();
         // A change of size sets the times itself.
-        if others || (times && answer.is_none()) || answer.is_none() {
+        if other_attributes || (times && answer.is_none()) || answer.is_none() {
             let change = |modified| MetaChange::SetAttributes {
                 at: At::inode(id),
                 follow: false,
@@ -115,20 +115,22 @@ impl Daemon {
             // the open file, or with the credentials of the caller of link, rename or unlink. It
             // has already checked whether the caller may set a time.
             let write_back = is(set::MTIME) && is(set::CTIME) && !is(set::ATIME);
-            let by_kernel = (is(set::FH) || write_back) && !others;
+            let by_kernel = (is(set::FH) || write_back) && !other_attributes;
             let caller = if by_kernel { Identity::ROOT } else { call.identity() };
-            let mut changed = self.change_as(call, caller.clone(), &what, change(modified)).await;
+            let mut changed =
+                self.change_as(call, caller.clone(), &operation, change(modified)).await;
             if let (Err(Errno::PERM), Some(mode), None, None) = (&changed, mode, uid, gid)
                 && self.drops_privileges(call, id, mode).await?
             {
                 call.ticket = None;
-                changed = self.change_as(call, Identity::ROOT, &what, change(modified)).await;
-            } else if matches!(changed, Err(Errno::PERM)) && is(set::ATIME_NOW) && !others {
+                changed = self.change_as(call, Identity::ROOT, &operation, change(modified)).await;
+            } else if matches!(changed, Err(Errno::PERM)) && is(set::ATIME_NOW) && !other_attributes
+            {
                 // With a write-back cache the kernel fills in the modification time even if the
                 // caller asked for UTIME_NOW, which needs write permission only.
                 call.ticket = None;
                 let change = change(Some(SetTime::Now));
-                changed = self.change_as(call, caller, &what, change).await;
+                changed = self.change_as(call, caller, &operation, change).await;
             }
             answer = Some(inode_of(changed?)?);
         }
@@ -176,8 +178,8 @@ impl Daemon {
             None => None,
         };
         let change = MetaChange::SetLength { at: At::inode(id), length };
-        let what = format!("set length of {id}");
-        let inode = inode_of(self.change_as(call, caller, &what, change).await?)?;
+        let operation = format!("set length of {id}");
+        let inode = inode_of(self.change_as(call, caller, &operation, change).await?)?;
         if let Some(file) = &file {
             let mut state = file.state();
             state.resize(&inode);

@@ -34,8 +34,8 @@ impl Daemon {
         // At most the size of one kernel read.
         let mut buffer = vec![0; size as usize];
         if size > 0 {
-            let read = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
-            read.map_err(|error| self.failed(&format!("read {}", file.inode), &error, true))?;
+            let result = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
+            result.map_err(|error| self.failed(&format!("read {}", file.inode), &error, true))?;
         }
         Ok(Body(buffer))
     }

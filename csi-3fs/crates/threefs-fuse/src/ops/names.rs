@@ -24,9 +24,9 @@ impl Daemon {
     pub(crate) async fn lookup(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
         let name = Fields(&call.request.body).name().ok_or(Errno::INVAL)?;
         let at = self.entry(call.request.node, name)?;
-        let what = format!("look up `{}` in {}", at.path, at.directory);
+        let operation = format!("look up `{}` in {}", at.path, at.directory);
         let query = MetaQuery::Stat { at, follow: false };
-        Ok(self.entry_body(&inode_of(self.query(call, &what, query).await?)?))
+        Ok(self.entry_body(&inode_of(self.query(call, &operation, query).await?)?))
     }
 
     /// FUSE entry of an inode.
@@ -39,10 +39,10 @@ impl Daemon {
         let mut fields = Fields(&call.request.body);
         let (mode, _umask) = (fields.u32().ok_or(Errno::INVAL)?, fields.u32());
         let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
-        let what = format!("make directory `{}` in {}", at.path, at.directory);
+        let operation = format!("make directory `{}` in {}", at.path, at.directory);
         let defaults = LayoutDefaults::default();
         let change = MetaChange::MakeDirectory { at, mode, parents: false, defaults };
-        Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?))
+        Ok(self.entry_body(&inode_of(self.change(call, &operation, change).await?)?))
     }
 
     pub(crate) async fn make_node<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
@@ -60,9 +60,9 @@ impl Daemon {
             _ => return Err(Errno::INVAL),
         };
         if let Some(kind) = special {
-            let what = format!("make special file `{}` in {}", at.path, at.directory);
+            let operation = format!("make special file `{}` in {}", at.path, at.directory);
             let change = MetaChange::MakeSpecial { at, mode: mode & 0o7777, kind, device };
-            return Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?));
+            return Ok(self.entry_body(&inode_of(self.change(call, &operation, change).await?)?));
         }
         let change = MetaChange::Create {
             at,
@@ -83,7 +83,7 @@ impl Daemon {
         let (flags, mode) = (fields.u32().ok_or(Errno::INVAL)?, fields.u32().ok_or(Errno::INVAL)?);
         let (_umask, _open_flags) = (fields.u32(), fields.u32());
         let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
-        let what = format!("create `{}` in {}", at.path, at.directory);
+        let operation = format!("create `{}` in {}", at.path, at.directory);
         let change = MetaChange::Create {
             at,
             mode: mode & 0o7777,
@@ -92,7 +92,7 @@ impl Daemon {
             write: false,
             track_open: true,
         };
-        let inode = match self.change(call, &what, change).await? {
+        let inode = match self.change(call, &operation, change).await? {
             MetaReply::Opened { inode, created: true, .. } => inode,
             // Created by another client meanwhile: open it, if the caller is permitted to.
             MetaReply::Opened { inode, .. } => self.open_inode(call, inode.id, flags).await?,
@@ -108,9 +108,9 @@ impl Daemon {
         let at = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
         let target = fields.name().ok_or(Errno::INVAL)?;
         let target = std::str::from_utf8(target).map_err(|_| Errno::ILSEQ)?.to_owned();
-        let what = format!("make symbolic link `{}` in {}", at.path, at.directory);
+        let operation = format!("make symbolic link `{}` in {}", at.path, at.directory);
         let change = MetaChange::MakeSymlink { at, target };
-        Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?))
+        Ok(self.entry_body(&inode_of(self.change(call, &operation, change).await?)?))
     }
 
     pub(crate) async fn read_link(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
@@ -124,21 +124,21 @@ impl Daemon {
         let mut fields = Fields(&call.request.body);
         let from = At::inode(self.inode(fields.u64().ok_or(Errno::INVAL)?));
         let to = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
-        let what = format!("link {} as `{}` in {}", from.directory, to.path, to.directory);
+        let operation = format!("link {} as `{}` in {}", from.directory, to.path, to.directory);
         let change = MetaChange::Link { from, to };
-        Ok(self.entry_body(&inode_of(self.change(call, &what, change).await?)?))
+        Ok(self.entry_body(&inode_of(self.change(call, &operation, change).await?)?))
     }
 
     pub(crate) async fn remove<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
         let name = Fields(&call.request.body).name().ok_or(Errno::INVAL)?;
         let at = self.entry(call.request.node, name)?;
-        let what = format!("remove `{}` from {}", at.path, at.directory);
+        let operation = format!("remove `{}` from {}", at.path, at.directory);
         let change = match call.request.opcode {
             opcode::RMDIR => MetaChange::RemoveDirectory { at },
             _ => MetaChange::Unlink { at },
         };
         self.report_closed().await;
-        self.change(call, &what, change).await?;
+        self.change(call, &operation, change).await?;
         Ok(Body::default())
     }
 
@@ -161,12 +161,12 @@ impl Daemon {
         };
         let from = self.entry(call.request.node, fields.name().ok_or(Errno::INVAL)?)?;
         let to = self.entry(new_parent, fields.name().ok_or(Errno::INVAL)?)?;
-        let what = format!(
+        let operation = format!(
             "rename `{}` in {} to `{}` in {}",
             from.path, from.directory, to.path, to.directory
         );
         self.report_closed().await;
-        self.change(call, &what, MetaChange::Rename { from, to, mode }).await?;
+        self.change(call, &operation, MetaChange::Rename { from, to, mode }).await?;
         Ok(Body::default())
     }
 }

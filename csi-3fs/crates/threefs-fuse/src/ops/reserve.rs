@@ -48,12 +48,13 @@ impl Daemon {
             let session = session_of(self.journal.client(), id);
             let reservation = Reservation { inode: id, session, end: target, truncate_version };
             let change = MetaChange::Reserve { reservations: vec![reservation] };
-            let what = format!("reserve {target} bytes for {id}");
-            match self.notify(&what, change, deadline).await {
+            let operation = format!("reserve {target} bytes for {id}");
+            match self.notify(&operation, change, deadline).await {
                 Ok(MetaReply::Inodes(mut inodes)) => {
                     let inode = inodes.pop().ok_or(Errno::IO)?;
-                    let inode = inode
-                        .map_err(|error| self.failed(&what, &ClientError::Meta(error), true))?;
+                    let inode = inode.map_err(|error| {
+                        self.failed(&operation, &ClientError::Meta(error), true)
+                    })?;
                     let mut state = open.state();
                     if truncate_version_of(&inode) == Some(truncate_version) {
                         state.has_session = true;
@@ -64,7 +65,7 @@ impl Daemon {
                 Err(ClientError::Meta(MetaError::QuotaExceeded { .. })) if target > end => {
                     target = end;
                 }
-                Err(error) => return Err(self.failed(&what, &error, true)),
+                Err(error) => return Err(self.failed(&operation, &error, true)),
             }
         }
         Err(Errno::IO)

@@ -77,11 +77,11 @@ impl Daemon {
             reports: if report.dirty { vec![length_report] } else { Vec::new() },
             ends: if report.ends { vec![(id, session)] } else { Vec::new() },
         };
-        let what = report_name(id);
-        match self.notify(&what, change, deadline).await {
+        let operation = report_name(id);
+        match self.notify(&operation, change, deadline).await {
             Ok(MetaReply::Inodes(mut inodes)) => Ok(inodes.pop().transpose()),
             Ok(other) => Err(unexpected(&other)),
-            Err(error) => Err(self.failed(&what, &error, true)),
+            Err(error) => Err(self.failed(&operation, &error, true)),
         }
     }
 
@@ -169,9 +169,10 @@ impl Daemon {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let query = MetaQuery::Stat { at: At::inode(id), follow: false };
-        let what = format!("take over {id}");
+        let operation = format!("take over {id}");
         let root = threefs_meta::Identity::ROOT;
-        let MetaReply::Inode(inode) = self.client.query_for(&root, &what, query, deadline).await?
+        let MetaReply::Inode(inode) =
+            self.client.query_for(&root, &operation, query, deadline).await?
         else {
             return Ok(());
         };
@@ -183,7 +184,7 @@ impl Daemon {
             let written = unreported.take(REPORT_RANGES_MAX);
             let report = LengthReport { inode: id, length: end, truncate_version, written };
             let change = MetaChange::ReportLengths { reports: vec![report], ends: Vec::new() };
-            if let MetaReply::Inodes(inodes) = self.notify(&what, change, deadline).await? {
+            if let MetaReply::Inodes(inodes) = self.notify(&operation, change, deadline).await? {
                 inodes.into_iter().try_for_each(|inode| inode.map(drop))?;
             }
             if unreported.is_empty() {

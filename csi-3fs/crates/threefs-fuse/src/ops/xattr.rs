@@ -22,18 +22,18 @@ impl Daemon {
             _ => return Err(Errno::INVAL),
         };
         let at = At::inode(self.inode(call.request.node));
-        let what = format!("set attribute `{name}` of {}", at.directory);
+        let operation = format!("set attribute `{name}` of {}", at.directory);
         let change = MetaChange::SetAttribute { at, name, value: Some(value), mode };
-        self.change(call, &what, change).await?;
+        self.change(call, &operation, change).await?;
         Ok(Body::default())
     }
 
     pub(crate) async fn remove_attribute<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
         let name = text(Fields(&call.request.body).name())?;
         let at = At::inode(self.inode(call.request.node));
-        let what = format!("remove attribute `{name}` of {}", at.directory);
+        let operation = format!("remove attribute `{name}` of {}", at.directory);
         let change = MetaChange::SetAttribute { at, name, value: None, mode: SetMode::Any };
-        self.change(call, &what, change).await?;
+        self.change(call, &operation, change).await?;
         Ok(Body::default())
     }
 
@@ -47,8 +47,8 @@ impl Daemon {
             return Err(Errno::NODATA);
         }
         let at = At::inode(self.inode(call.request.node));
-        let what = format!("attribute `{name}` of {}", at.directory);
-        match self.query(call, &what, MetaQuery::GetAttribute { at, name }).await? {
+        let operation = format!("attribute `{name}` of {}", at.directory);
+        match self.query(call, &operation, MetaQuery::GetAttribute { at, name }).await? {
             MetaReply::Attribute(value) => sized(value, size),
             other => Err(unexpected(&other)),
         }
@@ -57,8 +57,8 @@ impl Daemon {
     pub(crate) async fn list_attributes(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
         let size = Fields(&call.request.body).u32().ok_or(Errno::INVAL)?;
         let at = At::inode(self.inode(call.request.node));
-        let what = format!("list attributes of {}", at.directory);
-        match self.query(call, &what, MetaQuery::ListAttributes { at }).await? {
+        let operation = format!("list attributes of {}", at.directory);
+        match self.query(call, &operation, MetaQuery::ListAttributes { at }).await? {
             MetaReply::Names(names) => {
                 let all = names.iter().flat_map(|name| [name.as_bytes(), b"\0"]).flatten();
                 sized(all.copied().collect(), size)

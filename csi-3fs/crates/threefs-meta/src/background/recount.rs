@@ -81,8 +81,8 @@ impl Tree {
 async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: RecountEntry) {
     let RecountEntry { inode, needed_end, charged_end, ref layout, .. } = file;
     let range = needed_end..charged_end;
-    let asked = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
-    let counted = match asked {
+    let answer = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
+    let counted = match answer {
         Ok(stored_end) => {
             let recount = ops::Recount { file: &file, stored_end };
             let counted = store.transact(transaction(), &recount).await;

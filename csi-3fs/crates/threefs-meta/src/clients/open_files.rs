@@ -227,16 +227,16 @@ mod tests {
     #[test]
     fn an_inode_is_open_until_the_last_client_closes_it_or_expires() {
         let open_files = OpenFiles::new(1);
-        let (one, two, inode) = (ClientId(1), ClientId(2), InodeId(7));
-        open_files.open(one, None, inode, 10);
-        open_files.open(one, None, inode, 10);
+        let (client_1, two, inode) = (ClientId(1), ClientId(2), InodeId(7));
+        open_files.open(client_1, None, inode, 10);
+        open_files.open(client_1, None, inode, 10);
         open_files.open(two, None, inode, 20);
         assert!(
-            !open_files.update(one, None, &[], &[inode], false, 30),
+            !open_files.update(client_1, None, &[], &[inode], false, 30),
             "it never reported everything"
         );
         assert!(open_files.is_open(inode));
-        assert!(open_files.update(one, None, &[], &[], true, 30));
+        assert!(open_files.update(client_1, None, &[], &[], true, 30));
         open_files.expire_idle(25);
         assert!(!open_files.is_open(inode));
     }

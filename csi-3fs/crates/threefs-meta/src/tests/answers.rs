@@ -85,10 +85,10 @@ impl Volumes {
         let mut txn = self.fixture.store.begin().await.unwrap();
         let all = threefs_kv::KeyRange::prefix(rows::ANSWERS);
         let rows = txn.range(&all, usize::MAX).await.unwrap();
-        let ours = rows
+        let own_rows = rows
             .iter()
             .filter(|(key, value)| rows::AnswerRow::decode(key, value).unwrap().volume.is_some());
-        ours.map(|(_, value)| value.len() as i64).sum()
+        own_rows.map(|(_, value)| value.len() as i64).sum()
     }
 }
 

@@ -41,14 +41,14 @@ async fn storm(store: Store, seed: u64, changes: usize) {
             let fixture = Arc::clone(&fixture);
             tokio::spawn(async move {
                 let mut random = StdRng::seed_from_u64(seed * 100 + number);
-                let mut done = 0;
+                let mut count = 0;
                 for sequence in 1..=changes as u64 {
                     let client = ClientId(u128::from(number) + 1);
                     let id = RequestId { client, sequence, finished_below: sequence };
                     let change = random_change(&mut random);
                     let request = MetaRequest::Change { id, caller: Identity::ROOT, change };
                     match fixture.tree.answer(request, soon()).await {
-                        Ok(_) => done += 1,
+                        Ok(_) => count += 1,
                         Err(
                             error @ (MetaError::Damaged { .. } | MetaError::Unavailable { .. }),
                         ) => {
@@ -57,7 +57,7 @@ async fn storm(store: Store, seed: u64, changes: usize) {
                         Err(_) => {}
                     }
                 }
-                done
+                count
             })
         })
         .collect();
@@ -71,13 +71,13 @@ async fn storm(store: Store, seed: u64, changes: usize) {
             }
         }
     });
-    let mut done = 0;
+    let mut count = 0;
     for client in clients {
-        done += client.await.unwrap();
+        count += client.await.unwrap();
     }
     collector.abort();
     assert!(collector.await.is_err_and(|error| error.is_cancelled()), "the tree was broken");
-    assert!(done > changes, "only {done} changes went through");
+    assert!(count > changes, "only {count} changes went through");
     check_tree(&store).await;
     let remove = |name: &str| MetaChange::RemoveTree { at: At::path(name) };
     for name in ["a", "b", "c"] {

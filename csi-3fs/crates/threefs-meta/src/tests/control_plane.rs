@@ -203,11 +203,11 @@ async fn a_store_that_is_nearly_full_still_removes() {
     let writer = fixture.create("/writer").await;
     fixture.change(reserve(&writer, 1, 1)).await.unwrap();
     let error = loop {
-        let made = async {
+        let create = async {
             fixture.change(crate::tests::fixture::create(&format!("/{files}"))).await?;
             fixture.change(attribute(&format!("/{files}"), "user.a", Some(&value))).await
         };
-        match made.await {
+        match create.await {
             Ok(_) => files += 1,
             Err(error) => break error,
         }
@@ -216,8 +216,8 @@ async fn a_store_that_is_nearly_full_still_removes() {
     assert!(matches!(error, MetaError::NoSpace { .. }), "{error}");
     assert!(error.to_string().contains("reserved for removals"), "{error}");
     let link = MetaChange::Link { from: At::path("/0"), to: At::path("/link") };
-    let made = crate::tests::fixture::make_directory("/d", false);
-    for change in [made, symlink("/l", "x"), link, open("/writer")] {
+    let create = crate::tests::fixture::make_directory("/d", false);
+    for change in [create, symlink("/l", "x"), link, open("/writer")] {
         let refused = fixture.change(change).await;
         assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "{refused:?}");
     }

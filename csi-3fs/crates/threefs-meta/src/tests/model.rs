@@ -133,13 +133,13 @@ impl Model {
     }
 
     fn rename(&mut self, from: &[String], to: &[String], no_replace: bool) -> Result<(), Refusal> {
-        let found = self.find(from)?;
-        let there = self.find(to)?;
-        let moved = found.ok_or("NotFound")?;
-        if there.is_some() && no_replace {
+        let source = self.find(from)?;
+        let target = self.find(to)?;
+        let moved = source.ok_or("NotFound")?;
+        if target.is_some() && no_replace {
             return Err("Exists");
         }
-        if from == to || matches!((&moved, &there), (Node::File(a), Some(Node::File(b))) if a == b)
+        if from == to || matches!((&moved, &target), (Node::File(a), Some(Node::File(b))) if a == b)
         {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl Model {
         if is_directory && to.starts_with(from) {
             return Err("Invalid");
         }
-        match there {
+        match target {
             Some(Node::Directory(_)) if !is_directory => return Err("IsADirectory"),
             Some(Node::File(_)) if is_directory => return Err("NotADirectory"),
             Some(Node::Directory(names)) if !names.is_empty() => return Err("NotEmpty"),
@@ -329,8 +329,8 @@ async fn run(actions: Vec<Action>) {
                 first
             }
         };
-        let got = result.as_ref().map(drop).map_err(refusal);
-        assert_eq!(got, expected.map_err(String::from), "{action:?} in {actions:?}");
+        let outcome = result.as_ref().map(drop).map_err(refusal);
+        assert_eq!(outcome, expected.map_err(String::from), "{action:?} in {actions:?}");
     }
     assert_eq!(dump(&fixture).await, model.dump());
     check_tree(&fixture.store).await;

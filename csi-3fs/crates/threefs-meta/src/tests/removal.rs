@@ -256,8 +256,8 @@ async fn a_file_with_more_written_ranges_than_its_inode_stores_records_all_chunk
 #[tokio::test]
 async fn every_change_has_a_new_version_and_content_a_separate_one() {
     let fixture = Fixture::memory().await;
-    let made = fixture.create("/file").await;
-    let grown = reported(&fixture, report(&made, 0, 5)).await;
+    let created = fixture.create("/file").await;
+    let extended = reported(&fixture, report(&created, 0, 5)).await;
     let chmod = MetaChange::SetAttributes {
         at: At::path("/file"),
         follow: true,
@@ -265,18 +265,18 @@ async fn every_change_has_a_new_version_and_content_a_separate_one() {
         uid: None,
         gid: None,
         accessed: None,
-        modified: Some(crate::SetTime::At(made.modified)),
+        modified: Some(crate::SetTime::At(created.modified)),
     };
     fixture.change(chmod).await.unwrap();
     let touched = fixture.stat("/file").await.unwrap();
-    assert!(made.version < grown.version && grown.version < touched.version);
+    assert!(created.version < extended.version && extended.version < touched.version);
     let content = |inode: &Inode| match inode.kind {
         InodeKind::File { content, .. } => content,
         _ => panic!(),
     };
-    assert_eq!(touched.modified, made.modified, "the time was set back");
-    assert_eq!(content(&touched), content(&grown));
-    assert!(content(&grown) > content(&made));
+    assert_eq!(touched.modified, created.modified, "the time was set back");
+    assert_eq!(content(&touched), content(&extended));
+    assert!(content(&extended) > content(&created));
 }
 
 #[tokio::test]
@@ -345,7 +345,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
         fixture.create("/kept").await
     };
     threefs_kv::dump(&config("old"), crate::DUMP_KIND, &file).unwrap();
-    let lost = {
+    let lost_file = {
         let fixture =
             Fixture::open(Store::embedded(config("old")).unwrap(), crate::tests::fixture::config())
                 .await;
@@ -360,7 +360,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
     let fixture = Fixture::open(store, crate::tests::fixture::config()).await;
     assert_eq!(fixture.stat("/kept").await.unwrap(), kept);
     assert!(fixture.stat("/lost").await.is_err());
-    assert!(fixture.create("/new").await.id > lost.id);
+    assert!(fixture.create("/new").await.id > lost_file.id);
     check_tree(&fixture.store).await;
 }
 
@@ -425,7 +425,7 @@ async fn records_of_files_to_forget_again_are_small() {
     fixture.collect_all().await;
     let mut txn = fixture.store.begin().await.unwrap();
     assert_eq!(txn.get(&crate::rows::inode(empty.id)).await.unwrap(), None);
-    let kept = txn.get(&crate::rows::inode(file.id)).await.unwrap().unwrap();
-    assert!(kept.len() < 200, "{} bytes", kept.len());
+    let row = txn.get(&crate::rows::inode(file.id)).await.unwrap().unwrap();
+    assert!(row.len() < 200, "{} bytes", row.len());
     check_tree(&fixture.store).await;
 }

@@ -82,8 +82,8 @@ async fn symbolic_links_are_followed_and_cycles_detected() {
         track_open: false,
     };
     assert!(refused(&fixture, exclusive).await.contains("already exists"));
-    let made = fixture.create("/dangling").await;
-    assert_eq!(fixture.stat("/d/made").await.unwrap().id, made.id);
+    let created = fixture.create("/dangling").await;
+    assert_eq!(fixture.stat("/d/made").await.unwrap().id, created.id);
 }
 
 #[tokio::test]

@@ -54,8 +54,8 @@ impl Tree {
         check_identity(caller)?;
         let room = self.store.room()?;
         // The control plane may use the reserve, except for rows of written chunks.
-        let spared = caller.is_control_plane() && !reports(change);
-        let full = if spared { None } else { full(room) };
+        let exempt = caller.is_control_plane() && !reports(change);
+        let full = if exempt { None } else { full(room) };
         if let Some(full) = &full
             && grows(change)
         {

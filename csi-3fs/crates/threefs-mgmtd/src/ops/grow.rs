@@ -26,18 +26,18 @@ impl Operation for AddChains<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, Vec<Chain>), OpError> {
         fence(txn, self.fence).await?;
-        let mut known = load(txn).await?;
-        let mut made = Vec::with_capacity(self.nodes.len());
+        let mut loaded = load(txn).await?;
+        let mut new_chains = Vec::with_capacity(self.nodes.len());
         for nodes in self.nodes {
-            let last = known.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
+            let last = loaded.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
             let targets: Vec<(TargetId, NodeId)> =
-                nodes.iter().map(|node| (next_target_id(&known, *node), *node)).collect();
+                nodes.iter().map(|node| (next_target_id(&loaded, *node), *node)).collect();
             let chain = Chain::create(ChainId(last + 1), &targets);
             rows::write(txn, &rows::chain(chain.id), &chain)?;
-            known.routing.chains.insert(chain.id, chain.clone());
-            made.push(chain);
+            loaded.routing.chains.insert(chain.id, chain.clone());
+            new_chains.push(chain);
         }
-        Ok((next_routing_version(txn).await?, made))
+        Ok((next_routing_version(txn).await?, new_chains))
     }
 }
 
@@ -54,8 +54,8 @@ impl Operation for ExtendTable<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(RoutingVersion, ChainTable), OpError> {
         fence(txn, self.fence).await?;
-        let known = load(txn).await?;
-        let before = known.routing.newest_table(FIRST_TABLE);
+        let loaded = load(txn).await?;
+        let before = loaded.routing.newest_table(FIRST_TABLE);
         let version = before.map_or(0, |table| table.version.0) + 1;
         let mut chains = before.map_or_else(Vec::new, |table| table.chains.clone());
         chains.extend_from_slice(self.chains);
@@ -103,22 +103,22 @@ impl Operation for StartMoves<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<ChangedMoves, OpError> {
         fence(txn, self.fence).await?;
-        let mut known = load(txn).await?;
+        let mut loaded = load(txn).await?;
         let mut started = Vec::with_capacity(self.moves.len());
         for planned in self.moves {
-            let Some(chain) = known.routing.chains.get(&planned.chain) else { continue };
+            let Some(chain) = loaded.routing.chains.get(&planned.chain) else { continue };
             let on = |node| chain.targets.iter().find(|place| place.node == node);
             let (Some(source), None) = (on(planned.from), on(planned.to)) else { continue };
-            if known.routing.moves.contains_key(&chain.id) {
+            if loaded.routing.moves.contains_key(&chain.id) {
                 continue;
             }
-            let destination = next_target_id(&known, planned.to);
+            let destination = next_target_id(&loaded, planned.to);
             let this = Move { chain: chain.id, source: source.target, destination };
             let chain = start(chain, destination, planned.to);
             rows::write(txn, &rows::chain(chain.id), &chain)?;
             rows::write(txn, &rows::moving(chain.id), &this)?;
-            known.routing.chains.insert(chain.id, chain.clone());
-            known.routing.moves.insert(chain.id, this);
+            loaded.routing.chains.insert(chain.id, chain.clone());
+            loaded.routing.moves.insert(chain.id, this);
             started.push((this, chain));
         }
         Ok((next_routing_version(txn).await?, started))
@@ -138,11 +138,11 @@ impl Operation for AbandonMoves<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<ChangedMoves, OpError> {
         fence(txn, self.fence).await?;
-        let known = load(txn).await?;
+        let loaded = load(txn).await?;
         let mut given_up = Vec::with_capacity(self.moves.len());
         for this in self.moves {
-            let chain = known.routing.chains.get(&this.chain);
-            let under_way = known.routing.moves.get(&this.chain) == Some(this);
+            let chain = loaded.routing.chains.get(&this.chain);
+            let under_way = loaded.routing.moves.get(&this.chain) == Some(this);
             let next = chain.filter(|_| under_way).and_then(|chain| abandon(chain, this));
             let Some(chain) = next else { continue };
             rows::write(txn, &rows::chain(chain.id), &chain)?;
@@ -182,10 +182,11 @@ pub(super) fn end_moves(txn: &mut Transaction, moves: &[Move]) -> Result<(), KvE
 }
 
 /// The next target id on a node. Retired targets count: ids are never reused.
-fn next_target_id(known: &Loaded, node: NodeId) -> TargetId {
+fn next_target_id(loaded: &Loaded, node: NodeId) -> TargetId {
     let first = u64::from(node.0) * TARGETS_PER_NODE;
-    let in_chains = known.routing.chains.values().flat_map(|chain| &chain.targets);
-    let used = in_chains.map(|place| place.target).chain(known.routing.retired.iter().copied());
-    let of_node = used.filter(|id| (first..first + TARGETS_PER_NODE).contains(&id.0));
+    let in_chains = loaded.routing.chains.values().flat_map(|chain| &chain.targets);
+    let used_ids =
+        in_chains.map(|place| place.target).chain(loaded.routing.retired.iter().copied());
+    let of_node = used_ids.filter(|id| (first..first + TARGETS_PER_NODE).contains(&id.0));
     TargetId(of_node.map(|id| id.0).max().unwrap_or(first) + 1)
 }

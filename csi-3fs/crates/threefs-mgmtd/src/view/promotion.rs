@@ -54,13 +54,13 @@ impl View {
                     .into(),
             ));
         }
-        let lost = chain.targets.iter().filter(|it| it.state == PublicState::LastSrv);
+        let last_serving = chain.targets.iter().filter(|it| it.state == PublicState::LastSrv);
         let promotion = Promotion {
             target,
             node: place.node,
             chain: chain.id,
             chunks: line.chunks,
-            served_last: lost.map(|place| (place.target, place.node)).collect(),
+            served_last: last_serving.map(|place| (place.target, place.node)).collect(),
             was_complete: self.stores.get(&target) == Some(&store),
         };
         Ok((promotion, transition, store))

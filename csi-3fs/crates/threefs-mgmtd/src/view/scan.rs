@@ -119,8 +119,8 @@ impl View {
 
     /// See [`Self::foreign`].
     pub(super) fn is_foreign(&self, place: &ChainTarget, line: &TargetReport) -> bool {
-        let known = self.stores.get(&place.target).copied();
+        let store = self.stores.get(&place.target).copied();
         let leads = matches!(place.state, PublicState::Serving | PublicState::LastSrv);
-        leads && line.store.is_some() && !line.is_of(known)
+        leads && line.store.is_some() && !line.is_of(store)
     }
 }

@@ -275,11 +275,11 @@ impl Simulation {
             {
                 Ok(())
             }
-            (Activity::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(done))) => {
-                self.history.acknowledged(tag, invoked, now, done.version)
+            (Activity::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(reply))) => {
+                self.history.acknowledged(tag, invoked, now, reply.version)
             }
-            (Activity::Reading { chunk, invoked }, Ok(StorageReply::Read(done))) => {
-                self.history.read(chunk, invoked, now, done.version, payload)
+            (Activity::Reading { chunk, invoked }, Ok(StorageReply::Read(reply))) => {
+                self.history.read(chunk, invoked, now, reply.version, payload)
             }
             (Activity::Updating { intent, .. }, Err(error)) if error.remedy() == Remedy::GiveUp => {
                 match error {
@@ -296,6 +296,6 @@ impl Simulation {
         self.tasks[task].activity = Activity::Idle;
         let rest = self.rng.random_range(0..8_000);
         self.wake_task(task, rest);
-        checked.map_err(|what| self.violation(what))
+        checked.map_err(|violation| self.violation(violation))
     }
 }

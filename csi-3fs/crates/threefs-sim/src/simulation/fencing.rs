@@ -52,11 +52,11 @@ pub(crate) struct Fencing {
 impl Fencing {
     pub(crate) fn new(seed: u64, mutation: Mutation) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ FENCING_SEED);
-        let needed = matches!(
+        let forced = matches!(
             mutation,
             Mutation::IgnoreExpiry | Mutation::ExpireFromArrival | Mutation::Without(Check::Expiry)
         );
-        let some = rng.random_bool(0.4) || needed;
+        let some = rng.random_bool(0.4) || forced;
         let mut of_purges = ChaCha8Rng::seed_from_u64(seed ^ PURGES_SEED);
         let purges = of_purges.random_bool(0.3) || mutation.needs_purges();
         let short = purges && of_purges.random_bool(0.5);
@@ -81,8 +81,8 @@ impl Fencing {
 
     /// Starts an update that expires at `end`, or earlier if that exceeds the retry time.
     pub(crate) fn end_by(&mut self, tag: RequestTag, end: u64, now: u64) -> Option<u64> {
-        let bound = if self.purges { now + self.tries_us_max } else { u64::MAX };
-        self.end_at(tag, end.min(bound))
+        let limit = if self.purges { now + self.tries_us_max } else { u64::MAX };
+        self.end_at(tag, end.min(limit))
     }
 
     fn end_at(&mut self, tag: RequestTag, end: u64) -> Option<u64> {

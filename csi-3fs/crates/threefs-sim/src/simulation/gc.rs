@@ -55,8 +55,8 @@ impl Removal {
     /// A chunk of this file for an update that starts now, by chance.
     pub(crate) fn chunk(&mut self, now: u64) -> Option<ChunkId> {
         let at = self.at.filter(|at| now < *at)?;
-        let chosen = self.rng.random_bool(0.3) && now < at;
-        chosen.then(|| ChunkId::new(REMOVED, self.rng.random_range(0..CHUNKS)))
+        let picked = self.rng.random_bool(0.3) && now < at;
+        picked.then(|| ChunkId::new(REMOVED, self.rng.random_range(0..CHUNKS)))
     }
 }
 
@@ -121,7 +121,7 @@ impl Simulation {
         rpc: u64,
         result: &Result<StorageReply, StorageError>,
     ) -> bool {
-        let Some(chain) = self.removal.chains.iter().position(|(asked, _)| *asked == Some(rpc))
+        let Some(chain) = self.removal.chains.iter().position(|(call, _)| *call == Some(rpc))
         else {
             return false;
         };

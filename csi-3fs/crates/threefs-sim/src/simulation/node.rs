@@ -283,8 +283,8 @@ impl Simulation {
         let now = self.now;
         let Some(port) = &mut self.nodes[node].port else { return Ok(()) };
         match port.enter(id, now) {
-            Admission::Admitted(incoming, held) => {
-                return self.admitted(node, *incoming, Some(held));
+            Admission::Admitted(incoming, budget) => {
+                return self.admitted(node, *incoming, Some(budget));
             }
             Admission::Overloaded(caller) => {
                 self.overloads += 1;

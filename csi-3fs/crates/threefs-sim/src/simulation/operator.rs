@@ -36,12 +36,12 @@ impl Simulation {
         if published.head().is_some() || !all_lost {
             return None;
         }
-        let others = published.targets.iter().filter(|place| !last(place.state));
-        let others: Vec<At> = others
+        let candidates = published.targets.iter().filter(|place| !last(place.state));
+        let candidates: Vec<At> = candidates
             .map(|place| At::of(place.target))
             .filter(|at| self.hosted(*at).replica.is_some())
             .collect();
-        (!others.is_empty()).then(|| others[self.moves.random_range(0..others.len())])
+        (!candidates.is_empty()).then(|| candidates[self.moves.random_range(0..candidates.len())])
     }
 
     fn promote(&mut self, at: At) -> Result<(), Violation> {
@@ -54,8 +54,8 @@ impl Simulation {
         }
         self.note(|| format!("PROMOTED {}", self.name(at)));
         if empties {
-            let what = format!("{} was promoted with an empty store", self.name(at));
-            return Err(self.violation(what));
+            let violation = format!("{} was promoted with an empty store", self.name(at));
+            return Err(self.violation(violation));
         }
         self.decided(&before);
         // Only the data that no other store has is lost.
@@ -64,7 +64,7 @@ impl Simulation {
         let of_chain = chunks.into_iter().filter(|it| self.topology.chain_of(*it) == at.chain);
         let slots = self.nodes[at.node].targets[at.chain].store.slots();
         let checked = self.history.promoted(self.now, of_chain, slots);
-        checked.map_err(|what| self.violation(what))?;
+        checked.map_err(|violation| self.violation(violation))?;
         self.repair_all();
         self.forget_again(at.chain);
         self.promotions += 1;

@@ -296,8 +296,8 @@ async fn a_damaged_store_is_quarantined_if_the_chain_is_served_without_it() {
     fixture.routing(PublicState::Offline, PublicState::Serving);
     let back = fixture.until(LocalState::Online).await;
     assert_ne!(back.store, Some(old));
-    let kept = fixture.folder.path().join("target-1.damaged");
-    assert!(kept.join("data").exists(), "kept for inspection");
+    let damaged_folder = fixture.folder.path().join("target-1.damaged");
+    assert!(damaged_folder.join("data").exists(), "kept for inspection");
     // A second quarantined store replaces it.
     let new = fixture.damaged_at_work().await;
     fixture.routing(PublicState::Offline, PublicState::Serving);
@@ -355,19 +355,22 @@ async fn a_retired_target_or_one_of_a_stopped_node_is_not_reopened() {
         let node = Arc::downgrade(&fixture.node);
         drop(fixture);
         // The opening task does not keep the node alive.
-        let gone = async {
+        let shutdown = async {
             while node.upgrade().is_some() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(LONG, gone).await.unwrap();
+        tokio::time::timeout(LONG, shutdown).await.unwrap();
     }
 }
 
 #[test]
 fn a_pause_is_up_to_a_quarter_shorter() {
     for longest_ms in [500, 60_000] {
-        let found = pause(longest_ms).as_millis() as u64;
-        assert!(found <= longest_ms && found * 4 >= longest_ms * 3, "{longest_ms}: {found}");
+        let actual_ms = pause(longest_ms).as_millis() as u64;
+        assert!(
+            actual_ms <= longest_ms && actual_ms * 4 >= longest_ms * 3,
+            "{longest_ms}: {actual_ms}"
+        );
     }
 }

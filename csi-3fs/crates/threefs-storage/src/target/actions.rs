@@ -88,8 +88,8 @@ impl Target {
                 Some(Event::InodesForgotten { op, result })
             }),
             Action::ReadContent { op, chunk, which } => job(move |target| {
-                let read = target.store.read(chunk, which, 0, u32::MAX);
-                let result = read.map(|outcome| (outcome.state, Bytes::from(outcome.bytes)));
+                let content = target.store.read(chunk, which, 0, u32::MAX);
+                let result = content.map(|outcome| (outcome.state, Bytes::from(outcome.bytes)));
                 Some(Event::Content { op, result })
             }),
             Action::Call { call, node, request, payload, timeout_ms } => {
@@ -191,14 +191,14 @@ impl Target {
         let ReadRequest { chunk, offset, length, .. } = *request;
         let answer = match self.store.read(chunk, Which::Committed, offset, length) {
             Ok(outcome) => {
-                let done = ReadDone {
+                let reply = ReadDone {
                     version: outcome.state.version,
                     length: outcome.bytes.len() as u32,
                     chunk_length: outcome.state.length,
                     checksum: Checksum::of(&outcome.bytes),
                     chain_version,
                 };
-                (Ok(StorageReply::Read(done)), Bytes::from(outcome.bytes))
+                (Ok(StorageReply::Read(reply)), Bytes::from(outcome.bytes))
             }
             Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
         };

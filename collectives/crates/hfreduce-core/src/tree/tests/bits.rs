@@ -103,11 +103,11 @@ fn a_wide_sum_is_the_exact_tree_of_binary32_rounded_once() {
 fn a_sum_in_the_order_of_arrival_is_detected() {
     let mut choice = Seed(7);
     let op = operation(&mut choice, Kind::Allreduce, 20_000, 9);
-    let caught = (0..20).any(|seed| {
+    let detected = (0..20).any(|seed| {
         let mut sim = Sim::new(plan(9, 4), 1, vec![op.clone()], seed, 4, 8);
         sim.arrival_order = true;
         sim.run(None);
         sim.output[0] != oracle(&sim.plan, 1, &op)
     });
-    assert!(caught);
+    assert!(detected);
 }

@@ -8,9 +8,9 @@ use super::*;
 pub struct Seed(pub u64);
 
 impl Seed {
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((self.0 >> 33) as usize) % bound.max(1)
+        ((self.0 >> 33) as usize) % limit.max(1)
     }
 }
 

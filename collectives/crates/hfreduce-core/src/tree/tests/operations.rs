@@ -132,13 +132,13 @@ fn subtree(
 ) -> Vec<f32> {
     let flows = Flows::new(plan, node);
     let mut sum = cut(node * locals);
-    let others = (node * locals + 1..(node + 1) * locals).map(cut);
+    let other_nodes = (node * locals + 1..(node + 1) * locals).map(cut);
     let partials = flows
         .flow(tree, root)
         .away
         .iter()
         .map(|link| subtree(plan, (tree, root), flows.peers()[*link], locals, op, cut));
-    for other in others.chain(partials) {
+    for other in other_nodes.chain(partials) {
         sum.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
     }
     op.written(sum, flows.is_root(tree, root))

@@ -75,27 +75,27 @@ impl Operation for Reserve<'_> {
 
 async fn reserve(
     txn: &mut Transaction,
-    wanted: &Reservation,
+    reservation: &Reservation,
     client: ClientId,
     full: Option<&MetaError>,
 ) -> Result<InodeRow, OpError> {
-    let mut row = load(txn, wanted.inode, "").await?;
+    let mut row = load(txn, reservation.inode, "").await?;
     let InodeKind::File { truncate_version, layout, .. } = &row.inode.kind else {
         return Err(not_a_file(&row));
     };
-    check_length(wanted.end, layout)?;
-    if wanted.truncate_version != *truncate_version {
+    check_length(reservation.end, layout)?;
+    if reservation.truncate_version != *truncate_version {
         return Ok(row);
     }
-    if txn.get(&rows::trim(wanted.inode)).await?.is_some() {
-        return Err(OpError::TrimPending(wanted.inode));
+    if txn.get(&rows::trim(reservation.inode)).await?.is_some() {
+        return Err(OpError::TrimPending(reservation.inode));
     }
     // First, so that a refusal leaves nothing of the reservation in the transaction.
-    start_session(txn, &mut row, wanted.session, client, full).await?;
+    start_session(txn, &mut row, reservation.session, client, full).await?;
     if let InodeKind::File { reserved, .. } = &mut row.inode.kind {
-        *reserved = wanted.end.max(*reserved);
+        *reserved = reservation.end.max(*reserved);
     }
-    row.end_max = row.end_max.max(wanted.end);
+    row.end_max = row.end_max.max(reservation.end);
     recharge(txn, &mut row).await?;
     store(txn, &mut row)?;
     Ok(row)
@@ -126,13 +126,13 @@ pub(crate) async fn start_session(
 /// In a quota, the charge never decreases at once: see `recount`.
 pub(crate) async fn recharge(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), OpError> {
     let before = if row.charged { Charge::of(row) } else { Charge::default() };
-    let needed = row.needed_end();
+    let end = row.needed_end();
     row.charged_end = match row.inode.quota {
-        Some(_) => row.charged_end.max(needed),
-        None => needed,
+        Some(_) => row.charged_end.max(end),
+        None => end,
     };
     // While uncharged, the file had no share of the excess.
-    row.excess = if row.charged { row.excess.min(row.charged_end - needed) } else { 0 };
+    row.excess = if row.charged { row.excess.min(row.charged_end - end) } else { 0 };
     row.charged = true;
     quota::charge(txn, row.inode.quota, Charge::of(row).since(before)).await
 }

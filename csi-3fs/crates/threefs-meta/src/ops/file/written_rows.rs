@@ -224,8 +224,8 @@ mod tests {
         let store = Store::memory();
         let mut model = Written::default();
         let mut probes: Vec<u32> = vec![0, u32::MAX];
-        for (one, other, cuts) in steps {
-            let (first, last) = (one.min(other), one.max(other));
+        for (first_end, other, cuts) in steps {
+            let (first, last) = (first_end.min(other), first_end.max(other));
             let mut txn = store.begin().await.unwrap();
             if cuts {
                 cut(&mut txn, FILE, u64::from(last)).await.unwrap();

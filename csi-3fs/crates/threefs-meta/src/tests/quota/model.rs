@@ -63,7 +63,7 @@ fn action() -> impl Strategy<Value = Action> {
     let places = 0..PLACES.len();
     prop_oneof![
         12 => (kinds, places.clone(), places, 0u64..60)
-            .prop_map(|(kind, one, two, number)| Action::Change(kind, one, two, number)),
+            .prop_map(|(kind, first, two, number)| Action::Change(kind, first, two, number)),
         1 => Just(Action::Collect),
         1 => Just(Action::Recount),
     ]
@@ -73,20 +73,20 @@ fn action() -> impl Strategy<Value = Action> {
 async fn change_of(
     fixture: &Fixture,
     kind: Kind,
-    one: &str,
+    path: &str,
     two: &str,
     number: u64,
 ) -> Option<MetaChange> {
-    let at = || At::path(one);
-    let file = fixture.stat(one).await.ok().filter(|inode| !inode.is_directory());
+    let at = || At::path(path);
+    let file = fixture.stat(path).await.ok().filter(|inode| !inode.is_directory());
     let session = u128::from(number % 3);
     Some(match kind {
-        Kind::Create => create(one),
-        Kind::MakeDirectory => make_directory(one, false),
+        Kind::Create => create(path),
+        Kind::MakeDirectory => make_directory(path, false),
         Kind::Unlink => MetaChange::Unlink { at: at() },
         Kind::RemoveDirectory => MetaChange::RemoveDirectory { at: at() },
         Kind::RemoveTree => MetaChange::RemoveTree { at: at() },
-        Kind::Rename => rename(one, two),
+        Kind::Rename => rename(path, two),
         Kind::Exchange => {
             MetaChange::Rename { from: at(), to: At::path(two), mode: RenameMode::Exchange }
         }
@@ -95,7 +95,7 @@ async fn change_of(
         Kind::Reserve => reserve(&file?, session, number),
         Kind::EndSession => report(&file?, 0, &[session]),
         Kind::SetLength => MetaChange::SetLength { at: At::inode(file?.id), length: number },
-        Kind::SetQuota => set_quota(one, Some(2 * number), Some(number / 10)),
+        Kind::SetQuota => set_quota(path, Some(2 * number), Some(number / 10)),
         Kind::Open => {
             let (client, at) = (fixture.client, At::inode(file?.id));
             let _ = fixture.query(MetaQuery::Open { at, access: 4, client }).await;
@@ -119,9 +119,9 @@ async fn run(actions: Vec<Action>) {
                 let _ = fixture.tree.collect().await.unwrap();
             }
             Action::Recount => fixture.recount().await,
-            Action::Change(kind, one, two, number) => {
-                let (one, two) = (PLACES[*one], PLACES[*two]);
-                let Some(change) = change_of(&fixture, *kind, one, two, *number).await else {
+            Action::Change(kind, first, two, number) => {
+                let (first, two) = (PLACES[*first], PLACES[*two]);
+                let Some(change) = change_of(&fixture, *kind, first, two, *number).await else {
                     continue;
                 };
                 match fixture.change(change).await {

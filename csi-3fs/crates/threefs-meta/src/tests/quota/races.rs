@@ -22,9 +22,9 @@ async fn race(store: Store, writers: u64) {
                         caller: Identity::ROOT,
                         change,
                     };
-                    let made =
+                    let result =
                         fixture.tree.answer(call(3 * round + 1, create(&path)), soon()).await;
-                    let file = match made {
+                    let file = match result {
                         Ok(MetaReply::Opened { inode, .. }) => inode,
                         Err(MetaError::QuotaExceeded { .. }) => continue,
                         other => panic!("{other:?}"),
@@ -36,8 +36,8 @@ async fn race(store: Store, writers: u64) {
                         Err(MetaError::QuotaExceeded { .. }) => continue,
                         other => panic!("{other:?}"),
                     }
-                    let done = report(&file, 7 + number, &[1]);
-                    fixture.tree.answer(call(3 * round + 3, done), soon()).await.unwrap();
+                    let request = report(&file, 7 + number, &[1]);
+                    fixture.tree.answer(call(3 * round + 3, request), soon()).await.unwrap();
                     bytes += 7 + number;
                 }
                 (files, bytes)
@@ -46,9 +46,9 @@ async fn race(store: Store, writers: u64) {
         .collect();
     let (mut files, mut bytes) = (0, 0);
     for task in tasks {
-        let done = task.await.unwrap();
-        files += done.0;
-        bytes += done.1;
+        let request = task.await.unwrap();
+        files += request.0;
+        bytes += request.1;
         let quota = quotas(&fixture, "/v").await[0];
         assert!(quota.bytes_used <= 1000 && quota.inodes_used <= 40, "{quota:?}");
     }

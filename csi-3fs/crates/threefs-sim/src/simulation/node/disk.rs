@@ -36,8 +36,8 @@ impl Simulation {
         self.disk(at, 100..2_500, Job::Apply { op, update, payload, started });
     }
 
-    pub(super) fn disk(&mut self, at: At, takes: std::ops::Range<u64>, job: Job) {
-        let mut after = self.rng.random_range(takes);
+    pub(super) fn disk(&mut self, at: At, delay: std::ops::Range<u64>, job: Job) {
+        let mut after = self.rng.random_range(delay);
         if !self.faults_ended && self.rng.random_bool(0.02) {
             after *= 20;
         }
@@ -144,13 +144,13 @@ impl Simulation {
             && let Some(newest) = pending.tags.newest()
             && let Some(token) = self.hosted_mut(at).update_tokens.remove(&newest.tag)
         {
-            let done = Updated {
+            let reply = Updated {
                 version: pending.version,
                 length: pending.length,
                 checksum: pending.checksum,
                 chain_version: pending.chain_version,
             };
-            self.reply(at, token, Ok(StorageReply::Updated(done)), Bytes::new());
+            self.reply(at, token, Ok(StorageReply::Updated(reply)), Bytes::new());
         }
     }
 
@@ -188,12 +188,12 @@ pub(super) fn read_reply(
     let from = (request.offset as usize).min(total);
     let to = (from + request.length as usize).min(total);
     let payload = version.bytes.slice(from..to);
-    let done = ReadDone {
+    let reply = ReadDone {
         version: version.state.version,
         length: payload.len() as u32,
         chunk_length: total as u32,
         checksum: Checksum::of(&payload),
         chain_version,
     };
-    (Ok(StorageReply::Read(done)), payload)
+    (Ok(StorageReply::Read(reply)), payload)
 }

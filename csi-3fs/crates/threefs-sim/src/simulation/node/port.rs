@@ -83,10 +83,10 @@ impl Gate {
         }
     }
 
-    fn release(&mut self, held: HeldBudget) {
+    fn release(&mut self, budget: HeldBudget) {
         self.calls -= 1;
-        self.requests.release(held.connection, held.request_bytes);
-        self.replies.release(held.connection, held.reply_bytes);
+        self.requests.release(budget.connection, budget.request_bytes);
+        self.replies.release(budget.connection, budget.reply_bytes);
     }
 
     /// The budget of a request once it is admitted.
@@ -195,9 +195,9 @@ impl Port {
                 let id = gate.reservations.remove(&ticket).unwrap_or_default();
                 if let Some((incoming, _)) = self.waiting.remove(&id) {
                     gate.replies.cancel(incoming.caller.endpoint, ticket);
-                    let mut held = gate.held(&incoming);
-                    held.reply_bytes = 0;
-                    gate.release(held);
+                    let mut budget = gate.held(&incoming);
+                    budget.reply_bytes = 0;
+                    gate.release(budget);
                 }
             }
         }
@@ -207,13 +207,13 @@ impl Port {
     pub(crate) fn enter(&mut self, id: u64, now: u64) -> Admission {
         let Some((incoming, step)) = self.waiting.remove(&id) else { return Admission::Nothing };
         let gate = &mut self.gates[usize::from(incoming.class)];
-        let held = gate.held(&incoming);
+        let budget = gate.held(&incoming);
         if matches!(step, Step::Reserved) {
-            return Admission::Admitted(Box::new(incoming), held);
+            return Admission::Admitted(Box::new(incoming), budget);
         }
-        let declined = held.request_bytes > 0 && incoming.deadline <= now;
+        let declined = budget.request_bytes > 0 && incoming.deadline <= now;
         if declined || gate.calls == gate.budget.calls_max {
-            gate.requests.release(held.connection, held.request_bytes);
+            gate.requests.release(budget.connection, budget.request_bytes);
             return if declined {
                 Admission::Nothing
             } else {
@@ -221,18 +221,18 @@ impl Port {
             };
         }
         gate.calls += 1;
-        if held.reply_bytes == 0 {
-            return Admission::Admitted(Box::new(incoming), held);
+        if budget.reply_bytes == 0 {
+            return Admission::Admitted(Box::new(incoming), budget);
         }
         let ticket =
-            gate.replies.request(held.connection, incoming.caller.volume, held.reply_bytes);
+            gate.replies.request(budget.connection, incoming.caller.volume, budget.reply_bytes);
         gate.reservations.insert(ticket, id);
         self.waiting.insert(id, (incoming, Step::Reserving));
         Admission::Nothing
     }
 
     /// Releases the budget of an answered request.
-    pub(crate) fn give_back(&mut self, held: HeldBudget) {
-        self.gates[usize::from(held.class)].release(held);
+    pub(crate) fn give_back(&mut self, budget: HeldBudget) {
+        self.gates[usize::from(budget.class)].release(budget);
     }
 }

@@ -278,7 +278,7 @@ impl Simulation {
         if let (Mutation::CommitBeforeReply, StorageRequest::Forward(forward)) =
             (self.mutation, request)
         {
-            let done = Updated {
+            let reply = Updated {
                 version: forward.version,
                 length: 0,
                 checksum: forward.chunk_checksum,
@@ -287,7 +287,7 @@ impl Simulation {
             let opening = self.hosted(at).opening;
             let caller =
                 CallerId { endpoint: at.node, rpc, chain: at.chain, opening, volume: None };
-            let packet = Packet::response(caller, Ok(StorageReply::Updated(done)), Bytes::new());
+            let packet = Packet::response(caller, Ok(StorageReply::Updated(reply)), Bytes::new());
             self.push(1, SimEvent::Deliver { from: to, to: at.node, packet });
         }
     }
@@ -307,14 +307,15 @@ impl Simulation {
         let hosted = self.hosted(at);
         let chain = hosted.replica.as_ref().and_then(Replica::chain);
         if chain.map(|chain| chain.version) == hosted.reported_offline {
-            let what = format!("{} reports OFFLINE while it serves", self.name(at));
-            return Err(self.violation(what));
+            let violation = format!("{} reports OFFLINE while it serves", self.name(at));
+            return Err(self.violation(violation));
         }
-        let (known, store) = (self.store_of(at.target()), hosted.store.id);
-        if known != Some(store) {
+        let (registered, store) = (self.store_of(at.target()), hosted.store.id);
+        if registered != Some(store) {
             let name = self.name(at);
-            let what = format!("{name} serves with {store}, but mgmtd has recorded {known:?}");
-            return Err(self.violation(what));
+            let violation =
+                format!("{name} serves with {store}, but mgmtd has recorded {registered:?}");
+            return Err(self.violation(violation));
         }
         Ok(())
     }
@@ -334,10 +335,10 @@ impl Simulation {
         }
         self.check_serving(at)?;
         let Some(slot) = self.hosted(at).store.slots().get(&chunk) else { return Ok(()) };
-        let made = slot.committed.clone();
-        let Some(newest) = made.state.tags.newest() else { return Ok(()) };
+        let committed = slot.committed.clone();
+        let Some(newest) = committed.state.tags.newest() else { return Ok(()) };
         self.history
-            .committed(chunk, made.state.version, newest.tag, &made)
-            .map_err(|what| self.violation(format!("{}: {what}", self.name(at))))
+            .committed(chunk, committed.state.version, newest.tag, &committed)
+            .map_err(|violation| self.violation(format!("{}: {violation}", self.name(at))))
     }
 }
