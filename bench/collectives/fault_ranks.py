@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import hfreduce
-from hfreduce import bootstrap
+from hfreduce import _native
 from hfreduce._native import Settings
 
 from bench.collectives.netns import Network, sh
@@ -83,7 +83,7 @@ class Machines:
         sh("ip", "-n", switch, "link", "set", f"p{machine}", state)
 
 
-class Meeting:
+class Rendezvous:
     """Rendezvous of a round's ranks, served by the program that started them."""
 
     def __init__(self, line: Connection, key: bytes) -> None:
@@ -94,24 +94,24 @@ class Meeting:
         """All ranks are on this machine."""
         return
 
-    def exchange(self, phase: str, value: str, deadline: float) -> list[bytes]:
-        """The values of all ranks, in rank order."""
+    def exchange(self, phase: str, value: str, timeout_seconds: float) -> tuple[str, list[bytes]]:
+        """The values of all ranks, in rank order; the exchange needs no name."""
         self._line.send(value.encode())
-        if not self._line.poll(max(deadline - time.monotonic(), 0.0)):
+        if not self._line.poll(timeout_seconds):
             raise TimeoutError(f"not all ranks reached {phase}")
-        values: list[bytes] = self._line.recv()
-        return values
+        return "", self._line.recv()
 
-    def key(self, deadline: float) -> bytes:  # noqa: ARG002  (a meeting's signature)
+    def key(self, timeout_seconds: float) -> bytes:  # noqa: ARG002  (a rendezvous' signature)
         """The key of this round."""
         return self._key
 
 
 def rank_main(rank: int, line: Connection, environment: dict[str, str], key: bytes) -> None:
     """Runs one rank: calls allreduce until one fails, then reports the error."""
-    membership = bootstrap.Membership(rank, tuple(range(RANKS)), RANKS)
+    membership = _native.Membership(rank, range(RANKS), RANKS)
     settings = Settings.read(environment)
-    communicator = bootstrap.join(Meeting(line, key), membership, settings, DEADLINE_SECONDS)
+    rendezvous = Rendezvous(line, key)
+    communicator = _native.join(rendezvous, membership, settings, DEADLINE_SECONDS)
     saying = threading.Lock()
     threading.Thread(target=obey, args=(line, saying), daemon=True).start()
     arrays = [array("f", [1.0]) * count for count in ELEMENTS]

@@ -116,24 +116,26 @@ def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
 
     Only the collector's part and one rank's are in sequence when ranks are separate processes.
     """
-    from hfreduce.exchange import Member, gather
+    from hfreduce._native import Membership
+    from hfreduce.store_rendezvous import StoreRendezvous
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     size = 64 if quick else JOIN_RANKS
     phases = _cards(size)
+    members = [Membership(rank, range(size), size) for rank in range(size)]
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seconds, bytes_read = [], 0
     for number in range(rounds):
         store = PrefixStore(f"round-{number}", server)
-        deadline = time.monotonic() + PROGRAM_SECONDS
         start = time.perf_counter()
         for phase, values in phases.items():
             for rank in range(1, size):
                 store.set(f"hfreduce/{phase}/{rank}", values[rank])
             for rank in range(size):
-                gather(store, Member(rank, range(size)), phase, values[rank], deadline)
+                rendezvous = StoreRendezvous(store, members[rank])
+                rendezvous.exchange(phase, values[rank], PROGRAM_SECONDS)
         seconds.append(time.perf_counter() - start)
-        bytes_read = sum(len(store.get(f"hfreduce/{phase}/all/0")) for phase in phases)
+        bytes_read = sum(len(store.get(f"hfreduce/{phase}/all/0/0")) for phase in phases)
     rows = [
         row(f"{size} ranks exchange places, endpoints", "s", seconds, 5.0),
         row(f"{size} ranks: bytes of a rank to each", "bytes", [bytes_read / size], 64.0),

@@ -1,7 +1,6 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
-from typing import Any, Final, Self, final, type_check_only
+from typing import Any, Final, Protocol, Self, final, type_check_only
 
 __all__ = [
     "AVG",
@@ -34,6 +33,7 @@ __all__ = [
     "Endpoint",
     "Gpu",
     "GpuError",
+    "Membership",
     "Newcomer",
     "OnGpu",
     "Place",
@@ -45,10 +45,10 @@ __all__ = [
     "Work",
     "best_instruction_set",
     "blob_bytes_max",
-    "check_descriptors",
     "descriptors_needed",
     "flight_folders",
     "instruction_set",
+    "join",
     "load_topology",
     "pack",
     "reached_at",
@@ -392,10 +392,6 @@ class Settings:
     @property
     def job(self) -> str: ...
     @property
-    def node(self) -> str: ...
-    @property
-    def zone(self) -> str: ...
-    @property
     def topology_path(self) -> str | None: ...
     @property
     def address(self) -> str | None: ...
@@ -421,8 +417,6 @@ class Settings:
     def pinned_bytes(self) -> int | None: ...
     @property
     def registered_bytes(self) -> int | None: ...
-    @property
-    def daemon(self) -> Path | None: ...
 
 @final
 class Place:
@@ -455,13 +449,54 @@ def settings_table() -> str: ...
 
 @final
 class Rendezvous:
-    def __new__(
-        cls, rank: int, world_size: int, host: str, port: int, key: bytes, *, job: str = ...
-    ) -> Self: ...
+    # Variables of the settings and of torchrun. Rank 0 listens from here on.
+    def __new__(cls, environment: Mapping[str, str]) -> Self: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
     @property
     def port(self) -> int: ...
-    # A RuntimeError has two arguments: the text, and the ranks that did not come.
+    # The values of all ranks, in rank order; a RendezvousError names the absent ranks.
     def exchange(self, phase: str, value: bytes, timeout_seconds: float) -> list[bytes]: ...
+    # The default is the time-out of the settings.
+    def join(self, timeout_seconds: float | None = None) -> Communicator: ...
+
+@final
+class Membership:
+    # The rank in the group, the job's ranks of all members, and the number of ranks of the job.
+    def __new__(cls, rank: int, global_ranks: Sequence[int], world_size: int) -> Self: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def global_ranks(self) -> tuple[int, ...]: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    # Equal lists of ranks have equal digests.
+    @property
+    def digest(self) -> str: ...
+
+@type_check_only
+class _Rendezvous(Protocol):
+    # The host of the rendezvous, if known: the other ranks are on the same network.
+    @property
+    def host(self) -> str | None: ...
+    # A random name of the exchange, equal on all ranks, and the values of all ranks in rank order.
+    def exchange(
+        self, phase: str, value: str, timeout_seconds: float, /
+    ) -> tuple[str, list[bytes]]: ...
+    # The key of the group, for ranks that have no key file.
+    def key(self, timeout_seconds: float, /) -> bytes: ...
+
+# Joins a group; all members call this at about the same time. Exceptions of the rendezvous are
+# passed on.
+def join(
+    rendezvous: _Rendezvous, membership: Membership, settings: Settings, timeout_seconds: float
+) -> Communicator: ...
 
 # What all ranks brought, in rank order, as one compressed blob; ValueErrors where it is too long or
 # damaged.
@@ -476,12 +511,6 @@ class Triad:
     def measure(self) -> float: ...
 
 def descriptors_needed(ranks: int, local_ranks: int, streams: int | None = None) -> int: ...
-
-# Raises the soft limit of descriptors for a group whose nodes are not known yet; a CollectiveError
-# names the hard limit and the remedy.
-def check_descriptors(
-    rank: int, ranks: int, node: str, *, job: str = "", streams: int | None = None
-) -> None: ...
 def instruction_set() -> str: ...
 def best_instruction_set() -> str: ...
 def reached_at(address: str | None = None, towards: str | None = None) -> list[str]: ...

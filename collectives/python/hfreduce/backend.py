@@ -6,20 +6,19 @@ starts one operation of the engine and hands out a `CollectiveWork`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hfreduce import bootstrap, sparse, tensors
+from hfreduce import _native, sparse, tensors
 from hfreduce.group import Group
+from hfreduce.store_rendezvous import StoreRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import timedelta
 
-    from hfreduce._native import Settings
-    from hfreduce.bootstrap import Membership
+    from hfreduce._native import Membership, Settings
     from hfreduce.group import Options
     from hfreduce.work import CollectiveWork
 
@@ -35,7 +34,8 @@ class HFReduceBackend(Group):
     ) -> HFReduceBackend:
         """Connects the members through the store."""
         limit = min(timeout.total_seconds(), settings.connect_seconds)
-        connected = bootstrap.connect(store, membership, settings, limit)
+        rendezvous = StoreRendezvous(store, membership)
+        connected = _native.join(rendezvous, membership, settings, limit)
         return cls(connected, membership, settings, timeout, store)
 
     # Reductions
@@ -384,10 +384,11 @@ class HFReduceBackend(Group):
                 f"split_group: rank {self.rank()} is in none of the groups: list it alone, "
                 f"[{self.rank()}], or use new_group"
             )
-        members = replace(
-            self.membership,
-            rank=ranks.index(self.rank()),
-            global_ranks=tuple(self.membership.global_ranks[rank] for rank in ranks),
+        global_ranks = self.membership.global_ranks
+        members = _native.Membership(
+            ranks.index(self.rank()),
+            [global_ranks[rank] for rank in ranks],
+            self.membership.world_size,
         )
         return type(self).join(store, members, self.settings, opts._timeout)
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from hfreduce._native import Settings
-    from hfreduce.bootstrap import Membership
+    from hfreduce._native import Membership, Settings
 
 __all__ = ["NAME", "OPEN", "Group", "Options"]
 
@@ -73,7 +72,8 @@ class Group(Base):
         self.communicator = connected
         self.membership = membership
         self.settings = settings
-        # Of the members: groups of other ranks may have this part of the store, too (`exchange`).
+        # Of the members: groups of other ranks may have this part of the store, too
+        # (`store_rendezvous`).
         own = PrefixStore(membership.digest, store)
         self.attendance = Attendance(own, membership.rank, membership.size)
         self._timeout = timeout

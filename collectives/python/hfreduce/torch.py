@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import torch
 import torch.distributed as dist
 
-from hfreduce import _native, bootstrap, tensors
+from hfreduce import _native, tensors
 from hfreduce.backend import HFReduceBackend
 from hfreduce.compat import IS_BACKEND
 from hfreduce.group import NAME, OPEN
@@ -113,7 +113,7 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     # torch gives no list for the default group, and ranks of the job for every other one.
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
-    membership = bootstrap.Membership(options.group_rank, ranks, world)
+    membership = _native.Membership(options.group_rank, ranks, world)
     kind = HFReduceBackend if IS_BACKEND else HFReduceProcessGroup
     return kind.join(options.store, membership, settings, options.timeout)
 

@@ -16,9 +16,8 @@ import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
-from hfreduce._native import Settings
+from hfreduce._native import Membership, Settings
 from hfreduce.backend import HFReduceBackend
-from hfreduce.bootstrap import Membership
 from hfreduce.testing import Layout, run, values
 
 pytestmark = pytest.mark.torch

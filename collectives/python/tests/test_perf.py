@@ -8,13 +8,11 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hfreduce import bootstrap, standalone
-from hfreduce._native import Settings
+from hfreduce._native import Rendezvous
 from hfreduce.errors import RendezvousError, SettingError
 from hfreduce.perf import cli, formats, options, oracle
 from hfreduce.perf import ranks as local
@@ -215,16 +213,14 @@ def test_ranks_of_a_launcher_connect_through_one_address(tmp_path):
 
     def meeting(rank, port):
         environment = common | {"RANK": str(rank), "HFREDUCE_RENDEZVOUS": f"127.0.0.1:{port}"}
-        return standalone.Rendezvous(environment, Settings.read(environment))
+        return Rendezvous(environment)
 
     first = meeting(0, 0)
     both = [first, meeting(1, first.port)]
     joined = {}
 
     def join(rendezvous):
-        settings = Settings.read(common)
-        membership = rendezvous.membership
-        joined[membership.rank] = bootstrap.join(rendezvous, membership, settings, LONG_SECONDS)
+        joined[rendezvous.rank] = rendezvous.join(LONG_SECONDS)
 
     threads = [threading.Thread(target=join, args=(rendezvous,)) for rendezvous in both]
     for thread in threads:
@@ -235,10 +231,10 @@ def test_ranks_of_a_launcher_connect_through_one_address(tmp_path):
     for communicator in joined.values():
         communicator.close()
     with pytest.raises(RendezvousError) as failed:
-        first.exchange("no other rank", "", time.monotonic() + 0.01)
+        first.exchange("no other rank", b"", 0.01)
     assert failed.value.absent == (1,)
     with pytest.raises(SettingError):
-        standalone.Rendezvous(common | {"RANK": "5"}, Settings.read({}))
+        Rendezvous(common | {"RANK": "5"})
 
 
 def started(*arguments):

@@ -80,9 +80,8 @@ def replace_constructor() -> None:
 
         def __new__(cls, store: Any, rank: int, size: int, *options: Any) -> Any:
             import torch
-            from hfreduce._native import Settings
+            from hfreduce._native import Membership, Settings
             from hfreduce.backend import HFReduceBackend
-            from hfreduce.bootstrap import Membership
 
             timeout = getattr(options[0], "_timeout", options[0]) if options else GROUP_SECONDS
             members = Membership(rank, tuple(range(size)), size)

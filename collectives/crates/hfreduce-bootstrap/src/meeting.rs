@@ -4,10 +4,9 @@
 //! phases in the same order. The host answers from the calling thread, so it may close as soon as
 //! its own call has returned.
 
-use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::auth::Key;
@@ -18,13 +17,14 @@ use fabric::tcp::{self, Port};
 
 use hfreduce_engine::descriptors_needed;
 
-use crate::bundle::{self, pack, unpack};
+use crate::bundle::unpack;
+use crate::rendezvous::{Exchanged, Rendezvous};
 use crate::wire::{Answer, PHASE_BYTES_MAX, Request, VALUE_BYTES_MAX, WORLD_MAX};
 
-/// Time in which an authenticated guest has to send its request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for which the host waits for a guest that does not read its answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+mod guests;
+
+use guests::Guests;
+
 /// Time that the host has for its answer to a failure after the deadline of the ranks.
 const GRACE: Duration = Duration::from_secs(2);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -80,27 +80,12 @@ pub struct Meeting {
     host: String,
     port: u16,
     key: Key,
-    table: Arc<Table>,
+    key_bytes: Vec<u8>,
+    guests: Arc<Guests>,
     /// Rank 0's listening port.
     door: Option<Port>,
     /// For the group that follows, too: a rank that cannot be in it fails before others wait for it.
     _descriptors: Reservation,
-}
-
-#[derive(Default)]
-struct Table {
-    seats: Mutex<Seats>,
-    bell: Condvar,
-}
-
-#[derive(Default)]
-struct Seats {
-    /// By phase and rank: the value, and the connection of the guest that waits for the answer.
-    guests: HashMap<String, BTreeMap<u32, (Vec<u8>, TcpStream)>>,
-    /// Bytes of these values.
-    held_bytes: usize,
-    /// The failure that ended the meetings of this group; later guests receive it, too.
-    failed: Option<Answer>,
 }
 
 impl Meeting {
@@ -115,14 +100,15 @@ impl Meeting {
                 who.rank, who.world_size
             )));
         }
+        let key_bytes = key.to_vec();
         let key = Key::from_bytes(key).map_err(|error| MeetingError::Invalid(error.to_string()))?;
         let ranks = who.world_size as usize;
         let descriptors =
             reserve(descriptors_needed(ranks, 1, None), &format!("a group of {ranks} ranks"))?;
-        let table = Arc::new(Table::default());
+        let guests = Arc::new(Guests::default());
         let door = if who.rank == 0 && who.world_size > 1 {
             let address = listening_address(host, port);
-            let seats = table.clone();
+            let admitting = guests.clone();
             let world = who.world_size;
             let opened = Port::open(
                 address,
@@ -130,7 +116,7 @@ impl Meeting {
                 context(&who.job),
                 TrafficClass::Hfreduce,
                 0,
-                move |stream, from, _| seats.admit(stream, from, world),
+                move |stream, from, _| admitting.admit(stream, from, world),
             );
             Some(opened.map_err(|source| MeetingError::Listen {
                 address: format!("{host}:{port}"),
@@ -139,7 +125,16 @@ impl Meeting {
         } else {
             None
         };
-        Ok(Self { who, host: host.to_owned(), port, key, table, door, _descriptors: descriptors })
+        Ok(Self {
+            who,
+            host: host.to_owned(),
+            port,
+            key,
+            key_bytes,
+            guests,
+            door,
+            _descriptors: descriptors,
+        })
     }
 
     /// Where rank 0 listens: the port that was asked for, or the free one that was found for port 0.
@@ -166,59 +161,11 @@ impl Meeting {
         let deadline = Deadline::after(timeout);
         match self.who {
             Who { world_size: 1, .. } => Ok(vec![value.to_vec()]),
-            Who { rank: 0, .. } => self.preside(phase, value, deadline),
+            Who { rank: 0, world_size, .. } => {
+                self.conclude(self.guests.gather(world_size, phase, value, deadline))
+            }
             _ => self.attend(phase, value, deadline),
         }
-    }
-
-    /// The host's part: waits for all ranks, then answers them.
-    fn preside(
-        &self,
-        phase: &str,
-        value: &[u8],
-        deadline: Deadline,
-    ) -> Result<Vec<Vec<u8>>, MeetingError> {
-        let expected = 1..self.who.world_size;
-        let mut seats = self.table.lock();
-        // Guests are ranks of this group other than 0, so all are there when their number is right.
-        let came = |seats: &Seats| seats.guests.get(phase).map_or(0, BTreeMap::len);
-        while seats.failed.is_none() && came(&seats) < expected.len() {
-            let Some(left) = deadline.remaining() else { break };
-            seats = match self.table.bell.wait_timeout(seats, left) {
-                Ok((seats, _)) => seats,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
-        }
-        let here = seats.guests.get(phase);
-        let is_here = |rank: &u32| here.is_some_and(|guests| guests.contains_key(rank));
-        let absent: Vec<u32> = expected.filter(|rank| !is_here(rank)).collect();
-        let answer = match seats.failed.clone() {
-            Some(failure) => failure,
-            None if absent.is_empty() => {
-                let others = here.into_iter().flat_map(BTreeMap::values);
-                let others = others.map(|(value, _)| value.as_slice());
-                match pack(&std::iter::once(value).chain(others).collect::<Vec<_>>()) {
-                    Ok(blob) => Answer::Values(blob),
-                    Err(error) => Answer::failed(error.to_string()),
-                }
-            }
-            None => {
-                let detail = absence(&absent, self.who.world_size);
-                Answer::Failed { absent, detail }
-            }
-        };
-        // A failure ends the meetings that follow, too.
-        if matches!(answer, Answer::Failed { .. }) {
-            seats.failed = Some(answer.clone());
-        }
-        let failed = seats.failed.is_some();
-        let leaving = seats.take(|of| failed || of == phase);
-        drop(seats);
-        let bytes = answer.encode();
-        for (rank, (_, stream)) in leaving {
-            tell(Some(rank), &stream, &bytes);
-        }
-        self.conclude(answer)
     }
 
     fn conclude(&self, answer: Answer) -> Result<Vec<Vec<u8>>, MeetingError> {
@@ -326,95 +273,32 @@ impl Meeting {
     }
 }
 
-impl Table {
-    /// Admits a guest that has proved that it holds the key. Runs on a separate thread.
-    fn admit(&self, stream: TcpStream, from: SocketAddr, world: u32) {
-        let soon = Deadline::after(REQUEST_TIMEOUT);
-        let request = match Request::read(&mut io::BufReader::new(Timed::new(&stream, soon))) {
-            Ok(request) => request,
-            Err(error) => {
-                tracing::warn!(%from, %error, "a guest that cannot be understood");
-                if error.kind() == io::ErrorKind::InvalidData {
-                    let detail = format!("rank 0 cannot read what this rank brought: {error}");
-                    tell(None, &stream, &Answer::failed(detail).encode());
-                }
-                return;
-            }
-        };
-        let mut seats = self.lock();
-        let Request { rank, phase, value, .. } = request;
-        let came = |guests: &BTreeMap<u32, _>| guests.contains_key(&rank);
-        let twin = rank == 0 || seats.guests.get(&phase).is_some_and(came);
-        let trouble = if request.world != world {
-            Some(format!(
-                "rank {rank} was started with {} ranks and rank 0 with {world}: give all the same \
-                 WORLD_SIZE",
-                request.world
-            ))
-        } else if twin {
-            Some(format!(
-                "two processes say that they are rank {rank}: give each rank its own RANK"
-            ))
-        } else {
-            // Together with the host's value; the exact limit is checked when all are there.
-            let (held, most) = (seats.held_bytes, bundle::values_bytes_max(world as usize));
-            (held + value.len() > most).then(|| {
-                format!(
-                    "rank {rank} brings {} bytes to the {held} of other ranks, and at most \
-                    {most} are possible in phase `{phase}`",
-                    value.len()
-                )
-            })
-        };
-        if let Some(detail) = trouble {
-            seats.failed.get_or_insert(Answer::failed(detail));
-        }
-        if let Some(failure) = &seats.failed {
-            let answer = failure.encode();
-            drop(seats);
-            tell(Some(rank), &stream, &answer);
-        } else {
-            seats.held_bytes += value.len();
-            seats.guests.entry(phase).or_default().insert(rank, (value, stream));
-        }
-        self.bell.notify_all();
+impl Rendezvous for Meeting {
+    type Error = MeetingError;
+
+    fn host(&self) -> Option<String> {
+        Some(self.host.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seats> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn exchange(
+        &self,
+        phase: &str,
+        value: &[u8],
+        deadline: Deadline,
+    ) -> Result<Exchanged, MeetingError> {
+        let timeout = deadline.remaining().unwrap_or_default();
+        let values = Self::exchange(self, phase, value, timeout)?;
+        Ok(Exchanged { name: String::new(), values })
     }
-}
 
-impl Seats {
-    /// Removes the guests of these phases, to be answered.
-    fn take(&mut self, phases: impl Fn(&str) -> bool) -> Vec<(u32, (Vec<u8>, TcpStream))> {
-        let taken = self.guests.extract_if(|phase, _| phases(phase));
-        let taken: Vec<_> = taken.flat_map(|(_, guests)| guests).collect();
-        self.held_bytes -= taken.iter().map(|(_, (value, _))| value.len()).sum::<usize>();
-        taken
-    }
-}
-
-/// Sends a guest its answer; a guest that has disconnected does not need it.
-fn tell(rank: Option<u32>, stream: &TcpStream, answer: &[u8]) {
-    let soon = Deadline::after(ANSWER_TIMEOUT);
-    let sent = io::Write::write_all(&mut Timed::new(stream, soon), answer);
-    if let Err(error) = sent {
-        tracing::warn!(rank, %error, "a rank left the meeting before its end");
+    fn key(&self, _: Deadline) -> Result<Vec<u8>, MeetingError> {
+        Ok(self.key_bytes.clone())
     }
 }
 
 /// Whether a socket's deadline passed: the kernel has two names for it.
 fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-}
-
-fn absence(absent: &[u32], world: u32) -> String {
-    const NAMED_MAX: usize = 16;
-    let named: Vec<String> = absent.iter().take(NAMED_MAX).map(u32::to_string).collect();
-    let more = if absent.len() > NAMED_MAX { ", …" } else { "" };
-    let come = world as usize - absent.len();
-    format!("rank {}{more} did not come in time ({come} of {world} did)", named.join(", "))
 }
 
 /// A loopback address stays on loopback; otherwise all addresses: the name may be a service's, or

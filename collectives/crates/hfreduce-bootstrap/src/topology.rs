@@ -3,7 +3,8 @@
 //! Without a file, ranks with equal host names share a node, and all nodes are in the zone
 //! FLYER_ZONE. Nodes with different names count as different machines, even on one host.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,13 @@ pub struct Place {
     pub zone: String,
     /// The IP address at which other nodes reach it, if the file has one.
     pub address: Option<String>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "node {} in zone {}", self.node, self.zone)?;
+        self.address.iter().try_for_each(|address| write!(formatter, " at {address}"))
+    }
 }
 
 /// Content of the file.
@@ -186,12 +194,29 @@ impl Topology {
             );
             return Err(Reader(&self.source).error("ranks_per_node", problem));
         }
-        let place = |rank: u32| self.nodes.get(rank as usize / self.ranks_per_node).cloned();
         let places = ranks.into_iter().map(|rank| {
             let problem = format!("rank {rank} is not below {own}");
-            place(rank).ok_or_else(|| Reader(&self.source).error("ranks_per_node", problem))
+            let place = self.place(rank).cloned();
+            place.ok_or_else(|| Reader(&self.source).error("ranks_per_node", problem))
         });
         places.collect()
+    }
+
+    /// The place of a rank of the job; none if the file has fewer ranks.
+    pub fn place(&self, rank: u32) -> Option<&Place> {
+        self.nodes.get(rank as usize / self.ranks_per_node)
+    }
+
+    /// The bridge between ranks at `places`, if they are in two zones and have both of its ends.
+    pub fn bridge(&self, places: &[Place]) -> Option<(String, String)> {
+        let nodes: BTreeSet<&str> = places.iter().map(|place| place.node.as_str()).collect();
+        let zones: BTreeSet<&str> = places.iter().map(|place| place.zone.as_str()).collect();
+        let mut bridges =
+            self.bridges.iter().filter(|ends| ends.iter().all(|end| nodes.contains(end.as_str())));
+        match (bridges.next(), bridges.next(), zones.len()) {
+            (Some([a, b]), None, 2) => Some((a.clone(), b.clone())),
+            _ => None,
+        }
     }
 }
 
@@ -258,6 +283,26 @@ mod tests {
         let read = Topology::parse(&document().to_string(), "topology.json").unwrap();
         assert_eq!(read.places([3], 4).unwrap()[0].node, "b0");
         assert_eq!(read.bridges, [["a0".to_owned(), "b0".to_owned()]]);
+    }
+
+    #[test]
+    fn a_group_has_a_bridge_if_it_spans_two_zones_and_has_both_ends() {
+        let node = |name: &str, zone: &str| serde_json::json!({"name": name, "zone": zone});
+        let nodes = [node("a0", "A"), node("a1", "A"), node("b0", "B"), node("c0", "C")];
+        let mut fields = document();
+        fields["nodes"] = nodes.to_vec().into();
+        fields["bridge"] = vec!["a0", "b0", "b0", "c0"].into();
+        let file = Topology::parse(&fields.to_string(), "t.json").unwrap();
+        let bridge = |nodes: &[usize]| {
+            let places: Vec<_> = nodes.iter().map(|node| file.nodes[*node].clone()).collect();
+            file.bridge(&places)
+        };
+        let pair = |a: &str, b: &str| Some((a.to_owned(), b.to_owned()));
+        assert_eq!(bridge(&[0, 0, 1, 2]), pair("a0", "b0"));
+        assert_eq!(bridge(&[2, 3]), pair("b0", "c0"));
+        for nodes in [&[0, 1][..], &[1, 2], &[0, 2, 3], &[]] {
+            assert_eq!(bridge(nodes), None);
+        }
     }
 
     #[test]

@@ -137,10 +137,10 @@ impl From<JoinError> for Failure {
             JoinError::Engine(error) => return error.into(),
             JoinError::Setting(_)
             | JoinError::Topology(_)
-            | JoinError::Meeting(MeetingError::Invalid(_)) => INVALID,
-            JoinError::Meeting(MeetingError::Listen { .. } | MeetingError::Descriptors(_)) => IO,
-            JoinError::Meeting(_) => RENDEZVOUS,
-            JoinError::Disagreement { .. } => 6,
+            | JoinError::Rendezvous(MeetingError::Invalid(_)) => INVALID,
+            JoinError::Rendezvous(MeetingError::Listen { .. } | MeetingError::Descriptors(_)) => IO,
+            JoinError::Rendezvous(_) => RENDEZVOUS,
+            JoinError::Disagreement(_) => 6,
         };
         Self { status, message, engine: None }
     }

@@ -100,21 +100,6 @@ impl Endpoint {
     }
 }
 
-/// Raises the limit of descriptors for a group of `ranks`; a CollectiveError where it cannot be.
-#[pyfunction]
-#[pyo3(signature = (rank, ranks, node, *, job = "", streams = None))]
-pub fn check_descriptors(
-    py: Python<'_>,
-    rank: u32,
-    ranks: usize,
-    node: &str,
-    job: &str,
-    streams: Option<usize>,
-) -> PyResult<()> {
-    hfreduce_engine::check_descriptors(job, rank, node, ranks, streams)
-        .map_err(|error| raise(py, &error))
-}
-
 /// A process that waits for admission to an existing communicator.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Newcomer {

@@ -1,9 +1,11 @@
-//! `CollectiveError` in Python: the engine's error with its fields as attributes.
+//! Exceptions of the package: errors of the engine and of a join with their fields as attributes.
 
+use hfreduce_bootstrap::{SettingError, TopologyError};
 use hfreduce_device::DeviceError;
 use hfreduce_engine::{CollectiveError as EngineError, ErrorKind};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 pyo3::create_exception!(
     hfreduce._native,
@@ -71,6 +73,53 @@ pub fn to_exception(py: Python<'_>, error: &EngineError) -> PyErr {
     };
     match set() {
         Ok(()) => raised,
+        Err(broken) => broken,
+    }
+}
+
+/// A `SettingError`.
+pub fn setting_error(py: Python<'_>, error: &SettingError) -> PyErr {
+    let SettingError { name, value, expected } = error;
+    package_error(py, "SettingError", (*name, value, expected), None)
+}
+
+/// A `TopologyError`.
+pub fn topology_error(py: Python<'_>, error: &TopologyError) -> PyErr {
+    let TopologyError { file, field, problem } = error;
+    package_error(py, "TopologyError", (file, field, problem), None)
+}
+
+/// A `RendezvousError` of `rank` in `phase`; `absent`: the ranks that did not come.
+pub fn rendezvous_error(
+    py: Python<'_>,
+    detail: &str,
+    rank: u32,
+    phase: &str,
+    absent: &[u32],
+) -> PyErr {
+    let fields = || -> PyResult<_> {
+        let fields = PyDict::new(py);
+        fields.set_item("rank", rank)?;
+        fields.set_item("phase", phase)?;
+        fields.set_item("absent", absent)?;
+        Ok(fields)
+    };
+    match fields() {
+        Ok(fields) => package_error(py, "RendezvousError", (detail,), Some(&fields)),
+        Err(broken) => broken,
+    }
+}
+
+/// An exception of `hfreduce.errors`.
+fn package_error<'py>(
+    py: Python<'py>,
+    name: &str,
+    arguments: impl pyo3::call::PyCallArgs<'py>,
+    fields: Option<&Bound<'py, PyDict>>,
+) -> PyErr {
+    let class = py.import("hfreduce.errors").and_then(|module| module.getattr(name));
+    match class.and_then(|class| class.call(arguments, fields)) {
+        Ok(error) => PyErr::from_value(error),
         Err(broken) => broken,
     }
 }

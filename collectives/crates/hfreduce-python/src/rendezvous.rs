@@ -1,36 +1,57 @@
-//! `Rendezvous`: connects the ranks of a group without torch's store.
+//! `Rendezvous`: connects the ranks of a launcher without torch's store.
 
-use hfreduce_bootstrap::{BundleError, Meeting, MeetingError, Who};
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use fabric::deadline::Deadline;
+use hfreduce_bootstrap::{
+    self as bootstrap, BundleError, Exchanged, JoinError, Meeting, MeetingError, Membership,
+};
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arguments::seconds;
+use crate::communicator::Communicator;
+use crate::errors::{rendezvous_error, setting_error};
+use crate::join::connect;
+use crate::settings::{Settings, variables_of};
 
-/// One rank's place at the meetings of its group.
+/// Rendezvous of all ranks at the address in their environment.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Rendezvous {
+    settings: bootstrap::Settings,
     meeting: Meeting,
 }
 
 #[pymethods]
 impl Rendezvous {
     #[new]
-    #[pyo3(signature = (rank, world_size, host, port, key, *, job = String::new()))]
-    fn new(
-        py: Python<'_>,
-        rank: u32,
-        world_size: u32,
-        host: &str,
-        port: u16,
-        key: Vec<u8>,
-        job: String,
-    ) -> PyResult<Self> {
-        let who = Who { job, rank, world_size };
-        let meeting = py.detach(|| Meeting::new(who, host, port, &key)).map_err(raise)?;
-        Ok(Self { meeting })
+    fn new(py: Python<'_>, environment: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let values = variables_of(py, environment)?;
+        let settings = bootstrap::Settings::read(|name| values.get(name).cloned())
+            .map_err(|error| setting_error(py, &error))?;
+        let meeting = py.detach(|| settings.meeting()).map_err(|error| match error {
+            JoinError::Rendezvous(error) => meeting_error(py, error, settings.rank, "listening"),
+            JoinError::Setting(error) => setting_error(py, &error),
+            other => PyValueError::new_err(other.to_string()),
+        })?;
+        Ok(Self { settings, meeting })
     }
 
+    #[getter]
+    fn settings(&self) -> Settings {
+        Settings { settings: self.settings.clone() }
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.settings.rank
+    }
+
+    #[getter]
+    fn world_size(&self) -> u32 {
+        self.settings.world_size
+    }
+
+    /// Port of rank 0.
     #[getter]
     fn port(&self) -> u16 {
         self.meeting.port()
@@ -43,9 +64,50 @@ impl Rendezvous {
         value: Vec<u8>,
         timeout_seconds: f64,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let timeout = seconds(timeout_seconds)?;
-        let values = py.detach(|| self.meeting.exchange(phase, &value, timeout)).map_err(raise)?;
-        Ok(values.iter().map(|value| PyBytes::new(py, value)).collect())
+        let deadline = Deadline::after(seconds(timeout_seconds)?);
+        let exchanged =
+            py.detach(|| bootstrap::Rendezvous::exchange(self, phase, &value, deadline))?;
+        Ok(exchanged.values.iter().map(|value| PyBytes::new(py, value)).collect())
+    }
+
+    /// Joins the group of all ranks; the default timeout is that of the settings.
+    #[pyo3(signature = (timeout_seconds = None))]
+    fn join(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Communicator> {
+        let timeout = timeout_seconds.map_or(Ok(self.settings.connect), seconds)?;
+        let deadline = Deadline::after(timeout);
+        let membership = Membership::world(self.settings.rank, self.settings.world_size)
+            .map_err(|error| setting_error(py, &error))?;
+        connect(py, self, &membership, &self.settings, deadline)
+    }
+}
+
+impl bootstrap::Rendezvous for Rendezvous {
+    type Error = PyErr;
+
+    fn host(&self) -> Option<String> {
+        bootstrap::Rendezvous::host(&self.meeting)
+    }
+
+    fn exchange(&self, phase: &str, value: &[u8], deadline: Deadline) -> PyResult<Exchanged> {
+        bootstrap::Rendezvous::exchange(&self.meeting, phase, value, deadline).map_err(|error| {
+            Python::attach(|py| meeting_error(py, error, self.settings.rank, phase))
+        })
+    }
+
+    fn key(&self, deadline: Deadline) -> PyResult<Vec<u8>> {
+        bootstrap::Rendezvous::key(&self.meeting, deadline).map_err(|error| {
+            Python::attach(|py| meeting_error(py, error, self.settings.rank, "key"))
+        })
+    }
+}
+
+fn meeting_error(py: Python<'_>, error: MeetingError, rank: u32, phase: &str) -> PyErr {
+    let text = error.to_string();
+    match error {
+        MeetingError::Invalid(_) => PyValueError::new_err(text),
+        MeetingError::Listen { .. } | MeetingError::Descriptors(_) => PyOSError::new_err(text),
+        MeetingError::Absent { ranks, .. } => rendezvous_error(py, &text, rank, phase, &ranks),
+        MeetingError::Broken(_) => rendezvous_error(py, &text, rank, phase, &[]),
     }
 }
 
@@ -71,15 +133,4 @@ pub fn blob_bytes_max(ranks: usize) -> usize {
 
 fn refuse(error: BundleError) -> PyErr {
     PyValueError::new_err(error.to_string())
-}
-
-/// A RuntimeError's arguments are the text and the ranks that did not come.
-fn raise(error: MeetingError) -> PyErr {
-    let text = error.to_string();
-    match error {
-        MeetingError::Invalid(_) => PyValueError::new_err(text),
-        MeetingError::Listen { .. } | MeetingError::Descriptors(_) => PyOSError::new_err(text),
-        MeetingError::Absent { ranks, .. } => PyRuntimeError::new_err((text, ranks)),
-        MeetingError::Broken(_) => PyRuntimeError::new_err((text, Vec::<u32>::new())),
-    }
 }

@@ -1,17 +1,23 @@
 //! `Settings`, `Place` and `Topology`: the input of a process before the rendezvous.
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 
-use hfreduce_bootstrap::{self as bootstrap, SettingError, TopologyError, variables};
+use hfreduce_bootstrap::{self as bootstrap, SettingError, variables};
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
+use crate::errors::{setting_error, topology_error};
+
+/// Variables of torchrun and other launchers.
+const LAUNCHER: [&str; 4] = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+
 /// Settings of a process, from environment variables.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Settings {
-    settings: bootstrap::Settings,
+    pub(crate) settings: bootstrap::Settings,
 }
 
 #[pymethods]
@@ -19,22 +25,7 @@ impl Settings {
     /// Reads and checks a mapping; empty values count as unset. Unknown names get a warning.
     #[staticmethod]
     fn read(py: Python<'_>, environment: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut values = std::collections::HashMap::new();
-        for item in environment.call_method0("items")?.try_iter()? {
-            let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
-            // Names of other programs need not be text.
-            let Ok(name) = name.extract::<String>() else { continue };
-            if !name.starts_with("HFREDUCE_") && !name.starts_with("FLYER_") {
-                continue;
-            }
-            if let Some(text) = variables::warning(&name) {
-                let text = CString::new(text).unwrap_or_default();
-                PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
-            }
-            // Bytes that are not UTF-8 are replaced, so that an error can show the value.
-            let value = value.cast::<PyString>()?.to_string_lossy().into_owned();
-            values.insert(name, value);
-        }
+        let values = variables_of(py, environment)?;
         let settings = bootstrap::Settings::read_variables(|name| values.get(name).cloned());
         Ok(Self { settings: settings.map_err(|error| setting_error(py, &error))? })
     }
@@ -51,16 +42,6 @@ impl Settings {
     #[getter]
     fn job(&self) -> &str {
         &self.settings.job
-    }
-
-    #[getter]
-    fn node(&self) -> &str {
-        &self.settings.node
-    }
-
-    #[getter]
-    fn zone(&self) -> &str {
-        &self.settings.zone
     }
 
     #[getter]
@@ -126,11 +107,6 @@ impl Settings {
     }
 
     #[getter]
-    fn daemon(&self) -> Option<PathBuf> {
-        self.settings.daemon.clone()
-    }
-
-    #[getter]
     fn registered_bytes(&self) -> Option<usize> {
         self.settings.registered_bytes
     }
@@ -141,6 +117,31 @@ impl Settings {
         let key = bootstrap::Settings::key_in(path).map_err(|error| setting_error(py, &error))?;
         Ok(Some(PyBytes::new(py, &key)))
     }
+}
+
+/// The variables of `environment` that settings are read from. Unknown names get a warning.
+pub(crate) fn variables_of(
+    py: Python<'_>,
+    environment: &Bound<'_, PyAny>,
+) -> PyResult<HashMap<String, String>> {
+    let mut values = HashMap::new();
+    for item in environment.call_method0("items")?.try_iter()? {
+        let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;
+        // Names of other programs need not be text.
+        let Ok(name) = name.extract::<String>() else { continue };
+        let is_setting = name.starts_with("HFREDUCE_") || name.starts_with("FLYER_");
+        if !is_setting && !LAUNCHER.contains(&name.as_str()) {
+            continue;
+        }
+        if let Some(text) = variables::warning(&name) {
+            let text = CString::new(text).unwrap_or_default();
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+        }
+        // Bytes that are not UTF-8 are replaced, so that an error can show the value.
+        let value = value.cast::<PyString>()?.to_string_lossy().into_owned();
+        values.insert(name, value);
+    }
+    Ok(values)
 }
 
 /// Where one rank runs.
@@ -234,23 +235,4 @@ pub fn load_topology(py: Python<'_>, path: PathBuf) -> PyResult<Topology> {
 #[pyfunction]
 pub fn settings_table() -> String {
     variables::table()
-}
-
-pub fn setting_error(py: Python<'_>, error: &SettingError) -> PyErr {
-    let SettingError { name, value, expected } = error;
-    raise(py, "SettingError", (*name, value, expected))
-}
-
-fn topology_error(py: Python<'_>, error: &TopologyError) -> PyErr {
-    let TopologyError { file, field, problem } = error;
-    raise(py, "TopologyError", (file, field, problem))
-}
-
-/// An exception of `hfreduce.errors`.
-fn raise<'py>(py: Python<'py>, name: &str, arguments: impl pyo3::call::PyCallArgs<'py>) -> PyErr {
-    let class = py.import("hfreduce.errors").and_then(|module| module.getattr(name));
-    match class.and_then(|class| class.call1(arguments)) {
-        Ok(error) => PyErr::from_value(error),
-        Err(broken) => broken,
-    }
 }

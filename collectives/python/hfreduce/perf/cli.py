@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hfreduce import bootstrap, standalone
-from hfreduce._native import Settings
+from hfreduce._native import Rendezvous
 from hfreduce.errors import CollectiveError, RendezvousError, SettingError, TopologyError
 from hfreduce.perf import ranks as local
 from hfreduce.perf.measure import Call, Row, measure, shapes
@@ -66,14 +65,13 @@ class _Refused(Exception):  # noqa: N818  (it is one: what was asked for cannot 
 
 
 def _measure(options: Options, environment: Mapping[str, str], port: local.Port | None) -> int:
-    settings = Settings.read(environment)
-    meeting = _meet(environment, settings, port)
-    rank, size = meeting.membership.rank, meeting.membership.size
+    rendezvous = _rendezvous(environment, port)
+    rank, size = rendezvous.rank, rendezvous.world_size
     _check(options, size)
-    deadline = time.monotonic() + settings.connect_seconds
-    machines, names = _machines(meeting, deadline)
-    limit = max(deadline - time.monotonic(), 0.1)
-    communicator = bootstrap.join(meeting, meeting.membership, settings, limit)
+    limit = rendezvous.settings.connect_seconds
+    deadline = time.monotonic() + limit
+    machines, names = _machines(rendezvous, limit)
+    communicator = rendezvous.join(max(deadline - time.monotonic(), 0.1))
     calls: list[Call] | None = [] if options.trace else None
     rows: list[Row] = []
     visible = rank == 0
@@ -93,19 +91,17 @@ def _measure(options: Options, environment: Mapping[str, str], port: local.Port 
     return _WRONG if any(row.wrong > 0 for row in rows) else _RIGHT
 
 
-def _meet(
-    environment: Mapping[str, str], settings: Settings, port: local.Port | None
-) -> standalone.Rendezvous:
-    """The group's meeting: a launcher's, or our own at a port that rank 0 finds."""
+def _rendezvous(environment: Mapping[str, str], port: local.Port | None) -> Rendezvous:
+    """The rendezvous of the group: at a launcher's address, or at a free port of rank 0."""
     if port is None:
-        return standalone.Rendezvous(environment, settings)
+        return Rendezvous(environment)
     first = environment["RANK"] == "0"
     at = 0 if first else port.wait()
     local_environment = {**environment, "HFREDUCE_RENDEZVOUS": f"127.0.0.1:{at}"}
-    meeting = standalone.Rendezvous(local_environment, settings)
+    rendezvous = Rendezvous(local_environment)
     if first:
-        port.publish(meeting.port)
-    return meeting
+        port.publish(rendezvous.port)
+    return rendezvous
 
 
 def _check(options: Options, size: int) -> None:
@@ -115,14 +111,15 @@ def _check(options: Options, size: int) -> None:
         raise _Refused("sendrecv needs two ranks or more")
 
 
-def _machines(meeting: standalone.Rendezvous, deadline: float) -> tuple[list[int], list[str]]:
+def _machines(rendezvous: Rendezvous, timeout_seconds: float) -> tuple[list[int], list[str]]:
     """The number of each rank's machine, by first appearance, and the machines' names."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = ""
-    own = json.dumps([boot or socket.gethostname(), socket.gethostname()])
-    machines = [json.loads(value) for value in meeting.exchange("machine", own, deadline)]
+    own = json.dumps([boot or socket.gethostname(), socket.gethostname()]).encode()
+    values = rendezvous.exchange("machine", own, timeout_seconds)
+    machines = [json.loads(value) for value in values]
     order = list(dict.fromkeys(machine for machine, _ in machines))
     names: dict[str, str] = dict(reversed(machines))
     return [order.index(machine) for machine, _ in machines], [names[machine] for machine in order]

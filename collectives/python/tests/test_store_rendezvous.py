@@ -1,18 +1,18 @@
-"""The exchange through torch's store: its cost, and the ranks that its errors name."""
+"""The rendezvous through torch's store: its cost, the ranks that its errors name, and joins."""
 
 import base64
 import json
 import random
 import threading
-import time
 import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hfreduce import _native
-from hfreduce.errors import RendezvousError
-from hfreduce.exchange import Member, gather
+from hfreduce._native import Membership, Settings
+from hfreduce.errors import RendezvousError, SettingError
+from hfreduce.store_rendezvous import StoreRendezvous
 
 LONG_SECONDS = 120
 
@@ -72,13 +72,18 @@ def card(rank):
     return f'{{"place": {{"node": "node-{rank // 8:05}", "zone": "A"}}, "port": {rank * 7919}}}'
 
 
+def exchange(store, rank, ranks, phase, value, seconds=LONG_SECONDS):
+    """The name and the values that this rank of a group gets."""
+    membership = Membership(rank, ranks, max(ranks) + 1)
+    return StoreRendezvous(store, membership).exchange(phase, value, seconds)
+
+
 def meet(store, size, present=None, seconds=LONG_SECONDS, phase="place"):
     ranks = range(size)
 
     def join(rank):
-        deadline = time.monotonic() + seconds
         try:
-            return gather(store, Member(rank, ranks), phase, card(rank), deadline)
+            return exchange(store, rank, ranks, phase, card(rank), seconds)
         except RendezvousError as error:
             return error
 
@@ -91,8 +96,9 @@ def meet(store, size, present=None, seconds=LONG_SECONDS, phase="place"):
 def test_every_rank_gets_all_values(extended):
     results = meet(CountingStore(extended), 9)
     expected = [card(rank).encode() for rank in range(9)]
-    assert all(result.values == expected for result in results)
-    assert len({result.meeting for result in results}) == 1
+    assert all(values == expected for _, values in results)
+    assert len({name for name, _ in results}) == 1
+    assert all(name for name, _ in results)
 
 
 def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
@@ -101,8 +107,7 @@ def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
 
     def join(rank):
         ranks = groups[rank % 2]
-        member = Member(ranks.index(rank), ranks)
-        return gather(store, member, "place", card(rank), time.monotonic() + LONG_SECONDS)
+        return exchange(store, ranks.index(rank), ranks, "place", card(rank))
 
     with ThreadPoolExecutor(4) as pool:
         results = {}
@@ -113,7 +118,7 @@ def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
                 store.changed.wait_for(lambda own=rank: card(own).encode() in store.values.values())
     for rank, result in results.items():
         values = [card(member).encode() for member in groups[rank % 2]]
-        assert result.result().values == values
+        assert result.result()[1] == values
 
 
 def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
@@ -126,10 +131,8 @@ def test_a_thousand_ranks_cost_a_few_requests_and_bytes_each():
     for rank in range(0, size, 64):
         store.read.clear()
         before = store.requests
-        result = gather(
-            store, Member(rank, range(size)), "place", card(rank), time.monotonic() + 60
-        )
-        assert len(result.values) == size
+        _, values = exchange(store, rank, range(size), "place", card(rank))
+        assert len(values) == size
         reads.append(sum(store.read.values()))
         requests.append(store.requests - before)
     # The collector: its own key, a wait and a read for each batch, one blob.
@@ -170,9 +173,8 @@ def test_a_rank_reads_at_most_64_bytes_per_rank_at_a_start():
             store.values[f"hfreduce/{phase}/{rank}"] = values[rank].encode()
         for rank in (0, size - 1):
             store.read.clear()
-            deadline = time.monotonic() + LONG_SECONDS
-            result = gather(store, Member(rank, range(size)), phase, values[rank], deadline)
-            assert result.values == [value.encode() for value in values]
+            _, received = exchange(store, rank, range(size), phase, values[rank])
+            assert received == [value.encode() for value in values]
         bytes_read += sum(store.read.values())
     assert bytes_read <= 64 * size, bytes_read / size
 
@@ -186,7 +188,7 @@ def test_all_ranks_name_the_same_absent_ranks():
 
 
 def test_an_absent_collector_is_named(monkeypatch):
-    monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("hfreduce.store_rendezvous.GRACE_SECONDS", 0.0)
     results = meet(CountingStore(), 3, present=[1, 2], seconds=0.2)
     assert all(list(result.absent) == [0] for result in results)
 
@@ -213,7 +215,7 @@ def test_a_blob_that_cannot_be_read_is_an_error(blob):
     store = CountingStore()
     store.set("hfreduce/place/all/0/0", blob)
     with pytest.raises(RendezvousError, match=r"rank 0|release"):
-        gather(store, Member(1, range(2)), "place", "x", time.monotonic() + 1)
+        exchange(store, 1, range(2), "place", "x", 1.0)
 
 
 def test_values_above_the_limit_of_a_group_are_refused_with_the_limit():
@@ -221,24 +223,24 @@ def test_values_above_the_limit_of_a_group_are_refused_with_the_limit():
     store.set("hfreduce/place/1", "x" * (1 << 20))
     for rank in range(2):
         with pytest.raises(RendezvousError, match=r"2 ranks take 1048.* at most 73728 are"):
-            gather(store, Member(rank, range(2)), "place", "x" * (rank << 20), time.monotonic() + 1)
+            exchange(store, rank, range(2), "place", "x" * (rank << 20), 1.0)
 
 
 def test_a_missing_part_is_awaited_until_the_deadline(monkeypatch):
-    monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
-    monkeypatch.setattr("hfreduce.exchange.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("hfreduce.store_rendezvous.PART_CHARACTERS", 64)
+    monkeypatch.setattr("hfreduce.store_rendezvous.GRACE_SECONDS", 0.1)
     store = CountingStore()
     store.set("hfreduce/place/all/0/0", "2 AAAA")
     with pytest.raises(RendezvousError, match="did not answer in time"):
-        gather(store, Member(1, range(2)), "place", "x", time.monotonic())
+        exchange(store, 1, range(2), "place", "x", 0.0)
 
 
 def test_a_blob_of_several_parts_is_joined(monkeypatch):
-    monkeypatch.setattr("hfreduce.exchange.PART_CHARACTERS", 64)
-    monkeypatch.setattr("hfreduce.exchange.BATCH_KEYS", 3)
+    monkeypatch.setattr("hfreduce.store_rendezvous.PART_CHARACTERS", 64)
+    monkeypatch.setattr("hfreduce.store_rendezvous.BATCH_KEYS", 3)
     store = CountingStore()
     results = meet(store, 20)
-    assert all(result.values[19] == card(19).encode() for result in results)
+    assert all(values[19] == card(19).encode() for _, values in results)
     assert "hfreduce/place/all/0/1" in store.values
 
 
@@ -252,6 +254,86 @@ def test_the_store_of_torch_serves_a_large_group():
         store.set(f"hfreduce/place/{rank}", card(rank))
     expected = [card(rank).encode() for rank in range(size)]
     for rank in range(0, size, 256):
-        deadline = time.monotonic() + LONG_SECONDS
-        result = gather(store, Member(rank, range(size)), "place", card(rank), deadline)
-        assert result.values == expected
+        assert exchange(store, rank, range(size), "place", card(rank))[1] == expected
+
+
+def join(store, rank, ranks, world_size, **environment):
+    """Joins as this rank of a group; on one machine, as different nodes."""
+    environment = {"HFREDUCE_ADDRESS": "127.0.0.1", "FLYER_JOB": "test/join"} | environment
+    membership = Membership(rank, ranks, world_size)
+    rendezvous = StoreRendezvous(store, membership)
+    return _native.join(rendezvous, membership, Settings.read(environment), LONG_SECONDS)
+
+
+def join_all(store, ranks, world_size, per_rank=None):
+    """The communicators, or the errors, of all members of a group."""
+
+    def one(rank):
+        try:
+            return join(store, rank, ranks, world_size, **(per_rank or {}).get(rank, {}))
+        except RuntimeError as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, range(len(ranks))))
+
+
+def test_a_group_of_a_known_world_does_not_exchange_places_again():
+    world, part, job = CountingStore(), CountingStore(), {"FLYER_JOB": "test/known"}
+    groups = [
+        join_all(world, range(3), 3, dict.fromkeys(range(3), job)),
+        join_all(part, [2, 0], 3, dict.fromkeys(range(2), job)),
+    ]
+    for group in groups:
+        for rank, communicator in enumerate(group):
+            assert (communicator.rank, communicator.world_size) == (rank, len(group))
+            communicator.close(0.0)
+    assert "hfreduce/place/2" in world.values
+    assert {key for key in part.values if "/all/" not in key} == {
+        "hfreduce/endpoint/2", "hfreduce/endpoint/0", "hfreduce/key/2",
+    }  # fmt: skip
+    assert json.loads(part.values["hfreduce/endpoint/0"]).keys() == {"world", "ranks", "info"}
+
+
+def test_a_rank_that_disagrees_is_named_by_every_rank():
+    errors = join_all(CountingStore(), [5, 6, 9], 10, {1: {"FLYER_JOB": "other"}})
+    for rank, error in enumerate(errors):
+        assert isinstance(error, RendezvousError)
+        assert (error.rank, error.phase, error.absent) == ([5, 6, 9][rank], "place", ())
+        own, theirs = ("test/join", "other") if rank != 1 else ("other", "test/join")
+        named = 5 if rank == 1 else 6
+        assert f"rank {named} belongs to job '{theirs}', this rank to '{own}'" in str(error)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError("not all ranks"), SystemExit(3)])
+def test_an_exception_of_the_store_ends_the_join(error):
+    class FailingStore(CountingStore):
+        def wait(self, keys, timeout):
+            raise error
+
+    kind = error if isinstance(error, type) else type(error)
+    with pytest.raises(kind) as raised:
+        join(FailingStore(), 0, [0, 1], 2)
+    if not isinstance(error, type):
+        assert raised.value is error
+
+
+def test_a_host_or_values_of_another_type_are_refused():
+    class Rendezvous:
+        host = None
+
+        def exchange(self, phase, value, timeout_seconds):
+            return [value]
+
+    membership, settings = Membership(0, [0, 1], 2), Settings.read({})
+    with pytest.raises((TypeError, ValueError)):
+        _native.join(Rendezvous(), membership, settings, 1.0)
+    Rendezvous.host = 7
+    with pytest.raises(TypeError):
+        _native.join(Rendezvous(), membership, settings, 1.0)
+
+
+def test_a_rank_outside_its_group_is_refused():
+    with pytest.raises(SettingError, match=r"RANK='2': expected a number below the 2 ranks"):
+        Membership(2, [4, 5], 8)
+    assert Membership(1, [4, 5], 8) == Membership(1, (4, 5), 8)
