@@ -7,7 +7,7 @@ use fabric::arena::{Arena, ArenaError, Block};
 use hfreduce_kernels::Store;
 
 use crate::protocol::Region;
-use hfreduce_core::Kind;
+use hfreduce_core::Fingerprint;
 use hfreduce_engine::operation::{Buffer, Operation, Transfer};
 
 /// Size of blocks for buffers that are not registered, so that they can be reused; smaller blocks
@@ -60,11 +60,9 @@ impl BufferStager {
             true => Place::Same,
             false => self.place(&operation.output)?,
         };
-        let fingerprint = &operation.fingerprint;
-        let unread = fingerprint.kind == Kind::Recv
-            || (fingerprint.kind == Kind::Broadcast && fingerprint.root != rank);
+        let Fingerprint { kind, root, .. } = operation.fingerprint;
         let staged = StagedOperation { input, output };
-        if !unread && !operation.input.is_pipelined() {
+        if kind.reads_input(root == rank) && !operation.input.is_pipelined() {
             staged.copy_in(operation, 0..operation.input.bytes());
         }
         Ok(staged)
@@ -135,8 +133,7 @@ impl StagedOperation {
     /// Copies the output of a completed operation to the caller: all that this rank receives, from
     /// byte `from`.
     pub fn copy_out(&self, operation: &Operation, from: usize, rank: u32) {
-        let fingerprint = &operation.fingerprint;
-        if fingerprint.kind.uses_trees() {
+        if operation.fingerprint.kind.uses_trees() {
             return self.copy_out_range(operation, from..operation.output.bytes(), rank);
         }
         let received = operation.transfers.iter().filter(|transfer| !transfer.sends);
@@ -151,13 +148,8 @@ impl StagedOperation {
             (_, Place::Staged(block, _)) | (Place::Staged(block, _), Place::Same) => block,
             _ => return,
         };
-        let fingerprint = &operation.fingerprint;
-        let arrives = match fingerprint.kind {
-            Kind::Broadcast => fingerprint.root != rank,
-            Kind::Reduce => fingerprint.root == rank,
-            _ => true,
-        };
-        if arrives {
+        let Fingerprint { kind, root, .. } = operation.fingerprint;
+        if kind.writes_output(root == rank) {
             copy(&operation.output, (range.start, range.len()), block, |memory, staged, count| {
                 // SAFETY: as above; these bytes are final.
                 unsafe { hfreduce_kernels::copy_raw(store(count), staged, memory, count) };

@@ -28,8 +28,8 @@ pub fn operation(
             transfer.peer == ANY_RANK && fingerprint.kind == Kind::Recv && !transfer.sends;
         let peer = anybody || (transfer.peer != rank && (transfer.peer as usize) < world);
         // The tags of collectives are assigned when they are submitted.
-        let tagged = matches!(fingerprint.kind, Kind::Send | Kind::Recv);
-        if !inside || !peer || (tagged && transfer.tag > TAG_MAX) {
+        let tag = !fingerprint.kind.is_message() || transfer.tag <= TAG_MAX;
+        if !inside || !peer || !tag {
             return Err(format!(
                 "{transfer:?} of {} bytes in a group of {world} ranks",
                 side.bytes
@@ -60,19 +60,13 @@ fn sizes(fingerprint: &Fingerprint, call: &Call, rank: u32, world: usize) -> Res
     }
     let block =
         usize::try_from(fingerprint.count).ok().and_then(|count| count.checked_mul(element));
-    let block = block.ok_or_else(mismatch)?;
-    let all = block.checked_mul(world).ok_or_else(mismatch)?;
-    let is_root = fingerprint.root == rank;
+    let fits = |block: &usize| block.checked_mul(world).is_some();
+    let block = block.filter(fits).ok_or_else(mismatch)?;
+    let (inputs, outputs) = fingerprint.kind.blocks(fingerprint.root == rank, world);
     let expected = match fingerprint.kind {
-        Kind::Allreduce | Kind::Broadcast | Kind::Reduce | Kind::Send | Kind::Recv => {
-            (block, block)
-        }
-        Kind::Allgather => (block, all),
-        Kind::ReduceScatter => (all, block),
-        Kind::Gather => (block, if is_root { all } else { 0 }),
-        Kind::Scatter => (if is_root { all } else { 0 }, block),
-        Kind::Barrier => (0, 0),
+        // Ranks send and receive different numbers: the transfers are checked.
         Kind::Alltoall => (call.input.bytes, call.output.bytes),
+        _ => (inputs * block, outputs * block),
     };
     // Number of transfers: at most block to and block from each rank.
     let transfers = match fingerprint.kind {
