@@ -170,7 +170,7 @@ class Group(Base):
 
     # What the collectives share
 
-    def _on(self, *memory: torch.Tensor) -> _native.Communicator | _native.OnGpu:
+    def _on(self, *memory: torch.Tensor) -> _native.Operations:
         """The engine's operations where these tensors are."""
         for tensor in memory:
             if not tensor.is_cpu:

@@ -1,18 +1,15 @@
-//! Collective and point-to-point operations.
+//! Collective and point-to-point operations: each function describes its operation as a [`Call`].
+#![allow(missing_docs, clippy::missing_safety_doc)] // The header is the documentation.
 
 use std::ffi::c_void;
 
-use hfreduce_engine::DType;
+use hfreduce_engine::{DType, Kind};
 
-use crate::arguments::{Call, reduction};
+use crate::arguments::{Call, Memory};
 use crate::comm::Comm;
-use crate::error::{Failure, Status, guard};
-use crate::work::{Work, begun};
+use crate::error::Status;
+use crate::work::Work;
 
-/// See the header.
-///
-/// # Safety
-/// The header's: handles are live, and the memory is valid until the operation has ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_allreduce(
     comm: *mut Comm,
@@ -23,21 +20,13 @@ pub unsafe extern "C" fn hfr_allreduce(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::InPlace { buffer, count };
+    let call = Call::new(comm, Kind::Allreduce, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let buffer = call.buffer("buffer", buffer, count)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.allreduce(buffer, dtype, reduction(op)?, 0, timeout, lazy), work)
-    })
+    unsafe { Call { op, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`]; both lists have `number` entries.
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_allreduce_many(
     comm: *mut Comm,
     buffers: *const *mut c_void,
@@ -48,19 +37,12 @@ pub unsafe extern "C" fn hfr_allreduce_many(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Fused { buffers, counts, number };
+    let call = Call::new(comm, Kind::Allreduce, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let (buffer, shape) = call.fused(buffers, counts, number)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.allreduce(buffer, dtype, reduction(op)?, shape, timeout, lazy), work)
-    })
+    unsafe { Call { op, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_broadcast(
     comm: *mut Comm,
@@ -71,21 +53,13 @@ pub unsafe extern "C" fn hfr_broadcast(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::InPlace { buffer, count };
+    let call = Call::new(comm, Kind::Broadcast, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let buffer = call.buffer("buffer", buffer, count)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.broadcast(buffer, dtype, root, timeout, lazy), work)
-    })
+    unsafe { Call { root, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_reduce(
     comm: *mut Comm,
     buffer: *mut c_void,
@@ -96,19 +70,12 @@ pub unsafe extern "C" fn hfr_reduce(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::InPlace { buffer, count };
+    let call = Call::new(comm, Kind::Reduce, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let buffer = call.buffer("buffer", buffer, count)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.reduce(buffer, dtype, reduction(op)?, root, timeout, lazy), work)
-    })
+    unsafe { Call { op, root, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_allgather(
     comm: *mut Comm,
@@ -119,22 +86,12 @@ pub unsafe extern "C" fn hfr_allgather(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Apart { input, output, count };
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let input = call.buffer("input", input, count)?;
-        let output = call.buffer("output", output, call.all(count))?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.allgather(input, output, dtype, timeout, lazy), work)
-    })
+    unsafe { Call::new(comm, Kind::Allgather, memory, dtype, timeout_seconds, work).start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_reduce_scatter(
     comm: *mut Comm,
     input: *const c_void,
@@ -145,22 +102,13 @@ pub unsafe extern "C" fn hfr_reduce_scatter(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Apart { input, output, count };
+    let call = Call::new(comm, Kind::ReduceScatter, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let input = call.buffer("input", input, call.all(count))?;
-        let output = call.buffer("output", output, count)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.reduce_scatter(input, output, dtype, reduction(op)?, timeout, lazy), work)
-    })
+    unsafe { Call { op, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_gather(
     comm: *mut Comm,
     input: *const c_void,
@@ -171,23 +119,13 @@ pub unsafe extern "C" fn hfr_gather(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Apart { input, output, count };
+    let call = Call::new(comm, Kind::Gather, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let input = call.buffer("input", input, count)?;
-        let all = if call.engine.rank() == root { call.all(count) } else { 0 };
-        let output = call.buffer("output", output, all)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.gather(input, output, dtype, root, timeout, lazy), work)
-    })
+    unsafe { Call { root, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_scatter(
     comm: *mut Comm,
     input: *const c_void,
@@ -198,21 +136,12 @@ pub unsafe extern "C" fn hfr_scatter(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Apart { input, output, count };
+    let call = Call::new(comm, Kind::Scatter, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let all = if call.engine.rank() == root { call.all(count) } else { 0 };
-        let input = call.buffer("input", input, all)?;
-        let output = call.buffer("output", output, count)?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.scatter(input, output, dtype, root, timeout, lazy), work)
-    })
+    unsafe { Call { root, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_alltoall(
     comm: *mut Comm,
@@ -223,23 +152,12 @@ pub unsafe extern "C" fn hfr_alltoall(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Apart { input, output, count };
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let input = call.buffer("input", input, call.all(count))?;
-        let output = call.buffer("output", output, call.all(count))?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        let each = vec![count; engine.world_size()];
-        begun(engine.alltoall(input, output, &each, &each, dtype, timeout, lazy), work)
-    })
+    unsafe { Call::new(comm, Kind::Alltoall, memory, dtype, timeout_seconds, work).start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`]; both lists have `world_size` entries.
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_alltoallv(
     comm: *mut Comm,
     input: *const c_void,
@@ -250,29 +168,12 @@ pub unsafe extern "C" fn hfr_alltoallv(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::Split { input, input_counts, output, output_counts };
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        if input_counts.is_null() || output_counts.is_null() {
-            return Err(Failure::invalid("input_counts or output_counts is NULL"));
-        }
-        let ranks = call.engine.world_size();
-        let gives = std::slice::from_raw_parts(input_counts, ranks);
-        let takes = std::slice::from_raw_parts(output_counts, ranks);
-        let total = |counts: &[usize]| counts.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
-        let input = call.buffer("input", input, total(gives))?;
-        let output = call.buffer("output", output, total(takes))?;
-        let Call { engine, dtype, timeout, lazy } = call;
-        begun(engine.alltoall(input, output, gives, takes, dtype, timeout, lazy), work)
-    })
+    unsafe { Call::new(comm, Kind::Alltoall, memory, dtype, timeout_seconds, work).start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_send(
     comm: *mut Comm,
     buffer: *const c_void,
@@ -283,20 +184,13 @@ pub unsafe extern "C" fn hfr_send(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::InPlace { buffer, count };
+    let call = Call::new(comm, Kind::Send, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let buffer = call.buffer("buffer", buffer, count)?;
-        begun(call.engine.send(buffer, call.dtype, peer, tag, call.timeout), work)
-    })
+    unsafe { Call { peer, tag, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
-#[allow(clippy::too_many_arguments)] // The operation's own signature.
 pub unsafe extern "C" fn hfr_recv(
     comm: *mut Comm,
     buffer: *mut c_void,
@@ -307,27 +201,19 @@ pub unsafe extern "C" fn hfr_recv(
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let memory = Memory::InPlace { buffer, count };
+    let call = Call::new(comm, Kind::Recv, memory, dtype, timeout_seconds, work);
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, dtype, timeout_seconds, work)?;
-        let buffer = call.buffer("buffer", buffer, count)?;
-        begun(call.engine.recv(buffer, call.dtype, peer, tag, call.timeout), work)
-    })
+    unsafe { Call { peer, tag, ..call }.start() }
 }
 
-/// See the header.
-///
-/// # Safety
-/// As for [`hfr_allreduce`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_barrier(
     comm: *mut Comm,
     timeout_seconds: f64,
     work: *mut *mut Work,
 ) -> Status {
+    let (memory, dtype) = (Memory::Absent, i32::from(DType::U8.code()));
     // SAFETY: the caller's promises, handed on.
-    guard(|| unsafe {
-        let call = Call::new(comm, i32::from(DType::U8.code()), timeout_seconds, work)?;
-        begun(call.engine.barrier(call.timeout, call.lazy), work)
-    })
+    unsafe { Call::new(comm, Kind::Barrier, memory, dtype, timeout_seconds, work).start() }
 }

@@ -64,6 +64,11 @@ fn call(fingerprint: Fingerprint, offset: u64) -> Call {
     }
 }
 
+fn allreduce(input: Buffer, op: ReduceOp) -> hfreduce_engine::Call<'static> {
+    let call = hfreduce_engine::Call::new(Kind::Allreduce, DType::F32, TIMEOUT, true);
+    hfreduce_engine::Call { input, op, ..call }
+}
+
 proptest! {
     #![proptest_config(cases(1000))]
 
@@ -145,7 +150,7 @@ fn with_peer(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveErro
         let mut data = [1.0_f32; 4];
         // SAFETY: the array outlives the operation, which is waited for.
         let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 16)]) };
-        let made = peer.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+        let made = peer.call(allreduce(buffer, ReduceOp::Sum));
         let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
         // The daemon continues to serve peer ranks.
         assert!(AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).is_ok());
@@ -233,7 +238,7 @@ fn a_rank_requests_its_arena_and_allocates_its_blocks() {
         let block = next.allocate(4096).unwrap();
         // SAFETY: the block outlives the operation, which is waited for.
         let buffer = unsafe { Buffer::new([(block.base(), 4096)]) };
-        let work = next.allreduce(buffer, DType::F32, ReduceOp::Average, 0, TIMEOUT, true);
+        let work = next.call(allreduce(buffer, ReduceOp::Average));
         work.unwrap().wait(None).unwrap();
     });
 }

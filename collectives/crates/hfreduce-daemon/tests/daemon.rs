@@ -16,7 +16,7 @@ use hfreduce_engine::{
     Buffer, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Watermarks,
 };
 use support::{
-    KEY, Served, TIMEOUT, allreduce, buffer, digest, numbers, placement, run_at, values,
+    Calls, KEY, Served, TIMEOUT, allreduce, buffer, digest, numbers, placement, run_at, values,
 };
 
 const F32: DType = DType::F32;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hfreduce_daemon::AnyEndpoint;
 use hfreduce_engine::{ErrorKind, Options};
-use support::{KEY, Served, TIMEOUT, placement, run_at};
+use support::{Calls, KEY, Served, TIMEOUT, placement, run_at};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};

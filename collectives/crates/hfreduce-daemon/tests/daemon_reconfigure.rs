@@ -12,7 +12,7 @@ use std::time::Duration;
 use hfreduce_daemon::AnyNewcomer;
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Communicator, ErrorKind, Member, Options};
-use support::{KEY, Served, TIMEOUT, allreduce, placement, run_at};
+use support::{Calls, KEY, Served, TIMEOUT, allreduce, placement, run_at};
 
 fn ranks(list: &[u32]) -> Vec<Member> {
     list.iter().map(|rank| Member::Rank(*rank)).collect()

@@ -6,7 +6,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::communicator::TIMEOUT_MAX;
-use hfreduce_engine::{Buffer, CollectiveError, Communicator, Watermarks, Work};
+use hfreduce_engine::{Buffer, Call, CollectiveError, Communicator, Watermarks, Work};
 
 use crate::arena::{self, Arena, Block};
 use crate::context::{Context, Event, Stream};
@@ -16,7 +16,7 @@ use crate::error::DeviceError;
 use crate::gdr::{self, Gdr};
 use crate::handle::DeviceWork;
 use crate::job::{Job, Lane, Parts};
-use crate::memory::Memory;
+use crate::memory::{Memory, Range};
 use crate::numa;
 use crate::settled::{Failure, Settled};
 use crate::windows::Windows;
@@ -136,62 +136,68 @@ impl Device {
         self.arena.pinned_bytes()
     }
 
-    /// Starts an operation along the trees on memory of this device: its first chunks are reduced while the
-    /// last ones are still being copied. `stream`: the stream that makes the memory ready (`CUstream`, or the
-    /// driver's numbers 0, 1, 2). `call` submits the operation to the engine.
+    /// Starts an operation on memory of this device; operations in place use `input` alone.
+    /// `stream`: the stream that makes the memory ready (`CUstream`, or the driver's numbers 0, 1,
+    /// 2).
+    ///
+    /// Along the trees, the first chunks are reduced while the last ones are still being copied. The
+    /// engine reads the input of point-to-point operations when it is called, so they wait here until
+    /// it has been copied from the GPU.
     ///
     /// # Errors
-    /// The error of `call`, or a failure of the device, which is reported to all ranks.
+    /// The call is invalid, the communicator is broken, or a failure of the device, which is reported
+    /// to all ranks.
     ///
     /// # Safety
     /// The memory must stay allocated, and must not be accessed, until the work is drained.
     pub unsafe fn start(
         &self,
         communicator: &Communicator,
-        operation: &str,
-        memory: Memory,
+        call: Call<'_>,
+        input: Range,
+        output: Range,
         stream: usize,
-        timeout: Duration,
-        call: impl FnOnce(Buffer, Buffer, Duration) -> Result<Work, CollectiveError>,
     ) -> Result<DeviceWork, CollectiveError> {
-        let pace = Arc::new(Watermarks::with_watcher(self.worker.clone()));
-        let (mut parts, buffers) = self
-            .prepare(memory, stream, timeout, Some(&pace))
-            .map_err(|error| communicator.fail(error.kind(), operation, error.to_string()))?;
-        let remaining = parts.deadline.saturating_duration_since(Instant::now());
-        let work = call(buffers.0, buffers.1, remaining)?;
-        parts.pace = Some(pace);
+        let (kind, deadline) = (call.kind, Instant::now() + call.timeout.min(TIMEOUT_MAX));
+        let broken =
+            |error: DeviceError| communicator.fail(error.kind(), kind.name(), error.to_string());
+        let memory = Memory::new(kind, communicator.rank() == call.root, input, output);
+        let pace =
+            kind.uses_trees().then(|| Arc::new(Watermarks::with_watcher(self.worker.clone())));
+        let (parts, [input, output]) =
+            self.prepare(memory, stream, deadline, pace).map_err(broken)?;
+        let submit = || {
+            let timeout = deadline.saturating_duration_since(Instant::now());
+            communicator.call(Call { input, output, timeout, ..call })
+        };
+        if kind.uses_trees() {
+            return self.start_pipelined(parts, submit);
+        }
+        self.start_after_copy(parts, broken, submit)
+    }
+
+    fn start_pipelined(
+        &self,
+        parts: Parts,
+        submit: impl FnOnce() -> Result<Work, CollectiveError>,
+    ) -> Result<DeviceWork, CollectiveError> {
+        let work = submit()?;
         let _ = parts.work.set(work.clone());
         let settled = parts.settled.clone();
         self.hand_over(parts);
         Ok(self.handle(work, settled))
     }
 
-    /// Starts a point-to-point operation. The engine reads its input when it is called, so this waits until the
-    /// input has been copied from the GPU.
-    ///
-    /// # Errors
-    /// As for [`Device::start`].
-    ///
-    /// # Safety
-    /// As for [`Device::start`].
-    pub unsafe fn start_after_copy(
+    fn start_after_copy(
         &self,
-        communicator: &Communicator,
-        operation: &str,
-        memory: Memory,
-        stream: usize,
-        timeout: Duration,
-        call: impl FnOnce(Buffer, Buffer, Duration) -> Result<Work, CollectiveError>,
+        parts: Parts,
+        broken: impl FnOnce(DeviceError) -> CollectiveError,
+        submit: impl FnOnce() -> Result<Work, CollectiveError>,
     ) -> Result<DeviceWork, CollectiveError> {
-        let broken =
-            |error: DeviceError| communicator.fail(error.kind(), operation, error.to_string());
-        let (parts, buffers) = self.prepare(memory, stream, timeout, None).map_err(broken)?;
         let (settled, later) = (parts.settled.clone(), parts.work.clone());
-        let deadline = parts.deadline;
+        let until = parts.deadline + self.settings.patience;
         self.hand_over(parts);
-        let end = settled
-            .wait(deadline + self.settings.patience, |state| state.arrived || state.end.is_some());
+        let end = settled.wait(until, |state| state.arrived || state.end.is_some());
         match end {
             Some(Err(Failure::Collective(error))) => return Err(error),
             Some(Err(Failure::Device(error))) => return Err(broken(error)),
@@ -203,8 +209,7 @@ impl Device {
                 return Err(broken(late));
             }
         }
-        let remaining = deadline.saturating_duration_since(Instant::now());
-        match call(buffers.0, buffers.1, remaining) {
+        match submit() {
             Ok(work) => {
                 let _ = later.set(work.clone());
                 self.worker.unpark();
@@ -223,14 +228,13 @@ impl Device {
         &self,
         memory: Memory,
         stream: usize,
-        timeout: Duration,
-        pace: Option<&Arc<Watermarks>>,
-    ) -> Result<(Parts, (Buffer, Buffer)), DeviceError> {
+        deadline: Instant,
+        pace: Option<Arc<Watermarks>>,
+    ) -> Result<(Parts, [Buffer; 2]), DeviceError> {
         if self.process != std::process::id() {
             let why = "was opened before this process was forked";
             return Err(DeviceError::Closed { device: self.ordinal(), why });
         }
-        let deadline = Instant::now() + timeout.min(TIMEOUT_MAX);
         let (output_at, input_bytes, output_bytes) = match memory.shared_bytes {
             0 => {
                 let at = memory.input.bytes.checked_next_multiple_of(ALIGNMENT_BYTES);
@@ -250,19 +254,19 @@ impl Device {
             let place = block.as_ref().map(|block: &Block| (block.at(at), bytes));
             // SAFETY: the job keeps the block until the engine and the copies have finished with it.
             let buffer = unsafe { Buffer::new(place) };
-            match pace {
+            match &pace {
                 Some(pace) => buffer.pipelined(pace.clone()),
                 None => buffer,
             }
         };
-        let buffers = (buffer(0, input_bytes), buffer(output_at, output_bytes));
+        let buffers = [buffer(0, input_bytes), buffer(output_at, output_bytes)];
         let parts = Parts {
             ready,
             memory,
             block,
             output_at,
             chunk_bytes: self.settings.chunk_bytes,
-            pace: None,
+            pace,
             settled: Arc::default(),
             work: Arc::new(OnceLock::new()),
             deadline,

@@ -36,4 +36,4 @@ pub use cuda::Cuda;
 pub use device::{Device, Settings};
 pub use error::DeviceError;
 pub use handle::DeviceWork;
-pub use memory::{Memory, Range};
+pub use memory::Range;

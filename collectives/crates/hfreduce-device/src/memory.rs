@@ -1,5 +1,7 @@
 //! Memory of a device that an operation reads and writes.
 
+use hfreduce_engine::Kind;
+
 use crate::cuda::Pointer;
 
 /// A range of a device's memory.
@@ -12,26 +14,27 @@ pub struct Range {
 }
 
 /// Memory that an operation reads and writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
     /// Range that is copied to the host first.
-    pub input: Range,
+    pub(crate) input: Range,
     /// Range that is copied from the host afterwards.
-    pub output: Range,
+    pub(crate) output: Range,
     /// Length of the engine's buffer if input and output share it, otherwise 0.
-    pub shared_bytes: usize,
+    pub(crate) shared_bytes: usize,
 }
 
 impl Memory {
-    /// One range for input and output; `brings`: this rank contributes to the operation; `takes`: it receives
-    /// the result.
-    pub fn in_place(range: Range, brings: bool, takes: bool) -> Self {
-        let range_if = |used: bool| if used { range } else { Range::default() };
-        Self { input: range_if(brings), output: range_if(takes), shared_bytes: range.bytes }
-    }
-
-    /// Separate ranges for input and output.
-    pub fn apart(input: Range, output: Range) -> Self {
-        Self { input, output, shared_bytes: 0 }
+    /// An operation in place has one range, `input`.
+    pub(crate) fn new(kind: Kind, is_root: bool, input: Range, output: Range) -> Self {
+        if !kind.is_in_place() {
+            return Self { input, output, shared_bytes: 0 };
+        }
+        let range_if = |used: bool| if used { input } else { Range::default() };
+        Self {
+            input: range_if(kind.reads_input(is_root)),
+            output: range_if(kind.writes_output(is_root)),
+            shared_bytes: input.bytes,
+        }
     }
 }

@@ -3,28 +3,30 @@
 
 mod support;
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Settings};
-use hfreduce_engine::{Buffer, CollectiveError, Communicator, DType, ErrorKind, ReduceOp, Work};
+use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Settings};
+use hfreduce_engine::{Buffer, Call, Communicator, DType, ErrorKind, Kind, Watermarks};
 use support::{ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, Tensor};
 use support::{allreduce, eventually, placement, run, settings, sum, values};
 
 /// Several engine chunks and copies, and a remainder that is neither.
 const NUMEL: usize = 8 * CHUNK_BYTES / 4 + 3;
 
-fn one(
-    device: &Device,
-    comm: &Communicator,
-    memory: Memory,
-    call: impl FnOnce(Buffer, Buffer, Duration) -> Result<Work, CollectiveError>,
-) -> DeviceWork {
-    // SAFETY: the tests keep their tensors until the work is drained.
-    unsafe { device.start(comm, "test", memory, 0, TIMEOUT, call) }.unwrap()
+fn call(kind: Kind, root: u32) -> Call<'static> {
+    Call { root, ..Call::new(kind, DType::F32, TIMEOUT, false) }
 }
 
-fn apart(input: &Tensor<'_>, output: &Tensor<'_>) -> Memory {
-    Memory::apart(input.range(), output.range())
+fn run_one(
+    device: &Device,
+    comm: &Communicator,
+    call: Call<'_>,
+    input: &Tensor<'_>,
+    output: &Tensor<'_>,
+) {
+    // SAFETY: the tests keep their tensors until the work is drained.
+    let work = unsafe { device.start(comm, call, input.range(), output.range(), 0) };
+    work.unwrap().wait(None).unwrap();
 }
 
 #[test]
@@ -55,29 +57,21 @@ fn every_tree_operation_is_correct() {
         let own = values(rank, NUMEL);
 
         let tensor = stub.tensor(&own);
-        let memory = Memory::in_place(tensor.range(), rank == 1, rank != 1);
-        let call = |buffer, _, timeout| comm.broadcast(buffer, DType::F32, 1, timeout, false);
-        one(&device, comm, memory, call).wait(None).unwrap();
+        run_one(&device, comm, call(Kind::Broadcast, 1), &tensor, &tensor);
         assert_eq!(tensor.read(), values(1, NUMEL));
 
         let tensor = stub.tensor(&own);
-        let memory = Memory::in_place(tensor.range(), true, rank == 2);
-        let add = ReduceOp::Sum;
-        let call = |buffer, _, timeout| comm.reduce(buffer, DType::F32, add, 2, timeout, false);
-        one(&device, comm, memory, call).wait(None).unwrap();
+        run_one(&device, comm, call(Kind::Reduce, 2), &tensor, &tensor);
         assert_eq!(tensor.read(), if rank == 2 { sum(4, NUMEL) } else { own.clone() });
 
         let (input, output) = (stub.tensor(&own), stub.tensor(&vec![0.0; world * NUMEL]));
-        let call = |from, to, timeout| comm.allgather(from, to, DType::F32, timeout, false);
-        one(&device, comm, apart(&input, &output), call).wait(None).unwrap();
+        run_one(&device, comm, call(Kind::Allgather, 0), &input, &output);
         let all: Vec<f32> = (0..4).flat_map(|rank| values(rank, NUMEL)).collect();
         assert_eq!(output.read(), all);
 
         let (input, output) =
             (stub.tensor(&values(rank, world * NUMEL)), stub.tensor(&vec![0.0; NUMEL]));
-        let call =
-            |from, to, timeout| comm.reduce_scatter(from, to, DType::F32, add, timeout, false);
-        one(&device, comm, apart(&input, &output), call).wait(None).unwrap();
+        run_one(&device, comm, call(Kind::ReduceScatter, 0), &input, &output);
         let block = rank as usize * NUMEL..(rank as usize + 1) * NUMEL;
         assert_eq!(output.read(), sum(4, world * NUMEL)[block]);
     });
@@ -93,13 +87,9 @@ fn point_to_point_operations_read_the_streams_output() {
         let stream = stub.stream();
         let (input, output) = (stub.tensor(&values(rank, 2000)), stub.tensor(&[0.0; 2000]));
         let counts = [1000, 1000];
-        let call = |from: Buffer, to: Buffer, timeout| {
-            comm.alltoall(from, to, &counts, &counts, DType::F32, timeout, false)
-        };
-        let memory = apart(&input, &output);
+        let call = Call { counts: [&counts; 2], ..call(Kind::Alltoall, 0) };
         // SAFETY: both tensors outlive the work.
-        let work =
-            unsafe { device.start_after_copy(comm, "alltoall", memory, stream, TIMEOUT, call) };
+        let work = unsafe { device.start(comm, call, input.range(), output.range(), stream) };
         work.unwrap().wait(None).unwrap();
         let half = rank as usize * 1000..(rank as usize + 1) * 1000;
         let expected = [&values(0, 2000)[half.clone()], &values(1, 2000)[half]].concat();
@@ -110,15 +100,13 @@ fn point_to_point_operations_read_the_streams_output() {
 
 #[test]
 fn pipelined_memory_is_refused_where_the_input_must_be_complete() {
-    let stub = Stub::new();
     run(&placement(2, 1), |comm| {
-        let device = stub.device(0).unwrap();
-        let tensor = stub.tensor(&[1.0; 10]);
-        let memory = Memory::in_place(tensor.range(), true, true);
-        let peer = 1 - comm.rank();
-        let call = |buffer, _, timeout| comm.send(buffer, DType::F32, peer, 0, timeout);
-        // SAFETY: the tensor outlives the refusal.
-        let refused = unsafe { device.start(comm, "send", memory, 0, TIMEOUT, call) };
+        let mut data = [1.0_f32; 10];
+        // SAFETY: the array outlives the refusal.
+        let input = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 40)]) };
+        let input = input.pipelined(Arc::new(Watermarks::default()));
+        let peer = Some(1 - comm.rank());
+        let refused = comm.call(Call { input, peer, ..call(Kind::Send, 0) });
         assert_eq!(refused.err().unwrap().cause.kind, ErrorKind::Invalid);
     });
 }

@@ -10,11 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hfreduce_daemon::{Daemon, Rules};
-use hfreduce_device::Memory;
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{Buffer, CollectiveError, DType, ErrorKind, ReduceOp, WaitError};
+use hfreduce_engine::{Buffer, Call, CollectiveError, DType, ErrorKind, Kind, WaitError};
 use support::{
-    ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, UP, allreduce, eventually, placement, run_at,
+    ALL, CHUNK_BYTES, DOWN, Stub, TIMEOUT, Tensor, UP, allreduce, eventually, placement, run_at,
 };
 use support::{sum, values};
 
@@ -89,7 +88,8 @@ fn sums_are_correct_for_a_mix_of_ranks_with_and_without_daemons() {
                 let mut host = values(comm.rank(), 1000);
                 // SAFETY: the vector outlives the operation, which is waited for.
                 let buffer = unsafe { Buffer::new([(host.as_mut_ptr().cast(), 4000)]) };
-                let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
+                let call = Call::new(Kind::Allreduce, DType::F32, TIMEOUT, true);
+                let work = comm.call(Call { input: buffer, ..call });
                 let three = start(2);
                 work.unwrap().wait(None).unwrap();
                 [three, two, one].iter().for_each(|work| work.wait(None).unwrap());
@@ -108,44 +108,32 @@ fn every_operation_copies_exactly_this_ranks_parts() {
         let (rank, world) = (comm.rank(), 4_usize);
         let device = stub.device(0).unwrap();
         let own = values(rank, NUMEL);
-        let start = |memory, call: &dyn Fn(Buffer, Buffer, Duration) -> _| {
+        let call = |kind, root| Call { root, ..Call::new(kind, DType::F32, TIMEOUT, false) };
+        let run_one = |call: Call<'_>, input: &Tensor<'_>, output: &Tensor<'_>| {
             // SAFETY: the tensors outlive the work, which is waited for.
-            let work = unsafe { device.start(comm, "test", memory, 0, TIMEOUT, call) };
+            let work = unsafe { device.start(comm, call, input.range(), output.range(), 0) };
             work.unwrap().wait(None).unwrap();
         };
         let tensor = stub.tensor(&own);
-        start(Memory::in_place(tensor.range(), rank == 1, rank != 1), &|buffer, _, timeout| {
-            comm.broadcast(buffer, DType::F32, 1, timeout, false)
-        });
+        run_one(call(Kind::Broadcast, 1), &tensor, &tensor);
         assert_eq!(tensor.read(), values(1, NUMEL));
         let tensor = stub.tensor(&own);
-        start(Memory::in_place(tensor.range(), true, rank == 2), &|buffer, _, timeout| {
-            comm.reduce(buffer, DType::F32, ReduceOp::Sum, 2, timeout, false)
-        });
+        run_one(call(Kind::Reduce, 2), &tensor, &tensor);
         assert_eq!(tensor.read(), if rank == 2 { sum(4, NUMEL) } else { own.clone() });
         let (input, output) = (stub.tensor(&own), stub.tensor(&vec![0.0; world * NUMEL]));
-        start(Memory::apart(input.range(), output.range()), &|from, to, timeout| {
-            comm.allgather(from, to, DType::F32, timeout, false)
-        });
+        run_one(call(Kind::Allgather, 0), &input, &output);
         let all: Vec<f32> = (0..4).flat_map(|rank| values(rank, NUMEL)).collect();
         assert_eq!(output.read(), all);
         let (input, output) =
             (stub.tensor(&values(rank, world * NUMEL)), stub.tensor(&vec![0.0; NUMEL]));
-        start(Memory::apart(input.range(), output.range()), &|from, to, timeout| {
-            comm.reduce_scatter(from, to, DType::F32, ReduceOp::Sum, timeout, false)
-        });
+        run_one(call(Kind::ReduceScatter, 0), &input, &output);
         let block = rank as usize * NUMEL..(rank as usize + 1) * NUMEL;
         assert_eq!(output.read(), sum(4, world * NUMEL)[block]);
         // Point-to-point: the input is copied before the call.
         let counts = [500; 4];
         let (input, output) = (stub.tensor(&values(rank, 2000)), stub.tensor(&[0.0; 2000]));
-        let memory = Memory::apart(input.range(), output.range());
-        let call = |from: Buffer, to: Buffer, timeout| {
-            comm.alltoall(from, to, &counts, &counts, DType::F32, timeout, false)
-        };
-        // SAFETY: as above.
-        let work = unsafe { device.start_after_copy(comm, "alltoall", memory, 0, TIMEOUT, call) };
-        work.unwrap().wait(None).unwrap();
+        let alltoall = Call { counts: [&counts; 2], ..call(Kind::Alltoall, 0) };
+        run_one(alltoall, &input, &output);
         let own = rank as usize * 500..(rank as usize + 1) * 500;
         let rows: Vec<f32> = (0..4).flat_map(|r| values(r, 2000)[own.clone()].to_vec()).collect();
         assert_eq!(output.read(), rows);

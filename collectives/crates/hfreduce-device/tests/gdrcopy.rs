@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use hfreduce_device::gdr::{FUNCTIONS, LIBRARY};
 use hfreduce_device::windows::{READ_BYTES_MAX, WRITE_BYTES_MAX};
-use hfreduce_device::{Device, Settings};
-use hfreduce_engine::{DType, ErrorKind, WaitError};
+use hfreduce_device::{Device, Range, Settings};
+use hfreduce_engine::{Call, DType, ErrorKind, Kind, WaitError};
 use support::{Stub, TIMEOUT, Tensor};
 use support::{allreduce, eventually, placement, run, settings, sum, values};
 
@@ -52,11 +52,10 @@ fn a_rank_without_input_or_output_copies_in_one_direction() {
         let device = stub.device_with_gdrcopy();
         let tensor = stub.tensor(&values(comm.rank(), SMALL));
         let root = comm.rank() == 1;
-        let memory = hfreduce_device::Memory::in_place(tensor.range(), root, !root);
-        let call = |buffer, _, timeout| comm.broadcast(buffer, DType::F32, 1, timeout, false);
+        let call = Call { root: 1, ..Call::new(Kind::Broadcast, DType::F32, TIMEOUT, false) };
         // SAFETY: the tensor outlives the work.
-        let work = unsafe { device.start(comm, "broadcast", memory, 0, TIMEOUT, call) }.unwrap();
-        work.wait(None).unwrap();
+        let work = unsafe { device.start(comm, call, tensor.range(), Range::default(), 0) };
+        work.unwrap().wait(None).unwrap();
         assert_eq!(tensor.read(), values(1, SMALL));
         assert_eq!(stub.journal(), if root { "r" } else { "w" });
     });

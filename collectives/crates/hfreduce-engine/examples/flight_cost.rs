@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hfreduce_core::{Fingerprint, Kind};
 use hfreduce_engine::flight::{Folders, RankInfo, Recorder};
-use hfreduce_engine::{Buffer, DType, Endpoint, Options, ReduceOp};
+use hfreduce_engine::{Buffer, Call, DType, Endpoint, Options, ReduceOp};
 
 const ROUNDS: u32 = 5;
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,7 +64,8 @@ fn reduce(operations: u32) -> f64 {
                 for _ in 0..operations {
                     // SAFETY: the vector outlives the operation, which is waited for.
                     let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 4096)]) };
-                    let work = comm.allreduce(buffer, DType::F32, ReduceOp::Max, 0, TIMEOUT, true);
+                    let call = Call::new(Kind::Allreduce, DType::F32, TIMEOUT, true);
+                    let work = comm.call(Call { input: buffer, op: ReduceOp::Max, ..call });
                     work.unwrap().wait(None).unwrap();
                 }
                 started.elapsed().as_nanos() as f64 / f64::from(operations)

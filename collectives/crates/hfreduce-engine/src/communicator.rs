@@ -2,7 +2,7 @@
 //! time moves the data.
 
 mod about;
-mod calls;
+mod call;
 mod handle;
 mod progress;
 mod remote;
@@ -19,11 +19,12 @@ use hfreduce_plan::Plan;
 
 use crate::driver::{Backend, Identity, Shared, Submission, lock};
 use crate::member::Member;
-use crate::operation::{Buffer, Operation, Transfer};
+use crate::operation::Operation;
 use crate::work::WorkState;
+pub use call::Call;
 pub use handle::{WaitError, Work};
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
-use hfreduce_core::{Fingerprint, Kind};
+use hfreduce_core::{DType, Kind};
 use progress::Inner;
 
 /// The largest tag of a caller; the upper half is reserved for collective operations.
@@ -99,7 +100,7 @@ impl Communicator {
 
     /// Runs the first barrier of all ranks, and then starts failure detection.
     pub fn meet(&self, timeout: Duration) -> Result<(), CollectiveError> {
-        let work = self.barrier(timeout, true)?;
+        let work = self.call(Call::new(Kind::Barrier, DType::U8, timeout, true))?;
         work.wait(None).map_err(|error| match error {
             WaitError::Failed(error) => error,
             WaitError::StillRunning { .. } => {
@@ -223,13 +224,11 @@ impl Communicator {
     /// The communicator is broken or closed, or this is a forked child.
     pub fn submit(
         &self,
-        fingerprint: Fingerprint,
-        input: Buffer,
-        output: Buffer,
-        transfers: Vec<Transfer>,
+        mut operation: Operation,
         timeout: Duration,
         lazy: bool,
     ) -> Result<Work, CollectiveError> {
+        let Operation { fingerprint, ref input, ref output, ref mut transfers } = operation;
         if !self.inner.is_ours() {
             return Err(self.inner.forked(fingerprint.kind.name()));
         }
@@ -239,10 +238,8 @@ impl Communicator {
             return Err(self.refused(ErrorKind::Invalid, fingerprint.kind.name(), detail));
         }
         let shared = &self.inner.shared;
-        let mut transfers = transfers;
         let work = {
             let mut submissions = lock(&shared.submissions);
-            let collective = !matches!(fingerprint.kind, Kind::Send | Kind::Recv);
             let sequence = self.inner.next.load(Ordering::SeqCst);
             let now = Instant::now();
             let timeout = timeout.min(TIMEOUT_MAX);
@@ -261,11 +258,10 @@ impl Communicator {
                     self.refused(ErrorKind::PeerLeft, fingerprint.kind.name(), String::new());
                 return Err(CollectiveError { cause, ..error });
             }
-            if collective {
+            if !fingerprint.kind.is_message() {
                 self.inner.next.store(sequence + 1, Ordering::SeqCst);
                 transfers.iter_mut().for_each(|transfer| transfer.tag = COLLECTIVE_TAG | sequence);
             }
-            let operation = Operation { fingerprint, input, output, transfers };
             submissions.push_back(Submission { operation, work: work.clone() });
             work
         };

@@ -24,7 +24,7 @@ pub mod share;
 #[doc(hidden)]
 pub mod work;
 
-pub use communicator::{Communicator, WaitError, Work};
+pub use communicator::{Call, Communicator, WaitError, Work};
 pub use endpoint::{
     Endpoint, Newcomer, Options, STREAMS_MAX, TransportKind, check_descriptors, descriptors_needed,
 };

@@ -6,7 +6,7 @@ mod support;
 
 use hfreduce_engine::{Buffer, Communicator, DType, Determinism, ReduceOp};
 use hfreduce_kernels::{Op, Pass, Store, Width};
-use support::{TIMEOUT, placement, run};
+use support::{Calls, TIMEOUT, placement, run};
 
 const FLOATS: [DType; 6] =
     [DType::F32, DType::F64, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];

@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use hfreduce_engine::{Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
-use support::{TIMEOUT, allreduce, buffer, placement, run, try_run};
+use support::{Calls, TIMEOUT, allreduce, buffer, placement, run, try_run};
 
 /// Deadline of operations in tests about other ends: short enough that a wait that lasts until the deadline
 /// fails the test instead of hanging it.

@@ -7,7 +7,7 @@ mod support;
 use std::sync::atomic::Ordering;
 
 use hfreduce_engine::{DType, ReduceOp};
-use support::{TIMEOUT, allreduce, buffer, digest, numbers, placement, run, values};
+use support::{Calls, TIMEOUT, allreduce, buffer, digest, numbers, placement, run, values};
 
 const GROUPS: [(usize, usize); 6] = [(1, 1), (1, 3), (2, 1), (3, 1), (4, 2), (5, 1)];
 

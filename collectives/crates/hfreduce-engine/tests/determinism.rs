@@ -8,7 +8,7 @@ use hfreduce_engine::{
     Buffer, Communicator, DType, Determinism, ErrorKind, Options, ReduceOp, WaitError,
 };
 use hfreduce_kernels::{Pass, Store, Width};
-use support::{TIMEOUT, placement, run, try_run, values};
+use support::{Calls, TIMEOUT, placement, run, try_run, values};
 
 const STABLE: Determinism = Determinism { stable: true, wide: false };
 const WIDE: Determinism = Determinism { stable: false, wide: true };

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hfreduce_engine::{
     CollectiveError, Communicator, DType, Endpoint, ErrorKind, Options, ReduceOp, WaitError, Work,
 };
-use support::{KEY, TIMEOUT, allreduce, buffer, placement, run, try_run};
+use support::{Calls, KEY, TIMEOUT, allreduce, buffer, placement, run, try_run};
 
 fn failed(work: Result<Work, CollectiveError>) -> CollectiveError {
     match work.and_then(|work| match work.wait(None) {

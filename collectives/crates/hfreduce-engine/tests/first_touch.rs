@@ -15,7 +15,7 @@ use std::time::Instant;
 use hfreduce_engine::{DType, Options, ReduceOp};
 use hfreduce_shm::segment::{MESSAGE_SLOTS, Shape};
 use rustix::fs::SeekFrom;
-use support::{TIMEOUT, buffer, numbers, placement, run};
+use support::{Calls, TIMEOUT, buffer, numbers, placement, run};
 
 const PAGE_BYTES: usize = 4096;
 const SLOTS: usize = 4;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hfreduce_engine::{
     Buffer, CollectiveError, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Work,
 };
-use support::{TIMEOUT, placement, run, try_run, unless_ended, values};
+use support::{Calls, TIMEOUT, placement, run, try_run, unless_ended, values};
 
 /// The largest small operation, and one above the limit.
 const SMALL: usize = 16 << 10;

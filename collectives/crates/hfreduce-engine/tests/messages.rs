@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hfreduce_engine::{Communicator, DType, ErrorKind, Options, WaitError, Work};
-use support::{Served, TIMEOUT, buffer, numbers, placement, run, run_at};
+use support::{Calls, Served, TIMEOUT, buffer, numbers, placement, run, run_at};
 
 /// Elements of a slot.
 const SLOT: usize = 16 << 10;

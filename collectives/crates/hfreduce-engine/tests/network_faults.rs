@@ -15,7 +15,7 @@ use fabric::auth::{CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES};
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{CollectiveError, DType, Endpoint, ErrorKind, Options, ReduceOp, WaitError};
 use hfreduce_transport::wire::HEAD_BYTES;
-use support::{KEY, TIMEOUT, buffer, placement};
+use support::{Calls, KEY, TIMEOUT, buffer, placement};
 
 /// Bytes that the ranks exchange before the first frame.
 const FROM_DIALLER: usize = HELLO_BYTES + PROOF_BYTES + 24;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::{Buffer, Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
-use support::{Served, TIMEOUT, buffer, placement, run, run_at};
+use support::{Calls, Served, TIMEOUT, buffer, placement, run, run_at};
 
 /// More operations than one window, than the fingerprints that a segment stores, and than the collective
 /// operations that a daemon accepts.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Communicator, DType, Endpoint, ErrorKind, Options, WaitError, Work};
-use support::{KEY, TIMEOUT, allreduce, buffer, placement};
+use support::{Calls, KEY, TIMEOUT, allreduce, buffer, placement};
 
 /// The rank whose tree links are silent, the rank that it exchanges messages with, and the rank that aborts:
 /// the trees of two zones with two nodes and one are a chain of them.

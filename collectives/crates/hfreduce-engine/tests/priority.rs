@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::{Communicator, DType, Priority, ReduceOp, Share, Work};
-use support::{TIMEOUT, buffer, placement, run};
+use support::{Calls, TIMEOUT, buffer, placement, run};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// Longer than any test.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{DType, Endpoint, Options, ReduceOp, WaitError};
-use support::{KEY, TIMEOUT, buffer, placement};
+use support::{Calls, KEY, TIMEOUT, buffer, placement};
 
 const RANK: &str = "HFREDUCE_TEST_RANK";
 /// Enough elements that a signal most often arrives while a rank accesses the memory of others.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Communicator, DType, ErrorKind, Member, Newcomer, Options, WaitError};
-use support::{KEY, TIMEOUT, allreduce, buffer, placement, run};
+use support::{Calls, KEY, TIMEOUT, allreduce, buffer, placement, run};
 
 fn ranks(list: &[u32]) -> Vec<Member> {
     list.iter().map(|rank| Member::Rank(*rank)).collect()

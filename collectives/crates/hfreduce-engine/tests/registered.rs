@@ -11,7 +11,7 @@ use std::time::Duration;
 use hfreduce_engine::{
     Block, Buffer, Communicator, DType, Endpoint, ErrorKind, Member, Options, ReduceOp, WaitError,
 };
-use support::{KEY, TIMEOUT, placement, run, try_run, values};
+use support::{Calls, KEY, TIMEOUT, placement, run, try_run, values};
 
 /// Memory of a rank, registered or private.
 enum Memory {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hfreduce_engine::{Buffer, Communicator, DType, ErrorKind, Options, ReduceOp, WaitError, Work};
-use support::{TIMEOUT, placement, run, try_run, unless_ended, values};
+use support::{Calls, TIMEOUT, placement, run, try_run, unless_ended, values};
 
 /// Size of an operation that uses the ring: several chunks, the last one short.
 const BYTES: usize = (1 << 20) + 1000 * 8;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{Buffer, Communicator, DType, Endpoint, Options};
-use support::{KEY, TIMEOUT, allreduce, placement};
+use support::{Calls, KEY, TIMEOUT, allreduce, placement};
 
 /// Opens silent connections to a port, from many local addresses.
 fn silent_connections(port: u16, count: usize) -> Vec<TcpStream> {

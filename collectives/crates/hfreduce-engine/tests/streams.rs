@@ -16,7 +16,7 @@ use hfreduce_engine::{
     CollectiveError, Communicator, DType, Endpoint, ErrorKind, Member, Options, ReduceOp,
     TransportKind, WaitError, Work,
 };
-use support::{KEY, TIMEOUT, allreduce, buffer, digest, placement, run, try_run, values};
+use support::{Calls, KEY, TIMEOUT, allreduce, buffer, digest, placement, run, try_run, values};
 
 /// Several chunks of the largest size, and some of each stream.
 const NUMEL: usize = 300_000;

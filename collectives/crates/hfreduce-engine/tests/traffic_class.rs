@@ -12,7 +12,7 @@ use std::sync::Barrier;
 use fabric::class::TrafficClass;
 use hfreduce_engine::DType;
 use rustix::net::sockopt::ip_tos;
-use support::{TIMEOUT, allreduce, buffer, numbers, placement, run};
+use support::{Calls, TIMEOUT, allreduce, buffer, numbers, placement, run};
 
 /// Both addresses and the TOS of every connected TCP socket of this process. All ranks are threads, so each
 /// connection has two entries.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use hfreduce_device::Range;
 use hfreduce_engine::{Buffer, DType, ReduceOp};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 /// A time-out in seconds.
@@ -30,26 +31,7 @@ pub fn op(code: u8) -> PyResult<ReduceOp> {
     })
 }
 
-/// Memory of the caller, (address, elements) each.
-pub fn buffers(pieces: impl IntoIterator<Item = (usize, usize)>, dtype: DType) -> PyResult<Buffer> {
-    let mut ranges = Vec::new();
-    for (pointer, numel) in pieces {
-        let bytes =
-            numel.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
-        let Some(bytes) = bytes else {
-            return Err(PyValueError::new_err(format!("{numel} elements are too many")));
-        };
-        if pointer == 0 && bytes > 0 {
-            return Err(PyValueError::new_err(format!("a null pointer for {numel} elements")));
-        }
-        ranges.push((std::ptr::with_exposed_provenance_mut(pointer), bytes));
-    }
-    // SAFETY: the Python interface demands it of its callers: every buffer stays alive and
-    // untouched until its work has ended.
-    Ok(unsafe { Buffer::new(ranges) })
-}
-
-/// Where blocks of several ranks lie: one behind the other, or (address, elements) each.
+/// Addresses of the blocks of several ranks: contiguous, or (address, elements) each.
 #[derive(FromPyObject)]
 pub enum Place {
     One(usize),
@@ -57,16 +39,43 @@ pub enum Place {
 }
 
 impl Place {
-    /// Its memory: `numel` elements if it is one range; the engine checks the sum of several.
+    /// Its memory on the host: `numel` elements if it is one range. The engine checks the total of
+    /// several.
     pub fn buffer(self, numel: usize, dtype: DType) -> PyResult<Buffer> {
+        let range = |(pointer, numel)| {
+            let bytes = bytes(pointer, numel, dtype)?;
+            Ok((std::ptr::with_exposed_provenance_mut(pointer), bytes))
+        };
+        // SAFETY: the Python interface demands it of its callers: every buffer stays alive and
+        // untouched until its work has ended.
+        Ok(unsafe {
+            match self {
+                Self::One(pointer) => Buffer::new([range((pointer, numel))?]),
+                Self::Many(pieces) => {
+                    Buffer::new(pieces.into_iter().map(range).collect::<PyResult<Vec<_>>>()?)
+                }
+            }
+        })
+    }
+
+    /// Its memory on a GPU.
+    pub fn range(self, numel: usize, dtype: DType) -> PyResult<Range> {
         match self {
-            Self::One(pointer) => buffer(pointer, numel, dtype),
-            Self::Many(pieces) => buffers(pieces, dtype),
+            Self::One(pointer) => {
+                Ok(Range { pointer: pointer as u64, bytes: bytes(pointer, numel, dtype)? })
+            }
+            Self::Many(_) => Err(PyTypeError::new_err("blocks in a GPU's memory are contiguous")),
         }
     }
 }
 
-/// One buffer.
-pub fn buffer(pointer: usize, numel: usize, dtype: DType) -> PyResult<Buffer> {
-    buffers([(pointer, numel)], dtype)
+fn bytes(pointer: usize, numel: usize, dtype: DType) -> PyResult<usize> {
+    let bytes = numel.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
+    match bytes {
+        None => Err(PyValueError::new_err(format!("{numel} elements are too many"))),
+        Some(bytes) if pointer == 0 && bytes > 0 => {
+            Err(PyValueError::new_err(format!("a null pointer for {numel} elements")))
+        }
+        Some(bytes) => Ok(bytes),
+    }
 }

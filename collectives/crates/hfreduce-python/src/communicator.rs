@@ -1,41 +1,35 @@
-//! `Communicator` and `Work`.
+//! `Communicator`: a connected group of ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hfreduce_engine::{
-    Buffer, Communicator as Engine, DType, Member, Work as EngineWork, fused_shape,
-};
+use hfreduce_engine::{Call, Communicator as Engine, DType, Kind, Member, fused_shape};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{Place, buffer, buffers, dtype as as_dtype, op as as_op, seconds};
+use crate::arguments::{Place, op as as_op, seconds};
 use crate::errors::{raise, to_exception};
-use crate::gpu::{Gpu, OnGpu};
+use crate::gpu::Gpu;
 use crate::memory::Registered;
+use crate::operations::{Keep, OnGpu, Operations, call};
 use crate::work::Work;
 
 /// A connected group of ranks.
-#[pyclass(module = "hfreduce._native", frozen)]
+#[pyclass(module = "hfreduce._native", frozen, extends = Operations)]
 pub struct Communicator {
     engine: Arc<Engine>,
 }
 
-type Made = Result<EngineWork, hfreduce_engine::CollectiveError>;
-
 impl Communicator {
-    pub(crate) fn new(engine: Engine) -> Self {
-        Self { engine: Arc::new(engine) }
-    }
-
-    fn made(py: Python<'_>, made: Made, keep: Option<Py<PyAny>>) -> PyResult<Work> {
-        made.map(|work| Work::on_host(work, keep)).map_err(|error| raise(py, &error))
+    pub(crate) fn new(py: Python<'_>, engine: Engine) -> PyResult<Py<Self>> {
+        let engine = Arc::new(engine);
+        let operations = Operations::on_host(engine.clone());
+        Py::new(py, PyClassInitializer::from(operations).add_subclass(Self { engine }))
     }
 }
 
 #[pymethods]
-#[allow(clippy::too_many_arguments)] // They mirror the collectives' own signatures.
 impl Communicator {
     #[getter]
     fn rank(&self) -> u32 {
@@ -48,234 +42,40 @@ impl Communicator {
     }
 
     /// The same operations on memory of a GPU that is made ready in a stream.
-    fn on(&self, gpu: &Gpu, stream: usize) -> OnGpu {
-        OnGpu { engine: self.engine.clone(), device: gpu.device.clone(), stream }
+    fn on(&self, py: Python<'_>, gpu: &Gpu, stream: usize) -> PyResult<Py<OnGpu>> {
+        let operations = Operations::on_gpu(self.engine.clone(), gpu.device.clone(), stream);
+        Py::new(py, PyClassInitializer::from(operations).add_subclass(OnGpu))
     }
 
     fn allocate(&self, py: Python<'_>, nbytes: usize) -> PyResult<Registered> {
         self.engine.allocate(nbytes).map(Registered::new).map_err(|error| raise(py, &error))
     }
 
-    #[pyo3(signature = (pointer, numel, dtype, op, timeout_seconds, lazy = false, keep = None))]
-    fn allreduce(
-        &self,
-        py: Python<'_>,
-        pointer: usize,
-        numel: usize,
-        dtype: u8,
-        op: u8,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
-        let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.allreduce(buffer, dtype, op, 0, timeout, lazy), keep)
-    }
-
     #[pyo3(signature = (buffers, dtype, op, timeout_seconds, lazy = false, keep = None))]
     fn allreduce_many(
-        &self,
-        py: Python<'_>,
+        slf: PyRef<'_, Self>,
         #[pyo3(from_py_with = pieces)] buffers: Vec<(usize, usize)>,
         dtype: u8,
         op: u8,
         timeout_seconds: f64,
         lazy: bool,
-        keep: Option<Py<PyAny>>,
+        keep: Keep,
     ) -> PyResult<Work> {
-        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
         let shape = fused_shape(buffers.iter().map(|(_, numel)| *numel));
-        let buffer = self::buffers(buffers, dtype)?;
-        Self::made(py, self.engine.allreduce(buffer, dtype, op, shape, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        pointer: usize,
-        numel: usize,
-        dtype: u8,
-        root: u32,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.broadcast(buffer, dtype, root, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (pointer, numel, dtype, op, root, timeout_seconds, lazy = false, keep = None))]
-    fn reduce(
-        &self,
-        py: Python<'_>,
-        pointer: usize,
-        numel: usize,
-        dtype: u8,
-        op: u8,
-        root: u32,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
-        let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.reduce(buffer, dtype, op, root, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, timeout_seconds, lazy = false, keep = None))]
-    fn allgather(
-        &self,
-        py: Python<'_>,
-        input_pointer: usize,
-        output_pointer: Place,
-        numel: usize,
-        dtype: u8,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let input = buffer(input_pointer, numel, dtype)?;
-        let output = output_pointer.buffer(self.times_world(numel), dtype)?;
-        Self::made(py, self.engine.allgather(input, output, dtype, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, op, timeout_seconds, lazy = false, keep = None))]
-    fn reduce_scatter(
-        &self,
-        py: Python<'_>,
-        input_pointer: Place,
-        output_pointer: usize,
-        numel: usize,
-        dtype: u8,
-        op: u8,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, op, timeout) = (as_dtype(dtype)?, as_op(op)?, seconds(timeout_seconds)?);
-        let input = input_pointer.buffer(self.times_world(numel), dtype)?;
-        let output = buffer(output_pointer, numel, dtype)?;
-        Self::made(py, self.engine.reduce_scatter(input, output, dtype, op, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
-    fn gather(
-        &self,
-        py: Python<'_>,
-        input_pointer: usize,
-        output_pointer: Place,
-        numel: usize,
-        dtype: u8,
-        root: u32,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let input = buffer(input_pointer, numel, dtype)?;
-        let output = self.on_root(root, output_pointer, numel, dtype)?;
-        Self::made(py, self.engine.gather(input, output, dtype, root, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (input_pointer, output_pointer, numel, dtype, root, timeout_seconds, lazy = false, keep = None))]
-    fn scatter(
-        &self,
-        py: Python<'_>,
-        input_pointer: Place,
-        output_pointer: usize,
-        numel: usize,
-        dtype: u8,
-        root: u32,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let input = self.on_root(root, input_pointer, numel, dtype)?;
-        let output = buffer(output_pointer, numel, dtype)?;
-        Self::made(py, self.engine.scatter(input, output, dtype, root, timeout, lazy), keep)
-    }
-
-    #[pyo3(signature = (input_pointer, output_pointer, input_counts, output_counts, dtype, timeout_seconds, lazy = false, keep = None))]
-    fn alltoall(
-        &self,
-        py: Python<'_>,
-        input_pointer: Place,
-        output_pointer: Place,
-        input_counts: Vec<usize>,
-        output_counts: Vec<usize>,
-        dtype: u8,
-        timeout_seconds: f64,
-        lazy: bool,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let total = |counts: &[usize]| counts.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
-        let input = input_pointer.buffer(total(&input_counts), dtype)?;
-        let output = output_pointer.buffer(total(&output_counts), dtype)?;
-        let made = self.engine.alltoall(
-            input,
-            output,
-            &input_counts,
-            &output_counts,
-            dtype,
-            timeout,
-            lazy,
-        );
-        Self::made(py, made, keep)
-    }
-
-    #[pyo3(signature = (pointer, numel, dtype, peer, tag, timeout_seconds, keep = None))]
-    fn send(
-        &self,
-        py: Python<'_>,
-        pointer: usize,
-        numel: usize,
-        dtype: u8,
-        peer: u32,
-        tag: u64,
-        timeout_seconds: f64,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let buffer = buffer(pointer, numel, dtype)?;
-        Self::made(py, self.engine.send(buffer, dtype, peer, tag, timeout), keep)
-    }
-
-    #[pyo3(signature = (pointer, numel, dtype, peer, tag, timeout_seconds, keep = None))]
-    fn recv(
-        &self,
-        py: Python<'_>,
-        pointer: usize,
-        numel: usize,
-        dtype: u8,
-        peer: Option<u32>,
-        tag: u64,
-        timeout_seconds: f64,
-        keep: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let (dtype, timeout) = (as_dtype(dtype)?, seconds(timeout_seconds)?);
-        let buffer = buffer(pointer, numel, dtype)?;
-        let made = match peer {
-            Some(peer) => self.engine.recv(buffer, dtype, peer, tag, timeout),
-            None => self.engine.recv_any(buffer, dtype, tag, timeout),
-        };
-        Self::made(py, made, keep)
+        let call = call(Kind::Allreduce, dtype, timeout_seconds, lazy)?;
+        let call = Call { op: as_op(op)?, shape, ..call };
+        slf.as_super().in_place(slf.py(), call, Place::Many(buffers), 0, keep)
     }
 
     #[pyo3(signature = (timeout_seconds, lazy = false, keep = None))]
     fn barrier(
-        &self,
-        py: Python<'_>,
+        slf: PyRef<'_, Self>,
         timeout_seconds: f64,
         lazy: bool,
-        keep: Option<Py<PyAny>>,
+        keep: Keep,
     ) -> PyResult<Work> {
-        Self::made(py, self.engine.barrier(seconds(timeout_seconds)?, lazy), keep)
+        let call = call(Kind::Barrier, DType::U8.code(), timeout_seconds, lazy)?;
+        slf.as_super().in_place(slf.py(), call, Place::One(0), 0, keep)
     }
 
     fn abort(&self, py: Python<'_>, reason: String) -> PyResult<()> {
@@ -333,7 +133,7 @@ impl Communicator {
         py: Python<'_>,
         members: Vec<Listed>,
         timeout_seconds: f64,
-    ) -> PyResult<Communicator> {
+    ) -> PyResult<Py<Communicator>> {
         let timeout = seconds(timeout_seconds)?;
         let members: Vec<Member> = members
             .into_iter()
@@ -343,7 +143,7 @@ impl Communicator {
             })
             .collect();
         let next = py.detach(|| self.engine.reconfigure(&members, timeout));
-        Ok(Communicator::new(next.map_err(|error| raise(py, &error))?))
+        Communicator::new(py, next.map_err(|error| raise(py, &error))?)
     }
 
     #[getter]
@@ -370,21 +170,6 @@ impl Communicator {
     fn plan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let text = self.engine.plan().describe().to_string();
         py.import("json")?.call_method1("loads", (text,))
-    }
-}
-
-impl Communicator {
-    /// The buffer of all blocks, which counts on the root alone.
-    fn on_root(&self, root: u32, place: Place, numel: usize, dtype: DType) -> PyResult<Buffer> {
-        match self.engine.rank() == root {
-            true => place.buffer(self.times_world(numel), dtype),
-            false => Ok(Buffer::default()),
-        }
-    }
-
-    fn times_world(&self, numel: usize) -> usize {
-        // Too many are refused where they become bytes.
-        numel.saturating_mul(self.engine.world_size())
     }
 }
 

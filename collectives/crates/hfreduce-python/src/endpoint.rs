@@ -85,7 +85,7 @@ impl Endpoint {
         py: Python<'_>,
         infos: Vec<Vec<u8>>,
         timeout_seconds: f64,
-    ) -> PyResult<Communicator> {
+    ) -> PyResult<Py<Communicator>> {
         let timeout = arguments::seconds(timeout_seconds)?;
         if infos.len() != self.world_size {
             return Err(PyValueError::new_err(format!(
@@ -96,7 +96,7 @@ impl Endpoint {
         }
         let engine = self.engine.take().ok_or_else(used)?;
         let connected = py.detach(|| engine.connect(&infos, timeout));
-        Ok(Communicator::new(connected.map_err(|error| raise(py, &error))?))
+        Communicator::new(py, connected.map_err(|error| raise(py, &error))?)
     }
 }
 
@@ -151,10 +151,10 @@ impl Newcomer {
         PyBytes::new(py, &self.engine.info())
     }
 
-    fn join(&self, py: Python<'_>, timeout_seconds: f64) -> PyResult<Communicator> {
+    fn join(&self, py: Python<'_>, timeout_seconds: f64) -> PyResult<Py<Communicator>> {
         let timeout = arguments::seconds(timeout_seconds)?;
         let joined = py.detach(|| self.engine.join(timeout));
-        Ok(Communicator::new(joined.map_err(|error| raise(py, &error))?))
+        Communicator::new(py, joined.map_err(|error| raise(py, &error))?)
     }
 }
 

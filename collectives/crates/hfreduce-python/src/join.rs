@@ -96,7 +96,7 @@ pub fn join(
     membership: &Membership,
     settings: &Settings,
     timeout_seconds: f64,
-) -> PyResult<Communicator> {
+) -> PyResult<Py<Communicator>> {
     let deadline = Deadline::after(seconds(timeout_seconds)?);
     let host: Option<String> = rendezvous.getattr("host")?.extract()?;
     let rendezvous = PythonRendezvous { object: rendezvous.unbind(), host };
@@ -110,7 +110,7 @@ pub(crate) fn connect<R: bootstrap::Rendezvous<Error = PyErr> + Sync>(
     membership: &bootstrap::Membership,
     settings: &bootstrap::Settings,
     deadline: Deadline,
-) -> PyResult<Communicator> {
+) -> PyResult<Py<Communicator>> {
     let joined = py.detach(|| settings.join_through(rendezvous, membership, deadline));
     let Joined { communicator, places } = joined.map_err(|error| match error {
         JoinError::Setting(error) => setting_error(py, &error),
@@ -123,7 +123,7 @@ pub(crate) fn connect<R: bootstrap::Rendezvous<Error = PyErr> + Sync>(
         JoinError::Engine(error) => raise(py, &error),
     })?;
     report_address(py, &communicator, &places)?;
-    Ok(Communicator::new(communicator))
+    Communicator::new(py, communicator)
 }
 
 /// The first rank of a node writes the node's address to the logger of the package, or to the job's

@@ -72,7 +72,7 @@ impl Rendezvous {
 
     /// Joins the group of all ranks; the default timeout is that of the settings.
     #[pyo3(signature = (timeout_seconds = None))]
-    fn join(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Communicator> {
+    fn join(&self, py: Python<'_>, timeout_seconds: Option<f64>) -> PyResult<Py<Communicator>> {
         let timeout = timeout_seconds.map_or(Ok(self.settings.connect), seconds)?;
         let deadline = Deadline::after(timeout);
         let membership = Membership::world(self.settings.rank, self.settings.world_size)

@@ -14,7 +14,6 @@ use crate::protocol::{ANSWER, BEAT, CALLS_MAX, Call, Region, Request, Response};
 use hfreduce_core::error::ErrorKind;
 use hfreduce_engine::communicator::Communicator;
 use hfreduce_engine::driver::TICK;
-use hfreduce_engine::operation::Operation;
 use hfreduce_shm::quota::Charge;
 use hfreduce_shm::watermarks::Watermarks;
 
@@ -136,14 +135,13 @@ impl<'a> Session<'a> {
 
     fn call(&mut self, call: &Call) {
         let (rank, world) = (self.communicator.rank(), self.communicator.world_size());
-        let Operation { fingerprint, mut input, mut output, transfers } =
-            match validate::operation(call, self.arena.segment(), rank, world) {
-                Ok(operation) => operation,
-                Err(why) => {
-                    let detail = format!("invalid call: {why}");
-                    return self.fail(ErrorKind::Protocol, detail);
-                }
-            };
+        let mut operation = match validate::operation(call, self.arena.segment(), rank, world) {
+            Ok(operation) => operation,
+            Err(why) => {
+                let detail = format!("invalid call: {why}");
+                return self.fail(ErrorKind::Protocol, detail);
+            }
+        };
         if self.calls.contains(call.ticket) {
             let detail = format!("invalid call: ticket {} is in use", call.ticket);
             return self.fail(ErrorKind::Protocol, detail);
@@ -159,14 +157,12 @@ impl<'a> Session<'a> {
             .pipelined
             .then(|| Pipelined { watermarks: Arc::new(Watermarks::default()), reported: 0 });
         if let Some(Pipelined { watermarks, .. }) = &pipelined {
-            (input, output) =
-                (input.pipelined(watermarks.clone()), output.pipelined(watermarks.clone()));
+            operation.input = operation.input.pipelined(watermarks.clone());
+            operation.output = operation.output.pipelined(watermarks.clone());
         }
         let timeout = Duration::from_millis(call.timeout_ms);
         // An error has broken the group, which is reported below.
-        if let Ok(work) =
-            self.communicator.submit(fingerprint, input, output, transfers, timeout, true)
-        {
+        if let Ok(work) = self.communicator.submit(operation, timeout, true) {
             self.calls.insert(Served { ticket: call.ticket, work, pipelined, kept });
         }
     }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use hfreduce_daemon::AnyEndpoint;
-use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Memory, Range, Settings};
+use hfreduce_device::{Cuda, Device, DeviceError, DeviceWork, Range, Settings};
 use hfreduce_engine::flight::Folders;
-use hfreduce_engine::{CollectiveError, Communicator, DType, Options, ReduceOp};
+use hfreduce_engine::{Call, CollectiveError, Communicator, DType, Kind, Options};
 use libloading::Library;
 
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -288,13 +288,9 @@ pub fn allreduce(
     stream: usize,
     timeout: Duration,
 ) -> Result<DeviceWork, CollectiveError> {
-    let memory = Memory::in_place(tensor.range(), true, true);
+    let call = Call::new(Kind::Allreduce, DType::F32, timeout, false);
     // SAFETY: the tests keep the tensor until the work is drained.
-    unsafe {
-        device.start(comm, "allreduce", memory, stream, timeout, |buffer, _, timeout| {
-            comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, timeout, false)
-        })
-    }
+    unsafe { device.start(comm, call, tensor.range(), Range::default(), stream) }
 }
 
 /// Waits for a condition that becomes true without further calls.

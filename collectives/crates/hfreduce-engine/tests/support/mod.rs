@@ -1,6 +1,8 @@
 //! Groups of ranks as threads of one process: real shared memory, real sockets.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod calls;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,6 +14,8 @@ use hfreduce_engine::flight::Folders;
 use hfreduce_engine::{
     Buffer, CollectiveError, Communicator, DType, ErrorKind, Options, ReduceOp, Work,
 };
+
+pub use calls::Calls;
 
 pub const KEY: [u8; 32] = [7; 32];
 /// A longer operation counts as hung, however busy the host is and whatever sanitizer runs.
