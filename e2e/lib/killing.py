@@ -113,12 +113,20 @@ def _status_words(status: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _kill_process_of(pod: str) -> None:
-    pids = list(_processes_of(pod))
-    if len(pids) != 1:
-        raise AssertionError(f"{pod} has the processes {pids}, not one that could be killed")
-    os.kill(pids[0], signal.SIGKILL)
-    if wait_gone(pids, DEATH_SECONDS):
-        raise AssertionError(f"process {pids[0]} of {pod} lives {DEATH_SECONDS:g} s after SIGKILL")
+    """Kills the container's first process, with which the kernel kills its child processes."""
+    pids = set(_processes_of(pod))
+    first = [pid for pid in pids if _parent(pid) not in pids]
+    if len(first) != 1:
+        raise AssertionError(f"{pod} has the first processes {first}, not one that could be killed")
+    os.kill(first[0], signal.SIGKILL)
+    if wait_gone(list(pids), DEATH_SECONDS):
+        raise AssertionError(f"processes {pids} of {pod} live {DEATH_SECONDS:g} s after SIGKILL")
+
+
+def _parent(pid: int) -> int:
+    """Field 4 of proc_pid_stat(5)."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 def _processes_of(pod: str) -> Iterator[int]:
