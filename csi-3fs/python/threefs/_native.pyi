@@ -1,9 +1,24 @@
 # The compiled half: the client's data path, the checksum, and the services themselves.
 
 from collections.abc import Sequence
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, final
 
 from typing_extensions import Buffer
+
+__all__ = [
+    "Client",
+    "File",
+    "crc32c",
+    "issue_ticket",
+    "read_ticket",
+    "run_fuse",
+    "run_service",
+    "store_adopt",
+    "store_dump",
+    "store_load",
+    "store_verify",
+    "verify_ticket",
+]
 
 # kind ("file", "directory", "symlink"), inode, size, mode, modified (ns since 1970), chunk bytes
 RawStat: TypeAlias = tuple[str, int, int, int, int, int]
@@ -12,6 +27,7 @@ RawStat: TypeAlias = tuple[str, int, int, int, int, int]
 RawQuota: TypeAlias = tuple[int, int | None, int, int | None, int]
 
 # One routing cache and pool of connections. Thread-safe; every call releases the GIL.
+@final
 class Client:
     def __new__(
         cls,
@@ -75,6 +91,7 @@ def read_ticket(file: str) -> tuple[str, int, str, bool, str, int]: ...
 def verify_ticket(key_file: str, ticket: str) -> tuple[str, int, str, bool, str, int]: ...
 
 # An open file: stays with its inode when the name moves. Offsets are the caller's.
+@final
 class File:
     @property
     def inode(self) -> int: ...
@@ -88,10 +105,10 @@ def crc32c(data: Buffer, initial: int = 0) -> int: ...
 
 # Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: runs without a parent.
 def run_service(kind: str, config_json: str, parent_pid: int) -> None: ...
-
-# Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM.
 def store_dump(kind: str, folder: str, file: str) -> tuple[int, int]: ...
 def store_adopt(folder: str) -> None: ...
 def store_load(kind: str, folder: str, file: str) -> tuple[int, int]: ...
 def store_verify(kind: str, file: str) -> tuple[int, int]: ...
+
+# Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM.
 def run_fuse(config_json: str) -> None: ...
