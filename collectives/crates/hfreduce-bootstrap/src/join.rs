@@ -13,39 +13,20 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use hfreduce_daemon::{AnyEndpoint, AnyNewcomer};
-use hfreduce_engine::{CollectiveError, Communicator, Options, check_descriptors};
+use hfreduce_engine::{Communicator, Options, check_descriptors};
 
-use crate::meeting::{Meeting, MeetingError, Who};
+use crate::error::JoinError;
+use crate::meeting::{Meeting, Who};
 use crate::membership::Membership;
-use crate::phases::{Disagreement, PlaceValue, exchange_infos, exchange_places};
+use crate::phases::{PlaceValue, exchange_infos, exchange_places};
 use crate::rendezvous::Rendezvous;
 use crate::settings::Settings;
-use crate::topology::{Place, Topology, TopologyError};
+use crate::topology::{Place, Topology};
 use crate::variables::SettingError;
 use crate::world::World;
 
 /// Time to connect that a rank has even if the rendezvous took all of it.
 const CONNECT_MIN: Duration = Duration::from_millis(100);
-
-/// Why a rank did not join its group; `E` is the error of its rendezvous.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError<E = MeetingError> {
-    /// A setting cannot be used.
-    #[error(transparent)]
-    Setting(#[from] SettingError),
-    /// The topology file cannot be used.
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    /// The ranks did not find each other.
-    #[error(transparent)]
-    Rendezvous(E),
-    /// A rank was started with other settings.
-    #[error(transparent)]
-    Disagreement(#[from] Disagreement),
-    /// The engine did not connect.
-    #[error(transparent)]
-    Engine(#[from] CollectiveError),
-}
 
 /// A connected group.
 pub struct Joined {

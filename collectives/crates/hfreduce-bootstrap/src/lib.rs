@@ -9,6 +9,7 @@
 //! The Python package joins in the same way: ranks of both can be in one group.
 
 mod bundle;
+mod error;
 mod join;
 mod meeting;
 mod membership;
@@ -21,10 +22,10 @@ mod wire;
 mod world;
 
 pub use bundle::{BundleError, blob_bytes_max, pack, unpack};
-pub use join::{JoinError, Joined};
+pub use error::{Disagreement, JoinError};
+pub use join::Joined;
 pub use meeting::{Meeting, MeetingError, Who};
 pub use membership::Membership;
-pub use phases::Disagreement;
 pub use rendezvous::{Exchanged, Rendezvous};
 pub use settings::Settings;
 pub use topology::{Place, Topology, TopologyError};

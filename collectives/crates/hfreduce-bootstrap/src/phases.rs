@@ -3,7 +3,7 @@
 use fabric::deadline::Deadline;
 use serde::{Deserialize, Serialize};
 
-use crate::join::JoinError;
+use crate::error::{Disagreement, JoinError};
 use crate::membership::Membership;
 use crate::rendezvous::Rendezvous;
 use crate::topology::{Place, Topology};
@@ -11,18 +11,6 @@ use crate::world::World;
 
 const PLACE: &str = "place";
 const ENDPOINT: &str = "endpoint";
-
-/// A rank that was started with other settings than this rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rank {rank} {problem}")]
-pub struct Disagreement {
-    /// Rank of the job.
-    pub rank: u32,
-    /// Phase of the join.
-    pub phase: &'static str,
-    /// Its value and the value of this rank.
-    pub problem: String,
-}
 
 /// Value of the phase `place`: where a rank runs, and its view of the group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
