@@ -26,7 +26,7 @@ from charts.tests.conftest import ALL, KUBERNETES, SUPPORTED, Object, pods, temp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODULE = Path(__file__).parents[2] / "testcluster" / "go" / "kubernetes"
+MODULE = Path(__file__).parents[2] / "programs" / "go" / "kubernetes"
 DOWNLOAD_SECONDS = 300
 ELSEWHERE = {"CustomResourceDefinition", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 """Kinds of other modules: the first has not changed since 1.16, the others have no examples."""
