@@ -281,9 +281,16 @@ def silent(environment, port):
     return local.FAILED
 
 
+def absent(environment, port):
+    if environment["RANK"] == "0":
+        return local.FAILED
+    return port.wait()
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        (absent, ["rank 0 exited before it listened"]),
         (faulty, ["rank 1 ended by a fault", "LookupError: an unexpected error"]),
         (silent, ["ended with status 3 without an error message"]),
     ],

@@ -54,9 +54,13 @@ class Port:
         """True for the first caller: only one rank reports the failure."""
         return bool(os.read(self._word, 1))
 
+    def close_writer(self) -> None:
+        """Leaves rank 0 as the only writer, so that its exit ends the others' wait."""
+        os.close(self._writer)
+
     def wait(self) -> int:
         """Waits for the port at which rank 0 listens."""
-        os.close(self._writer)
+        self.close_writer()
         received = os.read(self._reader, 2)
         if len(received) < 2:
             raise ConnectionError("rank 0 exited before it listened: see its output")
@@ -83,6 +87,7 @@ def run(
                 if child == 0:
                     _be(body, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, port)
                 children[os.pidfd_open(child)] = child
+            port.close_writer()
             status = _wait(dict(children), port)
         finally:
             for descriptor, child in children.items():

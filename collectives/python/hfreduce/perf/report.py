@@ -127,7 +127,7 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def trace(path: Path, calls: Sequence[Call], names: Sequence[str]) -> None:
-    """Trace Event Format: one process per node, one thread per rank, times in microseconds."""
+    """Trace Event Format: one process per machine, one thread per rank, times in microseconds."""
     origin = min((call.start_seconds for call in calls), default=0.0)
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
