@@ -16,7 +16,7 @@ use threefs_meta::{
 };
 
 use crate::cluster_test::{Cluster, whole};
-use crate::{Client, ClientConfig, ClientError, FileHandle};
+use crate::{Client, ClientConfig, ClientError, FileHandle, WriteRange};
 
 const MIB: u64 = 1 << 20;
 const LONG: Duration = Duration::from_secs(120);
@@ -123,4 +123,17 @@ async fn unreported_bytes_are_charged_and_kept() {
     end(&second, &file).await;
     tenant.unlink("/file").await.unwrap();
     until_used(&control, 0).await;
+
+    // A refused file of a batch leaves no reservation of the others.
+    let range = |path: &str, offset, bytes| WriteRange {
+        path: path.into(),
+        offset,
+        payload: Bytes::from(vec![7; bytes]),
+    };
+    tenant.batch_write(vec![range("/kept", 0, 4)], true).await.unwrap();
+    until_used(&control, 4).await;
+    let writes = vec![range("/kept", 0, MIB as usize), range("/too-large", 1 << 60, 1)];
+    let refused = tenant.batch_write(writes, true).await.unwrap_err();
+    assert!(!matches!(refused, ClientError::NotReserved { .. }), "{refused}");
+    until_used(&control, 4).await;
 }

@@ -94,7 +94,13 @@ impl Client {
                     error => return Err(error),
                 }
             }
-            let truncated = self.report_lengths(&writes, sessions, self.deadline()).await?;
+            let truncated = match self.report_lengths(&writes, &sessions, self.deadline()).await {
+                Ok(truncated) => truncated,
+                Err(error) => {
+                    self.end_sessions(sessions, self.deadline()).await;
+                    return Err(error);
+                }
+            };
             // A concurrent truncation may have removed the data, so it is written again.
             writes.retain_mut(|write| match truncated.get(&write.file.inode) {
                 Some(version) => {
@@ -227,9 +233,16 @@ impl Client {
                     }
                 };
                 // Files that were truncated meanwhile are reserved again, for their new version.
-                let mut retries = Vec::new();
+                let (mut retries, mut refusal) = (Vec::new(), None);
                 for (reservation, inode) in reservations.iter().zip(inodes) {
-                    match inode?.kind {
+                    let inode = match inode {
+                        Ok(inode) => inode,
+                        Err(error) => {
+                            refusal.get_or_insert(error);
+                            continue;
+                        }
+                    };
+                    match inode.kind {
                         InodeKind::File { truncate_version, .. }
                             if truncate_version != reservation.truncate_version =>
                         {
@@ -243,6 +256,10 @@ impl Client {
                             sessions.insert(reservation.inode, reservation.session);
                         }
                     }
+                }
+                if let Some(error) = refusal {
+                    self.end_sessions(sessions, deadline).await;
+                    return Err(error.into());
                 }
                 reservations = retries;
             }
@@ -268,7 +285,7 @@ impl Client {
     async fn report_lengths(
         &self,
         writes: &[FileWrite],
-        sessions: HashMap<InodeId, SessionId>,
+        sessions: &HashMap<InodeId, SessionId>,
         deadline: Deadline,
     ) -> Result<HashMap<InodeId, u64>, ClientError> {
         let mut ends: BTreeMap<InodeId, (LengthReport, &OperationName)> = BTreeMap::new();
