@@ -143,7 +143,12 @@ fn checked<T>(
     values: &[Vec<u8>],
     check: impl Fn(u32, &[u8]) -> Result<T, String>,
 ) -> Result<Vec<T>, Disagreement> {
-    let members = membership.global_ranks().iter().zip(values);
+    let ranks = membership.global_ranks();
+    if values.len() != ranks.len() {
+        let problem = format!("received {} values of {} ranks", values.len(), ranks.len());
+        return Err(Disagreement { rank: membership.global_rank(), phase, problem });
+    }
+    let members = ranks.iter().zip(values);
     let results = members.map(|(rank, value)| {
         check(*rank, value).map_err(|problem| Disagreement { rank: *rank, phase, problem })
     });

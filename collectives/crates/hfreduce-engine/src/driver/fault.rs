@@ -46,6 +46,12 @@ impl Node {
         self.fault(ErrorKind::Io, self.rank(), detail)
     }
 
+    /// An operation was started with a code that the engine does not know.
+    pub fn unknown_codes(&self) -> Fault {
+        let detail = "unknown data type or reduction".to_owned();
+        self.fault(ErrorKind::Invalid, self.rank(), detail)
+    }
+
     /// A kernel has refused its arguments.
     pub fn kernel_fault(&self, error: &hfreduce_kernels::KernelError) -> Fault {
         AbortReason::new(ErrorKind::Invalid, self.rank(), error.to_string()).into()

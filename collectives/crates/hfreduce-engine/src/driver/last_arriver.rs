@@ -86,7 +86,7 @@ fn reduce(
     let (Some(dtype), Some(op)) =
         (DType::from_code(fingerprint.dtype), ReduceOp::from_code(fingerprint.op))
     else {
-        return Ok(()); // Checked when the operation was made.
+        return Err(node.unknown_codes());
     };
     let place = |local| match local == node.local() {
         true => own,

@@ -57,7 +57,7 @@ impl Scratch {
         let (Some(dtype), Some(op)) =
             (DType::from_code(fingerprint.dtype), ReduceOp::from_code(fingerprint.op))
         else {
-            return Ok(()); // Checked when the operation was made.
+            return Err(node.unknown_codes());
         };
         let mut inputs: Vec<*const u8> = Vec::with_capacity(node.locals() + 3);
         for local in 0..node.locals() {

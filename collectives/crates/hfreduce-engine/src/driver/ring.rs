@@ -83,7 +83,7 @@ impl Ring {
             ReduceOp::from_code(fingerprint.op),
             widens(fingerprint),
         ) else {
-            return Ok(()); // Checked when the operation was made.
+            return Err(node.unknown_codes());
         };
         let sum = active.accumulator(node, number);
         let input = &operation.input;
