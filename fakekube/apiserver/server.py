@@ -355,7 +355,9 @@ class ApiServer:
             store.delete("pods", name, namespace, value.get("deleteOptions"))
             return _answer(success, 201)
         if target.subresource == "log":
-            store.get("pods", name, namespace)
+            pod_object = store.get("pods", name, namespace)
+            if not pod_object["spec"].get("nodeName"):
+                return web.Response(status=204)
             return web.Response(text=self.logs.get((namespace, name), ""))
         spec = value.get("spec", {})
         pod = (spec.get("boundObjectRef") or {}).get("name", "")

@@ -90,6 +90,7 @@ class Cluster:
         *,
         phase: str = "Succeeded",
         namespace: str = "default",
+        bound: bool = True,
     ) -> None:
         name = f"{job}-{attempt}-{node_rank}"
         labels = {
@@ -97,13 +98,15 @@ class Cluster:
             "fireflyer.dev/attempt": str(attempt),
             "fireflyer.dev/node-rank": str(node_rank),
         }
-        pod = {
+        pod: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "namespace": namespace, "labels": labels},
             "spec": {"containers": [{"name": "trainer"}]},
             "status": {"phase": phase},
         }
+        if bound:
+            pod["spec"]["nodeName"] = f"node-{node_rank}"
 
         def change(store: Any) -> None:
             store.create("pods", pod, namespace)

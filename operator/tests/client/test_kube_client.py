@@ -167,11 +167,13 @@ def test_why_reads_only_the_status(cluster: Cluster, client: KubeClient) -> None
     assert re.search(r"decided \d+.* ago", words)
 
 
-def test_nodes_need_the_right_to_list_them(cluster: Cluster, client: KubeClient) -> None:
-    async def forbidden() -> Any:
+def test_nodes_need_the_right_to_list_them(
+    client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forbidden(_: object) -> Any:
         raise ForbiddenError("list nodes", "forbidden", code=403)
 
-    client.asynchronous._observed = forbidden  # type: ignore[method-assign]
+    monkeypatch.setattr("flyer.client.kubernetes.asynchronous.observe", forbidden)
     with pytest.raises(FlyerError, match="forbidden") as refusal:
         client.nodes()
     assert refusal.value.code == "Forbidden"
@@ -293,6 +295,33 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
     texts = [item.text for item in client.logs("one", follow=True, timeout_seconds=60)]
     thread.join()
     assert sorted(texts) == ["first", "second", "third"]  # each once
+
+
+def test_logs_follow_a_pod_that_waits_for_its_node(cluster: Cluster, client: KubeClient) -> None:
+    cluster.add_job("one")
+    cluster.set_status("one", running())
+    cluster.add_pod("one", 1, 0, log_of("rank 0 | first"), phase="Pending", bound=False)
+    calls = cluster.server.faults.calls
+
+    def start() -> None:
+        deadline = time.monotonic() + 30
+        while not any(call.resource == "pods/log" for call in calls):
+            assert time.monotonic() < deadline, "the log was not read"
+            time.sleep(0.01)
+        cluster.do(lambda store: store.bind("default", "one-1-0", {"target": {"name": "node-0"}}))
+        ended = {"status": {"phase": "Succeeded"}}
+        cluster.do(
+            lambda store: store.patch(
+                "pods", "one-1-0", ended, "default", "status", kind="application/merge-patch+json"
+            )
+        )
+        cluster.set_status("one", {"phase": "Succeeded"})
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    texts = [item.text for item in client.logs("one", follow=True, timeout_seconds=60)]
+    thread.join()
+    assert texts == ["first"]
 
 
 def test_a_log_resumes_after_a_broken_connection() -> None:

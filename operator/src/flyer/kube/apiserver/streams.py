@@ -153,6 +153,8 @@ class Streams:
     ) -> AsyncIterator[bytes]:
         """The lines of a text, such as a pod's log, until the stream ends.
 
+        A pod without a node has no lines (status 204).
+
         UnreachableError: the stream broke, or no data arrived for `silence_seconds`.
         """
         label = f"read {resource.plural}/{subresource} {namespace}/{name}"
@@ -163,6 +165,8 @@ class Streams:
             async with await self._send(
                 "GET", resource.path(namespace, name, subresource), query, timeout, accept="*/*"
             ) as response:
+                if response.status == 204:
+                    return
                 if response.status != 200:
                     raise error_of_response(label, response, await response.read())
                 async for line in iter_lines(response.content):
