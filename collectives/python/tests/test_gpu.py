@@ -390,7 +390,7 @@ def reduce_in_pairs(rank, size):
         pairs.all_reduce(torch.zeros(4, 4).t())
     with pytest.raises(ValueError, match="AVG"):
         pairs.all_reduce(torch.zeros(4), dist.ReduceOp.AVG)
-    with pytest.raises(ValueError, match="each of 4 ranks once"):
+    with pytest.raises(ValueError, match="each of the 4 ranks must be in exactly one pair"):
         Pairs.join([(0, 1)])
     return True
 

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import hfreduce
@@ -19,9 +18,6 @@ ANYWHERE = {
 }
 """glibc and the compiler's runtime: no libraries of GPUs, network cards, MPI or Python."""
 
-# Before Python 3.12 the buffer protocol has no method names.
-UNSEEN = r"hfreduce\._native\.Registered\.__buffer__"
-
 
 def test_the_engine_needs_only_libraries_of_the_system():
     readelf = subprocess.run(
@@ -32,13 +28,5 @@ def test_the_engine_needs_only_libraries_of_the_system():
     assert {name for name in libraries if not name.startswith("ld-linux")} <= ANYWHERE
 
 
-def test_the_stubs_match_the_engine(tmp_path):
-    allowed = tmp_path / "allowed"
-    allowed.write_text(f"{UNSEEN}\n")
-    compared = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "hfreduce._native", "--concise",
-         f"--allowlist={allowed}", "--ignore-unused-allowlist"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert compared.returncode == 0, compared.stdout + compared.stderr
+def test_type_hints_are_shipped():
     assert (FOLDER / "py.typed").exists()

@@ -19,7 +19,7 @@ import threefs
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "fuse"))
 
-from holding import held
+from holding import start_mount
 from test_service_processes import Pods, choose_ports
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def test_data_written_through_a_mount_with_a_killed_daemon_is_not_a_hole(
         client.make_directory("/root", 0o777)
         disk = EarlierDisk(pods, "storage-0")
         client.write_file("/second", bytes([1]) * (12 * MIB))
-        mount = held(pods.folder / "cluster.json", "/root", pods.folder, 1)
+        mount = start_mount(pods.folder / "cluster.json", "/root", pods.folder, 1)
         program = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(mount.target)],
             stdin=subprocess.PIPE,
