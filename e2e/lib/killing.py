@@ -125,7 +125,10 @@ def _kill_process_of(pod: str) -> None:
 
 def _parent(pid: int) -> int:
     """Field 4 of proc_pid_stat(5)."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended
+        return 0
     return int(stat.rpartition(")")[2].split()[1])
 
 
