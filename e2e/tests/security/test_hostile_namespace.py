@@ -147,7 +147,10 @@ def test_inline_volumes_reach_no_place_of_others(scene: Scene) -> None:
         user.create(inline_pod(f"asks-{attribute}", **{attribute: value}))
     refusals = {
         **{f"gated-{name}": "unknown attribute `path`" for name in ("root", "restricted")},
-        **{f"asks-{name}": f"attribute `{name}` is" for name in ("path", "cluster", "uid", "mode")},
+        **{
+            f"asks-{name}": f"unknown attribute `{name}`"
+            for name in ("path", "cluster", "uid", "mode")
+        },
         "asks-size": "above the",
     }
     for pod_name, words in refusals.items():
