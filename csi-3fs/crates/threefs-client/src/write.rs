@@ -81,24 +81,19 @@ impl Client {
     async fn write_files(&self, mut writes: Vec<FileWrite>) -> Result<(), ClientError> {
         let mut truncations = 0;
         while !writes.is_empty() {
-            // Each step has the full timeout: the transfer may take long.
-            let sessions = self.reserve(&mut writes, self.deadline()).await?;
-            let patience = ProgressTimeout::start(self.0.config.timeout);
-            let written = self.write_once(&writes, &patience).await;
-            if let Err(error) = written {
-                self.end_sessions(sessions, self.deadline()).await;
-                // A concurrent truncation has dropped the reservation.
-                truncations += 1;
-                match error {
-                    ClientError::NotReserved { .. } if truncations < TRUNCATIONS_MAX => continue,
-                    error => return Err(error),
-                }
-            }
-            let truncated = match self.report_lengths(&writes, &sessions, self.deadline()).await {
+            let mut sessions = HashMap::new();
+            let truncated = match self.write_reserved(&mut writes, &mut sessions).await {
                 Ok(truncated) => truncated,
                 Err(error) => {
                     self.end_sessions(sessions, self.deadline()).await;
-                    return Err(error);
+                    // A concurrent truncation has dropped the reservation.
+                    truncations += 1;
+                    match error {
+                        ClientError::NotReserved { .. } if truncations < TRUNCATIONS_MAX => {
+                            continue;
+                        }
+                        error => return Err(error),
+                    }
                 }
             };
             // A concurrent truncation may have removed the data, so it is written again.
@@ -111,6 +106,19 @@ impl Client {
             });
         }
         Ok(())
+    }
+
+    /// Reserves, writes and reports once; after an error the caller ends `sessions`. Returns the new
+    /// `truncate_version` of files whose report came too late.
+    async fn write_reserved(
+        &self,
+        writes: &mut [FileWrite],
+        sessions: &mut HashMap<InodeId, SessionId>,
+    ) -> Result<HashMap<InodeId, u64>, ClientError> {
+        // Each step has the full timeout: the transfer may take long.
+        self.reserve(writes, sessions, self.deadline()).await?;
+        self.write_once(writes, &ProgressTimeout::start(self.0.config.timeout)).await?;
+        self.report_lengths(writes, sessions, self.deadline()).await
     }
 
     pub(crate) async fn write_once(
@@ -198,13 +206,14 @@ fn by_chunk(writes: Vec<ChunkWrite>) -> Vec<Vec<ChunkWrite>> {
 }
 
 impl Client {
-    /// Charges the quotas before anything is written. Returns the sessions that hold the
-    /// reservations.
+    /// Charges the quotas before anything is written. `sessions` gets those that hold the
+    /// reservations, after an error too.
     async fn reserve(
         &self,
         writes: &mut [FileWrite],
+        sessions: &mut HashMap<InodeId, SessionId>,
         deadline: Deadline,
-    ) -> Result<HashMap<InodeId, SessionId>, ClientError> {
+    ) -> Result<(), ClientError> {
         let mut by_inode: BTreeMap<InodeId, (Reservation, OperationName)> = BTreeMap::new();
         for FileWrite { file, offset, payload } in writes.iter().filter(|write| write.file.quota) {
             let (inode, truncate_version) = (file.inode, file.truncate_version);
@@ -214,23 +223,14 @@ impl Client {
             current.0.end = current.0.end.max(end);
         }
         let requested: Vec<(Reservation, OperationName)> = by_inode.into_values().collect();
-        let mut sessions = HashMap::new();
         for page in requested.chunks(BATCH_MAX) {
             let mut reservations: Vec<Reservation> = page.iter().map(|it| it.0).collect();
             let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
             while !reservations.is_empty() {
                 let change = MetaChange::Reserve { reservations: reservations.clone() };
-                let reserved = self.0.metadata.change(&what, change, deadline).await;
-                let inodes = match reserved {
-                    Ok(MetaReply::Inodes(inodes)) if inodes.len() == reservations.len() => inodes,
-                    Ok(other) => {
-                        self.end_sessions(sessions, deadline).await;
-                        return Err(ClientError::unexpected("meta", &other));
-                    }
-                    Err(error) => {
-                        self.end_sessions(sessions, deadline).await;
-                        return Err(error);
-                    }
+                let inodes = match self.0.metadata.change(&what, change, deadline).await? {
+                    MetaReply::Inodes(inodes) if inodes.len() == reservations.len() => inodes,
+                    other => return Err(ClientError::unexpected("meta", &other)),
                 };
                 // Files that were truncated meanwhile are reserved again, for their new version.
                 let (mut retries, mut refusal) = (Vec::new(), None);
@@ -258,13 +258,12 @@ impl Client {
                     }
                 }
                 if let Some(error) = refusal {
-                    self.end_sessions(sessions, deadline).await;
                     return Err(error.into());
                 }
                 reservations = retries;
             }
         }
-        Ok(sessions)
+        Ok(())
     }
 
     /// Releases the reservations of failed writes. If that fails too, the service releases them
