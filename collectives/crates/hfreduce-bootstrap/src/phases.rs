@@ -193,6 +193,16 @@ mod tests {
         value
     }
 
+    #[test]
+    fn a_wrong_number_of_values_is_refused() {
+        let own = own();
+        let value = serde_json::to_vec(&own).unwrap();
+        for count in [0, 1, 3] {
+            let error = agree(&world(0, 2), &own, None, &vec![value.clone(); count]).unwrap_err();
+            assert_eq!(error.problem, format!("received {count} values of 2 ranks"));
+        }
+    }
+
     proptest! {
         #![proptest_config(cases(2000))]
 

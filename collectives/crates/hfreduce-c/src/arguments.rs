@@ -7,7 +7,7 @@ use hfreduce_engine::{Buffer, DType, Kind, ReduceOp, fused_shape};
 use crate::comm::{Comm, open};
 use crate::error::{Failure, Status, guard};
 use crate::values::seconds;
-use crate::work::{Work, begun};
+use crate::work::{Work, deliver};
 
 /// The arguments of an operation. Those that only some operations have are zero in the others.
 pub(crate) struct Call {
@@ -116,7 +116,7 @@ impl Call {
                     (call.input, call.shape) = fused(buffers, counts, number, dtype)?;
                 }
             }
-            begun(engine.call(call), self.work)
+            deliver(engine.call(call), self.work)
         }
     }
 }

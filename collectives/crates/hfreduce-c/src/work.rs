@@ -14,11 +14,11 @@ pub struct Work {
 ///
 /// # Safety
 /// `work` is null or writable.
-pub(crate) unsafe fn begun(
-    made: Result<EngineWork, CollectiveError>,
+pub(crate) unsafe fn deliver(
+    result: Result<EngineWork, CollectiveError>,
     work: *mut *mut Work,
 ) -> Result<(), Failure> {
-    let engine = made?;
+    let engine = result?;
     if work.is_null() {
         return ended(engine.wait(None));
     }
