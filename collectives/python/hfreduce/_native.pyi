@@ -2,6 +2,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Final, Protocol, Self, final, type_check_only
 
+from typing_extensions import disjoint_base
+
 __all__ = [
     "AVG",
     "BAND",
@@ -155,6 +157,7 @@ class Registered:
 
 # Operations on memory of the host or of one GPU, where several addresses are a TypeError: blocks of
 # a GPU are contiguous.
+@disjoint_base
 class Operations:
     def allreduce(
         self,
