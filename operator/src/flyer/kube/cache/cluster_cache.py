@@ -227,8 +227,11 @@ class ClusterCache:
     def _quota(self, key: Key, before: FlyerQuota | None, after: FlyerQuota | None) -> None:
         # The operator writes the status itself; only a change of the spec matters.
         if before is None or after is None or before.spec != after.spec:
-            event = QuotaRemoved(key[1]) if after is None else QuotaObserved(Quota.of(after))
-            self._notify(lambda listener: listener.enqueue(event))
+            self._notify(
+                lambda listener: listener.enqueue(
+                    QuotaRemoved(key[1]) if after is None else QuotaObserved(Quota.of(after))
+                )
+            )
 
     def _topology(
         self, _key: Key, before: FlyerTopology | None, after: FlyerTopology | None
@@ -241,8 +244,9 @@ class ClusterCache:
         self, key: Key, before: NamespaceView | None, after: NamespaceView | None
     ) -> None:
         if before != after:
-            event = TeamObserved(key[1], self.team_of(key[1]))
-            self._notify(lambda listener: listener.enqueue(event))
+            self._notify(
+                lambda listener: listener.enqueue(TeamObserved(key[1], self.team_of(key[1])))
+            )
 
     def _notify(self, notify: Callable[[Listener], None]) -> None:
         listener = self.listener
