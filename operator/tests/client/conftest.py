@@ -118,6 +118,14 @@ class Cluster:
         self.do(change)
         self.server.logs[(namespace, name)] = log
 
+    def end_pod(self, name: str, phase: str) -> None:
+        ended = {"status": {"phase": phase}}
+        self.do(
+            lambda store: store.patch(
+                "pods", name, ended, "default", "status", kind="application/merge-patch+json"
+            )
+        )
+
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:

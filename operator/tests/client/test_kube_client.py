@@ -282,12 +282,7 @@ def test_logs_follow_the_job_to_its_end(cluster: Cluster, client: KubeClient) ->
         cluster.server.logs[("default", "one-1-0")] = log_of("rank 0 | first", "rank 0 | second")
         time.sleep(0.3)
         cluster.add_pod("one", 2, 0, log_of("rank 0 | third", second=5))
-        ended = {"status": {"phase": "Failed"}}
-        cluster.do(
-            lambda store: store.patch(
-                "pods", "one-1-0", ended, "default", "status", kind="application/merge-patch+json"
-            )
-        )
+        cluster.end_pod("one-1-0", "Failed")
         cluster.set_status("one", {"phase": "Succeeded"})
 
     thread = threading.Thread(target=resume)
@@ -309,12 +304,7 @@ def test_logs_follow_a_pod_that_waits_for_its_node(cluster: Cluster, client: Kub
             assert time.monotonic() < deadline, "the log was not read"
             time.sleep(0.01)
         cluster.do(lambda store: store.bind("default", "one-1-0", {"target": {"name": "node-0"}}))
-        ended = {"status": {"phase": "Succeeded"}}
-        cluster.do(
-            lambda store: store.patch(
-                "pods", "one-1-0", ended, "default", "status", kind="application/merge-patch+json"
-            )
-        )
+        cluster.end_pod("one-1-0", "Succeeded")
         cluster.set_status("one", {"phase": "Succeeded"})
 
     thread = threading.Thread(target=start)
