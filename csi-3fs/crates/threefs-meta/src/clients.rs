@@ -5,7 +5,7 @@ pub(crate) mod open_files;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use threefs_core::ids::{ClientId, InodeId};
@@ -14,41 +14,67 @@ use crate::clients::open_files::CLIENTS_PER_VOLUME_MAX;
 use crate::protocol::RequestId;
 
 /// Answers that one change drops at most; the sweep drops the rest.
-const FORGET_MAX: u64 = 64;
+const FORGET_MAX: u64 = 128;
 
 /// State of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     /// Changes with a lower sequence are finished; see `ops::Dedup`.
     pub floor: AtomicU64,
-    /// Answers with a lower sequence are dropped, or a running change drops them. 0 = none yet.
+    /// Answers with a lower sequence are dropped. 0 = none yet.
     forgotten: AtomicU64,
+    /// A running change drops answers.
+    dropping: AtomicBool,
     last_active_ms: AtomicU64,
     /// The volume of the client's ticket; `None` for a holder of the cluster key.
     volume: Option<InodeId>,
 }
 
 impl Client {
-    /// The oldest finished changes, whose answers the calling change drops. Each range is returned
-    /// once: two changes that drop the same answers would conflict.
-    pub(crate) fn take_finished(&self, id: RequestId) -> Range<u64> {
-        let range = |forgotten: u64| {
-            let start = match forgotten {
-                // The sweep drops the answers of earlier runs of the service.
-                0 => id.finished_below.saturating_sub(FORGET_MAX),
-                forgotten => forgotten,
-            };
-            start..start.saturating_add(FORGET_MAX).min(id.finished_below).max(start)
+    /// The oldest finished changes, whose answers the calling change drops. Empty while another
+    /// change drops some: both would write the client's floor, and conflict.
+    pub(crate) fn take_finished(&self, id: RequestId) -> Finished<'_> {
+        if self.dropping.swap(true, SeqCst) {
+            return Finished { client: self, range: 0..0 };
+        }
+        let start = match self.forgotten.load(SeqCst) {
+            // The sweep drops the answers of earlier runs of the service.
+            0 => id.finished_below.saturating_sub(FORGET_MAX),
+            forgotten => forgotten,
         };
-        let previous =
-            self.forgotten.fetch_update(SeqCst, SeqCst, |before| Some(range(before).end));
-        range(previous.unwrap_or_default())
+        let range = start..start.saturating_add(FORGET_MAX).min(id.finished_below).max(start);
+        if range.is_empty() {
+            self.dropping.store(false, SeqCst);
+        }
+        Finished { client: self, range }
+    }
+}
+
+/// Finished changes whose answers one change drops. Released when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Finished<'a> {
+    client: &'a Client,
+    range: Range<u64>,
+}
+
+impl Finished<'_> {
+    /// Sequences of the changes.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.range.clone()
     }
 
-    /// Returns a range of [`Client::take_finished`]: the change failed and dropped nothing.
-    pub(crate) fn return_finished(&self, finished: &Range<u64>) {
-        if !finished.is_empty() {
-            self.forgotten.fetch_min(finished.start, SeqCst);
+    /// The change is committed, and with it the removal of the answers.
+    pub(crate) fn committed(self) {
+        if !self.range.is_empty() {
+            self.client.forgotten.fetch_max(self.range.end, SeqCst);
+        }
+    }
+}
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        if !self.range.is_empty() {
+            self.client.dropping.store(false, SeqCst);
         }
     }
 }
@@ -148,19 +174,20 @@ mod tests {
     fn each_answer_is_dropped_by_one_change() {
         let client = Client::default();
         let id = |finished_below| RequestId { finished_below, ..RequestId::default() };
-        assert_eq!(client.take_finished(id(0)), 0..0);
-        assert_eq!(client.take_finished(id(1_000)), 936..1_000);
-        assert_eq!(client.take_finished(id(1_000)), 1_000..1_000);
-        assert_eq!(client.take_finished(id(1_001)), 1_000..1_001);
-        // A slow change has ended: the next ones catch up.
-        let finished = client.take_finished(id(2_000));
-        assert_eq!(finished, 1_001..1_065);
-        assert_eq!(client.take_finished(id(2_000)), 1_065..1_129);
-        client.return_finished(&finished);
-        assert_eq!(client.take_finished(id(2_000)), finished);
+        assert_eq!(client.take_finished(id(0)).range(), 0..0);
+        let first = client.take_finished(id(1_000));
+        assert_eq!(first.range(), 872..1_000);
+        assert!(client.take_finished(id(1_000)).range().is_empty(), "another change drops them");
+        first.committed();
+        assert!(client.take_finished(id(1_000)).range().is_empty());
+        client.take_finished(id(1_001)).committed();
+        // The change failed: the next one drops the same answers.
+        assert_eq!(client.take_finished(id(2_000)).range(), 1_001..1_129);
+        assert_eq!(client.take_finished(id(2_000)).range(), 1_001..1_129);
+        client.take_finished(id(2_000)).committed();
         // A delayed change declares less than the ones before it.
-        assert!(client.take_finished(id(5)).is_empty());
-        assert_eq!(client.take_finished(id(u64::MAX)), 1_065..1_129);
+        assert!(client.take_finished(id(5)).range().is_empty());
+        assert_eq!(client.take_finished(id(u64::MAX)).range(), 1_129..1_257);
     }
 
     #[test]

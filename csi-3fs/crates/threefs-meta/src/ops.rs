@@ -28,8 +28,8 @@ pub(crate) use file::length::{ReportLengths, Reserve};
 pub(crate) use file::session::{Close, EndSession};
 pub(crate) use file::trim::{FinishTrim, ReadTrim, StartTrim};
 pub(crate) use gc::{
-    ChargeOpen, DropTombstones, EmptyDirectory, FinishRemovals, ForgetAnswers, ListRemovals,
-    ListRows, ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
+    ChargeOpen, DropTombstones, EmptyDirectory, FinishRemovals, ForgetAnswers, ForgetFloors,
+    ListRemovals, ListRows, ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
 };
 pub(crate) use init::{InitTree, ReserveInodes};
 pub(crate) use namespace::create::{Create, Layouts, Open, SessionRequest, Symlink};

@@ -13,6 +13,7 @@
 //! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: unreadable, its chunks are dropped next |
 //! | `GCLA` versionstamp inode | `RemovalRow` | tombstone: a dead file without chunks, for which a capability may still be valid |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
+//! | `FLOR` client | u64 | changes of the client with a lower sequence are finished: refused if they have no answer |
 //! | `ABYT` directory | i64 | bytes of the answers kept for tickets of a directory; directory 0: the total |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
 //! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | usage of these limits; written by bounded additions only |
@@ -40,6 +41,7 @@ pub(crate) const REMOVALS: &[u8] = b"GCQU";
 pub(crate) const DEAD: &[u8] = b"GCDE";
 pub(crate) const TOMBSTONES: &[u8] = b"GCLA";
 pub(crate) const ANSWERS: &[u8] = b"IDEM";
+pub(crate) const FLOORS: &[u8] = b"FLOR";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
 pub(crate) const RECOUNTS: &[u8] = b"RCNT";
@@ -247,6 +249,13 @@ pub(crate) async fn read_inode(
     let key = inode(id);
     let value = txn.get(&key).await?;
     value.map(|value| InodeRow::decode(&key, &value)).transpose()
+}
+
+/// The floor of a client that all services share. Read without a conflict: see `ops::dedup`.
+pub(crate) async fn floor_of(txn: &mut Transaction, client: ClientId) -> Result<u64, KvError> {
+    let key = floor(client);
+    let value = txn.snapshot_get(&key).await?;
+    value.map_or(Ok(0), |value| decode(&key, &value))
 }
 
 #[cfg(test)]

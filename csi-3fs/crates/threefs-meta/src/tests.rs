@@ -12,4 +12,5 @@ mod quota;
 mod recount;
 mod removal;
 mod scope;
+mod services;
 mod tree;

@@ -11,6 +11,7 @@
 //! All steps are idempotent and can run in any order. A failed step is retried in the next round
 //! and does not block others. No duration depends on the wall clock.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,11 +198,13 @@ impl Tree {
             self.open_files.expire_idle(silent_since);
         }
         let kept_since = uptime_ms.checked_sub(self.config.answer_keep_ms);
+        let is_silent =
+            |client| kept_since.is_some_and(|at| !self.clients.active_since(client, at));
         self.forget_answers(|client, sequence| {
-            let is_silent = || kept_since.is_some_and(|at| !self.clients.active_since(client, at));
-            self.clients.has_finished(client, sequence) || is_silent()
+            self.clients.has_finished(client, sequence) || is_silent(client)
         })
-        .await
+        .await?;
+        self.forget_floors(is_silent).await
     }
 
     /// Ends the sessions of clients that have been silent since then, and their reservations.
@@ -240,15 +243,34 @@ impl Tree {
         loop {
             let list = ops::ListRows { prefix: rows::ANSWERS, after: &after, limit: PAGE };
             let page = self.store.transact(transaction(), &list).await?;
-            let mut keys = Vec::new();
+            let mut of_client: BTreeMap<ClientId, Vec<u64>> = BTreeMap::new();
             for (key, _) in &page {
                 let (client, sequence) = rows::answer_of_key(key)?;
                 if due(client, sequence) {
-                    keys.push(key.clone());
+                    of_client.entry(client).or_default().push(sequence);
                 }
             }
-            if !keys.is_empty() {
-                self.store.transact(transaction(), &ops::ForgetAnswers(&keys)).await?;
+            if !of_client.is_empty() {
+                self.store.transact(transaction(), &ops::ForgetAnswers(&of_client)).await?;
+            }
+            match page.last() {
+                Some((last, _)) if page.len() == PAGE => after.clone_from(last),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    async fn forget_floors(&self, is_silent: impl Fn(ClientId) -> bool) -> Result<(), OpError> {
+        let mut after = Vec::new();
+        loop {
+            let list = ops::ListRows { prefix: rows::FLOORS, after: &after, limit: PAGE };
+            let page = self.store.transact(transaction(), &list).await?;
+            let mut silent = Vec::new();
+            for (key, _) in &page {
+                silent.extend(Some(rows::client_of_key(key)?).filter(|client| is_silent(*client)));
+            }
+            if !silent.is_empty() {
+                self.store.transact(transaction(), &ops::ForgetFloors(&silent)).await?;
             }
             match page.last() {
                 Some((last, _)) if page.len() == PAGE => after.clone_from(last),

@@ -16,8 +16,8 @@ use crate::rows::{self, AnswerRow};
 pub(crate) struct Dedup<'a, O> {
     pub id: RequestId,
     pub now: Nanoseconds,
-    /// Changes of this client with a lower sequence are finished and never retried. It is raised
-    /// before any of their answers is dropped.
+    /// Changes of this client with a lower sequence are finished and never retried, as far as this
+    /// service knows; the client's `FLOR` row is the one that all services share.
     pub floor: &'a AtomicU64,
     /// Finished changes whose answers this change drops.
     pub finished: Range<u64>,
@@ -58,9 +58,7 @@ impl<O> Dedup<'_, O> {
             None => postcard::to_allocvec(reply),
         };
         let encoded = encoded.map_err(|error| KvError::bad_row(&key, error.to_string()))?;
-        for sequence in self.finished.clone() {
-            answers::forget(txn, &rows::answer(self.id.client, sequence)).await?;
-        }
+        answers::forget(txn, self.id.client, self.finished.clone()).await?;
         let (answered, reply, volume) = (self.now, encoded, self.volume);
         let row = AnswerRow { answered, reply, volume, batch: changed.is_some() };
         answers::keep(txn, &key, &row, self.room).await
@@ -104,9 +102,10 @@ async fn answered(
         }
         return Ok(Some(rows::decode(&key, &row.reply)?));
     }
-    // After the read: if the answer was dropped before this snapshot, the floor had already been
-    // raised; if it is dropped later, this transaction conflicts.
-    if id.sequence < floor.load(SeqCst) {
+    // The transaction that drops an answer raises the floor. So if the answer was dropped before
+    // this snapshot, its floor is visible; if it is dropped later, this transaction conflicts.
+    let shared = rows::floor_of(txn, id.client).await?;
+    if id.sequence < shared.max(floor.load(SeqCst)) {
         return Err(MetaError::Invalid {
             field: "sequence".into(),
             value: id.sequence.to_string(),

@@ -1,5 +1,8 @@
 //! Garbage collection: the transactions that free removed files and directories.
 
+use std::collections::BTreeMap;
+
+use threefs_core::ids::ClientId;
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
@@ -287,16 +290,32 @@ impl Operation for ListRows<'_> {
     }
 }
 
-/// Drops answers that can no longer be requested.
-pub(crate) struct ForgetAnswers<'a>(pub &'a [Vec<u8>]);
+/// Drops answers that can no longer be requested: of each client, its oldest ones.
+pub(crate) struct ForgetAnswers<'a>(pub &'a BTreeMap<ClientId, Vec<u64>>);
 
 impl Operation for ForgetAnswers<'_> {
     type Output = ();
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        for key in self.0 {
-            answers::forget(txn, key).await?;
+        for (client, sequences) in self.0 {
+            answers::forget(txn, *client, sequences.iter().copied()).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Drops the floors of clients without activity: no duplicate of a change of theirs can arrive any
+/// more.
+pub(crate) struct ForgetFloors<'a>(pub &'a [ClientId]);
+
+impl Operation for ForgetFloors<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        for client in self.0 {
+            txn.clear(&rows::floor(*client));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::KvError;
 
 use crate::protocol::SessionId;
-use crate::rows::ANSWERS;
+use crate::rows::{ANSWERS, FLOORS};
 
 fn numbered(prefix: &[u8; 4], inode: InodeId, rest: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(12 + rest.len());
@@ -102,16 +102,22 @@ pub(crate) fn answer_bytes(volume: InodeId) -> Vec<u8> {
     numbered(b"ABYT", volume, &[])
 }
 
+pub(crate) fn floor(client: ClientId) -> Vec<u8> {
+    [FLOORS, &client.0.to_be_bytes()].concat()
+}
+
+/// The client from a key of the form prefix, client, rest.
+pub(crate) fn client_of_key(key: &[u8]) -> Result<ClientId, KvError> {
+    let bytes = key.get(4..20).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
+    let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "the key has no client"))?;
+    Ok(ClientId(u128::from_be_bytes(bytes)))
+}
+
 /// Client and sequence from the key of an answer.
 pub(crate) fn answer_of_key(key: &[u8]) -> Result<(ClientId, u64), KvError> {
-    let client = key.get(4..20).and_then(|bytes| <[u8; 16]>::try_from(bytes).ok());
     let sequence = key.get(20..28).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    match (client, sequence) {
-        (Some(client), Some(sequence)) => {
-            Ok((ClientId(u128::from_be_bytes(client)), u64::from_be_bytes(sequence)))
-        }
-        _ => Err(KvError::bad_row(key, "not the key of an answer")),
-    }
+    let sequence = sequence.ok_or_else(|| KvError::bad_row(key, "not the key of an answer"))?;
+    Ok((client_of_key(key)?, u64::from_be_bytes(sequence)))
 }
 
 /// The inode from a key of the form prefix, inode, rest.

@@ -74,12 +74,13 @@ impl Tree {
         let (uptime, excess_allowed) = (self.uptime(), true);
         let inputs = Inputs { now: now(), uptime, excess_allowed, first_inode, full };
         let session = SessionId(rand::random());
-        let (finished, room) = (client.take_finished(id), AnswerBudget::of(room));
+        let (drops, room) = (client.take_finished(id), AnswerBudget::of(room));
+        let finished = drops.range();
         let call =
             ChangeCall { id, caller, client: &client, finished, room, inputs, session, deadline };
         let result = self.apply_after_trims(&call, change).await;
-        if result.is_err() {
-            client.return_finished(&call.finished);
+        if result.is_ok() {
+            drops.committed();
         }
         result
     }

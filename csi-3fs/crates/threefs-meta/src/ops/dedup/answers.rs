@@ -5,6 +5,7 @@
 //! The limit of a volume decreases as the total grows, so that many volumes leave room for each
 //! other. Clients with the cluster key are not counted.
 
+use threefs_core::ids::ClientId;
 use threefs_kv::{KvError, Room, Transaction};
 
 use crate::ops::OpError;
@@ -67,8 +68,26 @@ pub(crate) async fn keep(
     Ok(())
 }
 
-/// Drops an answer, if it exists.
-pub(crate) async fn forget(txn: &mut Transaction, key: &[u8]) -> Result<(), OpError> {
+/// Drops the answers of finished changes of a client and raises its floor above them: a late
+/// duplicate of a change, through any service, is refused and not executed again.
+pub(crate) async fn forget(
+    txn: &mut Transaction,
+    client: ClientId,
+    finished: impl IntoIterator<Item = u64>,
+) -> Result<(), OpError> {
+    let mut below = 0;
+    for sequence in finished {
+        below = below.max(sequence.saturating_add(1));
+        drop_answer(txn, &rows::answer(client, sequence)).await?;
+    }
+    let key = rows::floor(client);
+    if below > rows::read(txn, &key).await?.unwrap_or(0) {
+        rows::write(txn, &key, &below)?;
+    }
+    Ok(())
+}
+
+async fn drop_answer(txn: &mut Transaction, key: &[u8]) -> Result<(), OpError> {
     let Some(value) = txn.get(key).await? else { return Ok(()) };
     txn.clear(key);
     let row = AnswerRow::decode(key, &value)?;
