@@ -244,7 +244,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     async with testbed, NodeSimulator(testbed) as simulator, tenant(testbed) as api:
         leader = await testbed.start_leader()
         with webhook(testbed) as (hook, port, metrics), serving(testbed.folder) as storage:
-            await simulator.say("cooperate", "go")
+            await simulator.send("cooperate", "go")
             await testbed.create_all(FLYERJOBS, [flyer_job(JOB, 2)])
             await simulator.until_running(2)
             processes = {"operator": leader.process.pid, "webhook": hook.pid, **storage.pids}

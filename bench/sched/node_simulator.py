@@ -50,11 +50,11 @@ class NodeSimulator:
         await self._process.wait()
         self._reader.cancel()
 
-    async def say(self, *words: str) -> None:
-        """Commands, see `bench.sched.simulated_nodes`."""
+    async def send(self, *commands: str) -> None:
+        """Send commands, see `bench.sched.simulated_nodes`."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write("".join(f"{word}\n" for word in words).encode())
+        self._process.stdin.write("".join(f"{command}\n" for command in commands).encode())
         await self._process.stdin.drain()
 
     async def until_running(self, count: int, seconds: float = 120.0) -> None:

@@ -64,7 +64,7 @@ class Shares:
     async def _half(self) -> None:
         of, free = self.sizes.gang_of, self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
         gangs = self.sizes.gangs // 2
-        await self.simulator.say("deaf")
+        await self.simulator.send("deaf")
         self.simulator.suspended.clear()
         job = flyer_job("half", free + gangs * of, priority="high")
         await self.testbed.create_all(FLYERJOBS, [job])
@@ -75,7 +75,7 @@ class Shares:
         self.part_excess.ours.append(len(self.simulator.suspended) - gangs * of)
 
     async def _fill(self) -> None:
-        await self.simulator.say("hold", "cooperate", "go")
+        await self.simulator.send("hold", "cooperate", "go")
         count, of = self.sizes.gangs, self.sizes.gang_of
         jobs = [flyer_job(f"low-{number}", of, priority="low") for number in range(count)]
         await self.testbed.create_all(FLYERJOBS, jobs)
@@ -124,13 +124,13 @@ class Shares:
     async def node_round(self) -> None:
         """One node of a running gang becomes NotReady, as the node controller writes it."""
         of = min(64, self.sizes.gang)
-        await self.simulator.say("hold", "deaf", "go")
+        await self.simulator.send("hold", "deaf", "go")
         await self.testbed.create_all(FLYERJOBS, [flyer_job("gang", of)])
         await self.simulator.until_running(of)
         await asyncio.sleep(SETTLE_SECONDS)
         job = await self.testbed.api.get(FLYERJOBS, "gang", NAMESPACE)
         victim = job["status"]["assignment"]["nodes"][of // 2]["name"]
-        await self.simulator.say(f"lose {victim}")
+        await self.simulator.send(f"lose {victim}")
         # kwok must release the node, or it would report it Ready again at once.
         annotations = {"kwok.x-k8s.io/node": None}
         await self.testbed.api.merge(NODES, victim, {"metadata": {"annotations": annotations}})
@@ -148,7 +148,7 @@ class Shares:
         bound_at = max(write.done_at for write in writes if is_binding(write))
         self.node.ours.append(bound_at - begun_at)
         self.details["node lost"] = by_kind(write for write in writes if write.client == OPERATOR)
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
         await self.testbed.api.merge(NODES, victim, back)
         await self.testbed.empty()
@@ -180,7 +180,7 @@ class Shares:
         node_names = [pod["spec"]["nodeName"] for pod in pods]
         self.lost.ours.append(len(redone) + len(node_names) - len(set(node_names)))
         self.details["leader killed: jobs that were not kept"] = redone
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         await self.testbed.empty()
 
 

@@ -106,11 +106,11 @@ class Starts:
     async def gang_round(self) -> None:
         """One gang over nearly all nodes: ours, then the peer's."""
         n = self.sizes.gang
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         writes, begun_at = await self._own_gangs("gang", [flyer_job("gang", n)], n)
         self.gang.ours.append(since(writes, begun_at))
         # A pod's containers take seconds to start before its sidecar connects to the gateway.
-        await self.simulator.say("deaf", "go")
+        await self.simulator.send("deaf", "go")
         await self.simulator.until_running(n)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
@@ -121,7 +121,7 @@ class Starts:
         self.details["gang, ours: questions"] = by_kind(
             write for write in writes if write.client == OPERATOR and not write.stored
         )
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         await self.testbed.empty()
         peer_result = await self._peers([peer_gang("gang", n, one_leaf=False)], n)
         self.gang.peer.append(peer_result[0])
@@ -134,11 +134,11 @@ class Starts:
     async def gangs_round(self) -> None:
         """Gangs that fit into one leaf each; as many as there are leaves to fill."""
         count, of = self.sizes.gangs, self.sizes.gang_of
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
         writes, begun_at = await self._own_gangs("gangs", jobs, count * of)
         self.gangs.ours.append(since(writes, begun_at))
-        await self.simulator.say("deaf", "go")
+        await self.simulator.send("deaf", "go")
         await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
@@ -148,7 +148,7 @@ class Starts:
         zones, leaves = await self._spread()
         self.crossings.ours.append(sum(zone_count > 1 for zone_count in zones))
         self.leaves.ours.append(max(leaves))
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         await self.testbed.empty()
         gangs = [peer_gang(f"gang-{number}", of, one_leaf=True) for number in range(count)]
         seconds, peer_writes = await self._peers(gangs, count * of)
@@ -175,7 +175,7 @@ class Starts:
     async def small_round(self) -> None:
         """Single-node jobs, all created at once."""
         count = self.sizes.small
-        await self.simulator.say("hold")
+        await self.simulator.send("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
         writes, begun_at = await self._own_gangs("small jobs", jobs, count)
         self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))

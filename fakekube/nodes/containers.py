@@ -152,7 +152,7 @@ class _Pod:
     async def _main(self) -> None:
         end = await self._exit
         if end.accounted and self._running and self._writer is not None:
-            self._say({"op": "ended", "code": -end.signal or end.status, "failure": _blame(end)})
+            self._send({"op": "ended", "code": -end.signal or end.status, "failure": _blame(end)})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DONE_SECONDS):
                     await self._done.wait()
@@ -166,14 +166,14 @@ class _Pod:
         reader, self._writer = await asyncio.open_unix_connection(
             str(self._folder / LAUNCHER_SOCKET), limit=LINE_BYTES_MAX
         )
-        self._say({"op": "launcher", "state": "waiting"})
+        self._send({"op": "launcher", "state": "waiting"})
         async with asyncio.TaskGroup() as group:
             while line := await reader.readline():
                 message = json.loads(line)
                 match message["kind"]:
                     case "start" if not self._running:
                         self._running = True
-                        self._say({"op": "launcher", "state": "running"})
+                        self._send({"op": "launcher", "state": "running"})
                         group.create_task(self._rank(message["pod"]))
                     case "terminate" | "kill" if self._behaviour.hung and self._running:
                         pass
@@ -186,7 +186,7 @@ class _Pod:
                     case "done":
                         self._done.set()
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         assert self._writer is not None, "connected"
         if not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")

@@ -58,7 +58,7 @@ class Sidecar:
         self.connection.settimeout(SECONDS)
         self.lines = self.connection.makefile("rb")
 
-    def hear(self, **expected: Any) -> dict[str, Any]:
+    def receive(self, **expected: Any) -> dict[str, Any]:
         """The next message that has these fields."""
         while True:
             line = self.lines.readline()
@@ -67,14 +67,14 @@ class Sidecar:
             if expected.items() <= message.items():
                 return message
 
-    def say(self, **message: Any) -> None:
+    def send(self, **message: Any) -> None:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def start(self, key: str | None = None, **changes: Any) -> None:
         self.accept()
-        self.hear(op="launcher", state="waiting")
-        self.say(kind="start", key=key, pod=ORDER | changes, output_seconds=0.1)
-        self.hear(op="launcher", state="running")
+        self.receive(op="launcher", state="waiting")
+        self.send(kind="start", key=key, pod=ORDER | changes, output_seconds=0.1)
+        self.receive(op="launcher", state="running")
 
     def close(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
@@ -153,9 +153,9 @@ def test_ranks_run_with_their_environment_and_one_log(
         env={"MINE": "kept", "OMP_NUM_THREADS": "5"},
     )
     sidecar.start()
-    ended = sidecar.hear(op="ended")
+    ended = sidecar.receive(op="ended")
     assert (ended["code"], ended["failure"]) == (0, None)
-    sidecar.say(kind="done")
+    sidecar.send(kind="done")
     status, out, err = container.end()
     assert (status, err) == (0, "")
     assert sorted(out.splitlines()) == [
@@ -169,7 +169,7 @@ def test_ranks_run_with_their_environment_and_one_log(
 def test_no_rank_starts_before_the_start_order(container: Container, sidecar: Sidecar) -> None:
     container.run("print('ran')")
     sidecar.accept()
-    sidecar.hear(op="launcher", state="waiting")
+    sidecar.receive(op="launcher", state="waiting")
     assert container.process is not None
     container.process.send_signal(signal.SIGTERM)
     status, out, _ = container.end()
@@ -195,8 +195,8 @@ def test_a_failing_rank_is_reported_with_its_traceback(
         """
     )
     sidecar.start()
-    ended = sidecar.hear(op="ended")
-    sidecar.say(kind="done")
+    ended = sidecar.receive(op="ended")
+    sidecar.send(kind="done")
     assert ended["code"] == 1
     assert (ended["failure"]["rank"], ended["failure"]["exit_status"]) == (3, 1)
     assert ended["failure"]["traceback"].endswith("ValueError: seven\n")
@@ -214,10 +214,10 @@ def test_the_traceback_of_another_program_is_taken_from_its_output(
     script = "echo Traceback '(most recent call last):'; echo 'Error: no'; exit 3"
     container.launch(["sh", "-c", script])
     sidecar.start(ranks_per_node=1, node_rank=0, nodes=1)
-    ended = sidecar.hear(op="ended")
+    ended = sidecar.receive(op="ended")
     assert ended["code"] == 3
     assert ended["failure"]["traceback"] == "Traceback (most recent call last):\nError: no\n"
-    sidecar.say(kind="done")
+    sidecar.send(kind="done")
     assert container.end()[0] == 3
 
 
@@ -236,12 +236,12 @@ def test_a_lost_peer_in_the_output_of_a_program_sets_the_exit_status(
     marked = "".join(f"[rank0]: {line}\n" for line in traceback.splitlines())  # as torch prints it
     container.launch(["sh", "-c", 'printf %s "$1"; exit 1', "sh", marked])
     sidecar.start(ranks_per_node=1, node_rank=0, nodes=1)
-    ended = sidecar.hear(op="ended")
+    ended = sidecar.receive(op="ended")
     assert ended["code"] == code
     failure = ended["failure"]
     assert (failure["traceback"], failure["exit_status"]) == (traceback, 1)
     assert failure["peer_lost"] == (code == 75)
-    sidecar.say(kind="done")
+    sidecar.send(kind="done")
     assert container.end()[0] == code
 
 
@@ -259,8 +259,8 @@ def test_lines_never_mix_and_long_lines_are_split(container: Container, sidecar:
     sidecar.start()
     with ThreadPoolExecutor(1) as pool:
         ending = pool.submit(container.end)  # a full pipe would block the ranks
-        sidecar.hear(op="ended")
-        sidecar.say(kind="done")
+        sidecar.receive(op="ended")
+        sidecar.send(kind="done")
         status, out, _ = ending.result()
     assert status == 0
     for rank, letter in ((2, "a"), (3, "b")):
@@ -292,8 +292,8 @@ def test_output_without_a_newline_is_written(container: Container, sidecar: Side
     assert container.process.stdout is not None
     assert container.process.stdout.readline() == b"rank 2 ~ 50%\n"
     (container.folder / "run" / "topology.json").write_text("{}")
-    sidecar.hear(op="ended")
-    sidecar.say(kind="done")
+    sidecar.receive(op="ended")
+    sidecar.send(kind="done")
     assert container.end()[0] == 0
 
 
@@ -319,11 +319,11 @@ def test_a_sigterm_reaches_every_rank(container: Container, sidecar: Sidecar, wa
     while ready < 2:  # the warning about the missing job socket is a line, too
         ready += process.stdout.readline().endswith(b"ready\n")
     if way == "terminate":
-        sidecar.say(kind="terminate")
+        sidecar.send(kind="terminate")
     else:
         process.send_signal(signal.SIGTERM)
-    assert sidecar.hear(op="ended")["code"] == 104
-    sidecar.say(kind="done")
+    assert sidecar.receive(op="ended")["code"] == 104
+    sidecar.send(kind="done")
     status, out, _ = container.end()
     assert status == 104
     assert {"rank 2 | saving", "rank 3 | saving"} <= set(out.splitlines())
@@ -346,10 +346,10 @@ def test_a_kill_order_sends_sigterm_before_sigkill(container: Container, sidecar
     ready = 0
     while ready < 2:
         ready += process.stdout.readline().endswith(b"ready\n")
-    sidecar.say(kind="kill")
-    sidecar.say(kind="kill")
-    assert sidecar.hear(op="ended")["code"] == -9
-    sidecar.say(kind="done")
+    sidecar.send(kind="kill")
+    sidecar.send(kind="kill")
+    assert sidecar.receive(op="ended")["code"] == -9
+    sidecar.send(kind="done")
     status, out, _ = container.end()
     assert status == -9
     assert {"rank 2 | not now", "rank 3 | not now"} <= set(out.splitlines())
@@ -361,7 +361,7 @@ def test_an_attempt_may_end_before_it_starts(
 ) -> None:
     container.run("print('ran')")
     sidecar.accept()
-    sidecar.say(kind=kind)
+    sidecar.send(kind=kind)
     status, out, err = container.end()
     assert (status, out) == (75, "")
     assert "ended before the gang started" in err
@@ -375,10 +375,10 @@ def test_a_restarted_sidecar_receives_the_launcher_s_state(
     sidecar.close()
     sidecar.listen()
     sidecar.accept()
-    sidecar.hear(op="launcher", state="running")
-    sidecar.say(kind="terminate")
-    assert sidecar.hear(op="ended")["code"] == 104
-    sidecar.say(kind="done")
+    sidecar.receive(op="launcher", state="running")
+    sidecar.send(kind="terminate")
+    assert sidecar.receive(op="ended")["code"] == 104
+    sidecar.send(kind="done")
     assert container.end()[0] == 104
 
 
@@ -397,7 +397,7 @@ def test_invalid_orders_of_the_sidecar_are_ignored(container: Container, sidecar
     container.run("print('ran')")
     sidecar.accept()
     sidecar.connection.sendall(b'\xff\n[]\n{"kind": "start"}\n')
-    sidecar.say(kind="start", pod=ORDER | {"ranks_per_node": 0})
+    sidecar.send(kind="start", pod=ORDER | {"ranks_per_node": 0})
     status, out, err = container.end()
     assert (status, out) == (2, "")
     assert "`ranks_per_node` is 0, not from 1 to 1024" in err
@@ -419,8 +419,8 @@ def test_the_key_of_the_collectives_is_in_a_private_file(
         env={"HFREDUCE_KEY_FILE": own} if own else {},
     )
     sidecar.start(ranks_per_node=1, key="5c" * 32)
-    sidecar.hear(op="ended")
-    sidecar.say(kind="done")
+    sidecar.receive(op="ended")
+    sidecar.send(kind="done")
     _, out, _ = container.end()
     default_key = f"{container.folder}/run/ranks/hfreduce.key 0o600 {'5c' * 32}"
     assert out.splitlines() == [f"rank 1 | {own or default_key}"]
@@ -440,8 +440,8 @@ def test_the_user_s_pythonpath_has_priority(container: Container, sidecar: Sidec
         env={"PYTHONPATH": str(module_folder)},
     )
     sidecar.start(ranks_per_node=1)
-    sidecar.hear(op="ended")
-    sidecar.say(kind="done")
+    sidecar.receive(op="ended")
+    sidecar.send(kind="done")
     _, out, _ = container.end()
     where = container.tools / "lib" / "flyer" / "job" / "__init__.py"
     assert out.splitlines() == [f"rank 1 | True {where}", f"rank 1 | {where}"]

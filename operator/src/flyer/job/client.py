@@ -105,29 +105,29 @@ class JobClient:
 
     def received(self) -> None:
         """Acknowledge the suspension."""
-        self._tell(Received())
+        self._notify(Received())
 
     def progress(self, step: int, metrics: dict[str, float] | None = None) -> None:
         """Report a finished step."""
-        self._tell(Progress(step, metrics or {}))
+        self._notify(Progress(step, metrics or {}))
 
     def checkpoint(self, step: int, path: str, *, durable: bool) -> None:
         """Report a checkpoint."""
-        self._tell(Checkpoint(step, path, durable))
+        self._notify(Checkpoint(step, path, durable))
 
     def release(self, step: int | None = None) -> None:
         """Release the nodes of the whole job now."""
-        self._tell(Release(step))
+        self._notify(Release(step))
 
     def fail(self, reason: str) -> None:
         """Fail the job without a restart."""
-        self._tell(Fail(reason))
+        self._notify(Fail(reason))
 
     def user_state(self, state: int) -> None:
         """Store the user's 32-bit state for all attempts."""
-        self._tell(UserState(state))
+        self._notify(UserState(state))
 
-    def _tell(self, request: Request) -> None:
+    def _notify(self, request: Request) -> None:
         reply = self._call(request)
         if not isinstance(reply, Done):
             raise JobSocketError(

@@ -60,7 +60,7 @@ class Console:
         self._tails[rank] = stream.tail
         return write_end
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Write a line of the launcher, without a rank."""
         self._unsent += text.encode(errors="replace")
         if not text.endswith("\n"):

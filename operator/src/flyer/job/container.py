@@ -84,7 +84,7 @@ class _Link:
             return False
         probe.setblocking(False)
         self._socket, self._received = probe, bytearray()
-        self.say({"op": "launcher", "state": self.state})
+        self.send({"op": "launcher", "state": self.state})
         return self._socket is not None
 
     @property
@@ -92,7 +92,7 @@ class _Link:
         """When to connect next, if not connected."""
         return None if self._socket else self._again_at
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send one line; a sidecar that does not accept it at once counts as lost."""
         if self._socket is None:
             return
@@ -175,7 +175,7 @@ class _Container(LauncherContext):
                 self._console.bytes_read,
                 time.monotonic(),
             )
-            self._link.say({"op": "output"})
+            self._link.send({"op": "output"})
         return self._signals({message.get("kind") for message in self._link.read()})
 
     def _signals(self, signal_names: set[Any]) -> list[int]:
@@ -194,7 +194,7 @@ class _Container(LauncherContext):
 
     def started(self) -> None:
         self._link.state = "running"
-        self._link.say({"op": "launcher", "state": "running"})
+        self._link.send({"op": "launcher", "state": "running"})
 
     def traceback(self, rank: int, log_path: Path, offset: int) -> str | None:  # noqa: ARG002
         self._console.drain(DRAIN_SECONDS)
@@ -202,7 +202,7 @@ class _Container(LauncherContext):
 
     def blame(self, text: str) -> None:
         self._console.drain(DRAIN_SECONDS)
-        self._console.say(text)
+        self._console.write_line(text)
         with contextlib.suppress(OSError):
             Path(TERMINATION_LOG).write_bytes(_ends(text))
 
@@ -211,14 +211,14 @@ class _Container(LauncherContext):
         report = {"op": "ended", "code": code, "failure": _small(failure)}
         deadline = time.monotonic() + DONE_SECONDS
         self._link.state = "ended"
-        self._link.say(report)
+        self._link.send(report)
         while time.monotonic() < deadline:
             away = self._link.descriptor() is None
             messages = self._link.wait(deadline - time.monotonic())
             if any(message.get("kind") == "done" for message in messages):
                 return
             if away and self._link.descriptor() is not None:
-                self._link.say(report)
+                self._link.send(report)
 
     def _output_due(self) -> float | None:
         if self._console.bytes_read == self._output_reported:

@@ -82,13 +82,13 @@ class LauncherServer:
                 "stop_grace_seconds": start.stop_grace_seconds,
             }
             order = {"kind": "start", "pod": pod, "output_seconds": start.output_seconds}
-            self._say({**order, "key": start.key})
+            self._send({**order, "key": start.key})
         if self._state.terminate:
-            self._say({"kind": "terminate"})
+            self._send({"kind": "terminate"})
         if self._state.kill:
-            self._say({"kind": "kill"})
+            self._send({"kind": "kill"})
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(message).encode() + b"\n")
 
@@ -126,19 +126,19 @@ class LauncherServer:
                 self._advance(LauncherState(state))
                 self.push()
             case "output":
-                self._state.say(output=self._state.report.output + 1)
+                self._state.update(output=self._state.report.output + 1)
             case "ended":
                 end = _end(fields)
                 if self._state.report.end is None:
-                    own = None if end.rank is None else self._state.own(end.rank)
-                    self._state.say(end=replace(end, rank=own), launcher=LauncherState.ENDED)
+                    own = None if end.rank is None else self._state.own_rank(end.rank)
+                    self._state.update(end=replace(end, rank=own), launcher=LauncherState.ENDED)
                 writer.write(b'{"kind": "done"}\n')
             case unknown:
                 raise ProtocolError("bad_operation", f"launcher: unknown operation {unknown!r:.80}")
 
     def _advance(self, state: LauncherState) -> None:
         if _ORDER.index(state) > _ORDER.index(self._state.report.launcher):
-            self._state.say(launcher=state)
+            self._state.update(launcher=state)
 
 
 def _end(fields: Fields) -> End:

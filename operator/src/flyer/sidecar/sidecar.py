@@ -54,7 +54,7 @@ class Sidecar:
         self.state.load()
         if self.state.start is None:
             self._port = reserve_port()
-            self.state.say(port=self._port.getsockname()[1])
+            self.state.update(port=self._port.getsockname()[1])
         try:
             if self.state.start is not None:
                 await self._open(self.state.start)
@@ -75,7 +75,7 @@ class Sidecar:
 
     def obey(self, order: Order) -> None:
         """Apply an order of the gateway; a repeated order has no effect."""
-        self.state.ask(order)
+        self.state.apply(order)
         if self.state.start is not None and self._server is None:
             task = asyncio.get_running_loop().create_task(self._open(self.state.start))
             self._tasks.add(task)
@@ -122,53 +122,53 @@ class Sidecar:
         code = SuspendCode.RECEIVED if report.received else SuspendCode.SENT
         code = SuspendCode.MAY_SUSPEND if report.released else code
         self._server.signal(suspend.seconds_left, suspend.reason, code)
-        self.state.say(suspended=True)
+        self.state.update(suspended=True)
 
     def _greeted(self, _rank: int) -> None:
         if self._server is not None:
             ranks_seen = max(len(self._server.ranks_seen), self.state.report.ranks_seen)
-            self.state.say(ranks_seen=ranks_seen)
+            self.state.update(ranks_seen=ranks_seen)
 
     # -- requests of ranks (flyer.job.server.JobHandler) -----------------------------------------
 
     async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
         """The job acknowledges the suspension."""
         if self.state.suspend is not None:
-            self.state.say(received=True)
+            self.state.update(received=True)
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
         """The job finished a step; the report has the numbers of the lowest rank."""
         old = self.state.report.step
         if old is not None and (step < old or (step == old and rank != 0)):
             return
-        self.state.say(step=step, metrics=metrics or self.state.report.metrics)
+        self.state.update(step=step, metrics=metrics or self.state.report.metrics)
 
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
         """The job wrote a checkpoint."""
         saved = Saved(step, path)
         if durable:
-            self.state.say(durable=saved)
+            self.state.update(durable=saved)
         else:
-            self.state.say(volatile=saved)
+            self.state.update(volatile=saved)
 
     async def release(self, rank: int, step: int | None) -> None:  # noqa: ARG002
         """The job releases all its nodes."""
-        self.state.say(released=True)
+        self.state.update(released=True)
 
     async def fail(self, rank: int, reason: str) -> None:
         """The job fails without a restart."""
-        own = self.state.own(rank)
+        own = self.state.own_rank(rank)
         if own is None:
             log.warning("rank %d failed the job before the start order: %s", rank, reason)
             return
         if own != rank:
             reason = f"(reported as rank {rank}) {reason}"
         if self.state.report.given_up is None:
-            self.state.say(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
+            self.state.update(given_up=GivenUp(own, reason[:REASON_CHARACTERS_MAX]))
 
     async def user_state(self, rank: int, state: int) -> None:  # noqa: ARG002
         """Store the user's 32-bit state."""
-        self.state.say(user_state=state & 0xFFFFFFFF)
+        self.state.update(user_state=state & 0xFFFFFFFF)
 
     async def finish(self) -> None:
         """Wait until the gateway acknowledges the last report, before kubelet ends the sidecar."""

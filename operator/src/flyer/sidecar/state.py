@@ -60,7 +60,7 @@ class SidecarState:
             return None
         return replace(self._suspend, seconds_left=max(self._suspend_until - time.time(), 0.0))
 
-    def own(self, rank: int) -> int | None:
+    def own_rank(self, rank: int) -> int | None:
         """The rank if it is one of this pod, otherwise the pod's first; None before the start.
 
         Programs may number their ranks themselves. The gateway disconnects a pod that reports
@@ -87,7 +87,7 @@ class SidecarState:
                     # The elapsed time is unknown: the gateway sends the deadline again.
                     self._suspend_until = time.time() + parsed.suspend.seconds_left
 
-    def say(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
         """Apply a message of the pod; a repeated one is not a change."""
         old = self.report
         new = replace(old, **changes)
@@ -106,7 +106,7 @@ class SidecarState:
         self.acknowledged = max(self.acknowledged, min(revision, self.report.revision))
         self.acknowledgement.set()
 
-    def ask(self, order: Order) -> None:
+    def apply(self, order: Order) -> None:
         """Apply an order. Requests of earlier orders remain in force."""
         if self.start is None:
             self.start = order.start

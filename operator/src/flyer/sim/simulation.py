@@ -95,37 +95,37 @@ class Simulation:
         """A user submits a job."""
         self.store[job.key] = job
         self.scripts[job.key] = script
-        self._tell(JobSubmitted(job))
+        self._deliver(JobSubmitted(job))
 
     def suspend(self, job: str) -> None:
         """A user sets spec.suspend."""
         self._edit_suspend(job, suspend=True)
-        self._tell(SuspendRequested(job, "anna", "maintenance"))
+        self._deliver(SuspendRequested(job, "anna", "maintenance"))
 
     def resume(self, job: str) -> None:
         """A user clears spec.suspend."""
         self._edit_suspend(job, suspend=False)
-        self._tell(ResumeRequested(job))
+        self._deliver(ResumeRequested(job))
 
     def stop(self, job: str) -> None:
         """A user stops the job for good."""
-        self._tell(StopRequested(job, "anna"))
+        self._deliver(StopRequested(job, "anna"))
 
     def prioritize(self, job: str, priority: Priority) -> None:
         """A user changes spec.priority."""
         stored = self.store[job]
         self.store[job] = stored.replace(spec=stored.spec.replace(priority=priority))
-        self._tell(JobSubmitted(self.store[job]))
+        self._deliver(JobSubmitted(self.store[job]))
 
     def limit(self, quota: Quota) -> None:
         """An administrator creates or changes a FlyerQuota."""
         self.quotas[quota.name] = quota
-        self._tell(QuotaObserved(quota))
+        self._deliver(QuotaObserved(quota))
 
     def unlimit(self, name: str) -> None:
         """An administrator deletes a FlyerQuota."""
         self.quotas.pop(name, None)
-        self._tell(QuotaRemoved(name))
+        self._deliver(QuotaRemoved(name))
 
     def lose_node(self, name: str) -> None:
         """The power of a machine fails; its peers detect it first."""
@@ -280,7 +280,7 @@ class Simulation:
                 self._after(self._latency(), partial(self._exit, run, node, Failed(1, "boom")))
             return
         run.step += 1
-        self._say(run, ProgressReported(run.job, run.attempt, run.step))
+        self._send_in_order(run, ProgressReported(run.job, run.attempt, run.step))
         if run.step % script.checkpoint_steps == 0:
             saved = run.step
             self._after(script.save_seconds, lambda: self._saved(run, saved), lasting=True)
@@ -296,14 +296,16 @@ class Simulation:
     def _saved(self, run: Run, step_number: int) -> None:
         if run.alive and step_number >= (run.saved_step or 0):
             run.saved_step, run.saved_path = step_number, f"/3fs/{run.job}/step-{step_number}"
-            self._say(run, CheckpointReported(run.job, run.attempt, step_number, run.saved_path))
+            self._send_in_order(
+                run, CheckpointReported(run.job, run.attempt, step_number, run.saved_path)
+            )
 
     def _signalled(self, job: str, attempt: int) -> None:
         run = self.cluster.runs.get((job, attempt))
         if run is None or not run.alive or run.received or run.script.behavior is Behavior.SILENT:
             return
         run.received = True
-        self._say(run, SuspendReceived(job, attempt))
+        self._send_in_order(run, SuspendReceived(job, attempt))
         if run.script.behavior is Behavior.CRASHES:
             run.alive = False
             for node in run.nodes:
@@ -318,7 +320,7 @@ class Simulation:
 
     def _report(self, run: Run) -> None:
         if run.alive:
-            self._say(run, ProgressReported(run.job, run.attempt, run.step))
+            self._send_in_order(run, ProgressReported(run.job, run.attempt, run.step))
 
     def _leave(self, run: Run) -> None:
         if not run.alive:
@@ -331,7 +333,7 @@ class Simulation:
         else:
             run.released = True
             self.invariants.released(run)
-            self._say(run, Released(run.job, run.attempt))
+            self._send_in_order(run, Released(run.job, run.attempt))
 
     def _exit(self, run: Run, node: str, outcome: Outcome) -> None:
         pod = self.cluster.pods.get((node, run.job, run.attempt))
@@ -388,10 +390,10 @@ class Simulation:
     def _latency(self) -> float:
         return self._random.uniform(0.0, self._latency_seconds)
 
-    def _tell(self, event: Event) -> None:
+    def _deliver(self, event: Event) -> None:
         self._inbox.append(event)
 
-    def _say(self, run: Run, event: Event) -> None:
+    def _send_in_order(self, run: Run, event: Event) -> None:
         """Deliver a message of a job; messages of one job arrive in order."""
         run.heard_at = max(run.heard_at, self.now + self._latency())
         self._at(run.heard_at, lambda: self._inbox.append(event), lasting=False)

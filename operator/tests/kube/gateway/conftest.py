@@ -94,7 +94,7 @@ class Raw:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def say(self, *lines: object) -> None:
+    async def send(self, *lines: object) -> None:
         for line in lines:
             if isinstance(line, bytes):
                 self.writer.write(line)
@@ -105,7 +105,7 @@ class Raw:
         with contextlib.suppress(OSError):
             await self.writer.drain()
 
-    async def hear(self) -> dict[str, Any] | None:
+    async def receive(self) -> dict[str, Any] | None:
         """The next line; None at the end."""
         try:
             async with asyncio.timeout(60):
@@ -116,7 +116,7 @@ class Raw:
 
     async def hear_kind(self, kind: str) -> dict[str, Any] | None:
         """The next line of this kind; None at the end."""
-        while (message := await self.hear()) is not None:
+        while (message := await self.receive()) is not None:
             if message["kind"] == kind:
                 return message
         return None
@@ -263,8 +263,8 @@ class GatewayHarness:
     async def greeted(self, name: str, version: int = VERSION, address: str = "127.0.0.1") -> Raw:
         """A raw client that the gateway accepts as the pod's sidecar."""
         raw = await self.raw(address)
-        await raw.say({"kind": "hello", "version": version, "token": token_of(name)})
-        welcome = await raw.hear() or {}
+        await raw.send({"kind": "hello", "version": version, "token": token_of(name)})
+        welcome = await raw.receive() or {}
         assert (welcome["kind"], welcome["version"]) == ("welcome", min(version, VERSION))
         return raw
 

@@ -30,13 +30,13 @@ class Launcher:
                     break
                 except OSError:
                     await asyncio.sleep(0.01)
-        await self.say(op="launcher", state=state)
+        await self.send(op="launcher", state=state)
 
-    async def say(self, **message: Any) -> None:
+    async def send(self, **message: Any) -> None:
         self.writer.write(json.dumps(message).encode() + b"\n")
         await self.writer.drain()
 
-    async def hear(self, kind: str) -> dict[str, Any]:
+    async def receive(self, kind: str) -> dict[str, Any]:
         async with asyncio.timeout(60):
             while True:
                 line = await self.reader.readline()
@@ -60,8 +60,8 @@ async def started(harness: Any, nodes: int = 2, name: str = "gpt") -> tuple[Any,
         await harness.sidecar(pod.name)
     launchers = [await launcher(harness, pod.name) for pod in gang.pods]
     for launched in launchers:
-        await launched.hear("start")
-        await launched.say(op="launcher", state="running")
+        await launched.receive("start")
+        await launched.send(op="launcher", state="running")
     await harness.event(GangStarted, gang.key)
     return gang, launchers
 

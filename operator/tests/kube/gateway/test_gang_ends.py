@@ -26,10 +26,10 @@ async def test_the_first_failure_is_reported_first_with_its_rank(harness: Any) -
     gang, launchers = await started(harness)
     peer = {"rank": 0, "time": 10.0, "exit_status": 75, "peer_lost": True, "traceback": "x\ngone"}
     root = {"rank": 3, "time": 10.4, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
-    await launchers[0].say(op="ended", code=75, failure=peer)
-    await launchers[0].hear("done")
-    await launchers[1].say(op="ended", code=1, failure=root)
-    await launchers[1].hear("done")
+    await launchers[0].send(op="ended", code=75, failure=peer)
+    await launchers[0].receive("done")
+    await launchers[1].send(op="ended", code=1, failure=root)
+    await launchers[1].receive("done")
     await harness.until(lambda: len([e for e in harness.events if isinstance(e, PodExited)]) == 2)
     exits = [event for event in harness.events if isinstance(event, PodExited)]
     assert exits[0] == PodExited(gang.key, 1, "a1", Failed(1, "rank 3: ValueError: seven"))
@@ -42,8 +42,8 @@ async def test_the_first_failure_is_reported_first_with_its_rank(harness: Any) -
 
 async def test_the_sidecars_report_of_an_exit_precedes_the_pods_status(harness: Any) -> None:
     _gang, launchers = await started(harness)
-    await launchers[0].say(op="ended", code=0, failure=None)
-    await launchers[0].hear("done")
+    await launchers[0].send(op="ended", code=0, failure=None)
+    await launchers[0].receive("done")
     await harness.event(PodExited)
     assert await harness.gateway.conclude("uid-gpt-1-0", Killed(0, "gone")) == Succeeded()
     assert len([event for event in harness.events if isinstance(event, PodExited)]) == 1
@@ -72,7 +72,7 @@ async def test_an_ended_pod_is_reported_as_soon_as_its_report_arrives(
 
     accounted, silent, forgotten = (concluded(node_rank) for node_rank in range(3))
     await asyncio.sleep(0)
-    await launchers[0].say(op="ended", code=0, failure=None)
+    await launchers[0].send(op="ended", code=0, failure=None)
     assert await accounted == Succeeded()
     await harness.sidecars["gpt-1-1"].end()
     assert await silent == Killed(9, "OOMKilled")
@@ -91,7 +91,7 @@ async def test_the_pods_status_explains_a_kill_as_soon_as_it_arrives(
     work = harness.gateway.conclude("uid-gpt-1-0", Killed(9, OOM))
     waiting = asyncio.create_task(work)
     await asyncio.sleep(0)
-    await launchers[0].say(op="ended", code=-9, failure={"rank": 0, "signal": 9})
+    await launchers[0].send(op="ended", code=-9, failure={"rank": 0, "signal": 9})
     assert await waiting == Killed(9, OOM)
 
 
@@ -126,8 +126,8 @@ async def test_a_rank_with_another_pods_number_is_reported_for_its_own_pod(harne
     exited = await harness.event(PodExited)
     reported = "(reported as rank 0) the loss is NaN"
     assert (exited.node, exited.outcome) == ("a1", Failed(1, reported, 2))
-    await launchers[1].say(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
-    await launchers[1].hear("done")
+    await launchers[1].send(op="ended", code=1, failure={"rank": 99, "exit_status": 1})
+    await launchers[1].receive("done")
     sidecar = harness.sidecars["gpt-1-1"]
     await harness.until(lambda: sidecar.state.acknowledged >= sidecar.state.report.revision)
     assert harness.count("bad_rank") == 0
@@ -138,7 +138,7 @@ async def test_an_exit_of_an_unknown_rank_is_reported_for_its_pod(harness: Any) 
     _, launchers = await started(harness)
     harness.sidecars["gpt-1-1"].state.start = None
     failure = {"rank": 3, "exit_status": 1, "traceback": "Traceback\nValueError: seven"}
-    await launchers[1].say(op="ended", code=1, failure=failure)
+    await launchers[1].send(op="ended", code=1, failure=failure)
     exited = await harness.event(PodExited)
     assert (exited.node, exited.outcome.rank) == ("a1", 2)
     assert exited.outcome.traceback == failure["traceback"]

@@ -42,7 +42,7 @@ async def test_no_rank_starts_before_all_pods_are_connected(harness: Any) -> Non
     await harness.until(lambda: sidecar.state.acknowledged >= sidecar.state.report.revision)
     assert harness.sidecars["gpt-1-0"].state.start is None  # an address is still unknown
     harness.gateway.locate("uid-gpt-1-1", "10.0.0.2")
-    orders = [(await launched.hear("start"))["pod"] for launched in (first, second)]
+    orders = [(await launched.receive("start"))["pod"] for launched in (first, second)]
     port = harness.sidecars["gpt-1-0"].state.report.port
     assert [order["node_rank"] for order in orders] == [0, 1]
     assert {(order["master_addr"], order["master_port"]) for order in orders} == {
@@ -51,8 +51,8 @@ async def test_no_rank_starts_before_all_pods_are_connected(harness: Any) -> Non
     document = json.loads((harness.folder / "gpt-1-1" / "topology.json").read_text())
     assert [node["address"] for node in document["nodes"]] == ["10.0.0.1", "10.0.0.2"]
     assert not harness.events
-    await first.say(op="launcher", state="running")
-    await second.say(op="launcher", state="running")
+    await first.send(op="launcher", state="running")
+    await second.send(op="launcher", state="running")
     assert await harness.event(GangStarted) == GangStarted(gang.key, 1)
 
 
@@ -106,7 +106,7 @@ async def test_reports_of_ranks_become_events(harness: Any) -> None:
         assert (event.step, event.path, event.durable) == (5, "/ckpt", True)
         await asyncio.to_thread(rank.user_state, -1)
         assert (await harness.event(UserStateSet)).value == 2**32 - 1
-    await launchers[1].say(op="output")
+    await launchers[1].send(op="output")
     await harness.event(LogObserved)
 
 
@@ -144,7 +144,7 @@ async def test_a_suspension_is_sent_and_acknowledged(harness: Any) -> None:
         await asyncio.to_thread(rank.release, 9)
         await harness.event(Released)
     for launched in launchers:  # all ranks may exit now, without the API server and kubelets
-        await launched.hear("terminate")
+        await launched.receive("terminate")
     kinds = [type(event).__name__ for event in harness.events]
     assert kinds == ["GangStarted", "SuspendReceived", "Released"]
 
@@ -166,7 +166,7 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
         await asyncio.to_thread(rank.release, 9)
         await harness.event(Released)
         # The other pod's acknowledgements are sent: all its facts are stored.
-        await launchers[1].say(op="output")
+        await launchers[1].send(op="output")
         other = harness.sidecars["gpt-1-1"].state
         await harness.until(lambda: other.acknowledged == other.report.revision > 1)
         saved, state = await harness.event(CheckpointReported), await harness.event(UserStateSet)
@@ -175,7 +175,7 @@ async def test_a_checkpoint_is_acknowledged_and_the_gang_ends_once_it_is_stored(
             assert not harness.gateway._gangs[gang.key].order(0, 0.0).terminate
             harness.gateway.stored([fact])
         for launched in launchers:
-            await launched.hear("terminate")
+            await launched.receive("terminate")
     assert await sidecar.flush(60)
 
 
@@ -183,7 +183,7 @@ async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> 
     gang, launchers = await started(harness)
     harness.signal(gang)
     for launched in launchers:
-        await launched.hear("terminate")
+        await launched.receive("terminate")
     await harness.event(SuspendReceived)
 
 
@@ -195,7 +195,7 @@ async def test_half_of_the_grace_without_an_answer_gets_sigterm(harness: Any) ->
         await harness.until(lambda: state.acknowledged >= state.report.revision)
         harness.signal(gang, seconds=2)
         for launched in launchers:
-            await launched.hear("terminate")
+            await launched.receive("terminate")
     assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
 
 
@@ -204,12 +204,12 @@ async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
     assert harness.gateway.kill(gang.key, gang.attempt + 1) == set()
     await harness.sidecars["gpt-1-1"].end()
     await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
-    await launchers[0].hear("kill")
+    await launchers[0].receive("kill")
     await harness.sidecar("gpt-1-1")  # a sidecar that connects later gets it too
     await harness.until(lambda: harness.sidecars["gpt-1-1"].state.kill)
     # A pod whose launcher has ended terminates by itself, even without its sidecar.
-    await launchers[0].say(op="ended", code=-9, failure=None)
-    await launchers[0].hear("done")
+    await launchers[0].send(op="ended", code=-9, failure=None)
+    await launchers[0].receive("done")
     await harness.sidecars["gpt-1-0"].end()
     reported = {"uid-gpt-1-0", "uid-gpt-1-1"}
     await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == reported)
@@ -259,8 +259,8 @@ async def test_a_restarted_sidecar_resumes(harness: Any) -> None:
         assert change.suspend_code is SuspendCode.RECEIVED
         await asyncio.to_thread(rank.release, None)
         await harness.event(Released)
-    await again.say(op="ended", code=104, failure=None)
-    await again.hear("done")
+    await again.send(op="ended", code=104, failure=None)
+    await again.receive("done")
     assert (await harness.event(PodExited)).outcome == Killed(0, "it released its node")
     assert launchers
 
@@ -274,8 +274,8 @@ async def test_garbage_from_inside_the_pod_has_no_effect(harness: Any) -> None:
         writer.write(garbage)
         await writer.drain()
         writer.close()
-    await launchers[0].say(op="ended", code=0, failure=None)
-    await launchers[0].hear("done")
+    await launchers[0].send(op="ended", code=0, failure=None)
+    await launchers[0].receive("done")
     assert (await harness.event(PodExited)).outcome == Succeeded()
 
 
@@ -316,7 +316,7 @@ async def test_a_new_certificate_serves_without_a_restart(harness: Any) -> None:
     harness.expect(gang)
     await harness.sidecar("two-1-0", authority=certificates_of(data).bundle)
     client = await launcher(harness, "two-1-0")
-    await client.hear("start")
+    await client.receive("start")
 
 
 def _now() -> Any:

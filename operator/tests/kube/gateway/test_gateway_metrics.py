@@ -29,7 +29,7 @@ async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
 
     for revision, launcher in ((1, LauncherState.WAITING), (2, LauncherState.RUNNING)):
         for raw in (rank0, rank1):
-            await raw.say(Report(revision=revision, launcher=launcher, port=4000, ranks_seen=2))
+            await raw.send(Report(revision=revision, launcher=launcher, port=4000, ranks_seen=2))
     await harness.event(GangStarted)
     assert metric("flyer_gateway_messages_total", kind="report") == 4
     assert metric("flyer_gateway_start_seconds_count") == 1
@@ -46,19 +46,19 @@ async def test_metrics_follow_a_gangs_lifecycle(harness: Any) -> None:
         revision=3, launcher=LauncherState.RUNNING, port=4000, ranks_seen=2, suspended=True
     )
     # Only rank 0's acknowledgement is measured, and only once.
-    await rank1.say(reported)
+    await rank1.send(reported)
     await harness.until(lambda: metric("flyer_gateway_messages_total", kind="report") == 5)
     assert metric("flyer_gateway_signal_seconds_count") == 0
-    await rank0.say(reported, replace(reported, revision=4, received=True))
+    await rank0.send(reported, replace(reported, revision=4, received=True))
     await harness.event(SuspendReceived)
     assert metric("flyer_gateway_signal_seconds_count") == 1
     took = metric("flyer_gateway_signal_seconds_sum") or 0.0
     assert 0 < took <= time.monotonic() - requested_at
 
-    await rank1.say(Beat())
+    await rank1.send(Beat())
     await harness.until(lambda: metric("flyer_gateway_messages_total", kind="beat") == 1)
     connection = await harness.raw()
-    await connection.say(
+    await connection.send(
         {"kind": "hello", "version": 1, "token": token_of("gpt-1-0", secret="forged")}
     )
     assert await connection.refused() == "bad_token"

@@ -28,7 +28,7 @@ RUNNING = Report(revision=1, launcher=LauncherState.RUNNING, port=20000, ranks_s
 async def test_a_token_unknown_to_the_api_server_is_refused(harness: Any) -> None:
     harness.expect(harness.gang())
     raw = await harness.raw()
-    await raw.say(hello(token_of("gpt-1-0", secret="forged")))
+    await raw.send(hello(token_of("gpt-1-0", secret="forged")))
     assert await raw.refused() == "bad_token"
     assert harness.count("bad_token") == 1
 
@@ -42,7 +42,7 @@ async def test_a_token_that_claims_no_expected_pod_costs_no_review(
 ) -> None:
     harness.expect(harness.gang())
     raw = await harness.raw()
-    await raw.say(hello(token))
+    await raw.send(hello(token))
     assert await raw.refused() == "unknown_pod"
     assert harness.identities.reviews == 0
 
@@ -51,14 +51,14 @@ async def test_an_expired_token(harness: Any) -> None:
     harness.expect(harness.gang())
     harness.identities.expired.add(token_of("gpt-1-0"))
     raw = await harness.raw()
-    await raw.say(hello(token_of("gpt-1-0")))
+    await raw.send(hello(token_of("gpt-1-0")))
     assert await raw.refused() == "bad_token"
 
 
 async def test_a_valid_token_of_a_pod_without_a_gang_is_refused(harness: Any) -> None:
     harness.gang("other")  # known to the API server, not expected here
     raw = await harness.raw()
-    await raw.say(hello(token_of("other-1-0")))
+    await raw.send(hello(token_of("other-1-0")))
     assert await raw.refused() == "unknown_pod"
     assert harness.count("unknown_pod") == 1
 
@@ -69,7 +69,7 @@ async def test_another_jobs_token_is_valid_only_for_that_job(harness: Any) -> No
     harness.expect(own_gang)
     harness.expect(other_gang)
     raw = await harness.greeted("theirs-1-0")
-    await raw.say({**_body(RUNNING), "job": "lab/mine", "pod": "mine-1-0", "node_rank": 0})
+    await raw.send({**_body(RUNNING), "job": "lab/mine", "pod": "mine-1-0", "node_rank": 0})
     assert (await harness.event(GangStarted)).job == "lab/theirs"
     assert not [event for event in harness.events if event.job == "lab/mine"]
 
@@ -86,7 +86,7 @@ async def test_an_unrequested_acknowledgement_is_counted(harness: Any) -> None:
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     raw = await harness.greeted("gpt-1-0")
-    await raw.say(replace(RUNNING, received=True))
+    await raw.send(replace(RUNNING, received=True))
     await raw.hear_kind("acknowledgement")
     assert harness.count("unasked") == 1
     assert not [event for event in harness.events if isinstance(event, SuspendReceived)]
@@ -94,7 +94,7 @@ async def test_an_unrequested_acknowledgement_is_counted(harness: Any) -> None:
     harness.signal(gang)
     while (await raw.hear_kind("order") or {})["suspend"] is None:
         pass
-    await raw.say(replace(RUNNING, revision=2, received=True))
+    await raw.send(replace(RUNNING, revision=2, received=True))
     assert (await harness.event(SuspendReceived)).attempt == 1
 
 
@@ -103,7 +103,7 @@ async def test_a_report_about_another_pods_rank_is_refused(harness: Any, field: 
     harness.expect(harness.gang(nodes=2))  # ranks 0, 1 and 2, 3
     raw = await harness.greeted("gpt-1-1")
     claims = {"given_up": {"rank": 0, "reason": "x"}, "end": {"code": 1, "rank": 0}}
-    await raw.say({**_body(RUNNING), field: claims[field]})
+    await raw.send({**_body(RUNNING), field: claims[field]})
     assert await raw.refused() == "bad_rank"
     assert harness.count("bad_rank") == 1
     assert not [event for event in harness.events if isinstance(event, PodExited)]
@@ -129,7 +129,7 @@ async def test_a_report_about_another_pods_rank_is_refused(harness: Any, field: 
 async def test_garbage_after_the_hello(harness: Any, message: object, code: str) -> None:
     harness.expect(harness.gang())
     raw = await harness.greeted("gpt-1-0")
-    await raw.say(message)
+    await raw.send(message)
     assert await raw.refused() == code
     assert harness.count(code) == 1
     await harness.greeted("gpt-1-1")  # others are served
@@ -148,7 +148,7 @@ async def test_garbage_after_the_hello(harness: Any, message: object, code: str)
 async def test_garbage_instead_of_the_hello(harness: Any, message: object, code: str) -> None:
     harness.expect(harness.gang())
     raw = await harness.raw()
-    await raw.say(message)
+    await raw.send(message)
     assert await raw.refused() == code
     assert harness.identities.reviews == 0
 
@@ -174,7 +174,7 @@ async def test_the_api_server_is_away(harness: Any) -> None:
     harness.expect(harness.gang())
     harness.identities.away = True
     raw = await harness.raw()
-    await raw.say(hello(token_of("gpt-1-0")))
+    await raw.send(hello(token_of("gpt-1-0")))
     assert await raw.refused() == "review_unavailable"
 
 
@@ -202,7 +202,7 @@ class TestLittleTimeForALine:
         async def drip() -> None:
             with contextlib.suppress(OSError):
                 for byte in b'{"kind": "report", ' * 100:
-                    await raw.say(bytes([byte]))
+                    await raw.send(bytes([byte]))
                     await asyncio.sleep(0.05)
 
         dripping = asyncio.create_task(drip())
@@ -238,7 +238,7 @@ class TestLittleTimeToRead:
             with contextlib.suppress(OSError):
                 while True:
                     gang_state.order_version += 1
-                    await raw.say({"kind": "beat"}, replace(RUNNING, revision=1))
+                    await raw.send({"kind": "beat"}, replace(RUNNING, revision=1))
                     await asyncio.sleep(0.1)
 
         beating = asyncio.create_task(beat())
@@ -270,10 +270,10 @@ class TestFloods:
         raw = await harness.greeted("gpt-1-0")
         other = await harness.greeted("gpt-1-1")
         for _ in range(10):
-            await raw.say(*[{"kind": "beat"}] * 10)
+            await raw.send(*[{"kind": "beat"}] * 10)
         assert await raw.refused() == "flood"
         assert harness.count("flood") == 1
-        await other.say(RUNNING)
+        await other.send(RUNNING)
         assert await other.hear_kind("acknowledgement") is not None
 
     async def test_of_connections_from_many_addresses_while_a_gang_joins(
@@ -293,7 +293,7 @@ class TestFloods:
         other_members = [await harness.greeted(f"gpt-1-{i}") for i in range(1, 8)]
         assert harness.count("too_many") >= 300
         for member in (member_0, *other_members):
-            await member.say(RUNNING)
+            await member.send(RUNNING)
             assert await member.hear_kind("acknowledgement") is not None
         for _, writer in sockets:
             writer.transport.abort()
@@ -306,7 +306,7 @@ class TestFloods:
             for _ in range(20):
                 await asyncio.open_connection("127.0.0.1", harness.port, local_addr=(address, 0))
         member = await harness.greeted("gpt-1-1", address="127.0.9.1")
-        await member.say(RUNNING)
+        await member.send(RUNNING)
         assert await member.hear_kind("acknowledgement") is not None
 
     async def test_of_claims_delays_no_review_of_a_member(self, harness: Any) -> None:
@@ -316,7 +316,7 @@ class TestFloods:
         raws = []
         for i in range(12):
             raw = await harness.raw(address=f"127.0.7.{i + 1}")
-            await raw.say(hello(token_of("gpt-1-0", secret=f"forged {i}")))
+            await raw.send(hello(token_of("gpt-1-0", secret=f"forged {i}")))
             raws.append(raw)
         limit = harness.settings.unexpected_reviews_max
         await harness.until(lambda: harness.identities.reviews == limit)
@@ -329,7 +329,7 @@ class TestFloods:
         harness.expect(harness.gang())
         for _ in range(5):
             raw = await harness.raw(address="127.0.7.1")
-            await raw.say(hello(token_of("gpt-1-0", secret="forged")))
+            await raw.send(hello(token_of("gpt-1-0", secret="forged")))
             assert await raw.refused() == "bad_token"
         assert harness.identities.reviews == 1
 
@@ -338,7 +338,7 @@ class TestFloods:
 
         async def knock() -> str | None:
             raw = await harness.raw()
-            await raw.say(hello(token_of("gpt-1-0", secret="forged")))
+            await raw.send(hello(token_of("gpt-1-0", secret="forged")))
             return await raw.refused()
 
         codes = await asyncio.gather(*(knock() for _ in range(6)))
@@ -353,9 +353,9 @@ async def test_of_two_streams_of_one_pod_the_newer_one_counts(harness: Any) -> N
     new = await harness.greeted("gpt-1-0")
     assert await old.refused() == "replaced"
     assert harness.count("replaced") == 1
-    await new.say(RUNNING)
+    await new.send(RUNNING)
     await harness.event(GangStarted)
-    await old.say(replace(RUNNING, revision=9, released=True))
+    await old.send(replace(RUNNING, revision=9, released=True))
     await new.hear_kind("acknowledgement")
     assert not [event for event in harness.events if isinstance(event, Released)]
 
@@ -365,11 +365,11 @@ async def test_a_forgotten_attempt_is_disconnected_and_ignored(harness: Any) -> 
     harness.expect(gang)
     raw = await harness.greeted("gpt-1-0")
     harness.gateway.forget(gang.key, 1)
-    await raw.say(RUNNING)
+    await raw.send(RUNNING)
     assert await raw.refused() == "forgotten"
     assert harness.events == []
     again = await harness.raw()
-    await again.say(hello(token_of("gpt-1-0")))
+    await again.send(hello(token_of("gpt-1-0")))
     assert await again.refused() == "unknown_pod"
 
 

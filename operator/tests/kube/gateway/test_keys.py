@@ -20,7 +20,7 @@ async def keys_of(harness: Any, *names: str, version: int = 2) -> list[str | Non
     """The pods' start orders."""
     raws = [await harness.greeted(name, version=version) for name in names]
     for raw in raws:
-        await raw.say(WAITING)
+        await raw.send(WAITING)
     keys = []
     for raw in raws:
         while (order := await raw.hear_kind("order") or {})["start"] is None:
@@ -59,7 +59,7 @@ async def test_a_gang_with_an_old_sidecar_has_no_key(harness: Any) -> None:
     old = await harness.greeted("gpt-1-0", version=1)
     new = await harness.greeted("gpt-1-1", version=2)
     for raw in (old, new):
-        await raw.say(WAITING)
+        await raw.send(WAITING)
     for raw in (old, new):
         while (order := await raw.hear_kind("order") or {})["start"] is None:
             pass
@@ -72,7 +72,7 @@ async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(harness
     await harness.sidecar("gpt-1-0")
     launcher = Launcher(harness.folder / "gpt-1-0")
     await launcher.open()
-    key = (await launcher.hear("start"))["key"]
+    key = (await launcher.receive("start"))["key"]
     assert len(bytes.fromhex(key)) == 32
     path = harness.folder / "gpt-1-0" / "sidecar-order.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

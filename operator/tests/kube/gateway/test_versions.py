@@ -25,18 +25,18 @@ async def test_a_gang_of_old_sidecars_starts_and_is_suspended(harness: Any) -> N
     harness.expect(gang)
     raws = [await harness.greeted(f"gpt-1-{i}", version=OLD) for i in range(2)]
     for raw in raws:
-        await raw.say(report(1, launcher=LauncherState.WAITING))
+        await raw.send(report(1, launcher=LauncherState.WAITING))
     for raw in raws:
         while (order := await raw.hear_kind("order") or {})["start"] is None:
             pass
         assert "key" not in order["start"] or order["start"]["key"] is None
-        await raw.say(report(2, launcher=LauncherState.RUNNING))
+        await raw.send(report(2, launcher=LauncherState.RUNNING))
     await harness.event(GangStarted)
     harness.signal(gang)
     for raw in raws:
         while (await raw.hear_kind("order") or {})["suspend"] is None:
             pass
-    await raws[0].say(report(3, launcher=LauncherState.RUNNING, received=True))
+    await raws[0].send(report(3, launcher=LauncherState.RUNNING, received=True))
     await harness.event(SuspendReceived)
 
 
