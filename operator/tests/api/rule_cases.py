@@ -399,7 +399,7 @@ CASES = [
         at="status.holder",
     ),
     Case(
-        "a device out without a cause",
+        "a suspect device without a cause",
         "nodehealths",
         {"status": {"devices": [{**DEVICE, "state": "Suspect"}]}},
         "reason: is missing for device gpu-1 in state Suspect: name the cause as one word, such as "
@@ -409,11 +409,11 @@ CASES = [
         at="status.devices[0].reason",
     ),
     Case(
-        "a device out without a way back",
+        "an unhealthy device without a recovery",
         "nodehealths",
         {"status": {"devices": [{**DEVICE, "state": "Unhealthy", "reason": "Xid79"}]}},
-        "recovery: is missing for device gpu-1 (Unhealthy): nothing is taken out without a way "
-        "back, say what ends it",
+        "recovery: is missing for device gpu-1 (Unhealthy): name what ends the state, such "
+        "as a reset",
         {"spec": {}, "status": {"state": "Healthy"}},
         "status",
         at="status.devices[0].recovery",

@@ -1,9 +1,9 @@
 """NodeHealth v1alpha1: health of a node's hardware as its agent observes it, and drains by users.
 
-Each node has one object of its name. Users write `spec`: a drain with its reason and its owner. The
-agent writes `status` when something changed, never periodically. The scheduler gives a node new
-work if it is not drained and its state is Healthy or Suspect; a node without a NodeHealth counts
-as healthy.
+Each node has one object, with the name of the node. Users write `spec`: a drain with its reason
+and its owner. The agent writes `status` when something changed, never periodically. The scheduler
+gives a node new work if it is not drained and its state is Healthy or Suspect; a node without a
+NodeHealth counts as healthy.
 """
 
 # ruff: noqa: TC001 - pydantic resolves the annotations
@@ -122,10 +122,10 @@ class DeviceHealth(Model):
             ),
             Rule(
                 "self.state != 'Unhealthy' || (has(self.recovery) && self.recovery != '')",
-                "recovery: is missing: nothing is taken out without a way back; say what ends it",
+                "recovery: is missing: an unhealthy device needs it; name what ends the state",
                 message_expression(
-                    "recovery: is missing for device %s (%s): nothing is taken out without a way "
-                    "back, say what ends it",
+                    "recovery: is missing for device %s (%s): name what ends the state, such as "
+                    "a reset",
                     "self.id",
                     "self.state",
                 ),
@@ -190,7 +190,7 @@ class Validation(Model):
 class NodeHealthStatus(Model):
     """Observed state of the node. Only the node's agent writes it."""
 
-    state: HealthState = Field(description="State of the node: the worst state of what it has.")
+    state: HealthState = Field(description="State of the node: the worst state of its devices.")
     reason: str = Field(
         default="", max_length=128, description="Reason of the state as one word, such as Xid79."
     )
