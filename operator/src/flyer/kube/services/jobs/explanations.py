@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Explanations:
-    """The latest explanation of each job. A newer one keeps its job's position.
+    """The latest explanation of each job. A newer one replaces it in the queue.
 
     `vanished(job)` is called for a job whose object is gone; `request_rebuild(why)` when another
     writer changed a status.
@@ -51,7 +51,7 @@ class Explanations:
         self._vanished = vanished
         self._request_rebuild = request_rebuild
         self._deferred: dict[str, Commit] = {}
-        self._under_way: dict[str, Commit] = {}  # the latest, unless superseded by a decision
+        self._under_way: dict[str, Commit] = {}  # being stored, unless superseded by a decision
         self._available = asyncio.Event()  # set while explanations are deferred
         self._pause_seconds = PAUSE_SECONDS
 
@@ -141,7 +141,7 @@ def only_explains(before: FlyerJobStatus | None, after: FlyerJobStatus) -> bool:
         return False
     if after.occupied or after.assignment is not None:
         return False
-    if before is None:  # a leader that reads the job without it decides the same
+    if before is None:  # a leader that reads the job without a status decides the same
         return after.history.attempt == 0 and after.eviction is None
     if before.condition(QUARANTINED) is not None:
         return False  # the condition is removed at once, by this or another write

@@ -85,20 +85,20 @@ class Observer:
         """Delete a bound pod that no job's status accounts for.
 
         Orphans of deleted jobs that exist at `term_start` were bound by an earlier leader: they
-        block their nodes until they are gone. One that appears later was not bound by the operator,
-        which binds no pods of deleted jobs, whatever its owner reference says: it blocks no node.
+        block their nodes until they are gone. An orphan that appears later blocks no node, whatever
+        its owner reference says: the operator binds no pods of deleted jobs, so did not bind it.
         """
         if not pod.node:
             return
-        lives = not deleted and not pod.ended and not self._is_decided(pod)
+        unaccounted = not deleted and not pod.ended and not self._is_accounted_for(pod)
         view = self._cache.job(pod.job)
         orphan = view is None or view.uid != pod.owner
-        if lives:
+        if unaccounted:
             self._delete(pod)
-        if self._nodes.observe_orphan(pod, lives=lives and orphan, term_start=term_start):
+        if self._nodes.observe_orphan(pod, live=unaccounted and orphan, term_start=term_start):
             self._nodes.changed(pod.node)
 
-    def _is_decided(self, pod: PodView) -> bool:
+    def _is_accounted_for(self, pod: PodView) -> bool:
         """Whether a job's status accounts for this pod on its node."""
         job = self._state().jobs.get(pod.job)
         if job is None or pod.owner != self._submissions.uid_of(pod.job):

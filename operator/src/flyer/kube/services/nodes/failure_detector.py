@@ -43,7 +43,7 @@ BACKGROUND_PROBES_MAX: Final = 100
 """Maximum number of low-priority probes per tick, so that a resync of thousands of nodes does not
 flood the network."""
 SHARE: Final = 4
-"""At most one of this many nodes may be silent; otherwise Kubernetes decides."""
+"""At most one in this many nodes may be silent; otherwise Kubernetes decides."""
 
 
 @dataclass(slots=True)
@@ -204,10 +204,10 @@ class FailureDetector:
             match for match in due_nodes if match in self.lost or (few and match in self._answered)
         ]
         background = set(due_nodes) - set(urgent)
-        asked_at = {name: self._nodes[name].probed_at or 0.0 for name in background}
+        probed_at = {name: self._nodes[name].probed_at or 0.0 for name in background}
         return (
             urgent
-            + sorted(background, key=lambda name: (asked_at[name], name))[:BACKGROUND_PROBES_MAX]
+            + sorted(background, key=lambda name: (probed_at[name], name))[:BACKGROUND_PROBES_MAX]
         )
 
     def _is_due(self, name: str, monitored: _Node) -> bool:
@@ -227,13 +227,13 @@ class FailureDetector:
 
     def _few_silent(self) -> bool:
         """Whether few nodes are silent; otherwise this process may be partitioned."""
-        judged = {
+        candidates = {
             name: monitored
             for name, monitored in self._nodes.items()
             if monitored.replaceable or name in self.lost
         }
         silent = sum(
             name in self.lost or (self._is_late(monitored) and not monitored.alive)
-            for name, monitored in judged.items()
+            for name, monitored in candidates.items()
         )
-        return silent < len(judged) and silent <= max(1, len(judged) // SHARE)
+        return silent < len(candidates) and silent <= max(1, len(candidates) // SHARE)

@@ -113,9 +113,9 @@ class Nodes:
             log.warning("node %s is back: it answers probes", name)
             self.changed(name)
 
-    def observe_orphan(self, pod: PodView, *, lives: bool, term_start: bool) -> bool:
+    def observe_orphan(self, pod: PodView, *, live: bool, term_start: bool) -> bool:
         """Record whether this bound pod is a live orphan. Returns whether that has changed."""
-        return self._orphans.observe(pod, lives=lives, term_start=term_start)
+        return self._orphans.observe(pod, live=live, term_start=term_start)
 
     def _observed(self, view: NodeView) -> Node:
         node = self._orphans.apply(self._cache.engine_node(view))

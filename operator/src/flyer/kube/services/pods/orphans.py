@@ -23,15 +23,15 @@ class OrphanPods:
     def __init__(self) -> None:
         self._uids: dict[str, set[str]] = {}
 
-    def observe(self, pod: PodView, *, lives: bool, term_start: bool) -> bool:
+    def observe(self, pod: PodView, *, live: bool, term_start: bool) -> bool:
         """Record whether this bound pod is a live orphan. Returns whether that has changed.
 
         A pod becomes an orphan only at `term_start`.
         """
         uids = self._uids.get(pod.node, set())
-        if lives == (pod.uid in uids) or (lives and not term_start):
+        if live == (pod.uid in uids) or (live and not term_start):
             return False
-        if lives:
+        if live:
             self._uids.setdefault(pod.node, set()).add(pod.uid)
         else:
             uids.discard(pod.uid)
