@@ -26,7 +26,7 @@ PORTS = (
     control_plane.SCHEDULER,
 )
 INOTIFY_INSTANCES = 8192
-POD_SHARES = 10_240  # of processor time; a process has 1024
+POD_SHARES = 10_240  # cpu.shares; a process has 1024
 READY_DEADLINE_S = 180.0  # a loaded machine; usually 15 s
 
 
@@ -37,7 +37,7 @@ class Options:
     light: bool = False  # only the control plane
     controllers: bool = False  # in a light cluster: the controller manager too
     nodes: tuple[NodeSpec, ...] = NODES  # in a whole cluster
-    kwok: int = 0  # nodes without machines on top
+    kwok: int = 0  # additional simulated nodes
 
 
 def programs(options: Options) -> tuple[str, ...]:
@@ -77,10 +77,10 @@ def up(folder: Path, options: Options) -> State:
     return state
 
 
-def _allow_watches() -> None:
+def _raise_inotify_limit() -> None:
     """Raises the limit of inotify instances: a kubelet needs about 20, the default is 128.
 
-    The only machine setting that outlives a cluster: other programs may rely on it by then.
+    The limit is not restored when the cluster is removed: other programs may rely on it by then.
     """
     limit = Path("/proc/sys/fs/inotify/max_user_instances")
     if int(limit.read_text()) < INOTIFY_INSTANCES:
@@ -88,7 +88,7 @@ def _allow_watches() -> None:
         print(f"cluster: raised fs.inotify.max_user_instances to {INOTIFY_INSTANCES}", flush=True)
 
 
-def _give_time() -> None:
+def _raise_cpu_shares() -> None:
     """Raises the CPU shares of the control group that holds the containers of all nodes.
 
     By default the group has the weight of one process, so that ten other processes get ten times
@@ -101,8 +101,8 @@ def _give_time() -> None:
 
 
 def _start_whole(state: State, options: Options) -> None:
-    _allow_watches()
-    _give_time()
+    _raise_inotify_limit()
+    _raise_cpu_shares()
     network.create(state)
     pause = pause_archive(binaries.cache() / "images")
     nodes = [Node(state, spec, index, PAUSE_IMAGE) for index, spec in enumerate(options.nodes)]

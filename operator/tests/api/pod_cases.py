@@ -9,7 +9,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from flyer.api.podpolicies import CRITICAL_PRIORITY
-from flyer.kube.apiserver import resources as known
+from flyer.kube.apiserver import resources
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError
 
 from .real_api import OPERATOR, RESOURCES, acting, delete_object, named
@@ -71,7 +71,7 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
     collector = await acting(cluster, COLLECTOR, "people")
     pod_collector = await acting(cluster, POD_COLLECTOR, "people")
     async with anna, operator, controller, collector, pod_collector:
-        await _ready(anna)
+        await _wait_for_roles(anna)
         job_object = await api.create(
             RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default"
         )
@@ -114,18 +114,20 @@ def _rights(cluster: Cluster) -> None:
     listed = ["pods", "pods/eviction", "mutatingwebhookconfigurations"]
     use = {"apiGroups": ["fireflyer.dev"], "resources": ["flyernodes"], "verbs": ["use"]}
     cluster.apply(*role("test-people", "people", {**everything, "resources": listed}))
-    # As the chart gives it: the service accounts of system namespaces.
+    # As in the chart: the service accounts of system namespaces.
     classes = {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"]}
-    right = role(
+    system = role(
         "test-system", "system:serviceaccounts:kube-system", use, {**classes, "verbs": ["use"]}
     )
     controller = {"kind": "User", "name": DAEMON_SETS, "apiGroup": "rbac.authorization.k8s.io"}
-    right[1]["subjects"] += [controller, {**controller, "name": POD_COLLECTOR}]
-    cluster.apply(*right)
-    # As the chart gives it to the operator.
-    own = role("test-operator", "unused", {**classes, "resourceNames": [JOBS], "verbs": ["use"]})
-    own[1]["subjects"] = [{**controller, "name": OPERATOR}]
-    cluster.apply(*own)
+    system[1]["subjects"] += [controller, {**controller, "name": POD_COLLECTOR}]
+    cluster.apply(*system)
+    # As in the chart: the operator.
+    operator = role(
+        "test-operator", "unused", {**classes, "resourceNames": [JOBS], "verbs": ["use"]}
+    )
+    operator[1]["subjects"] = [{**controller, "name": OPERATOR}]
+    cluster.apply(*operator)
     for namespace in ("default", "kube-system", "fireflyer-system"):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         account = {"name": "default", "namespace": namespace}
@@ -133,11 +135,11 @@ def _rights(cluster: Cluster) -> None:
         cluster.apply(account_object, namespace=namespace)
 
 
-async def _ready(anna: Api) -> None:
-    """RBAC is read from a cache."""
+async def _wait_for_roles(anna: Api) -> None:
+    """Wait until the API server's authorizer has read the roles."""
     for _ in range(300):
         try:
-            await _dry(anna, pod("probe"))
+            await _create_and_delete(anna, pod("probe"))
         except ForbiddenError:
             await asyncio.sleep(0.1)
         else:
@@ -145,35 +147,35 @@ async def _ready(anna: Api) -> None:
     raise AssertionError("anna may never create a pod")
 
 
-async def _dry(api: Api, body: dict[str, Any], namespace: str = "default") -> None:
-    """Create it and take it away."""
+async def _create_and_delete(api: Api, body: dict[str, Any], namespace: str = "default") -> None:
+    """Create a pod and delete it."""
     body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
-    created_pod = await api.create(known.PODS, body, namespace)
-    await api.delete(known.PODS, created_pod["metadata"]["name"], namespace, grace_seconds=0)
+    created_pod = await api.create(resources.PODS, body, namespace)
+    await api.delete(resources.PODS, created_pod["metadata"]["name"], namespace, grace_seconds=0)
 
 
 async def _labels(
     reader: Reader, anna: Api, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
     marked = pod("marked", {"fireflyer.dev/job": "missing", "app": "z"})
-    await reader.refuses(_dry(anna, marked), "a pod of a job by anna")
-    await anna.create(known.PODS, pod("plain", {"app": "z"}), "default")
+    await reader.refuses(_create_and_delete(anna, marked), "a pod of a job by anna")
+    await anna.create(resources.PODS, pod("plain", {"app": "z"}), "default")
     leads = {"metadata": {"labels": {"fireflyer.dev/leader": "true"}}}
     await reader.refuses(
-        anna.merge(known.PODS, "plain", leads, "default"), "a pod that becomes a leader"
+        anna.merge(resources.PODS, "plain", leads, "default"), "a pod that becomes a leader"
     )
-    await anna.merge(known.PODS, "plain", {"metadata": {"labels": {"app": "y"}}}, "default")
-    await api.delete(known.PODS, "plain", "default", grace_seconds=0)
+    await anna.merge(resources.PODS, "plain", {"metadata": {"labels": {"app": "y"}}}, "default")
+    await api.delete(resources.PODS, "plain", "default", grace_seconds=0)
     owned = pod("owned", {"fireflyer.dev/job": "gpt"}, tolerations=tolerating(DEDICATED))
     owned["metadata"]["ownerReferences"] = [owner]
-    await operator.create(known.PODS, owned, "default")
-    # Its other labels are its owner's to change, and the job's stay.
-    await anna.merge(known.PODS, "owned", {"metadata": {"labels": {"mine": "1"}}}, "default")
+    await operator.create(resources.PODS, owned, "default")
+    # Users may change other labels, but not remove the job's.
+    await anna.merge(resources.PODS, "owned", {"metadata": {"labels": {"mine": "1"}}}, "default")
     unlabelled = {"metadata": {"labels": {"fireflyer.dev/job": None}}}
     await reader.refuses(
-        anna.merge(known.PODS, "owned", unlabelled, "default"), "a pod of a job by anna"
+        anna.merge(resources.PODS, "owned", unlabelled, "default"), "a pod of a job by anna"
     )
-    await operator.delete(known.PODS, "owned", "default", grace_seconds=0)
+    await operator.delete(resources.PODS, "owned", "default", grace_seconds=0)
 
 
 async def _job_pods(
@@ -182,7 +184,7 @@ async def _job_pods(
     """A pod of a job neither leaves its job nor disappears while its processes may run."""
     body = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
     body["metadata"]["ownerReferences"] = [owner]
-    await operator.create(known.PODS, body, "default")
+    await operator.create(resources.PODS, body, "default")
     foreign = {**owner, "uid": "00000000-0000-0000-0000-000000000000"}
     for user, key in ((anna, "a pod that leaves its job"), (collector, "an orphaned pod")):
         for references in (
@@ -193,33 +195,35 @@ async def _job_pods(
             [{**owner, "apiVersion": "example.com/v1"}],
         ):
             patch = {"metadata": {"ownerReferences": references}}
-            await reader.refuses(user.merge(known.PODS, "run", patch, "default"), key)
-    # Deleting a job in the foreground changes this, and nothing about whose the pod is.
+            await reader.refuses(user.merge(resources.PODS, "run", patch, "default"), key)
+    # Foreground deletion of a job changes this field; the owner of the pod remains.
     blocks = {"metadata": {"ownerReferences": [{**owner, "blockOwnerDeletion": False}]}}
-    await collector.merge(known.PODS, "run", blocks, "default")
+    await collector.merge(resources.PODS, "run", blocks, "default")
 
-    forced = anna.delete(known.PODS, "run", "default", grace_seconds=0)
+    forced = anna.delete(resources.PODS, "run", "default", grace_seconds=0)
     await reader.refuses(forced, "a pod deleted by force")
-    await anna.delete(known.PODS, "run", "default", grace_seconds=1)
-    forced = anna.delete(known.PODS, "run", "default", grace_seconds=0)
+    await anna.delete(resources.PODS, "run", "default", grace_seconds=1)
+    forced = anna.delete(resources.PODS, "run", "default", grace_seconds=0)
     await reader.refuses(forced, "a pod deleted by force")
-    # One whose own grace is 0 would be removed by any deletion that names none.
-    hasty = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
-    hasty["metadata"] |= {"name": "hasty", "ownerReferences": [owner]}
-    hasty["spec"]["terminationGracePeriodSeconds"] = 0
-    await operator.create(known.PODS, hasty, "default")
-    await reader.refuses(anna.delete(known.PODS, "hasty", "default"), "a pod without a grace")
-    await anna.delete(known.PODS, "hasty", "default", grace_seconds=1)
-    # What has ended, or never ran, may go at once.
+    # A deletion without a grace period uses the pod's: 0 would remove the pod at once.
+    zero_grace = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
+    zero_grace["metadata"] |= {"name": "no-grace", "ownerReferences": [owner]}
+    zero_grace["spec"]["terminationGracePeriodSeconds"] = 0
+    await operator.create(resources.PODS, zero_grace, "default")
+    await reader.refuses(
+        anna.delete(resources.PODS, "no-grace", "default"), "a pod without a grace"
+    )
+    await anna.delete(resources.PODS, "no-grace", "default", grace_seconds=1)
+    # Pods that have ended, or never ran, may be deleted by force.
     failed = {"status": {"phase": "Failed"}}
-    await api.merge(known.PODS, "hasty", failed, "default", "status")
-    await anna.delete(known.PODS, "hasty", "default", grace_seconds=0)
-    await api.merge(known.PODS, "run", failed, "default", "status")
-    await anna.delete(known.PODS, "run", "default", grace_seconds=0)
+    await api.merge(resources.PODS, "no-grace", failed, "default", "status")
+    await anna.delete(resources.PODS, "no-grace", "default", grace_seconds=0)
+    await api.merge(resources.PODS, "run", failed, "default", "status")
+    await anna.delete(resources.PODS, "run", "default", grace_seconds=0)
     waiting = pod("wait")
     waiting["metadata"]["ownerReferences"] = [owner]
-    await operator.create(known.PODS, waiting, "default")
-    await anna.delete(known.PODS, "wait", "default", grace_seconds=0)
+    await operator.create(resources.PODS, waiting, "default")
+    await anna.delete(resources.PODS, "wait", "default", grace_seconds=0)
 
 
 async def _evictions(
@@ -236,11 +240,11 @@ async def _evictions(
             "deleteOptions": {"gracePeriodSeconds": grace_seconds},
         }  # fmt: skip
 
-    await operator.create(known.PODS, body, "default")
-    forced = anna.post(known.PODS, "run", "default", "eviction", eviction(0))
+    await operator.create(resources.PODS, body, "default")
+    forced = anna.post(resources.PODS, "run", "default", "eviction", eviction(0))
     await reader.refuses(forced, "a pod evicted by force")
-    await anna.post(known.PODS, "run", "default", "eviction", eviction(1))
-    await pod_collector.delete(known.PODS, "run", "default", grace_seconds=0)
+    await anna.post(resources.PODS, "run", "default", "eviction", eviction(1))
+    await pod_collector.delete(resources.PODS, "run", "default", grace_seconds=0)
 
 
 async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
@@ -252,23 +256,23 @@ async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
         (None, None),
     ):
         tolerations = tolerating(key_of, effect)
-        await reader.refuses(_dry(anna, pod("t", tolerations=tolerations)), key)
-    await reader.refuses(_dry(anna, pod("t", nodeName="n1")), "a node by its name")
+        await reader.refuses(_create_and_delete(anna, pod("t", tolerations=tolerations)), key)
+    await reader.refuses(_create_and_delete(anna, pod("t", nodeName="n1")), "a node by its name")
     for tolerations in (
         tolerating("other"),
         tolerating(None, "NoExecute"),
         tolerating(DEDICATED, "NoExecute"),
     ):
-        await _dry(anna, pod("t", tolerations=tolerations))
+        await _create_and_delete(anna, pod("t", tolerations=tolerations))
     # A tenant's DaemonSet cannot bypass the rule; one in a system namespace has the right.
-    wild = pod("t", tolerations=tolerating(None))
+    tolerates_all = pod("t", tolerations=tolerating(None))
     try:
-        await _dry(controller, wild)
+        await _create_and_delete(controller, tolerates_all)
     except ForbiddenError as error:
         assert "service account default/default" in str(error)  # noqa: PT017
     else:
-        raise AssertionError("the controller's right was the tenant's")
-    await _dry(controller, wild, "kube-system")
+        raise AssertionError("the pod was created with the controller's permission")
+    await _create_and_delete(controller, tolerates_all, "kube-system")
 
 
 async def _priority_classes(
@@ -286,44 +290,48 @@ async def _priority_classes(
     def classed(name: str) -> dict[str, Any]:
         return pod("t", priorityClassName=name)
 
-    async def ready() -> None:
-        """The API server reads classes from a watch."""
+    async def wait_for_class() -> None:
+        """Wait until the API server has read the class."""
         for _ in range(300):
             try:
-                await _dry(anna, classed("test-high"))
+                await _create_and_delete(anna, classed("test-high"))
             except ForbiddenError:
                 await asyncio.sleep(0.1)
             else:
                 return
-        raise AssertionError("the class is never known")
+        raise AssertionError("the API server has not read the class in time")
 
     try:
-        await ready()
+        await wait_for_class()
         system = "system-node-critical"
-        await reader.refuses(_dry(anna, classed(JOBS)), "a priority class of the chart")
-        await reader.refuses(_dry(anna, classed(system)), "a priority class of the system")
         await reader.refuses(
-            _dry(anna, classed("test-urgent")), "a priority class above the services"
+            _create_and_delete(anna, classed(JOBS)), "a priority class of the chart"
+        )
+        await reader.refuses(
+            _create_and_delete(anna, classed(system)), "a priority class of the system"
+        )
+        await reader.refuses(
+            _create_and_delete(anna, classed("test-urgent")), "a priority class above the services"
         )
         # A tenant's DaemonSet cannot bypass the rule; one in a system namespace has the right.
         try:
-            await _dry(controller, classed(system))
+            await _create_and_delete(controller, classed(system))
         except ForbiddenError as error:
             assert "service account default/default" in str(error)  # noqa: PT017
         else:
-            raise AssertionError("the controller's right was the tenant's")
-        await _dry(controller, classed(system), "kube-system")
-        # Of pods that the operator makes the template is the tenant's, and the class the chart's.
+            raise AssertionError("the pod was created with the controller's permission")
+        await _create_and_delete(controller, classed(system), "kube-system")
+        # The operator creates pods from a tenant's template, which may name only a class for jobs.
         for name, key in (
             ("flyer-control", "a priority class of the chart in a template"),
             (system, "a priority class of the system in a template"),
         ):
             owned = classed(name)
             owned["metadata"]["ownerReferences"] = [owner]
-            await reader.refuses(_dry(operator, owned), key)
+            await reader.refuses(_create_and_delete(operator, owned), key)
         owned = classed(JOBS)
         owned["metadata"]["ownerReferences"] = [owner]
-        await _dry(operator, owned)
+        await _create_and_delete(operator, owned)
     finally:
         cluster.kubectl("delete", "priorityclass", *CLASSES)
 
@@ -331,21 +339,23 @@ async def _priority_classes(
 async def _operators_own(
     cluster: Cluster, reader: Reader, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
-    await reader.refuses(_dry(operator, pod("op")), "a pod without a job by the operator")
+    await reader.refuses(
+        _create_and_delete(operator, pod("op")), "a pod without a job by the operator"
+    )
     owned = pod("op")
     owned["metadata"]["ownerReferences"] = [owner]
     key = "a pod of the system by the operator"
-    await reader.refuses(_dry(operator, owned, "kube-system"), key)
-    await _dry(operator, owned)
-    await api.create(known.PODS, pod("op"), "default")
-    foreign = operator.delete(known.PODS, "op", "default")
+    await reader.refuses(_create_and_delete(operator, owned, "kube-system"), key)
+    await _create_and_delete(operator, owned)
+    await api.create(resources.PODS, pod("op"), "default")
+    foreign = operator.delete(resources.PODS, "op", "default")
     await reader.refuses(foreign, "a pod without a job by the operator")
-    await api.delete(known.PODS, "op", "default", grace_seconds=0)
-    # It marks who leads, in its own namespace.
-    await api.create(known.PODS, pod("me"), "fireflyer-system")
+    await api.delete(resources.PODS, "op", "default", grace_seconds=0)
+    # The operator labels the leader's pod in its namespace.
+    await api.create(resources.PODS, pod("me"), "fireflyer-system")
     leads = {"metadata": {"labels": {"fireflyer.dev/leader": "true"}}}
-    await operator.merge(known.PODS, "me", leads, "fireflyer-system")
-    await api.delete(known.PODS, "me", "fireflyer-system", grace_seconds=0)
+    await operator.merge(resources.PODS, "me", leads, "fireflyer-system")
+    await api.delete(resources.PODS, "me", "fireflyer-system", grace_seconds=0)
 
     cluster.apply(HOOK)
     try:
@@ -354,7 +364,7 @@ async def _operators_own(
         assert isinstance(hooks, list)
         trusted = {**hooks[0], "clientConfig": {**hooks[0]["clientConfig"], "caBundle": bundle}}
         hook = "flyer-injection"
-        await operator.merge(known.WEBHOOKS, hook, {"webhooks": [trusted]})
+        await operator.merge(resources.WEBHOOKS, hook, {"webhooks": [trusted]})
         for change in (
             {"objectSelector": {}},
             {"failurePolicy": "Fail"},
@@ -362,14 +372,14 @@ async def _operators_own(
             {"name": "other.fireflyer.dev"},
             {"rules": [{**hooks[0]["rules"][0], "resources": ["pods", "secrets"]}]},
         ):
-            write = operator.merge(known.WEBHOOKS, hook, {"webhooks": [{**trusted, **change}]})
+            write = operator.merge(resources.WEBHOOKS, hook, {"webhooks": [{**trusted, **change}]})
             await reader.refuses(write, "a webhook by the operator")
     finally:
         cluster.kubectl("delete", "mutatingwebhookconfiguration", "flyer-injection")
 
 
 async def _refuses(reader: Reader, api: Api, key: str, value: dict[str, Any]) -> None:
-    """The policy's parameter is read from a watch."""
+    """Require a refusal, once the API server has read the policy's parameter."""
     for _ in range(300):
         name = value["metadata"]["name"]
         try:
@@ -400,7 +410,7 @@ async def _caps(reader: Reader, api: Api) -> None:
     within = {"checkpointGracePeriod": "15m", "maxCheckpointGracePeriod": "1h", "minRuntime": "2h"}
     jobs = RESOURCES["flyerjobs"]
     await api.create(jobs, named("flyerjobs", name, job(preemption=within)), "default")
-    # What was there before the caps were lowered can still be changed elsewhere.
+    # A job within the caps can be changed.
     await api.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
     await delete_object(api, "flyerjobs", name)
     await delete_object(api, "flyertopologies", "cluster")
@@ -415,14 +425,14 @@ async def _sizes(reader: Reader, api: Api) -> None:
         value["metadata"].update(metadata)
         return value
 
-    large = {f"a{i}": "x" * 4999 for i in range(4)}  # and who created it, of four letters
+    large = {f"a{i}": "x" * 4999 for i in range(4)}  # the policy adds the user
     await reader.refuses(api.create(jobs, sized(annotations=large), "default"), "many annotations")
     labels = {f"l{i}": "x" for i in range(65)}
     await reader.refuses(api.create(jobs, sized(labels=labels), "default"), "many labels")
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" * 8000}
-    ends = [f"example.com/{i:04}-{'z' * 38}" for i in range(4)]
+    finalizers = [f"example.com/{i:04}-{'z' * 38}" for i in range(4)]
     await reader.refuses(
-        api.create(jobs, sized(finalizers=ends, ownerReferences=[reference]), "default"),
+        api.create(jobs, sized(finalizers=finalizers, ownerReferences=[reference]), "default"),
         "many references",
     )
     for env in (

@@ -118,7 +118,7 @@ WORDS = {
     "a pod without a grace": Words(
         "pod-of-job",
         ForbiddenError,
-        "gracePeriodSeconds: pod hasty may still run and is not deleted by force by anna: use a "
+        "gracePeriodSeconds: pod no-grace may still run and is not deleted by force by anna: use a "
         "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),

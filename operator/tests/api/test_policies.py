@@ -137,7 +137,7 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
     await reader.refuses(anna.create(jobs, claimed, "default"), "asked by another")
     patch = {"metadata": {"annotations": {names.USER_ANNOTATION: "ben"}}}
     await reader.refuses(anna.merge(jobs, name, patch, "default"), "taken over")
-    # What is asked for is stamped with who asked; what asks for nothing is not.
+    # Changes of these fields are stamped with their user; other changes are not.
     again = {"metadata": {"annotations": {names.REQUEUE_ANNOTATION: "1"}}}
     async with await acting(policies, "ben") as ben, await acting(policies, "cleo") as cleo:
         for spec in (
@@ -148,7 +148,7 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
         ):
             changed = await ben.merge(jobs, name, spec, "default")
             assert changed["metadata"]["annotations"][names.CHANGED_BY_ANNOTATION] == "ben", spec
-            # The same again asks for nothing, and neither does another field.
+            # Repeated values and changes of other fields are not stamped.
             for idle in (spec, {"spec": {"maxRestarts": 3}}, {"spec": {"maxRestarts": 4}}):
                 changed = await cleo.merge(jobs, name, idle, "default")
                 stamped = changed["metadata"]["annotations"][names.CHANGED_BY_ANNOTATION]
@@ -160,7 +160,7 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
 
 
 async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: str) -> None:
-    """Only the operator writes them."""
+    """Only the operator writes a status."""
     jobs = RESOURCES["flyerjobs"]
     patch = {"status": RUNNING["status"]}
     await reader.refuses(anna.merge(jobs, name, patch, "default", "status"), "a job's status")
@@ -251,7 +251,7 @@ async def _epochs(reader: Reader, api: Api, operator: Api, name: str) -> None:
     await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
     await operator.merge(jobs, name, patch, "default", "status")  # no leader has an epoch yet
     await operator.merge(topologies, "cluster", {"status": {"epoch": 4}}, "", "status")
-    for count in range(600):  # the topology is read from a watch
+    for count in range(600):  # until the API server has read the topology
         patch = {"status": {"message": f"by epoch 3, {count}"}}
         if await refused(operator.merge(jobs, name, patch, "default", "status")):
             break
@@ -339,7 +339,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
             await clara.create(jobs, value, "default")
             await delete_object(api, "flyerjobs", name)
 
-        for _ in range(300):  # quotas and RBAC are read from watches
+        for _ in range(300):  # until the API server has read quotas and roles
             with contextlib.suppress(ForbiddenError):
                 await create_queue(queue="nightly")
                 if await refused(create_queue(queue="research")):
@@ -356,7 +356,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
         await clara.create(jobs, value, "default")
         moved = clara.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
         await reader.refuses(moved, key)
-        # What was there before the limit can still be changed elsewhere.
+        # A job in a queue that its user may not use can still be changed in other fields.
         await api.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
         await clara.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
     await delete_object(api, "flyerjobs", name)
@@ -393,9 +393,9 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
         drain = {"spec": {"drain": {"reason": "disk", "by": "anna"}}}
         for call in (other.merge(healths, "a1", drain), other.delete(healths, "a1")):
             await reader.refuses(call, "an object by the agent next door")
-        # People drain it, and take it away.
+        # Users may drain the node and delete the object.
         assert (await anna.merge(healths, "a1", drain))["spec"]["drain"]["by"] == "anna"
         await anna.delete(healths, "a1")
-        # So may the agent.
+        # The agent may delete it too.
         await own.create(healths, agent_health)
         await own.delete(healths, "a1")

@@ -9,11 +9,11 @@ from threefs.checkpoint import CheckpointNotFoundError
 from .checkpoints import FOLDER, managers, save_all
 
 
-def bad_shard(folder):
+def short_shard(folder):
     (folder / "shard-0001.bin").write_bytes((folder / "shard-0001.bin").read_bytes()[:-1])
 
 
-def longer_shard(folder):
+def long_shard(folder):
     with (folder / "shard-0001.bin").open("ab") as file:
         file.write(b"x")
 
@@ -33,7 +33,7 @@ def torn_manifest(folder):
     (folder / "manifest.jsonl").write_bytes(data[: len(data) // 2])
 
 
-def manifest_without_its_proof(folder):
+def manifest_without_checksum(folder):
     data = (folder / "manifest.jsonl").read_bytes()
     (folder / "manifest.jsonl").write_bytes(data.partition(b"\n")[0])
 
@@ -53,12 +53,12 @@ def empty_folder(folder):
 
 
 DAMAGES = [
-    (bad_shard, "shard-0001.bin` has"),
-    (longer_shard, "shard-0001.bin` has"),
+    (short_shard, "shard-0001.bin` has"),
+    (long_shard, "shard-0001.bin` has"),
     (missing_shard, "shard-0000.bin` is missing"),
     (flipped_bit, "wrong checksum"),
     (torn_manifest, "torn"),
-    (manifest_without_its_proof, "torn"),
+    (manifest_without_checksum, "torn"),
     (altered_manifest, "checksum is wrong"),
     (missing_manifest, "no manifest"),
     (empty_folder, "no manifest"),

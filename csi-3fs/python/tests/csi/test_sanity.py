@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def test_csi_sanity_passes(tmp_path: Path) -> None:
     program = csi_sanity.build()
     if program is None:
-        pytest.skip("csi-sanity is built with Go, which is not here")
+        pytest.skip("csi-sanity is built with Go, which is not installed")
     manager = MountManagerProcess(tmp_path / "node")
     manager.start()
     driver = Driver(tmp_path / "driver", mount_manager=manager.client, name=csi_sanity.DRIVER_NAME)
@@ -36,9 +36,9 @@ def test_csi_sanity_passes(tmp_path: Path) -> None:
     assert outcome.failed == (), outcome.text
     assert outcome.status == 0, outcome.text
     assert outcome.passed >= 49
-    wrong = [words for words in outcome.skipped if not words.endswith(("supported", "pending"))]
-    assert wrong == []
-    assert driver.files.paths() == ["/", "/.csi", "/.csi/parents", *LEFT]
+    unexpected = [text for text in outcome.skipped if not text.endswith(("supported", "pending"))]
+    assert unexpected == []
+    assert driver.files.paths() == ["/", "/.csi", "/.csi/parents", *REMAINING]
 
 
-LEFT = ["/.csi/parents/%2Fvolumes", "/volumes"]
+REMAINING = ["/.csi/parents/%2Fvolumes", "/volumes"]

@@ -35,7 +35,7 @@ SETTINGS = PodSettings(
     gateway_ca="-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n",
     image_pull_secrets=("ours",),
 )
-WHOLE = {"fireflyer.dev/gpu": "8", "fireflyer.dev/rdma-hfreduce": "4", "cpu": "64"}
+ALLOCATABLE = {"fireflyer.dev/gpu": "8", "fireflyer.dev/rdma-hfreduce": "4", "cpu": "64"}
 
 
 def job_of(text: str) -> FlyerJob:
@@ -57,7 +57,7 @@ def build(
 ) -> list[dict[str, Any]]:
     start = start_of(job)
     nodes = {
-        name: PlacedNode(name=name, dedicated=dedicated, allocatable=WHOLE)
+        name: PlacedNode(name=name, dedicated=dedicated, allocatable=ALLOCATABLE)
         for name in start.assignment.names
     }
     return build_pods(job, start, nodes, settings)
@@ -92,7 +92,7 @@ def test_pods_have_the_operators_priority_class_unless_their_template_names_one(
     assert pod["spec"]["priorityClassName"] == "batch"
 
 
-def test_building_changes_nothing_and_is_the_same_twice() -> None:
+def test_build_is_deterministic_and_leaves_the_job_unchanged() -> None:
     job = job_of((GOLDEN / "full.job.yaml").read_text())
     before = job.to_object()
     assert build(job) == build(job)
@@ -168,7 +168,7 @@ def test_keys_of_our_domain_are_refused(kind: str, key: str) -> None:
     assert "remove it" in reason
 
 
-def test_a_node_without_the_resources_is_asked_for_none() -> None:
+def test_resources_that_the_node_lacks_are_not_requested() -> None:
     job = job_of((GOLDEN / "small.job.yaml").read_text())
     start = start_of(job)
     nodes = {name: PlacedNode(name=name) for name in start.assignment.names}
@@ -176,7 +176,7 @@ def test_a_node_without_the_resources_is_asked_for_none() -> None:
         assert "resources" not in pod["spec"]["containers"][0]
 
 
-def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
+def test_without_injection_pods_have_no_traffic_class_and_no_shared_memory() -> None:
     body = small()
     body["spec"]["collectives"] = {"inject": False}
     (pod, _) = build(FlyerJob.model_validate(body))
@@ -186,19 +186,19 @@ def test_no_injection_no_traffic_classes_and_no_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "longest", "expected"),
+    ("grace_seconds", "max_checkpoint_grace", "expected"),
     [(0, "10m", 1), (-5, "10m", 1), (None, "0s", 1), (30, "0s", 1), (30, "10m", 30)],
 )
 def test_no_pod_is_removed_before_its_processes_have_ended(
-    own: int | None, longest: str, expected: int
+    grace_seconds: int | None, max_checkpoint_grace: str, expected: int
 ) -> None:
     """With a grace period of 0 the API server removes a deleted pod at once."""
     body = small()
-    if own is not None:
-        body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = own
+    if grace_seconds is not None:
+        body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = grace_seconds
     body["spec"]["preemption"] = {
         "checkpointGracePeriod": "0s",
-        "maxCheckpointGracePeriod": longest,
+        "maxCheckpointGracePeriod": max_checkpoint_grace,
         "minRuntime": "0s",
     }
     for pod in build(FlyerJob.model_validate(body)):
@@ -245,12 +245,12 @@ def test_the_daemon_is_a_sidecar_reachable_only_from_its_pod() -> None:
         assert daemon["startupProbe"]["exec"]["command"] == ["test", "-S", path["value"]]
         assert daemon["securityContext"]["runAsNonRoot"] is True
         (mount,) = daemon["volumeMounts"]
-        assert mount in trainer["volumeMounts"], "the folder that both have"
+        assert mount in trainer["volumeMounts"], "both containers mount the same folder"
         (volume,) = [item for item in spec["volumes"] if item["name"] == mount["name"]]
         assert "emptyDir" in volume, "no other pod shares it"
 
 
-def test_a_daemon_of_the_users_own_stays() -> None:
+def test_the_daemon_address_that_the_user_sets_is_kept() -> None:
     body = small()
     body["spec"]["collectives"] = {"daemon": True}
     variable = {"name": "HFREDUCE_DAEMON", "value": ""}
@@ -267,7 +267,7 @@ def test_a_daemon_without_injected_collectives_is_refused() -> None:
         FlyerJob.model_validate(body)
 
 
-def test_names_fit_where_they_are_used() -> None:
+def test_names_and_labels_stay_within_63_characters() -> None:
     assert host_name("gpt", 2, 511) == "gpt-2-511"
     long = host_name("x" * 63, 12, 511)
     assert len(long) <= 63
