@@ -72,7 +72,7 @@ def test_the_slowest_rank_counts_and_unknown_memory_is_left_out(tmp_path):
 
 def test_a_wrong_sum_ends_the_measurement(tmp_path):
     with pytest.raises(BenchError, match="played: wrong result"):
-        played(tmp_path, lambda number, count: "no right result\n", [Case("float32", 4096)])
+        played(tmp_path, lambda number, count: "wrong result\n", [Case("float32", 4096)])
 
 
 def test_ranks_with_a_core_each_neither_yield_nor_share_cores():

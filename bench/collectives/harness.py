@@ -66,7 +66,7 @@ class RankGroup:
         until = time.monotonic() + ORDER_SECONDS
         words = [self._answer(rank, line, until) for rank, line in enumerate(self.lines)]
         refused = [word for word in words if word[:1] != ["ok"]]
-        if any("right" in word for word in refused):
+        if any("wrong" in word for word in refused):
             raise BenchError(f"{self.name}: wrong result of {case}")
         return None if refused else max(float(word[1]) for word in words)
 

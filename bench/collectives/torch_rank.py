@@ -40,22 +40,22 @@ def rank_main(rank: int, size: int, path: str, names: dict[str, str]) -> None:
         "gloo": dist.new_group(backend="gloo") if "gloo" in names else None,
     }
     buffers = Buffers(rank, size)
-    lines: dict[int, tuple[socket.socket, TextIO, Any]] = {}
+    connections: dict[int, tuple[socket.socket, TextIO, Any]] = {}
     for backend, name in names.items():
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        line.connect(path)
-        line.sendall(f"{name} {rank}\n".encode())
-        lines[line.fileno()] = (line, line.makefile("r"), groups[backend])
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(path)
+        connection.sendall(f"{name} {rank}\n".encode())
+        connections[connection.fileno()] = (connection, connection.makefile("r"), groups[backend])
     while True:
-        for ready in wait(list(lines)):
+        for ready in wait(list(connections)):
             assert isinstance(ready, int)
-            line, file, group = lines[ready]
+            connection, file, group = connections[ready]
             order = file.readline().split()
             if not order:
                 return
             # The harness closes the connections of a failed group.
             with contextlib.suppress(BrokenPipeError):
-                line.sendall(f"{run_command(order, group, buffers)}\n".encode())
+                connection.sendall(f"{run_command(order, group, buffers)}\n".encode())
 
 
 def run_command(order: list[str], group: Any, buffers: Buffers) -> str:
@@ -69,15 +69,15 @@ def run_command(order: list[str], group: Any, buffers: Buffers) -> str:
         else:
             operation = buffers.operation(name, kind, int(size_bytes), where, group)
     except LookupError as error:
-        return f"no such call or memory: {error}"
+        return f"unknown operation or memory: {error}"
     operation.fill(int(check))
     dist.barrier(group=group)
     start = time.perf_counter()
     for _ in range(int(count)):
         operation.call()
     seconds = time.perf_counter() - start
-    if int(check) and not operation.right():
-        return "no right result"
+    if int(check) and not operation.is_correct():
+        return "wrong result"
     return f"ok {seconds:.9f}"
 
 
@@ -96,13 +96,13 @@ class Operation:
         self._values, self._expected = values, expected
 
     def fill(self, check: int) -> None:
-        """Known values if the result is checked, else zeros."""
+        """Fills the input with known values if the result is checked, otherwise with zeros."""
         self._output.zero_()
         for block, value in zip(self._input.chunk(len(self._values)), self._values, strict=True):
             block.fill_(value * check)
 
-    def right(self) -> bool:
-        """True if the output matches the inputs."""
+    def is_correct(self) -> bool:
+        """Whether the output has the expected values."""
         blocks = self._output.chunk(len(self._expected))
         return all(bool(b.eq(v).all()) for b, v in zip(blocks, self._expected, strict=True))
 

@@ -95,7 +95,7 @@ int main(int argc, char **argv)
         double started, seconds;
 
         if (!known(&order)) {
-            fprintf(file, "no such call\n");
+            fprintf(file, "unknown operation\n");
             continue;
         }
         input = output = reserve(comm, &inputs[registered], order.bytes, registered);
@@ -113,7 +113,7 @@ int main(int argc, char **argv)
                 fail();
         seconds = now() - started;
         if (order.check && !right(output, &order, rank, ranks))
-            fprintf(file, "no right result\n");
+            fprintf(file, "wrong result\n");
         else
             fprintf(file, "ok %.9f\n", seconds);
     }

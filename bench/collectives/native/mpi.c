@@ -99,7 +99,7 @@ int main(int argc, char **argv)
 
         if (!known(&order) || strcmp(order.kind, "private")
             || (strcmp(order.type, "float32") && strcmp(order.type, "bfloat16"))) {
-            fprintf(file, "no such call, type or memory\n");
+            fprintf(file, "unknown operation, type or memory\n");
             continue;
         }
         input = reserve(input, held, order.bytes);
@@ -115,7 +115,7 @@ int main(int argc, char **argv)
             call(&order, input, output, add, rank, ranks);
         seconds = now() - started;
         if (order.check && !right(output, &order, (unsigned)rank, (unsigned)ranks))
-            fprintf(file, "no right result\n");
+            fprintf(file, "wrong result\n");
         else
             fprintf(file, "ok %.9f\n", seconds);
     }

@@ -32,7 +32,7 @@ static void die(const char *what)
     exit(EXIT_FAILURE);
 }
 
-static FILE *orders(const char *path, const char *crew, int rank)
+static FILE *orders(const char *path, const char *group, int rank)
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     int line = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -45,7 +45,7 @@ static FILE *orders(const char *path, const char *crew, int rank)
     if (!file)
         die("fdopen");
     setvbuf(file, NULL, _IONBF, 0);
-    fprintf(file, "%s %d\n", crew, rank);
+    fprintf(file, "%s %d\n", group, rank);
     return file;
 }
 

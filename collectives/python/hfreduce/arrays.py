@@ -68,7 +68,7 @@ class HostMemory(NamedTuple):
 
 
 class GpuMemory(NamedTuple):
-    """Memory of a GPU, and the stream that makes it ready."""
+    """Memory of a GPU, and the stream whose queued work precedes an operation on it."""
 
     ordinal: int
     stream: int

@@ -17,7 +17,7 @@ const ENDPOINT: &str = "endpoint";
 pub(crate) struct PlaceValue {
     place: Place,
     job: String,
-    /// Digest of the list of its ranks: the list itself would make the exchange quadratic in bytes.
+    /// Digest of the group's list of ranks: the list itself would make the exchange quadratic in bytes.
     ranks: String,
     size: usize,
     bridges: Vec<[String; 2]>,
@@ -48,7 +48,9 @@ impl PlaceValue {
     }
 }
 
-/// The places of all ranks, checked against the topology file of this rank; a world's are kept.
+/// Exchanges the places of all ranks and checks them against the topology file of this rank.
+///
+/// Groups of a subset of the ranks use the places that the world has exchanged.
 pub(crate) fn exchange_places<R: Rendezvous>(
     rendezvous: &R,
     membership: &Membership,
@@ -65,7 +67,10 @@ pub(crate) fn exchange_places<R: Rendezvous>(
     Ok(places)
 }
 
-/// The infos of all ranks; in a group of a known world, the ranks compare their views of it here.
+/// Exchanges the endpoint infos of all ranks.
+///
+/// In a group whose places were not exchanged (`world` is set), ranks also check that they took them
+/// from the same exchange.
 pub(crate) fn exchange_infos<R: Rendezvous>(
     rendezvous: &R,
     membership: &Membership,
@@ -136,7 +141,7 @@ fn infos(
     })
 }
 
-/// What `check` returns for the rank and the value of each member.
+/// Results of `check`, called with the rank and the value of each member.
 fn checked<T>(
     phase: &'static str,
     membership: &Membership,
@@ -371,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_sends_at_most_64_bytes_of_a_rank_to_each() {
+    fn a_join_sends_at_most_64_bytes_per_rank_to_each_rank() {
         let ranks = 1024;
         let mut bytes = 0;
         for values in values(ranks) {

@@ -41,7 +41,7 @@ impl Communicator {
         self.engine.world_size()
     }
 
-    /// The same operations on memory of a GPU that is made ready in a stream.
+    /// The same operations on GPU memory, ordered after the work queued in `stream`.
     fn on(&self, py: Python<'_>, gpu: &Gpu, stream: usize) -> PyResult<Py<OnGpu>> {
         let operations = Operations::on_gpu(self.engine.clone(), gpu.device.clone(), stream);
         Py::new(py, PyClassInitializer::from(operations).add_subclass(OnGpu))

@@ -19,11 +19,11 @@ pub(crate) type Keep = Option<Py<PyAny>>;
 #[pyclass(module = "hfreduce._native", frozen, subclass)]
 pub struct Operations {
     engine: Arc<Engine>,
-    /// The device of the memory and the stream that makes it ready.
+    /// The device of the memory, and the stream whose queued work precedes each operation.
     gpu: Option<(Arc<Device>, usize)>,
 }
 
-/// Operations on memory that is made ready in one stream of a GPU.
+/// Operations on GPU memory, each ordered after the work queued in one stream.
 #[pyclass(module = "hfreduce._native", frozen, extends = Operations)]
 pub struct OnGpu;
 
