@@ -51,7 +51,7 @@ SERVER_SECONDS: Final = 0.25
 LEASE_SECONDS: Final = 0.2
 SERIES_SECONDS: Final = 0.5
 PROBE_SECONDS_MAX: Final = 60.0
-# Sequences of dependent requests, regardless of their sender.
+# Number of requests of any sender that must follow each other.
 SUSPENSION_REQUESTS: Final = 2  # the tenant's patch, the commit
 # The tenant's patch, the commit, the template read, a pod created and bound, its status by the
 # kubelet, its token, the token's review, the commit, the tenant's get.
@@ -61,14 +61,14 @@ BLOCK: Final = bytes(64 << 10)
 
 @dataclass(slots=True)
 class Probe:
-    """Seconds of each request."""
+    """Latencies of one kind of request, in seconds."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    async def once(self, work: Any) -> None:
-        """One request."""
+    async def measure(self, work: Any) -> None:
+        """Run one request and record its latency or its error."""
         started = time.monotonic()
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
@@ -94,7 +94,7 @@ class Probes:
     def __init__(
         self, testbed: Testbed, api: Api, simulator: NodeSimulator, webhook: int, storage: Path
     ) -> None:
-        self.server = Probe("ConfigMap changed, without us")
+        self.server = Probe("ConfigMap changed, without Fire-Flyer")
         self.order_limit = Probe(f"  {SUSPENSION_REQUESTS} times in a row")
         self.start_limit = Probe(f"  {START_REQUESTS} times in a row")
         self.webhook = Probe("pod admitted by the webhook")
@@ -129,9 +129,9 @@ class Probes:
         client = await asyncio.to_thread(threefs.connect, self._storage)
         try:
             await asyncio.gather(
-                repeat(lambda: self.webhook.once(self._review), WEBHOOK_SECONDS),
+                repeat(lambda: self.webhook.measure(self._review), WEBHOOK_SECONDS),
                 repeat(lambda: self._files(client), STORAGE_SECONDS),
-                repeat(lambda: self.connect.once(self._connect), 2 * STORAGE_SECONDS),
+                repeat(lambda: self.connect.measure(self._connect), 2 * STORAGE_SECONDS),
                 repeat(self._suspend, 0.5),
                 repeat(lambda: self._changes_in_a_row(self.server, 1), SERVER_SECONDS),
                 repeat(
@@ -141,13 +141,13 @@ class Probes:
                 repeat(
                     lambda: self._changes_in_a_row(self.start_limit, START_REQUESTS), SERIES_SECONDS
                 ),
-                repeat(self._look, LEASE_SECONDS),
+                repeat(self._read_lease, LEASE_SECONDS),
             )
         finally:
             await asyncio.to_thread(client.close)
 
     async def _review(self) -> None:
-        """On a new connection each time; the API server would reuse one."""
+        """Call the webhook on a new connection; the API server would reuse one."""
         body = json.dumps(REVIEW).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._tls)
         try:
@@ -160,7 +160,7 @@ class Probes:
             writer.transport.abort()
 
     async def _change(self, name: str) -> None:
-        """The API server and etcd alone: their share of the other requests' latency."""
+        """Change a ConfigMap: the share of the API server and etcd in the other latencies."""
         self._changes += 1
         data = {"data": {"changes": str(self._changes)}}
         try:
@@ -173,16 +173,16 @@ class Probes:
             for _ in range(count):
                 await self._change(f"probe-{count}")
 
-        await probe.once(work)
+        await probe.measure(work)
 
     async def _files(self, client: threefs.Client) -> None:
         def work() -> None:
             client.write_file("/probe", BLOCK)
             if client.read_file("/probe") != BLOCK:
-                raise OSError("other bytes came back")
+                raise OSError("read other bytes than written")
             client.remove("/probe")
 
-        await self.write.once(lambda: asyncio.to_thread(work))
+        await self.write.measure(lambda: asyncio.to_thread(work))
 
     async def _connect(self) -> None:
         def work() -> None:
@@ -192,27 +192,27 @@ class Probes:
         await asyncio.to_thread(work)
 
     async def _suspend(self) -> None:
-        """The job is suspended, and resumed once its pods have left."""
+        """Suspend the job, and resume it once its pods have ended."""
         api, simulator = self._api, self._simulator
         simulator.suspended.clear()
 
-        async def request() -> None:
+        async def suspend() -> None:
             await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": True}}, NAMESPACE)
             await self._until(lambda: bool(simulator.suspended), 0.002)
 
-        async def again() -> None:
+        async def resume() -> None:
             await api.merge(FLYERJOBS, JOB, {"spec": {"suspend": False}}, NAMESPACE)
             await self._until_phase("Running", 0.02)
 
-        await self.order.once(request)
+        await self.order.measure(suspend)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 await self._until_phase("Suspended", 0.05)
-        await self.start.once(again)
+        await self.start.measure(resume)
 
-    async def _until(self, holds: Callable[[], bool], pause: float) -> None:
+    async def _until(self, condition: Callable[[], bool], pause: float) -> None:
         while True:
-            if holds():
+            if condition():
                 return
             await asyncio.sleep(pause)
 
@@ -226,7 +226,7 @@ class Probes:
         job = await self._api.get(FLYERJOBS, JOB, NAMESPACE)
         return str((job.get("status") or {}).get("phase"))
 
-    async def _look(self) -> None:
+    async def _read_lease(self) -> None:
         spec = (await self._testbed.api.get(LEASES, "flyer-operator", SYSTEM))["spec"]
         self.lease.holders.add(str(spec["holderIdentity"]))
         self.lease.transitions.add(int(spec.get("leaseTransitions") or 0))

@@ -28,7 +28,7 @@ POLICY: Final[dict[str, Any]] = {
     "rules": [{"level": "None", "verbs": ["get", "list", "watch"]}, {"level": "Metadata"}],
 }
 # Reviews are queries sent as a POST: nothing is stored.
-_QUESTIONS: Final = ("tokenreviews", "subjectaccessreviews", "serviceaccounts/token")
+_REVIEWS: Final = ("tokenreviews", "subjectaccessreviews", "serviceaccounts/token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Write:
     @property
     def stored(self) -> bool:
         """Whether it is an accepted write and not a review."""
-        return self.code < 300 and self.kind not in _QUESTIONS
+        return self.code < 300 and self.kind not in _REVIEWS
 
 
 def parse(line: str) -> Write:

@@ -124,12 +124,12 @@ class ColdStart:
     async def _start(self, source: Path | None) -> list[float]:
         """The values of all figures, of the operator of one source tree."""
         operator = self.testbed.start_operator(source=source)
-        begun_at = time.monotonic()
+        started_at = time.monotonic()
         while not await asyncio.to_thread(operator.leads):
-            if time.monotonic() > begun_at + 120:
+            if time.monotonic() > started_at + 120:
                 raise TestbedError(f"not serving within 120 s; logs are in {self.testbed.logs}")
             await asyncio.sleep(0.05)
-        serving = time.monotonic() - begun_at
+        serving = time.monotonic() - started_at
         self.testbed.audit.skip()
         jobs = [flyer_job("first", self.history.gang_of, priority="high")]
         writes = await self._submit(jobs[0])

@@ -99,17 +99,17 @@ class Shares:
         self.testbed.audit.skip()
         await self.testbed.create_all(FLYERJOBS, [flyer_job(name, nodes, priority="high")])
         writes = await collect(self.testbed, nodes)
-        begun_at = min(
+        started_at = min(
             write.received_at
             for write in writes
             if (write.client, write.kind) == ("bench", "flyerjobs")
         )
-        signals = [at - begun_at for at in self.simulator.suspended.values()]
+        signals = [at - started_at for at in self.simulator.suspended.values()]
         if not signals:
             raise TestbedError("no sidecar was asked to suspend")
         self.signals.ours.append(max(signals))
         bound_at = max(write.done_at for write in writes if is_binding(write))
-        self.restart.ours.append(bound_at - begun_at)
+        self.restart.ours.append(bound_at - started_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         own = [write for write in writes if write.client == OPERATOR and write.stored]
@@ -140,13 +140,13 @@ class Shares:
         status = {"status": {"conditions": [ready]}}
         await self.testbed.api.merge(NODES, victim, status, subresource="status")
         writes = await collect(self.testbed, of)
-        begun_at = min(
+        started_at = min(
             write.received_at
             for write in writes
             if (write.client, write.kind) == ("bench", "nodes/status")
         )
         bound_at = max(write.done_at for write in writes if is_binding(write))
-        self.node.ours.append(bound_at - begun_at)
+        self.node.ours.append(bound_at - started_at)
         self.details["node lost"] = by_kind(write for write in writes if write.client == OPERATOR)
         await self.simulator.send("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}

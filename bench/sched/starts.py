@@ -55,7 +55,7 @@ async def collect(
     looks_at = time.monotonic() + LOOK_SECONDS
     while sum(map(is_binding, bindings)) < count:
         if time.monotonic() > looks_at:
-            # An overloaded server may answer 504 to a request that succeeded.
+            # An overloaded server may answer 504 to a binding that succeeded, so read the pods.
             bound_count = sum(
                 "nodeName" in pod["spec"] for pod in await testbed.api.list(PODS, NAMESPACE)
             )
@@ -73,13 +73,13 @@ async def collect(
     return bindings
 
 
-def since(writes: list[Write], begun_at: float) -> float:
-    """Seconds from then to the last binding."""
-    return max(write.done_at for write in writes if is_binding(write)) - begun_at
+def since(writes: list[Write], started_at: float) -> float:
+    """Seconds from `started_at` to the last binding."""
+    return max(write.done_at for write in writes if is_binding(write)) - started_at
 
 
 class Starts:
-    """One testbed's rounds."""
+    """Rounds of starts on one testbed."""
 
     def __init__(self, testbed: Testbed, simulator: NodeSimulator, sizes: Sizes) -> None:
         self.testbed, self.simulator, self.sizes = testbed, simulator, sizes
@@ -107,8 +107,8 @@ class Starts:
         """One gang over nearly all nodes: ours, then the peer's."""
         n = self.sizes.gang
         await self.simulator.send("hold")
-        writes, begun_at = await self._own_gangs("gang", [flyer_job("gang", n)], n)
-        self.gang.ours.append(since(writes, begun_at))
+        writes, started_at = await self._own_gangs("gang", [flyer_job("gang", n)], n)
+        self.gang.ours.append(since(writes, started_at))
         # A pod's containers take seconds to start before its sidecar connects to the gateway.
         await self.simulator.send("deaf", "go")
         await self.simulator.until_running(n)
@@ -116,9 +116,9 @@ class Starts:
         writes += self.testbed.audit.read()
         own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
         self.start_writes.ours.append(len(own) - 2 * n)
-        self.gang_writes.ours.append(len(own) + 1)  # and the user's
+        self.gang_writes.ours.append(len(own) + 1)  # and the user's write
         self.details["gang, ours"] = by_kind(own)
-        self.details["gang, ours: questions"] = by_kind(
+        self.details["gang, ours: reviews"] = by_kind(
             write for write in writes if write.client == OPERATOR and not write.stored
         )
         await self.simulator.send("hold")
@@ -136,8 +136,8 @@ class Starts:
         count, of = self.sizes.gangs, self.sizes.gang_of
         await self.simulator.send("hold")
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
-        writes, begun_at = await self._own_gangs("gangs", jobs, count * of)
-        self.gangs.ours.append(since(writes, begun_at))
+        writes, started_at = await self._own_gangs("gangs", jobs, count * of)
+        self.gangs.ours.append(since(writes, started_at))
         await self.simulator.send("deaf", "go")
         await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
@@ -177,9 +177,9 @@ class Starts:
         count = self.sizes.small
         await self.simulator.send("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
-        writes, begun_at = await self._own_gangs("small jobs", jobs, count)
-        self.admitted.ours.append(count / (_admitted_at(writes) - begun_at))
-        self.small.ours.append(count / since(writes, begun_at))
+        writes, started_at = await self._own_gangs("small jobs", jobs, count)
+        self.admitted.ours.append(count / (_admitted_at(writes) - started_at))
+        self.small.ours.append(count / since(writes, started_at))
         own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
         self.details["small jobs, ours, until bound"] = by_kind(own)
         await self.testbed.empty()
@@ -189,8 +189,8 @@ class Starts:
             PODS, [peer_pod(f"small-{number}") for number in range(count)]
         )
         writes = await collect(self.testbed, count)
-        begun_at = min(write.received_at for write in writes if _creates(write, "pods"))
-        self.small.peer.append(count / since(writes, begun_at))
+        started_at = min(write.received_at for write in writes if _creates(write, "pods"))
+        self.small.peer.append(count / since(writes, started_at))
         await self.testbed.end_peer()
         await self.testbed.empty()
 
@@ -213,8 +213,8 @@ class Starts:
         await self.testbed.create_all(PODGROUPS, [group for group, _ in gangs])
         await self.testbed.create_all(PODS, [pod for _, members in gangs for pod in members])
         writes = await collect(self.testbed, pods)
-        begun_at = min(write.received_at for write in writes if _creates(write, "podgroups"))
-        seconds = since(writes, begun_at)
+        started_at = min(write.received_at for write in writes if _creates(write, "podgroups"))
+        seconds = since(writes, started_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         await self.testbed.end_peer()
@@ -224,7 +224,7 @@ class Starts:
         return seconds, counted
 
     def _counts(self, write: Write) -> bool:
-        """Stored, and of this load: neither the Lease nor what the bench cleans up."""
+        """Whether the write was stored and belongs to the load, not to the Lease or the cleanup."""
         return write.stored and write.kind != "leases" and "delete" not in write.verb
 
 

@@ -45,7 +45,7 @@ def kinds(node: Inventory) -> set[FindingKind]:
     return {finding.kind for finding in node.findings}
 
 
-def test_the_papers_node_has_no_finding(tmp_path: Path) -> None:
+def test_the_node_of_the_paper_has_no_finding(tmp_path: Path) -> None:
     node = inventory(paper_node(), tmp_path / "sys")
     assert not node.findings
     assert [node.numa_of_gpu(gpu.uuid) for gpu in node.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -59,7 +59,7 @@ def test_the_papers_node_has_no_finding(tmp_path: Path) -> None:
     assert roots[5] == roots[6]
     assert len(set(roots)) == 7, "only GPUs 5 and 6 share a root complex"
     hca = node.hcas[0]
-    assert place[hca.address or ""].root_complex not in roots, "the NIC has its own"
+    assert place[hca.address or ""].root_complex not in roots, "the NIC has a separate root complex"
     assert (hca.verbs_device, hca.management_devices, hca.numa_node) == ("uverbs0", ("umad0",), 1)
     assert [(port.link_layer, port.rate_gbps) for port in hca.ports] == [
         (LinkLayer.INFINIBAND, 200.0)
@@ -115,7 +115,7 @@ def test_a_switch_that_devices_share_is_in_the_topology_file(tmp_path: Path) -> 
 
 GPU0 = "bus/pci/devices/0000:01:00.0"
 PORT = "class/infiniband/mlx5_0/ports/1"
-LIES = {
+MALFORMED = {
     "numa -1": ({f"{GPU0}/numa_node": "-1"}, FindingKind.MALFORMED),
     "numa huge": ({f"{GPU0}/numa_node": "999999"}, FindingKind.MALFORMED),
     "numa words": ({f"{GPU0}/numa_node": "left"}, FindingKind.MALFORMED),
@@ -134,9 +134,9 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_wrong_content_of_files_becomes_findings(lie: str, tmp_path: Path) -> None:
-    odd, kind = LIES[lie]
+@pytest.mark.parametrize("case", MALFORMED)
+def test_wrong_content_of_files_becomes_findings(case: str, tmp_path: Path) -> None:
+    odd, kind = MALFORMED[case]
     result = inventory(replace(paper_node(), odd=odd), tmp_path / "sys")
     assert kind in kinds(result), result.findings
     assert len(result.gpus) == 8, "GPUs that the driver lists remain"
@@ -144,7 +144,7 @@ def test_wrong_content_of_files_becomes_findings(lie: str, tmp_path: Path) -> No
     nccl_topology(result)
 
 
-def test_an_unknown_numa_node_is_unknown_and_never_zero(tmp_path: Path) -> None:
+def test_a_numa_node_of_minus_one_is_unknown_and_not_zero(tmp_path: Path) -> None:
     node = inventory(replace(paper_node(), odd={f"{GPU0}/numa_node": "-1"}), tmp_path / "sys")
     assert node.numa_of_gpu(node.gpus[0].uuid) is None
 
@@ -204,7 +204,9 @@ def test_an_empty_root_is_an_empty_node(tmp_path: Path) -> None:
     assert node.findings
 
 
-def test_a_refused_attribute_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attribute_that_cannot_be_read_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some firmware writes to the kernel's log for every read that it refuses."""
     root = write_sysfs(paper_node(), tmp_path / "sys")
     refused: set[str] = set()

@@ -108,12 +108,12 @@ def clean(library):
 def wait_until(holds):
     until = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < until, "a copy does not end"
+        assert time.monotonic() < until, "memory is still held after 60 s"
         time.sleep(0.001)
 
 
-def meet(rank, size, where):
-    """Waits for all ranks without the group, so that a later failure affects no other rank."""
+def barrier(rank, size, where):
+    """Waits for all ranks through the store, so that a later failure affects no other rank."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"{where}/{rank}", "present")
     store.wait([f"{where}/{other}" for other in range(size)])
@@ -207,7 +207,7 @@ def test_arrays_that_cannot_be_used_are_refused(driver):
 
 def rank_without_a_gpu(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
-    meet(rank, size, "connected")
+    barrier(rank, size, "connected")
     if rank == 0:
         library.stub_fail(b"cuStreamCreate", 1, 2, 0)
     expected = (_native.GpuError, CollectiveError)[rank]
@@ -274,7 +274,7 @@ def backend_operations(rank, size):
     several = [place(content(rank, numel)) for numel in (3, 5, 70_001)]
     backend.allreduce_coalesced(several, dist.AllreduceCoalescedOptions()).wait()
     assert torch.equal(plain(several[2]), sum(content(r, 70_001) for r in members))
-    # On the CPU in between: one order of operations for all devices.
+    # A CPU tensor in between: operations on all devices have one order.
     host = content(rank)
     dist.all_reduce(host, async_op=True).get_future().wait()
     assert torch.equal(host, total)
@@ -322,7 +322,7 @@ def a_failing_gpu(rank, size):
     library, group = stub(), hfreduce.torch.communicator()
     array = Array(library, np.ones(NUMEL, np.float32))
     hfreduce.allreduce(array, group)
-    meet(rank, size, "first")
+    barrier(rank, size, "first")
     if rank == 1:
         library.stub_fail(b"cuMemcpyDtoHAsync_v2", 1, 700, 0)
     with pytest.raises(CollectiveError) as raised:
@@ -348,7 +348,7 @@ def test_the_backend_accepts_gpu_tensors_through_a_daemon(driver, daemons):
 def test_a_gpu_that_fails_is_named_through_a_daemon(driver, daemons):
     daemon = daemons()
     environment = driver | daemon.environment
-    for _ in range(2):  # it serves the next group
+    for _ in range(2):  # the daemon serves the next group
         assert ranks(a_failing_gpu, Layout.one_node(3), environment) == [True] * 3
     assert has_no_cuda(daemon)
 
@@ -395,5 +395,5 @@ def reduce_in_pairs(rank, size):
     return True
 
 
-def test_pairs_add_first():
+def test_pairs_reduce_inside_before_they_reduce_across():
     assert ranks(reduce_in_pairs, Layout.two_zones(1, 2), {}) == [True] * 4

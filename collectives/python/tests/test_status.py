@@ -23,24 +23,24 @@ from hfreduce.testing import Layout, run
 
 pytestmark = pytest.mark.torch
 
-BAD = 1
+LATE_RANK = 1
 PATIENCE_SECONDS = 90
-PATIENT = {"HFREDUCE_LIVENESS_SECONDS": str(PATIENCE_SECONDS)}
+LONG_LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": str(PATIENCE_SECONDS)}
 
 
-def until_it_may_go(folder):
-    """Rank 1 does not call the second sum before a file exists."""
+def wait_for_go_file(folder):
+    """Delay the second allreduce of rank 1 until the file `go` exists."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not Path(folder, "go").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
-def two_sums(rank, size, folder):
+def two_allreduces(rank, size, folder):
     import torch
 
     dist.all_reduce(torch.ones(10))
-    if rank == BAD:
-        until_it_may_go(folder)
+    if rank == LATE_RANK:
+        wait_for_go_file(folder)
     dist.all_reduce(torch.ones(10))
     return "done"
 
@@ -51,9 +51,9 @@ def running(folder, layout, lost_ranks=()):
     with ThreadPoolExecutor(1) as pool:
         outcomes = []
         future = pool.submit(
-            run, two_sums, layout, str(folder), lost_ranks=list(lost_ranks),
+            run, two_allreduces, layout, str(folder), lost_ranks=list(lost_ranks),
             timeout_seconds=PATIENCE_SECONDS,
-            deadline_seconds=PATIENCE_SECONDS, environment=PATIENT | directories(folder),
+            deadline_seconds=PATIENCE_SECONDS, environment=LONG_LIVENESS | directories(folder),
         )  # fmt: skip
         try:
             yield outcomes
@@ -66,8 +66,8 @@ def directories(folder):
     return {"HFREDUCE_RUN_DIR": str(folder / "run"), "HFREDUCE_DUMP_DIR": str(folder / "dumps")}
 
 
-def look_until(folder, accept, patience_seconds=0.0):
-    """The first group for which `accept` is true."""
+def wait_for_group(folder, accept, patience_seconds=0.0):
+    """The first group once `accept` is true for it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     groups = []
     while time.monotonic() < deadline:
@@ -78,15 +78,15 @@ def look_until(folder, accept, patience_seconds=0.0):
     raise AssertionError([status.table(group) for group in groups])
 
 
-def in_second_sum(group, waiting=2):
-    # 0 is the rendezvous, 1 the first sum.
+def in_second_allreduce(group, waiting=2):
+    # Sequence 0 is the rendezvous, 1 the first allreduce.
     waiting_ranks = [
         rank for rank in group.ranks if rank.sequence == 2 and rank.waits_for is not None
     ]
     return len(waiting_ranks) == waiting
 
 
-def commands_of_the_page(group, run_dir):
+def run_commands_of_the_page(group, run_dir):
     """Runs the commands of docs/operations/hung-jobs.md for a running job."""
     page = (Path(__file__).parents[3] / "docs/operations/hung-jobs.md").read_text()
     commands = re.findall(r"^hfreduce (status.*)$", page, re.MULTILINE)
@@ -105,19 +105,19 @@ def commands_of_the_page(group, run_dir):
             assert process.stdout.readline(), process.stderr.read()
             process.terminate()
         output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-        # 1: by now a rank has been waited for too long.
+        # Exit status 1: ranks have waited longer than the limit meanwhile.
         assert "--watch" in words or (process.returncode in (0, 1) and output), (line, errors)
 
 
 def test_an_absent_rank_is_named_while_the_others_wait(tmp_path, capsys):
     with running(tmp_path, Layout.one_node(3)) as outcomes:
-        group = look_until(tmp_path, in_second_sum)
+        group = wait_for_group(tmp_path, in_second_allreduce)
         assert re.fullmatch(
             r"rank 1 \(node a0, pid \d+\) has not entered allreduce\(10 × float32, sum\) #2 "
             r"for .* s; 2 ranks wait for it",
             group.conclusion,
         ), group.conclusion
-        assert (group.verdict, group.culprits, group.world_size) == ("stuck", [BAD], 3)
+        assert (group.verdict, group.culprits, group.world_size) == ("stuck", [LATE_RANK], 3)
         patient, impatient = ["--stuck-after", "3600"], ["--stuck-after", "0", "-o", "json"]
         where = ["--run-dir", str(tmp_path / "run")]
         assert main(["status", *where, *patient]) == 0
@@ -129,49 +129,49 @@ def test_an_absent_rank_is_named_while_the_others_wait(tmp_path, capsys):
         [printed] = json.loads(capsys.readouterr().out)["groups"]
         assert [rank["rank"] for rank in printed["ranks"]] == [0, 1, 2]
         assert main(["status", *where, "--job", "another"]) == 3
-        commands_of_the_page(group, tmp_path / "run")
+        run_commands_of_the_page(group, tmp_path / "run")
     assert [outcome.value for outcome in outcomes] == ["done"] * 3
     assert list((tmp_path / "run").iterdir()) == [], "a clean end leaves no files"
 
 
 def test_a_stopped_rank_is_reported_and_may_continue(tmp_path):
     with running(tmp_path, Layout.two_zones(2, 1)) as outcomes:
-        group = look_until(tmp_path, lambda group: in_second_sum(group, 3))
-        pid = group.ranks[BAD].pid
+        group = wait_for_group(tmp_path, lambda group: in_second_allreduce(group, 3))
+        pid = group.ranks[LATE_RANK].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            stopped = look_until(tmp_path, lambda group: group.verdict == "stopped")
+            stopped = wait_for_group(tmp_path, lambda group: group.verdict == "stopped")
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert stopped.culprits == [BAD]
+        assert stopped.culprits == [LATE_RANK]
         assert re.search(r"^rank 1 .* is stopped for .*; 3 ranks wait$", stopped.conclusion)
         assert all(rank.seen == status.HERE for rank in stopped.ranks)
     assert [outcome.value for outcome in outcomes] == ["done"] * 4
 
 
 def test_a_killed_rank_and_its_survivors_can_be_read_afterwards(tmp_path):
-    with running(tmp_path, Layout.one_node(3), lost_ranks=[BAD]) as outcomes:
-        group = look_until(tmp_path, in_second_sum)
-        os.kill(group.ranks[BAD].pid, signal.SIGKILL)
+    with running(tmp_path, Layout.one_node(3), lost_ranks=[LATE_RANK]) as outcomes:
+        group = wait_for_group(tmp_path, in_second_allreduce)
+        os.kill(group.ranks[LATE_RANK].pid, signal.SIGKILL)
         dead = []
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not dead and time.monotonic() < deadline:
             recorders = flight.find([tmp_path / "run"])
-            dead = [r for r in recorders if r.data["rank"] == BAD and r.life == "dead"]
+            dead = [r for r in recorders if r.data["rank"] == LATE_RANK and r.life == "dead"]
         assert [entry["state"] for entry in dead[0].data["entries"]] == ["completed"] * 2
     assert main(["status", "--run-dir", str(tmp_path / "run")]) == 3, "the survivors have ended"
     assert main(["status", "--run-dir", str(tmp_path / "run"), "--ended"]) == 1
     for outcome in outcomes:
-        if outcome.rank == BAD:
+        if outcome.rank == LATE_RANK:
             continue
         assert outcome.failure is not None
         path = outcome.failure.fields["flight_record"]
         assert outcome.failure.text.endswith(f"; flight record: {path}")
         record = json.loads(Path(path).read_text())
         assert (record["format"], record["rank"]) == ("hfreduce-flight", outcome.rank)
-        assert (record["cause"]["kind"], record["cause"]["peer"]) == ("peer_died", BAD)
+        assert (record["cause"]["kind"], record["cause"]["peer"]) == ("peer_died", LATE_RANK)
         last = record["entries"][-1]
-        assert (last["sequence"], last["state"], last["waiting_for"]) == (2, "started", BAD)
+        assert (last["sequence"], last["state"], last["waiting_for"]) == (2, "started", LATE_RANK)
 
 
 def test_status_without_running_ranks(tmp_path, capsys):

@@ -10,8 +10,7 @@ use std::time::Duration;
 use hfreduce_engine::{Communicator, DType, ErrorKind, ReduceOp, WaitError, Work};
 use support::{Calls, TIMEOUT, allreduce, buffer, placement, run, try_run};
 
-/// Deadline of operations in tests about other ends: short enough that a wait that lasts until the deadline
-/// fails the test instead of hanging it.
+/// Deadline of operations that should end for another reason: a wait until the deadline fails the test.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn call(comm: &Communicator, data: &mut [f32], timeout: Duration) -> Work {
@@ -89,7 +88,7 @@ fn a_closed_communicator_refuses_operations() {
     );
 }
 
-/// A random number generator without a dependency: the seeds are the cases.
+/// Pseudorandom numbers; each seed is a test case.
 struct Choice(u64);
 
 impl Choice {

@@ -30,7 +30,7 @@ examples:
   hfreduce-perf                            8 ranks on this machine, 4 KiB to 64 MiB
   hfreduce-perf -g 4 -b 8 -e 128M -f 2 -d bf16
   hfreduce-perf alltoall -g 4 -b 1M -e 1M -n 100 -J result.json
-  hfreduce-perf -g 8 --nodes 4 --zones 2   the same over TCP: four pretended machines, two zones
+  hfreduce-perf -g 8 --nodes 4 --zones 2   the same over TCP: four simulated nodes, two zones
   hfreduce-perf --tensors 46 -b 184M -e 184M   one call over 46 tensors
 in a launcher (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set; all ranks share a key):
   HFREDUCE_KEY_FILE=/secret/key hfreduce-perf -b 1M -e 1G -f 4

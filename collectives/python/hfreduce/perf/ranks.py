@@ -122,7 +122,7 @@ def _environment(
         path = folder / "topology.json"
         path.write_text(json.dumps(topology), encoding="utf-8")
         common["FLYER_TOPOLOGY"] = str(path)
-        # On one machine nodes would share memory: pretended machines are for measuring TCP.
+        # On one machine nodes would share memory: simulated nodes are for measuring TCP.
         common.setdefault("HFREDUCE_TRANSPORT", "tcp")
     return common
 

@@ -40,10 +40,10 @@ class Table:
         self._rows: list[Row] = []
         place = "one machine" if len(set(machines)) == 1 else f"{len(set(machines))} machines"
         ranks = "1 rank" if len(machines) == 1 else f"{len(machines)} ranks"
-        pretended = f", as {options.nodes} nodes in {options.zones} zones"
+        simulated = f", as {options.nodes} nodes in {options.zones} zones"
         self._line(
             f"# hfreduce-perf {options.collective.name}: {ranks} on {place}"
-            f"{pretended if options.nodes > 1 else ''}; {_native.instruction_set()}; "
+            f"{simulated if options.nodes > 1 else ''}; {_native.instruction_set()}; "
             f"{options.warmup} warm-up and {options.iterations} timed operations a row, "
             f"time of {options.average}"
         )

@@ -1,6 +1,7 @@
-//! Chunk store with exactly the guarantees of the real one: an update is durable when its flush
-//! ends, with everything before it; a commit only with a later flush. A crash keeps any prefix of
-//! the unflushed records.
+//! Simulated chunk store with exactly the guarantees of the real one.
+//!
+//! A flush makes all earlier records durable, updates and commits. A crash keeps any prefix of the
+//! unflushed records.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -19,18 +20,18 @@ pub struct Version {
     pub state: ChunkState,
     /// The content.
     pub bytes: Bytes,
-    /// Made from no earlier content.
+    /// Whether the chunk had no committed content before.
     pub fresh: bool,
 }
 
 /// One chunk.
 #[derive(Clone, Debug, Default)]
 pub struct Slot {
-    /// The committed state.
+    /// The committed version.
     pub committed: Version,
-    /// The pending state.
+    /// The pending version.
     pub pending: Option<Version>,
-    /// The committed content is damaged.
+    /// Whether the committed content is damaged.
     pub damaged: bool,
 }
 
@@ -65,19 +66,19 @@ pub enum Log {
 /// A simulated chunk store.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
-    /// Its id.
+    /// Id of the store.
     pub id: StoreId,
     live: Contents,
     durable: Contents,
     unflushed: Vec<Record>,
-    /// Whether it can be opened.
+    /// State of its log.
     pub log: Log,
-    /// It has replaced a lost store.
+    /// Whether it has replaced a lost store.
     pub in_place_of_lost: bool,
 }
 
 impl Store {
-    /// An empty one.
+    /// An empty store.
     #[must_use]
     pub fn new(id: StoreId) -> Self {
         Self { id, ..Self::default() }
@@ -187,7 +188,7 @@ impl Store {
         self.append(Record::Gone(inodes, version_floor));
     }
 
-    /// Reads a whole state.
+    /// Reads the newest or the committed version of a chunk.
     ///
     /// # Errors
     /// `NotFound`, `Corrupt`.
@@ -201,13 +202,13 @@ impl Store {
         }
     }
 
-    /// Power failure. `kept(n)` is the number of the `n` unflushed records that reached the disk.
+    /// Power failure. `keep_count(n)` is the number of the `n` unflushed records that reached the disk.
     pub fn crash(&mut self, keep_count: impl FnOnce(usize) -> usize) {
         self.kill(keep_count);
         self.flush();
     }
 
-    /// Death of the process. `kept(n)` is the number of the `n` unflushed records that it had
+    /// Death of the process. `keep_count(n)` is the number of the `n` unflushed records that it had
     /// written: they are in the page cache, so they are read again, and lost if the power fails
     /// before a flush.
     pub fn kill(&mut self, keep_count: impl FnOnce(usize) -> usize) {

@@ -63,7 +63,7 @@ pub(super) async fn serve(change: impl FnOnce(&mut ServerConfig)) -> Running {
     Running { address, stats, gate, _alive: handle }
 }
 
-/// Two classes with memory for one request of 1 MiB each; the share of one connection is all of it.
+/// Two classes with memory for one request of 1 MiB each; one connection may use all of it.
 pub(super) fn narrow(config: &mut ServerConfig) {
     let budget =
         Budget { calls_max: 4096, bytes_max: MIB + KIB, reply_bytes_max: 4 * MIB, shares: 1 };

@@ -85,7 +85,7 @@ class Follower:
             self._screen.nodes(item.nodes)
         if item.event is not None:
             self._report(item.event)
-        # not at every item: past events come before the output since then
+        # Not at every item: events of the past are printed before the output that followed them.
         if time.monotonic() >= self._logs_read_at + BEAT_SECONDS:
             self._logs_read_at = time.monotonic()
             self._print_logs(final=False)

@@ -107,7 +107,7 @@ def test_a_memory_limit_that_was_exceeded_is_named() -> None:
     assert outcome_of(limited(pod(137, "OOMKilled"), "trainer", "8Gi")) == Killed(9, why)
 
 
-def test_the_container_that_ran_out_of_memory_is_blamed_for_another_ones_sigkill() -> None:
+def test_a_container_out_of_memory_is_the_cause_of_a_sigkill_in_another_one() -> None:
     pod_object = limited(pod(137, message="rank 0 on node a: killed by SIGKILL"), "logger", "64Mi")
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     pod_object["status"]["containerStatuses"][0] |= {"state": {"running": {}}, "lastState": ended}
@@ -115,7 +115,7 @@ def test_the_container_that_ran_out_of_memory_is_blamed_for_another_ones_sigkill
     assert outcome_of(pod_object) == Killed(9, why)
 
 
-def test_a_rank_that_fails_by_itself_is_not_out_of_memory() -> None:
+def test_an_exit_status_has_precedence_over_oomkilled() -> None:
     peer_failure = pod(1, "OOMKilled", message=HEADLINE.format(1))
     assert outcome_of(peer_failure) == Failed(1, "rank 3: ValueError: 7")
 
@@ -153,16 +153,16 @@ def test_success_and_release_are_reported_at_once() -> None:
     assert exits.add(0, Succeeded(), None, 0.0) == [(0, Succeeded())]
     released = outcome_of_code(104, None)
     assert exits.add(1, released, None, 0.0) == [(1, released)]
-    assert exits.add(1, Failed(1), None, 0.0) == []  # its end is known
+    assert exits.add(1, Failed(1), None, 0.0) == []  # its outcome is known
     assert exits.due() is None
 
 
 def test_a_pod_that_lost_peers_names_them() -> None:
     exits = Exits(SETTINGS)
-    words = "CollectiveError: allreduce #2: rank 0 on node a0 (peer_died): hfreduced ended"
-    result = failure(0, 10.0, peer_lost=True, traceback=f"Traceback:\n  x\n{words}\n")
+    error = "CollectiveError: allreduce #2: rank 0 on node a0 (peer_died): hfreduced ended"
+    result = failure(0, 10.0, peer_lost=True, traceback=f"Traceback:\n  x\n{error}\n")
     assert exits.add(0, LOST_PEERS, result, 10.0) == []
-    assert exits.tick(13.0) == [(0, Killed(0, f"it lost its peers: rank 0: {words}"))]
+    assert exits.tick(13.0) == [(0, Killed(0, f"it lost its peers: rank 0: {error}"))]
 
 
 def test_lost_peers_are_held_for_the_root_cause() -> None:
@@ -177,7 +177,7 @@ def test_lost_peers_are_held_for_the_root_cause() -> None:
     assert exits.root_cause == failure(1, 10.5, exit_status=None, signal=9)
 
 
-def test_the_earlier_exception_comes_first_whatever_arrived_first() -> None:
+def test_failures_are_ordered_by_their_time_and_not_by_arrival() -> None:
     exits = Exits(SETTINGS)
     exits.add(0, Failed(1, "late"), failure(0, 10.2), 10.3)
     exits.add(1, Failed(1, "early"), failure(1, 10.1), 10.4)
@@ -186,6 +186,6 @@ def test_the_earlier_exception_comes_first_whatever_arrived_first() -> None:
 
 def test_an_exit_known_from_the_status_is_ordered() -> None:
     exits = Exits(SETTINGS)
-    exits.add(0, Failed(1, "because of it"), failure(0, 10.0, peer_lost=True), 10.0)
+    exits.add(0, Failed(1, "consequence"), failure(0, 10.0, peer_lost=True), 10.0)
     exits.add(1, Killed(9, "OOMKilled"), None, 10.5)
     assert [rank for rank, _ in exits.tick(20.0)] == [1, 0]

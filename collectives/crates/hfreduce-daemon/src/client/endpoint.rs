@@ -1,4 +1,4 @@
-//! Endpoint of a rank, or a newcomer, that a daemon runs.
+//! Endpoints of ranks and of newcomers that a daemon serves.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
@@ -43,7 +43,7 @@ struct Accepted {
     options: Options,
     arena: Arc<Arena>,
     info: String,
-    /// The daemon, for messages.
+    /// Name of the daemon, for messages.
     name: String,
 }
 
@@ -65,7 +65,7 @@ impl DaemonEndpoint {
     /// Asks the daemon to connect to all ranks, given the infos of all ranks in rank order.
     ///
     /// # Errors
-    /// The rank that is missing or does not match, or the end of the daemon.
+    /// A rank is missing or does not match, or the daemon has ended.
     pub fn connect(
         mut self,
         infos: &[Vec<u8>],
@@ -102,16 +102,16 @@ impl DaemonNewcomer {
         Ok(Self { accepted, line: Mutex::new(Some(line)) })
     }
 
-    /// The info that the members need to accept it.
+    /// The info that the members need to accept the newcomer.
     pub fn info(&self) -> Vec<u8> {
         self.accepted.info.clone().into_bytes()
     }
 
-    /// Waits until a member's `reconfigure` names it, and connects. May be called again after an
+    /// Waits until a member's `reconfigure` names the newcomer, and connects. May be called again after an
     /// error.
     ///
     /// # Errors
-    /// The rank that is missing or does not match, or the end of the daemon.
+    /// A rank is missing or does not match, or the daemon has ended.
     pub fn join(&self, timeout: Duration) -> Result<Communicator, CollectiveError> {
         let Accepted { options, arena, name, .. } = &self.accepted;
         let mut line = lock(&self.line).take().ok_or_else(|| {
