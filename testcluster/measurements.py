@@ -35,7 +35,7 @@ def record(scenario: str, name: str, value: float, *, most: float | None = None)
 
 
 def table() -> list[str]:
-    """The measurements of this run, one a line."""
+    """The measurements of this run, one per line."""
     lines = []
     for item in _recorded:
         goal = "" if item.most is None else f"≤ {item.most:g}"

@@ -64,7 +64,7 @@ def recorder(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, 
                    "--example", "flight_cost")  # fmt: skip
     numbers = [float(number) for number in re.findall(r": ([0-9.]+) (?:ns|%)", text)]
     if len(numbers) != 3:
-        raise BenchError(f"flight_cost says: {text}")
+        raise BenchError(f"unexpected output of flight_cost: {text}")
     record, reduce, share = numbers
     rows = [
         row("flight recorder: one operation", "ns", [record]),
@@ -112,16 +112,16 @@ def imports(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, A
 
 
 def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """Both exchanges of a start through torch's store; this process acts as every rank in turn.
+    """Both exchanges of a join through torch's store; this process acts as every rank in turn.
 
-    Only the collector's part and one rank's are in sequence when ranks are separate processes.
+    In a job ranks work in parallel: the time is an upper limit.
     """
     from hfreduce._native import Membership
     from hfreduce.store_rendezvous import StoreRendezvous
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     size = 64 if quick else JOIN_RANKS
-    phases = _cards(size)
+    phases = _values(size)
     members = [Membership(rank, range(size), size) for rank in range(size)]
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seconds, bytes_read = [], 0
@@ -138,13 +138,13 @@ def join(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]
         bytes_read = sum(len(store.get(f"hfreduce/{phase}/all/0/0")) for phase in phases)
     rows = [
         row(f"{size} ranks exchange places, endpoints", "s", seconds, 5.0),
-        row(f"{size} ranks: bytes of a rank to each", "bytes", [bytes_read / size], 64.0),
+        row(f"{size} ranks: bytes per rank to each", "bytes", [bytes_read / size], 64.0),
     ]
     return rows, {"s": seconds, "bytes": bytes_read}
 
 
-def _cards(size: int) -> dict[str, list[str]]:
-    """The ranks' contributions: engine endpoints on nodes with 8 ranks and different names."""
+def _values(size: int) -> dict[str, list[str]]:
+    """Values of both phases by rank, on nodes with 8 ranks: places and endpoints of the engine."""
     from hfreduce import _native
 
     nodes = [(f"node-{rank // 8:05}", "AB"[rank * 2 // size]) for rank in range(size)]
@@ -152,7 +152,7 @@ def _cards(size: int) -> dict[str, list[str]]:
     for rank, (node, zone) in enumerate(nodes):
         info = json.loads(_native.Endpoint(rank, size, nodes, b"k" * 32, job="bench").info())
         at = rank // 8
-        boot = uuid.UUID(int=random.Random(at).getrandbits(128))  # as random as a boot's
+        boot = uuid.UUID(int=random.Random(at).getrandbits(128))  # like a random boot id
         info |= {"host": f"{boot} net:[{4026531840 + at}]", "addresses": [f"10.3.0.{at}"]}
         endpoints.append(json.dumps(info, separators=(",", ":")))
         place = {"node": node, "zone": zone, "address": None}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["WHOLE", "any_json", "any_template"]
+__all__ = ["CONTAINER", "any_json", "any_template"]
 
 TEXTS = (
     "", "x", "8", "64Gi", "1e9", "1e999", "node-a", "In", "Gt", "Always", "trainer", "ü", "a.b/c",
@@ -26,7 +26,7 @@ FIELDS = (
     "values", "volumeMounts", "volumes",
 )  # fmt: skip
 AFFINITY = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-WHOLE = {"name": "trainer", "image": "i", "command": ["python", "train.py"]}
+CONTAINER = {"name": "trainer", "image": "i", "command": ["python", "train.py"]}
 
 
 def any_json(random: Random, depth: int = 4) -> Any:
@@ -47,7 +47,7 @@ def any_template(random: Random) -> Any:
     """A template, mostly a valid one with random JSON in some fields."""
     if random.random() < 0.1:
         return any_json(random)
-    container: dict[str, Any] = dict(WHOLE)
+    container: dict[str, Any] = dict(CONTAINER)
     spec: dict[str, Any] = {"containers": [container]}
     template: dict[str, Any] = {"spec": spec}
     for _ in range(random.randrange(1, 4)):
@@ -59,5 +59,5 @@ def any_template(random: Random) -> Any:
             inner = {name: inner}
         spec.update(inner)
     if random.random() < 0.1:
-        spec["initContainers"] = [dict(WHOLE) | {random.choice(FIELDS): any_json(random)}]
+        spec["initContainers"] = [dict(CONTAINER) | {random.choice(FIELDS): any_json(random)}]
     return template

@@ -1,4 +1,4 @@
-/* What the ranks of a measurement in C have in common: orders come over a UNIX socket, one a line,
+/* What the ranks of a measurement in C have in common: orders come over a UNIX socket, one per line,
  * and a rank that waits for one sleeps. No peer's idle ranks take time from those that are measured.
  *
  *     CALL TYPE BYTES KIND COUNT CHECK     to which a rank answers    ok SECONDS    or    no REASON

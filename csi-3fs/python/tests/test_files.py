@@ -64,7 +64,7 @@ def test_writes_to_one_range_of_a_batch_keep_their_order(
     assert client.read_file(path) == bytes([49]) * 1000
 
 
-def test_buffers_of_every_kind_go_in_and_out(client: threefs.Client, folder: str) -> None:
+def test_buffers_of_every_kind_are_written_and_read(client: threefs.Client, folder: str) -> None:
     path = f"{folder}/array"
     array = np.arange(300_000, dtype=np.float64)
     client.batch_write([(path, 0, array)])
@@ -73,7 +73,7 @@ def test_buffers_of_every_kind_go_in_and_out(client: threefs.Client, folder: str
     assert (array == out).all()
     reused = bytearray(b"first")
     client.write_file(f"{folder}/reused", reused)
-    reused.extend(b" and more")  # Would be refused if the write still held the buffer.
+    reused.extend(b" and more")  # Raises BufferError if the write still holds the buffer.
     assert client.read_file(f"{folder}/reused") == b"first"
 
 
@@ -125,7 +125,7 @@ def test_symbolic_links_are_followed(client: threefs.Client, folder: str) -> Non
     assert client.stat(f"{folder}/link", follow_symlinks=False).kind == "symlink"
 
 
-def test_file_objects_behave_as_pythons_own(client: threefs.Client, folder: str) -> None:
+def test_file_objects_behave_as_those_of_python(client: threefs.Client, folder: str) -> None:
     path = f"{folder}/text"
     with client.open(path, "w") as file:
         file.write("one\ntwo\n")
@@ -179,7 +179,9 @@ def test_errors_name_the_cause_and_the_path(
         call(client, folder)  # type: ignore[operator]
 
 
-def test_errors_are_the_systems_too(client: threefs.Client, folder: str) -> None:
+def test_errors_are_also_builtin_exceptions_with_an_errno(
+    client: threefs.Client, folder: str
+) -> None:
     with pytest.raises(FileNotFoundError) as excinfo:
         client.read_file(f"{folder}/none")
     assert excinfo.value.errno == 2
@@ -220,7 +222,7 @@ assert client.read_file(sys.argv[2]) == b"data"
 def test_a_forked_child_gets_an_error_that_asks_to_reconnect(
     client: threefs.Client, cluster: Any, folder: str
 ) -> None:
-    """In a process with only a client's threads: locks of other threads stay held in a child."""
+    """In a separate process: locks that other threads of pytest hold would stay held in a child."""
     client.write_file(f"{folder}/file", b"data")
     result = subprocess.run(
         [sys.executable, "-c", FORKING, str(cluster.file), f"{folder}/file"],

@@ -4,7 +4,7 @@ Errors that have an equivalent in Python are also instances of it, so code writt
 (``except FileNotFoundError``) keeps working.
 """
 
-# ruff: noqa: N818 -- `threefs.NotFound` reads as what happened; that it is an error is its place.
+# ruff: noqa: N818 -- the package's name qualifies them: `threefs.NotFound` needs no `Error`.
 
 import errno
 
@@ -85,13 +85,13 @@ class NoSpace(ThreeFSError, OSError):
 
 
 class QuotaExceeded(NoSpace):
-    """A directory's quota is used up. Remove something below it, or raise the limit."""
+    """A directory's quota is exhausted. Remove files below it, or raise the limit."""
 
     code = errno.EDQUOT
 
 
 class CrossQuota(ThreeFSError, OSError):
-    """A move or link between directories of different quotas, which is possible only by copying."""
+    """A move or link between directories of different quotas. Copy the file instead."""
 
     code = errno.EXDEV
 

@@ -1,4 +1,4 @@
-"""The tutorial's way without Docker: `make cluster-up`, and the commands that it prints next."""
+"""The tutorial without Docker: `make cluster-up`, and the commands that it prints next."""
 
 from __future__ import annotations
 

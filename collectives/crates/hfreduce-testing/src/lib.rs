@@ -1,7 +1,7 @@
-//! Test support: damaged copies of valid input. Byte strings and JSON documents that were valid are changed in
-//! a few places, with the changes as data, so that a failure shrinks to the relevant ones.
+//! Test support: mutations of valid byte strings and JSON documents, for property tests of parsers.
 //!
-//! Random bytes fail the first check of every parser; these pass it.
+//! Changes are values, so that proptest shrinks a failure to the relevant ones. Random bytes would fail the
+//! first check of a parser; changed valid input passes it.
 
 use proptest::prelude::*;
 use serde_json::Value;

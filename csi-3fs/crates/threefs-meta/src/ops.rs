@@ -1,9 +1,9 @@
-//! Operations on the tree, one a file: each is a pure function of one transaction and its inputs
-//! (time, fresh ids, layouts). It has no other effects, so it can be repeated.
+//! Operations on the tree, one per file. Each is a pure function of one transaction and its inputs
+//! (time, new ids, layouts), without other effects, so it can be repeated.
 //!
 //! Rules that keep the tree consistent under concurrency:
-//! - Adding a name reads the directory's inode. Removing a directory clears that inode and has read
-//!   that the directory is empty. Two such transactions conflict.
+//! - Adding a name reads the directory's inode. Removing a directory reads that it is empty and
+//!   clears its inode. Two such transactions conflict.
 //! - Moving a directory reads every ancestor of its new location and writes the moved directory's
 //!   inode. Two moves that would form a cycle conflict.
 //! - Entries of one directory do not conflict with each other: its change time and its count of
@@ -114,7 +114,7 @@ pub(crate) struct Inputs {
     pub uptime: Uptime,
     /// Whether bytes that are no longer needed may become excess.
     pub excess_allowed: bool,
-    /// The first of the fresh inode numbers, as many as the operation can need.
+    /// The first of the unused inode numbers that are reserved for the operation.
     pub first_inode: InodeId,
     /// Set if the store is too full for further rows of sessions and written chunks.
     pub full: Option<MetaError>,

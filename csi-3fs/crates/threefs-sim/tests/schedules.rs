@@ -10,7 +10,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// `THREEFS_SIM_SCHEDULES` and `THREEFS_SIM_FIRST` select others, for long runs.
+/// `THREEFS_SIM_SCHEDULES` sets the number of schedules and `THREEFS_SIM_FIRST` the first seed.
 #[test]
 fn ten_thousand_schedules_without_a_violation() {
     let first = number("THREEFS_SIM_FIRST", 0);
@@ -85,7 +85,7 @@ fn a_seed_is_deterministic() {
     }
 }
 
-/// `THREEFS_SIM_MUTATION` selects one.
+/// `THREEFS_SIM_MUTATION` selects one mutation.
 #[test]
 fn each_seeded_bug_is_detected() {
     let chosen = std::env::var("THREEFS_SIM_MUTATION").ok();

@@ -107,12 +107,12 @@ def test_the_error_of_rank_0_is_reported_on_every_rank(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
 
-    class Away(LocalFiles):
+    class UnavailableFiles(LocalFiles):
         def batch_read(self, reads: Any) -> list[bytes]:
             raise TimeoutError("no answer")
 
     with pytest.raises(TimeoutError):
-        CheckpointManager(Away(tmp_path), FOLDER, 0, 3, attempt="b").load()
+        CheckpointManager(UnavailableFiles(tmp_path), FOLDER, 0, 3, attempt="b").load()
     with pytest.raises(CheckpointError, match="no answer"):
         CheckpointManager(LocalFiles(tmp_path), FOLDER, 1, 3, attempt="b").load()
 
@@ -128,13 +128,15 @@ def test_after_a_rollback_the_newer_commits_are_loaded_and_kept(tmp_path: Path) 
     assert new.latest() == 25
     assert new.load().state == {"x": b"new"}
     new.save(28, {"x": b"new"}).wait(20)
-    new.save(29, {"x": b"new"}).wait(20)  # what a commit leaves to remove is gone before the next
+    new.save(29, {"x": b"new"}).wait(20)  # a commit waits for the removals of the previous one
     names = {path.name for path in (tmp_path / "c").glob("step-*")}
     assert {"step-00000028", "step-00000029"} <= names
-    assert not names & {"step-00000020", "step-00000030"}, "the abandoned timeline goes"
+    assert not names & {"step-00000020", "step-00000030"}, (
+        "checkpoints of the abandoned timeline are removed"
+    )
 
 
-def test_files_of_a_load_are_swept_by_the_next_attempt(tmp_path: Path) -> None:
+def test_files_of_a_load_are_removed_by_the_next_attempt(tmp_path: Path) -> None:
     ranks = ranks_of(LocalFiles(tmp_path), "a")
     save(ranks, 1, b"1")
     assert [result.step for result in load_at_once(ranks)] == [1, 1, 1]

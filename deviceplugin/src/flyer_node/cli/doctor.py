@@ -68,7 +68,7 @@ def run_checks(inventory: Inventory, settings: Settings, problems: Sequence[str]
 
 
 def table(checks: Sequence[Check]) -> str:
-    """Formats the checks, one a line, with the remedies of warnings and errors below them."""
+    """Formats the checks, one per line, with the remedies of warnings and errors below them."""
     lines = []
     for check in checks:
         lines.append(f"{check.level:8}{check.what}")

@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 def listing(inventory: Inventory) -> str:
-    """GPUs and HCAs, one a line."""
+    """GPUs and HCAs, one per line."""
     lines = [f"node {inventory.node}, driver {inventory.driver_version or 'none'}"]
     for gpu in inventory.gpus:
         bridge = inventory.bridge_of.get(gpu.uuid)

@@ -1,4 +1,4 @@
-"""The protocol between sidecar and gateway, version 2: JSON objects, one a line, over TLS.
+"""The protocol between sidecar and gateway, version 2: JSON objects, one per line, over TLS.
 
 Both sides send *states*, not events: a sidecar's report has everything that its pod reported so
 far, a gateway's order everything that is requested of it. The newest one suffices after messages

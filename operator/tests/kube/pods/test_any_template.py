@@ -10,7 +10,7 @@ from flyer.kube.pods import PlacedNode, PodSettings, PodsRefusedError, build_pod
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
 from pydantic import ValidationError
 
-from fakekube.generators.pod_templates import WHOLE, any_template
+from fakekube.generators.pod_templates import CONTAINER, any_template
 
 SETTINGS = PodSettings(controller_image="c", collectives_image="l", gateway_ca="x")
 SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
@@ -87,11 +87,11 @@ def test_any_template_many_times():
             "spec.template.spec.activeDeadlineSeconds", "activeDeadline",
         ),
         (
-            {"containers": [WHOLE | {"restartPolicy": "Always"}]},
+            {"containers": [CONTAINER | {"restartPolicy": "Always"}]},
             "spec.template.spec.containers[0].restartPolicy", "remove it",
         ),
         (
-            {"containers": [WHOLE | {"restartPolicyRules": [{"action": "Restart"}]}]},
+            {"containers": [CONTAINER | {"restartPolicyRules": [{"action": "Restart"}]}]},
             "spec.template.spec.containers[0].restartPolicyRules", "remove them",
         ),
         ({"tolerations": {"key": "x"}}, "spec.template.spec.tolerations", "expected a list"),
@@ -100,11 +100,11 @@ def test_any_template_many_times():
     ],
 )  # fmt: skip
 def test_invalid_gangs_are_refused_with_field_and_remedy(spec, field, remedy):
-    reported = outcome({"spec": {"containers": [WHOLE], **spec}}, dedicated=True)
+    reported = outcome({"spec": {"containers": [CONTAINER], **spec}}, dedicated=True)
     assert field in reported
     assert remedy in reported
 
 
 def test_null_is_read_as_left_out():
-    spec = {"containers": [WHOLE | {"resources": {"limits": None}}], "tolerations": None}
+    spec = {"containers": [CONTAINER | {"resources": {"limits": None}}], "tolerations": None}
     assert outcome({"spec": spec}, dedicated=False) == "pods"

@@ -7,7 +7,7 @@ def custom(kind, name, **spec):
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-async def test_a_stop_is_a_field(cluster, until):
+async def test_the_stop_field_ends_the_job(cluster, until):
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -17,7 +17,7 @@ async def test_a_stop_is_a_field(cluster, until):
     assert cluster.status("a").reason == "Stopped"
 
 
-async def test_a_requeue_names_its_attempt(cluster, until):
+async def test_a_requeue_annotation_starts_the_next_attempt(cluster, until):
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)
@@ -30,16 +30,14 @@ async def test_a_requeue_names_its_attempt(cluster, until):
     assert cluster.status("a").eviction.reason == "Requeued"
 
 
-async def test_a_drain_moves_the_gang_and_a_cordon_leaves_it(cluster, until):
+async def test_a_drain_moves_the_gang_and_a_cordon_does_not(cluster, until):
     cluster.nodes("AAA")
     cluster.operator()
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     first = cluster.status("a").assignment.names[0]
     cluster.store.patch("nodes", first, {"spec": {"unschedulable": True}})
-    cluster.submit(
-        "b", 1
-    )  # decided by a leader that has observed the cordon: the third node remains
+    cluster.submit("b", 1)  # runs on the third node: the leader has then observed the cordon
     await until(lambda: cluster.phase("b") is Phase.RUNNING)
     assert (cluster.phase("a"), cluster.status("a").history.attempt) == (Phase.RUNNING, 1)
     cluster.store.delete("flyerjobs", "b", "default")
@@ -52,12 +50,12 @@ async def test_a_drain_moves_the_gang_and_a_cordon_leaves_it(cluster, until):
     status = cluster.status("a")
     assert status.eviction.reason == "NodeDrained"
     assert status.eviction.message == f"node {first} is drained by anna: a new disk"
-    assert status.checkpoint is not None  # it checkpointed before it released
+    assert status.checkpoint is not None  # it checkpointed before it released its nodes
     assert status.history.restarts == 0
     assert first not in status.assignment.names
 
 
-async def test_a_quota_holds_and_lets_go(cluster, until):
+async def test_a_job_waits_for_quota_and_starts_once_it_is_removed(cluster, until):
     cluster.nodes("AA")
     cluster.store.create("flyerquotas", custom("FlyerQuota", "all", nodes=1))
     cluster.operator()
@@ -92,7 +90,7 @@ async def test_a_team_is_a_label_of_the_namespace_that_the_topology_names(cluste
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
 
 
-async def test_the_topology_says_which_zones_get_gangs(cluster, until):
+async def test_gangs_are_placed_only_in_zones_of_the_topology(cluster, until):
     cluster.nodes("AABB")
     topology = custom("FlyerTopology", "cluster", zones=[{"name": "B"}])
     cluster.store.create("flyertopologies", topology)

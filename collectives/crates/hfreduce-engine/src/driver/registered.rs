@@ -5,12 +5,12 @@
 //! accesses it after an operation has failed:
 //!
 //! ```text
-//! owner of a chunk                      rank whose memory it is, when all ends
-//! touching = 1, fence                   abort recorded, fence
-//! aborted? then touching = 0, stop      touching = 0? it reads and writes nothing more
-//! read, write                           its process has ended? neither (its leader says so)
-//! touching = 0                          still 1 after a while: it stands still in the middle of it;
-//!                                       revoke: our memory gets separate pages
+//! owner of a chunk                      rank whose memory it accesses, after an abort
+//! accessing = 1, fence                  record the abort, fence
+//! aborted? then accessing = 0, stop     accessing = 0, or the owner's process has ended:
+//! read, write                               the owner does not access the memory any more
+//! accessing = 0                         still 1 after 200 ms (the owner is stopped in between):
+//!                                           revoke the memory, which gets separate pages
 //! ```
 
 use std::collections::VecDeque;

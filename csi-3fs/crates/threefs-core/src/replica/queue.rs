@@ -14,7 +14,8 @@ use crate::message::{
 use crate::routing::PublicState;
 use crate::time::Millis;
 
-/// Retries of one request that wait for one operation; beyond that the oldest is answered.
+/// Maximum number of retries of a request that wait for one operation; beyond it the oldest times
+/// out.
 const WAITERS_MAX: usize = 16;
 
 /// Purpose of an operation.
@@ -111,7 +112,7 @@ pub(super) struct ChunkQueue {
 pub(super) enum Started {
     /// An operation has started.
     Op(OpId),
-    /// It is answered already.
+    /// The request was answered at once.
     Done,
     /// Other work must be done first.
     After(Work, Box<QueuedWork>),
@@ -221,7 +222,7 @@ impl Replica {
         id
     }
 
-    /// Hands the store an action for `op`, and records the time.
+    /// Passes an action for `op` to the store, and records the time.
     pub(super) fn store(&mut self, ctx: &mut Context<'_>, op: OpId, step: Step, action: Action) {
         self.store_since.insert(op, ctx.now);
         if let Some(state) = self.ops.get_mut(&op) {
@@ -250,7 +251,7 @@ impl Replica {
     ) -> Option<&mut Op> {
         self.store_since.remove(&op);
         if self.ops.get(&op)?.aborted {
-            // First, so that no operation starts on it.
+            // Before the operation ends, so that no other starts on the failed store.
             if let Some(error @ (StoreError::Io { .. } | StoreError::Damaged { .. })) = error {
                 self.fail(ctx, error.to_string());
             }

@@ -1,4 +1,4 @@
-//! Operations on mgmtd's store, one a file, each a function of one transaction. Every operation
+//! Operations on mgmtd's store, one per file, each a function of one transaction. Every operation
 //! that changes anything starts with [`fence`].
 
 mod grow;

@@ -45,7 +45,7 @@ async def test_a_silent_watch_is_not_waited_for(cluster, until):
     await until(lambda: second.cache.synced)
     cluster.server.faults.watches.frozen = True
     await until(lambda: not second.serves)
-    # The successor's cache lacks this one, so it has to read the store.
+    # The successor's cache does not have this change, so it has to list the jobs.
     before = cluster.status("old")
     cluster.store.patch("flyerjobs", "old", {"status": {"reason": "x"}}, "default", "status")
     first.kill()
@@ -57,7 +57,7 @@ async def test_a_silent_watch_is_not_waited_for(cluster, until):
     await until(lambda: cluster.phase("old") is Phase.SUCCEEDED)
 
 
-async def test_an_old_first_list_is_caught_up_with(cluster, until):
+async def test_a_stale_first_list_is_brought_up_to_date(cluster, until):
     cluster.nodes("AAAA")
     first = cluster.operator()
     await until(lambda: first.serves)
@@ -100,7 +100,7 @@ async def test_a_reused_job_name_is_not_written_to(api_server, connect):
 
 
 async def test_token_writes_without_a_response_are_recognized(api_server, connect):
-    """The retry of each is refused: the first attempt has changed the topology."""
+    """The API server refuses the retry of each write, because the first attempt succeeded."""
     fault = Fault("lose", verb="patch", resource="flyertopologies/status", times=1000, every=2)
     api_server.faults.add(fault)
     token = Token(connect())
