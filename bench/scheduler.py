@@ -60,12 +60,12 @@ class Record:
         self, name: str, part: Callable[[], Awaitable[None]], *details: dict[str, Any]
     ) -> None:
         """Run a part, print its results and write them."""
-        before = [len(figure.ours) for figure in self.figures]
+        before = [len(figure.values) for figure in self.figures]
         await part()
-        for kept_figure, count in zip(self.figures, before, strict=True):
-            if len(kept_figure.ours) > count:
-                peer = f", peer {kept_figure.peer[-1]:.3g}" if kept_figure.peer else ""
-                say(f"  {kept_figure.name}: {kept_figure.ours[-1]:.3g} {kept_figure.unit}{peer}")
+        for figure, count in zip(self.figures, before, strict=True):
+            if len(figure.values) > count:
+                peer = f", peer {figure.peer[-1]:.3g}" if figure.peer else ""
+                say(f"  {figure.name}: {figure.values[-1]:.3g} {figure.unit}{peer}")
         for part_details in details:
             self.details |= part_details
         self.parts[self._label(name)] = utc()
@@ -79,7 +79,7 @@ class Record:
             "time": utc(),
             "load": round(os.getloadavg()[0], 1),
         }
-        report = document(config, [figure for figure in self.figures if figure.ours])
+        report = document(config, [figure for figure in self.figures if figure.values])
         for figure in report["figures"].values():
             figure["config"] = config
         before = read_json(self.path)
@@ -176,7 +176,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("bench-sched: interrupted; the cluster is removed", file=sys.stderr)
         status = 130
-    if any(figure.ours for figure in record.figures):
+    if any(figure.values for figure in record.figures):
         print("\n".join(table(record.figures)))
         print(f"written to {record.path}")
     return status

@@ -28,18 +28,18 @@ def line(
 
 
 def test_a_bound_is_of_the_median_or_of_the_ratio_to_the_peer() -> None:
-    figure = Figure("gang", "s", 1.0, of_peer=True, ours=[2.0, 9.0, 3.0], peer=[4.0])
+    figure = Figure("gang", "s", 1.0, of_peer=True, values=[2.0, 9.0, 3.0], peer=[4.0])
     assert (figure.median, figure.ratio, figure.good) == (3.0, 0.75, True)
-    assert Figure("rate", "jobs/s", 100, more=True, ours=[99]).good is False
-    assert Figure("unlimited", "s", ours=[1]).good is None
-    assert Figure("writes", "writes", 0, ours=[0.0]).good is True
+    assert Figure("rate", "jobs/s", 100, more=True, values=[99]).good is False
+    assert Figure("unlimited", "s", values=[1]).good is None
+    assert Figure("writes", "writes", 0, values=[0.0]).good is True
     assert Figure("not measured", "s", 1).good is None
 
 
 def test_the_table_fits_a_terminal_and_says_what_fell_short() -> None:
     figures = [
-        Figure("a" * 60, "s", 1.0, of_peer=True, ours=[2.0], peer=[1.0]),
-        Figure("writes", "writes", 4, ours=[123456.0]),
+        Figure("a" * 60, "s", 1.0, of_peer=True, values=[2.0], peer=[1.0]),
+        Figure("writes", "writes", 4, values=[123456.0]),
         Figure("not measured", "s", 1),
     ]
     lines = table(figures)
@@ -110,12 +110,12 @@ async def test_a_run_continues_an_earlier_one(tmp_path) -> None:
     path, figure = tmp_path / "sched.json", Figure("gang", "s", 1.0)
 
     async def part() -> None:
-        figure.ours.append(2.0)
+        figure.values.append(2.0)
 
     first = Record(path, quick=False, figures=[figure])
     assert first.missing(["gang", "cold"]) == ["gang", "cold"]
     await first.add("gang", part, {"seen": 1})
-    second = Record(path, quick=False, figures=[Figure("cold", "s", ours=[1.0])])
+    second = Record(path, quick=False, figures=[Figure("cold", "s", values=[1.0])])
     assert second.missing(["gang", "cold"]) == ["cold"]
     assert Record(path, quick=True).missing(["gang"]) == ["gang"]
 

@@ -114,12 +114,12 @@ class ColdStart:
         The order changes with each round: the first start meets an API server with cold caches.
         """
         sources = [None] if self.reference is None else [None, self.reference]
-        if len(self.serving.ours) % 2:
+        if len(self.serving.values) % 2:
             sources.reverse()
         for source in sources:
             values = await self._start(source)
             for figure, value in zip(self.figures, values, strict=True):
-                (figure.ours if source is None else figure.peer).append(value)
+                (figure.values if source is None else figure.peer).append(value)
 
     async def _start(self, source: Path | None) -> list[float]:
         """The values of all figures, of the operator of one source tree."""

@@ -16,7 +16,7 @@ class Figure:
     """One figure: the operator's values, a peer's if there is one, and the goal.
 
     The bound is the largest value that is good, or the smallest one where `more` is better. With
-    `of_peer` it bounds the ratio of our median to the peer's.
+    `of_peer` it bounds the ratio of the operator's median to the peer's.
     """
 
     name: str
@@ -24,19 +24,19 @@ class Figure:
     bound: float | None = None  # None: reported without a goal
     more: bool = False
     of_peer: bool = False
-    ours: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
     note: str = ""
 
     @property
     def median(self) -> float:
         """Median of the operator's rounds."""
-        return statistics.median(self.ours)
+        return statistics.median(self.values)
 
     @property
     def ratio(self) -> float | None:
         """Ratio of the medians, the operator's over the peer's; None without a peer."""
-        if not self.peer or not self.ours:
+        if not self.peer or not self.values:
             return None
         below = statistics.median(self.peer)
         return self.median / below if below else None
@@ -44,7 +44,7 @@ class Figure:
     @property
     def judged(self) -> float | None:
         """The value that is compared with the bound."""
-        if not self.ours:
+        if not self.values:
             return None
         return self.ratio if self.of_peer else self.median
 
@@ -62,9 +62,9 @@ class Figure:
         """The figure as JSON."""
         return {
             "unit": self.unit,
-            "ours": self.ours,
+            "ours": self.values,
             "peer": self.peer,
-            "median": self.median if self.ours else None,
+            "median": self.median if self.values else None,
             "ratio": self.ratio,
             "bound": self.bound,
             "bound_is_of": "ratio to the peer" if self.of_peer else "median",
@@ -83,7 +83,7 @@ def table(figures: list[Figure]) -> list[str]:
     """Lines of at most 79 characters."""
     lines = [f"{'figure':<41}{'ours':>9}{'peer':>9}{'ratio':>7}{'asked':>8}     "]
     for figure in figures:
-        if not figure.ours:
+        if not figure.values:
             continue
         peer = _number(statistics.median(figure.peer)) if figure.peer else ""
         ratio = f"{figure.ratio:.2f}" if figure.ratio is not None else ""

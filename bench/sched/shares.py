@@ -58,7 +58,7 @@ class Shares:
         await self._fill()
         free = self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
         victims = await self._reclaim("large", self.sizes.nodes)
-        self.excess.ours.append(victims - (self.sizes.nodes - free))
+        self.excess.values.append(victims - (self.sizes.nodes - free))
         await self.testbed.empty()
 
     async def _half(self) -> None:
@@ -72,7 +72,7 @@ class Shares:
             "half are signalled", lambda: len(self.simulator.suspended) >= gangs * of
         )
         await asyncio.sleep(SETTLE_SECONDS)
-        self.part_excess.ours.append(len(self.simulator.suspended) - gangs * of)
+        self.part_excess.values.append(len(self.simulator.suspended) - gangs * of)
 
     async def _fill(self) -> None:
         await self.simulator.send("hold", "cooperate", "go")
@@ -87,8 +87,8 @@ class Shares:
         await asyncio.sleep(IDLE_SECONDS)
         own = [write for write in self.testbed.audit.read() if write.client == OPERATOR]
         leases = [write for write in own if write.kind == "leases"]
-        self.idle.ours.append((len(own) - len(leases)) * 60 / IDLE_SECONDS)
-        self.lease.ours.append(len(leases) * 60 / IDLE_SECONDS)
+        self.idle.values.append((len(own) - len(leases)) * 60 / IDLE_SECONDS)
+        self.lease.values.append(len(leases) * 60 / IDLE_SECONDS)
         self.details["idle, but for the Lease"] = by_kind(
             write for write in own if write.kind != "leases"
         )
@@ -107,14 +107,14 @@ class Shares:
         signals = [at - started_at for at in self.simulator.suspended.values()]
         if not signals:
             raise TestbedError("no sidecar was asked to suspend")
-        self.signals.ours.append(max(signals))
+        self.signals.values.append(max(signals))
         bound_at = max(write.done_at for write in writes if is_binding(write))
-        self.restart.ours.append(bound_at - started_at)
+        self.restart.values.append(bound_at - started_at)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         own = [write for write in writes if write.client == OPERATOR and write.stored]
         victims = [write for write in own if write.name.startswith("low-") and _of_job(write)]
-        self.suspend_writes.ours.append(len(victims) / self.sizes.gangs)
+        self.suspend_writes.values.append(len(victims) / self.sizes.gangs)
         self.details["reclaim"] = by_kind(own)
         self.details["reclaim: writes for victims"] = by_kind(victims)
         return len(signals)
@@ -146,7 +146,7 @@ class Shares:
             if (write.client, write.kind) == ("bench", "nodes/status")
         )
         bound_at = max(write.done_at for write in writes if is_binding(write))
-        self.node.ours.append(bound_at - started_at)
+        self.node.values.append(bound_at - started_at)
         self.details["node lost"] = by_kind(write for write in writes if write.client == OPERATOR)
         await self.simulator.send("hold")
         back = {"metadata": {"annotations": {"kwok.x-k8s.io/node": "fake"}}}
@@ -167,7 +167,7 @@ class Shares:
             await self.testbed.create_all(FLYERJOBS, late)
             await asyncio.sleep(0.1)  # in the middle of their start
 
-        self.leader.ours.append(await self.testbed.succeed(self.testbed.operators[-1], arrive))
+        self.leader.values.append(await self.testbed.succeed(self.testbed.operators[-1], arrive))
         await self.simulator.until_running((self.sizes.gangs + len(late)) * of)
         await asyncio.sleep(SETTLE_SECONDS)
         jobs = await self.testbed.api.list(FLYERJOBS, NAMESPACE)
@@ -178,7 +178,7 @@ class Shares:
             if job["status"]["phase"] != "Running" or job["status"]["history"]["attempt"] != 1
         ]
         node_names = [pod["spec"]["nodeName"] for pod in pods]
-        self.lost.ours.append(len(redone) + len(node_names) - len(set(node_names)))
+        self.lost.values.append(len(redone) + len(node_names) - len(set(node_names)))
         self.details["leader killed: jobs that were not kept"] = redone
         await self.simulator.send("hold")
         await self.testbed.empty()

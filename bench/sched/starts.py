@@ -108,15 +108,15 @@ class Starts:
         n = self.sizes.gang
         await self.simulator.send("hold")
         writes, started_at = await self._own_gangs("gang", [flyer_job("gang", n)], n)
-        self.gang.ours.append(since(writes, started_at))
+        self.gang.values.append(since(writes, started_at))
         # A pod's containers take seconds to start before its sidecar connects to the gateway.
         await self.simulator.send("deaf", "go")
         await self.simulator.until_running(n)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
-        self.start_writes.ours.append(len(own) - 2 * n)
-        self.gang_writes.ours.append(len(own) + 1)  # and the user's write
+        self.start_writes.values.append(len(own) - 2 * n)
+        self.gang_writes.values.append(len(own) + 1)  # and the user's write
         self.details["gang, ours"] = by_kind(own)
         self.details["gang, ours: reviews"] = by_kind(
             write for write in writes if write.client == OPERATOR and not write.stored
@@ -137,17 +137,17 @@ class Starts:
         await self.simulator.send("hold")
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
         writes, started_at = await self._own_gangs("gangs", jobs, count * of)
-        self.gangs.ours.append(since(writes, started_at))
+        self.gangs.values.append(since(writes, started_at))
         await self.simulator.send("deaf", "go")
         await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
         own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
-        self.gangs_writes.ours.append(len(own) + count)
+        self.gangs_writes.values.append(len(own) + count)
         self.details["gangs, ours"] = by_kind(own)
         zones, leaves = await self._spread()
-        self.crossings.ours.append(sum(zone_count > 1 for zone_count in zones))
-        self.leaves.ours.append(max(leaves))
+        self.crossings.values.append(sum(zone_count > 1 for zone_count in zones))
+        self.leaves.values.append(max(leaves))
         await self.simulator.send("hold")
         await self.testbed.empty()
         gangs = [peer_gang(f"gang-{number}", of, one_leaf=True) for number in range(count)]
@@ -178,8 +178,8 @@ class Starts:
         await self.simulator.send("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]
         writes, started_at = await self._own_gangs("small jobs", jobs, count)
-        self.admitted.ours.append(count / (_admitted_at(writes) - started_at))
-        self.small.ours.append(count / since(writes, started_at))
+        self.admitted.values.append(count / (_admitted_at(writes) - started_at))
+        self.small.values.append(count / since(writes, started_at))
         own = [write for write in writes if write.client == OPERATOR and self._counts(write)]
         self.details["small jobs, ours, until bound"] = by_kind(own)
         await self.testbed.empty()
