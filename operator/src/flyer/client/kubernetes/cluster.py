@@ -98,7 +98,7 @@ async def observe(api: Api) -> Objects:
         [
             _with_health(NodeState(view.node, view.lost), health_of.get(view.node.name))
             for view in map(shape_node, nodes)
-            if view.ours
+            if view.managed
         ],
         [quota for element in quotas for quota in _quota(element)],
         Zones.of(topology) if topology is not None else Zones(),

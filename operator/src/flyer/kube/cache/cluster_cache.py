@@ -181,7 +181,7 @@ class ClusterCache:
     def engine_nodes(self) -> Iterator[Node]:
         """Every node that may be assigned to gangs."""
         for view in self.nodes.values():
-            if view.ours:
+            if view.managed:
                 yield self.engine_node(view)
 
     def engine_node(self, view: NodeView) -> Node:
@@ -263,7 +263,7 @@ class ClusterCache:
 
 def _serves(view: NodeView | None) -> tuple[object, ...] | None:
     """The properties of a node that pods may depend on."""
-    if view is None or not view.ours:
+    if view is None or not view.managed:
         return None
     return view.labels, view.allocatable, view.dedicated
 

@@ -37,7 +37,7 @@ class NodeView:
     """A node: its engine state, the properties its pods depend on, and whether it is lost."""
 
     node: Node
-    ours: bool  # managed by Fire-Flyer
+    managed: bool  # by Fire-Flyer
     dedicated: bool
     lost: str  # the cause; empty: not lost
     allocatable: Strings = field(default_factory=dict)
@@ -85,7 +85,7 @@ def shape_node(value: dict[str, Any]) -> NodeView:
             ready=not reason,
             reason=reason,
         ),
-        ours=dedicated or LABEL_NODE_CLASS in labels,
+        managed=dedicated or LABEL_NODE_CLASS in labels,
         dedicated=dedicated,
         lost=loss,
         allocatable=allocatable,

@@ -46,7 +46,7 @@ class Nodes:
 
     def reset(self) -> list[Node]:
         """Start over: returns all nodes for a rebuild; `report_losses` then reports lost ones."""
-        nodes = [self._observed(view) for view in self._cache.nodes.values() if view.ours]
+        nodes = [self._observed(view) for view in self._cache.nodes.values() if view.managed]
         self._known = {node.name: node for node in nodes}
         self._lost = set()
         self._not_ready_grace.clear()
@@ -63,7 +63,7 @@ class Nodes:
         events: list[Event] = []
         for name in nodes:
             view = self._cache.nodes.get("", name)
-            if view is not None and view.ours:
+            if view is not None and view.managed:
                 self._known[name] = self._observed(view)
                 events.append(NodeObserved(self._known[name]))
         return events
@@ -71,7 +71,7 @@ class Nodes:
     def changed(self, name: str) -> None:
         """A node, or its health, was added, changed or deleted."""
         view = self._cache.nodes.get("", name)
-        if view is None or not view.ours:
+        if view is None or not view.managed:
             self.failure_detector.forget(name)
             self._not_ready_grace.cancel(name)
             self._cache.probed.discard(name)

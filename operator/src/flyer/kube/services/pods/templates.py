@@ -270,7 +270,7 @@ def _remember(marks: OrderedDict[str, int], mark: str, value: int) -> None:
 def _may_serve(job: FlyerJob, view: NodeView) -> bool:
     node, spec = view.node, job.spec
     fits = spec.node_class in (None, node.node_class) and spec.zone in (None, node.zone)
-    return view.ours and node.ready and fits and node.slots >= spec.ranks_per_node
+    return view.managed and node.ready and fits and node.slots >= spec.ranks_per_node
 
 
 def _readable(error: InvalidError) -> str:
