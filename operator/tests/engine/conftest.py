@@ -63,7 +63,7 @@ class EngineHarness:
 
     def empty(self, name: str) -> tuple[Action, ...]:
         """Report every node empty that the job has to leave."""
-        stops = self.state.jobs[f"default/{name}"].sent.stops
+        stops = self.state.jobs[f"default/{name}"].sent_actions.stops
         return self.step(
             *(
                 NodeEmptied(node.name, f"default/{name}", node.attempt)

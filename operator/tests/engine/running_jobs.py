@@ -19,7 +19,7 @@ def leave(harness: Any) -> None:
     for _ in range(8):
         events: list[Event] = []
         for key, job in harness.state.jobs.items():
-            status, stops = job.status, job.sent.stops
+            status, stops = job.status, job.sent_actions.stops
             if status.phase is Phase.SUSPENDING and not status.suspension.expired and not stops:
                 events.append(Released(key, status.history.attempt))
             elif status.phase is Phase.STARTING:

@@ -265,7 +265,7 @@ def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> N
                 NodeEmptied(node.name, job.key, node.attempt)
                 for job in jobs
                 for node in job.status.occupied
-                if node.name in job.sent.stops
+                if node.name in job.sent_actions.stops
             ]
             if comes_up:
                 events += [

@@ -143,7 +143,7 @@ class History:
         elif phase is Phase.RUNNING and chance < 0.3:
             yield ProgressReported(job.key, attempt, int(self.now) % 100_000)
         elif phase is Phase.RUNNING and chance < 0.5:
-            is_lost = job.seen.stream_lost_at is not None
+            is_lost = job.observed.stream_lost_at is not None
             yield (StreamRestored if is_lost else StreamLost)(job.key, attempt)
         elif phase is Phase.RUNNING and chance < 0.52:
             yield PodExited(job.key, attempt, nodes[0], Killed(9, "gone"))

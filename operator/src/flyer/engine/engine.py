@@ -90,7 +90,7 @@ def _drop_finished(cycle: CycleState) -> None:
     finished = [
         key
         for key, job in cycle.active_jobs().items()
-        if job.removed and job.sent.finish and not job.status.occupied
+        if job.removed and job.sent_actions.finish and not job.status.occupied
     ]
     for key in finished:
         del cycle.jobs[key]

@@ -1,7 +1,7 @@
 """Actions due: what the status of each job requires and this process has not sent yet.
 
-This module decides nothing: it compares the status with `Sent`. After a rebuild `Sent` is empty, so
-every action that is still due is repeated.
+This module decides nothing: it compares the status with `SentActions`. After a rebuild
+`SentActions` is empty, so every action that is still due is repeated.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def derive_actions(cycle: CycleState) -> list[Action]:
 
 def _is_idle(job: JobState) -> bool:
     """Whether the job only waits, as most jobs of a long queue do: no action is due."""
-    status, reported = job.status, job.sent
+    status, actions = job.status, job.sent_actions
     waits = status.phase is Phase.QUEUED or status.phase is Phase.SUSPENDED
-    return waits and reported.token is False and not status.occupied and not reported.stops
+    return waits and actions.token is False and not status.occupied and not actions.stops
 
 
 def _release_token(cycle: CycleState, job: JobState) -> list[Action]:
     crosses = cycle.crosses_zones(job)
-    held_token = job.sent.token
+    held_token = job.sent_actions.token
     if crosses or held_token is False:
         return []
-    cycle.put(replace(job, sent=replace(job.sent, token=False)))
+    cycle.put(replace(job, sent_actions=replace(job.sent_actions, token=False)))
     # After a rebuild it is unknown whether the release was sent: repeat it if the job had nodes.
     had_nodes = job.status.history.attempt > 0 and job.spec.nodes > 1
     return [ReleaseToken(job.key)] if held_token or had_nodes else []
@@ -56,7 +56,7 @@ def _release_token(cycle: CycleState, job: JobState) -> list[Action]:
 
 def _stops(cycle: CycleState, job: JobState) -> list[Action]:
     nodes = _to_empty(job)
-    stops = dict(job.sent.stops)
+    stops = dict(job.sent_actions.stops)
     stops_due: dict[int, list[str]] = {}
     for name, attempt in nodes:
         earlier_stop = stops.get(name)
@@ -73,8 +73,8 @@ def _stops(cycle: CycleState, job: JobState) -> list[Action]:
         cycle.wake(quantize(cycle.now + cycle.settings.stop_retry_seconds))
     node_names = {name for name, _ in nodes}
     stops = {name: stop for name, stop in stops.items() if name in node_names}
-    if stops != job.sent.stops:
-        cycle.put(replace(job, sent=replace(job.sent, stops=stops)))
+    if stops != job.sent_actions.stops:
+        cycle.put(replace(job, sent_actions=replace(job.sent_actions, stops=stops)))
     reason = job.status.reason or job.status.phase.value
     # A job that has ended may write its last log lines; others have had their grace period.
     gentle = job.ended
@@ -111,9 +111,9 @@ def _signal(cycle: CycleState, job: JobState) -> list[Action]:
     if status.phase is not Phase.SUSPENDING or suspension is None or suspension.expired:
         return []
     mark = (status.history.attempt, suspension.deadline)
-    if status.suspend_code is SuspendCode.MAY_SUSPEND or job.sent.signal == mark:
+    if status.suspend_code is SuspendCode.MAY_SUSPEND or job.sent_actions.signal == mark:
         return []
-    cycle.put(replace(job, sent=replace(job.sent, signal=mark)))
+    cycle.put(replace(job, sent_actions=replace(job.sent_actions, signal=mark)))
     return [Signal(job.key, mark[0], suspension.deadline, suspension.reason, suspension.by)]
 
 
@@ -121,12 +121,14 @@ def _start(cycle: CycleState, job: JobState) -> list[Action]:
     status = job.status
     actions: list[Action] = []
     runs = status.phase in ACTIVE or status.phase is Phase.SUSPENDING
-    if runs and cycle.crosses_zones(job) and not job.sent.token:
+    if runs and cycle.crosses_zones(job) and not job.sent_actions.token:
         actions.append(HoldToken(job.key))
-        job = cycle.put(replace(job, sent=replace(job.sent, token=True)))
-    if status.phase is Phase.STARTING and job.sent.start != status.history.attempt:
+        job = cycle.put(replace(job, sent_actions=replace(job.sent_actions, token=True)))
+    if status.phase is Phase.STARTING and job.sent_actions.start != status.history.attempt:
         assert status.assignment is not None, f"{job.key}: starts without nodes"
-        cycle.put(replace(job, sent=replace(job.sent, start=status.history.attempt)))
+        cycle.put(
+            replace(job, sent_actions=replace(job.sent_actions, start=status.history.attempt))
+        )
         # Without another event the deadline itself has to cause a step.
         cycle.wake(quantize(cycle.now + cycle.settings.start_deadline_seconds))
         # A new leader repeats it, unless a pod of the attempt has exited: its node counts as empty,
@@ -146,9 +148,9 @@ def _start(cycle: CycleState, job: JobState) -> list[Action]:
 
 def _finish(cycle: CycleState, job: JobState) -> list[Action]:
     remaining = [node.name for node in job.status.occupied if not cycle.is_lost(node.name)]
-    if not job.ended or remaining or job.sent.finish:
+    if not job.ended or remaining or job.sent_actions.finish:
         return []
-    cycle.put(replace(job, sent=replace(job.sent, finish=True)))
+    cycle.put(replace(job, sent_actions=replace(job.sent_actions, finish=True)))
     return [Finish(job.key)]
 
 

@@ -60,7 +60,7 @@ def handle_start_pending(event: events.StartPending, cycle: CycleState) -> None:
     """Record the nodes whose pods are not up yet."""
     job = cycle.jobs.get(event.job)
     if job is not None and _is_starting(job, event.attempt):
-        cycle.put(replace(job, seen=replace(job.seen, absent=event.nodes)))
+        cycle.put(replace(job, observed=replace(job.observed, absent=event.nodes)))
 
 
 def handle_start_failed(event: events.StartFailed, cycle: CycleState) -> None:
@@ -121,8 +121,8 @@ def handle_node_emptied(event: events.NodeEmptied, cycle: CycleState) -> None:
     )
     if vanished:
         _record_exit(cycle, event.job, event.node, events.Killed(0, "vanished"))
-    stops = {name: stop for name, stop in job.sent.stops.items() if name != event.node}
-    cycle.put(replace(cycle.jobs[event.job], sent=replace(job.sent, stops=stops)))
+    stops = {name: stop for name, stop in job.sent_actions.stops.items() if name != event.node}
+    cycle.put(replace(cycle.jobs[event.job], sent_actions=replace(job.sent_actions, stops=stops)))
     cycle.update(event.job, occupied=occupied)
 
 
@@ -153,8 +153,8 @@ def handle_progress_reported(event: events.ProgressReported, cycle: CycleState) 
     job = _record_activity(cycle, event.job, event.attempt)
     if job is None:
         return
-    cycle.put(replace(job, seen=replace(job.seen, step=event.step)))
-    if cycle.now >= job.seen.progress_committed_at + cycle.settings.progress_commit_seconds:
+    cycle.put(replace(job, observed=replace(job.observed, step=event.step)))
+    if cycle.now >= job.observed.progress_committed_at + cycle.settings.progress_commit_seconds:
         transitions.flush_progress(cycle, event.job)
     transitions.extend_grace(cycle, event.job)
 
@@ -211,19 +211,19 @@ def handle_released(event: events.Released, cycle: CycleState) -> None:
 def handle_stream_lost(event: events.StreamLost, cycle: CycleState) -> None:
     """Record since when the job cannot be heard."""
     job = cycle.jobs.get(event.job)
-    if job is None or not _is_live(job, event.attempt) or job.seen.stream_lost_at is not None:
+    if job is None or not _is_live(job, event.attempt) or job.observed.stream_lost_at is not None:
         return
-    cycle.put(replace(job, seen=replace(job.seen, stream_lost_at=cycle.now)))
+    cycle.put(replace(job, observed=replace(job.observed, stream_lost_at=cycle.now)))
 
 
 def handle_stream_restored(event: events.StreamRestored, cycle: CycleState) -> None:
     """Extend the progress deadline by the time without a stream."""
     job = cycle.jobs.get(event.job)
-    if job is None or not _is_live(job, event.attempt) or job.seen.stream_lost_at is None:
+    if job is None or not _is_live(job, event.attempt) or job.observed.stream_lost_at is None:
         return
-    activity_at = job.seen.activity_at + (cycle.now - job.seen.stream_lost_at)
-    observed = replace(job.seen, stream_lost_at=None, activity_at=min(cycle.now, activity_at))
-    cycle.put(replace(job, seen=observed))
+    activity_at = job.observed.activity_at + (cycle.now - job.observed.stream_lost_at)
+    observed = replace(job.observed, stream_lost_at=None, activity_at=min(cycle.now, activity_at))
+    cycle.put(replace(job, observed=observed))
 
 
 def _is_starting(job: JobState, attempt: int) -> bool:
@@ -239,7 +239,7 @@ def _record_activity(cycle: CycleState, key: str, attempt: int) -> JobState | No
     job = cycle.jobs.get(key)
     if job is None or not _is_live(job, attempt):
         return None
-    return cycle.put(replace(job, seen=replace(job.seen, activity_at=cycle.now)))
+    return cycle.put(replace(job, observed=replace(job.observed, activity_at=cycle.now)))
 
 
 def _raise_suspend_code(cycle: CycleState, key: str, attempt: int, code: SuspendCode) -> None:

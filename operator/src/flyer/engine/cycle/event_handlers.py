@@ -15,7 +15,7 @@ from flyer.engine import events
 from flyer.engine.cycle.attempt_event_handlers import ATTEMPT_HANDLERS
 from flyer.engine.quota.snapshot import holding_of
 from flyer.engine.state import restarts, transitions
-from flyer.engine.state.jobs import Sent
+from flyer.engine.state.jobs import SentActions
 from flyer.engine.state.nodes import NodeState
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def handle_job_submitted(event: events.JobSubmitted, cycle: CycleState) -> None:
     if job.removed and same_history:
         previous = cycle.previous_jobs.get(job.key)
         if previous is None or previous.removed or previous.ended:
-            reported = Sent(stops=job.sent.stops, token=job.sent.token)
-            cycle.put(replace(submitted, sent=reported))
+            actions = SentActions(stops=job.sent_actions.stops, token=job.sent_actions.token)
+            cycle.put(replace(submitted, sent_actions=actions))
             restarts.resubmit(cycle, job.key, job.status.occupied)
             return
         # Removed and submitted again within this step: no action has ended anything yet.

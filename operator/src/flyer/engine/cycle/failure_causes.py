@@ -94,7 +94,7 @@ def start_overdue(cycle: CycleState, job: JobState) -> FailureCause | None:
     if not cycle.passed(started_at + limit):
         return None
     names = assignment.names
-    absent = tuple(name for name in names if name in job.seen.absent)
+    absent = tuple(name for name in names if name in job.observed.absent)
     # If all pods are missing, the cause is not a single node.
     failed_nodes = names if len(names) == 1 else absent if len(absent) < len(names) else ()
     where = f" on {', '.join(failed_nodes[:_NAMES_MAX])}" if failed_nodes else ""
@@ -112,8 +112,8 @@ def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause
     assert assignment is not None, f"{job.key}: active without nodes"
     if deadline is None or assignment.running_at is None:
         return None
-    alive_at = max(job.seen.activity_at, assignment.running_at)
-    lost_at = job.seen.stream_lost_at
+    alive_at = max(job.observed.activity_at, assignment.running_at)
+    lost_at = job.observed.stream_lost_at
     if lost_at is None:
         if not cycle.passed(alive_at + deadline.seconds):
             return None
@@ -137,7 +137,7 @@ def progress_deadline_exceeded(cycle: CycleState, job: JobState) -> FailureCause
 def many_disconnected(cycle: CycleState) -> bool:
     """Whether most running jobs have no stream: the report path is broken, not the jobs."""
     running = [job for job in cycle.active_jobs().values() if job.status.phase is Phase.RUNNING]
-    disconnected = sum(job.seen.stream_lost_at is not None for job in running)
+    disconnected = sum(job.observed.stream_lost_at is not None for job in running)
     return disconnected >= cycle.settings.outage_jobs_min and 2 * disconnected >= len(running)
 
 

@@ -115,7 +115,7 @@ def _show_progress(cycle: CycleState, job: JobState) -> None:
 
     The job may pause after it, and a new leader receives it only once.
     """
-    published, observed = job.status.progress, job.seen
+    published, observed = job.status.progress, job.observed
     if observed.step is None or (published is not None and published.step == observed.step):
         return
     if cycle.passed(observed.progress_committed_at + cycle.settings.progress_commit_seconds):

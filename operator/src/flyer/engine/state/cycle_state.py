@@ -232,7 +232,7 @@ class CycleState:
 
     def overdue_since(self, job: JobState, name: str) -> float | None:
         """When the stop deadline of the job on this node passed; None: it has not passed."""
-        stop = job.sent.stops.get(name)
+        stop = job.sent_actions.stops.get(name)
         if stop is None:
             return None
         overdue = quantize(stop[1] + self.settings.stop_deadline_seconds)
@@ -283,11 +283,11 @@ class CycleState:
 
 
 def _affects_scheduling(previous: JobState, job: JobState) -> bool:
-    """Whether the copies differ in an input of scheduling, not only in `seen` and `sent`."""
+    """Whether an input of scheduling differs, not only `observed` and `sent_actions`."""
     return not (
         previous.status is job.status
         and previous.spec is job.spec
-        and previous.sent.stops is job.sent.stops
+        and previous.sent_actions.stops is job.sent_actions.stops
         and (previous.suspend, previous.requeue, previous.removed)
         == (job.suspend, job.requeue, job.removed)
         and (previous.user, previous.queue, previous.generation)

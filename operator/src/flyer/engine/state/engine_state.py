@@ -1,8 +1,8 @@
 """The engine's state: nodes as observed, and jobs as committed.
 
 Everything that must survive a restart is in a job's `status`, which is exactly what was committed.
-`Seen` and `Sent` are what this process observed and sent since it started: without them actions are
-repeated and deadlines restart, but no decision is lost.
+`ObservedState` and `SentActions` are what this process observed and sent since it started: without
+them actions are repeated and deadlines restart, but no decision is lost.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedState:
     """Observed since the engine started; not committed."""
 
     activity_at: float = 0.0  # progress or a log line
@@ -36,7 +36,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentActions:
     """Actions sent to the driver since the engine started."""
 
     signal: tuple[int, float] | None = None  # attempt, deadline
@@ -62,8 +62,8 @@ class JobState:
     suspend_reason: str = ""
     requeue: int | None = None  # the attempt to requeue
     removed: bool = False
-    seen: Seen = Seen()
-    sent: Sent = Sent()
+    observed: ObservedState = ObservedState()
+    sent_actions: SentActions = SentActions()
 
     @property
     def holding(self) -> bool:
@@ -73,11 +73,11 @@ class JobState:
     @property
     def is_only_queued(self) -> bool:
         """Whether a step can do nothing for the job except give it nodes."""
-        status, reported = self.status, self.sent
+        status, actions = self.status, self.sent_actions
         return (
             status.phase is Phase.QUEUED
-            and not (self.suspend or self.removed or status.occupied or reported.stops)
-            and reported.token is False
+            and not (self.suspend or self.removed or status.occupied or actions.stops)
+            and actions.token is False
             and self.spec.stop is None
             and self.generation == status.observed_generation
         )
@@ -87,9 +87,13 @@ class JobState:
         """Whether, without a change, only the passing of time makes an action due."""
         status = self.status
         if self.ended:
-            return self.sent.finish and not status.occupied
-        connected = self.seen.stream_lost_at is None  # else it depends on the streams of others
-        return status.phase is Phase.RUNNING and connected and not (status.exits or self.sent.stops)
+            return self.sent_actions.finish and not status.occupied
+        connected = self.observed.stream_lost_at is None  # else it depends on the streams of others
+        return (
+            status.phase is Phase.RUNNING
+            and connected
+            and not (status.exits or self.sent_actions.stops)
+        )
 
     @property
     def ended(self) -> bool:
@@ -97,4 +101,4 @@ class JobState:
         return self.status.phase in ENDED
 
 
-__all__ = ["ACTIVE", "HOLDING", "RESERVING", "WAITING", "JobState", "Seen", "Sent"]
+__all__ = ["ACTIVE", "HOLDING", "RESERVING", "WAITING", "JobState", "ObservedState", "SentActions"]

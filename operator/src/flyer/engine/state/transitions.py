@@ -33,7 +33,7 @@ from flyer.api.limits import (
     PAST_ATTEMPTS_MAX,
     PREEMPTIONS_MAX,
 )
-from flyer.engine.state.jobs import JobState, Seen, Sent
+from flyer.engine.state.jobs import JobState, ObservedState, SentActions
 from flyer.job.limits import readable
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
         suspend_by=job.changed_by,
         suspend_reason=job.change_reason,
         requeue=job.requeue_attempt,
-        seen=Seen(activity_at=now, step=step, progress_committed_at=now),
-        sent=Sent(),
+        observed=ObservedState(activity_at=now, step=step, progress_committed_at=now),
+        sent_actions=SentActions(),
     )
 
 
@@ -161,13 +161,13 @@ def start(cycle: CycleState, key: str) -> None:
         pending=None,
     )
     observed = replace(
-        job.seen,
+        job.observed,
         activity_at=cycle.now,
         step=progress.step if progress else None,
         stream_lost_at=None,
         absent=(),
     )
-    cycle.put(replace(cycle.jobs[key], seen=observed))
+    cycle.put(replace(cycle.jobs[key], observed=observed))
 
 
 def record_nodes(cycle: CycleState, key: str) -> None:
@@ -270,11 +270,11 @@ def truncated(words: str, chars_max: int = _MESSAGE_CHARS_MAX) -> str:
 def flush_progress(cycle: CycleState, key: str) -> JobState:
     """Write the latest observed step into the status."""
     job = cycle.jobs[key]
-    step, published = job.seen.step, job.status.progress
+    step, published = job.observed.step, job.status.progress
     if step is None or (published is not None and published.step == step):
         return job
-    job = cycle.update(key, progress=Progress(step=step, time=job.seen.activity_at))
-    return cycle.put(replace(job, seen=replace(job.seen, progress_committed_at=cycle.now)))
+    job = cycle.update(key, progress=Progress(step=step, time=job.observed.activity_at))
+    return cycle.put(replace(job, observed=replace(job.observed, progress_committed_at=cycle.now)))
 
 
 def requeue(cycle: CycleState, key: str, reason: str, by: str, message: str) -> None:
