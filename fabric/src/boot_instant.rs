@@ -56,18 +56,18 @@ mod tests {
     #[test]
     fn it_advances_while_the_machine_is_suspended() {
         let here = BootInstant::now().0.as_secs();
-        let shown = std::process::Command::new("unshare")
+        let output = std::process::Command::new("unshare")
             .args(["--time", "--boottime", "100000", "--fork"])
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", "boot_instant::tests::prints_the_clock", "--ignored", "--nocapture"])
             .output();
-        let said = shown.map(|it| String::from_utf8_lossy(&it.stdout).into_owned());
-        let said = said.unwrap_or_default();
-        let Some((_, shown)) = said.split_once("it shows ") else {
+        let output = output.map(|it| String::from_utf8_lossy(&it.stdout).into_owned());
+        let output = output.unwrap_or_default();
+        let Some((_, clock)) = output.split_once("it shows ") else {
             eprintln!("no time namespaces here (they need root)");
             return;
         };
-        let there: u64 = shown.split_whitespace().next().unwrap().parse().unwrap();
+        let there: u64 = clock.split_whitespace().next().unwrap().parse().unwrap();
         assert!(there >= here + 100_000, "here {here} s, there {there} s");
     }
 

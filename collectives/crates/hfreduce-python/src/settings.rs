@@ -70,7 +70,7 @@ impl Settings {
         self.settings.liveness.as_secs_f64()
     }
 
-    /// Whether nodes on one machine share memory.
+    /// Whether ranks of different nodes share memory if the nodes run on one machine.
     #[getter]
     fn peer_memory(&self) -> bool {
         self.settings.peer_memory

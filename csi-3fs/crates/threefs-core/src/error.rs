@@ -18,7 +18,7 @@ pub enum Remedy {
     RefreshRouting,
     /// Send the request to another SERVING replica of the chain.
     OtherReplica,
-    /// Do not retry: the request is invalid, or answered for good.
+    /// Do not retry: the request is invalid, or its result is final.
     GiveUp,
 }
 
@@ -30,7 +30,7 @@ pub enum StorageError {
     ChainVersionMismatch {
         /// The chain.
         chain: ChainId,
-        /// As in the request.
+        /// The version in the request.
         theirs: ChainVersion,
         /// The version of this replica.
         mine: ChainVersion,

@@ -16,7 +16,7 @@ use crate::time::Millis;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum LocalState {
-    /// Has everything that its chain has, without contrary evidence in this incarnation.
+    /// Has all committed updates of its chain, as far as this incarnation knows.
     UpToDate,
     /// Alive, but may lack updates (a restart, an unfinished sync, a disagreement).
     Online,
@@ -52,7 +52,7 @@ pub struct TargetReport {
 }
 
 impl TargetReport {
-    /// Whether this is the store that `known` names; true if none is known yet.
+    /// Whether the target has the `expected` store; true if none is expected.
     #[must_use]
     pub fn is_of(&self, expected: Option<StoreId>) -> bool {
         expected.is_none_or(|expected| self.store == Some(expected))
@@ -107,7 +107,7 @@ pub struct HeartbeatReply {
 pub struct ServingLease {
     known: RoutingVersion,
     valid_until: Option<Millis>,
-    // A lease whose routing this node does not have yet: only the newest, older ones add nothing.
+    // The newest lease whose routing this node does not have yet.
     waiting: Option<(RoutingVersion, Millis)>,
 }
 

@@ -21,7 +21,7 @@ use tracing_subscriber::prelude::*;
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: not bound to a parent.
+/// Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: it outlives its parent.
 #[pyfunction]
 pub fn run_service(py: Python<'_>, kind: &str, config_json: &str, parent_pid: u32) -> PyResult<()> {
     die_with(parent_pid)?;
@@ -129,7 +129,7 @@ impl Service {
                 _ = interrupt.recv() => {}
             }
             handle.request();
-            // Held to the end: dropping it would request the shutdown again, which is harmless.
+            // `handle` requests a shutdown when it is dropped, too, so the task never ends.
             std::future::pending::<()>().await;
         });
         match self {
@@ -206,8 +206,8 @@ fn die_with(parent_pid: u32) -> PyResult<()> {
     Ok(())
 }
 
-/// Payload buffers have the size of a chunk and live for milliseconds. By default the allocator
-/// returns each to the system, and the kernel zeroes every page of the next one.
+/// Makes glibc keep freed memory. Payload buffers have the size of a chunk and live for
+/// milliseconds: by default each is returned to the kernel, which zeroes the pages of the next one.
 pub(crate) fn keep_memory() {
     const MMAP_THRESHOLD_BYTES: libc::c_int = 32 << 20; // The most that glibc takes.
     const TRIM_THRESHOLD_BYTES: libc::c_int = 256 << 20;

@@ -217,5 +217,5 @@ def publish_request(
 def driver(tmp_path: Path) -> Iterator[Driver]:
     driver = Driver(tmp_path)
     yield driver
-    driver.files.free.set()
+    driver.files.unblocked.set()
     driver.close()

@@ -395,7 +395,7 @@ def test_capacity_is_the_clusters(driver: Driver) -> None:
 
 
 def test_a_second_call_for_a_busy_volume_is_aborted(driver: Driver) -> None:
-    driver.files.free.clear()
+    driver.files.unblocked.clear()
     first = threading.Thread(target=driver.create, args=("a",))
     first.start()
     while not driver.files.calls:
@@ -403,7 +403,7 @@ def test_a_second_call_for_a_busy_volume_is_aborted(driver: Driver) -> None:
     code, words = driver.refused(create_request("a"))
     assert code == "ABORTED"
     assert "CreateVolume of volume `v1:default:/volumes/a` has been in progress" in words
-    driver.files.free.set()
+    driver.files.unblocked.set()
     first.join(30)
     assert driver.create("a").volume_id == "v1:default:/volumes/a"
 

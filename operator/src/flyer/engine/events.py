@@ -33,10 +33,10 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class NodeRemoved:
-    """The Node object was deleted. With `lost`, what ran there is lost, as after a NodeLost.
+    """The Node object was deleted. With `lost`, its pods are lost, as after a NodeLost.
 
-    Without `lost` the node left the scheduler's care (its labels were taken): a gang that runs
-    there continues. Either way it gets no new work, and is forgotten once no job is on it.
+    Without `lost` the node's labels for the scheduler were removed: a gang that runs there
+    continues. Either way it gets no new work, and is forgotten once no job is on it.
     """
 
     node: str

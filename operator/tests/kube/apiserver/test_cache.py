@@ -64,7 +64,7 @@ def cached_values(cache, api_server):
     return cached if len(cached) == len(cache) else None
 
 
-async def test_it_lists_and_follows(api_server, watched, until):
+async def test_it_lists_and_watches(api_server, watched, until):
     for index in range(8):
         put_object(api_server, f"j{index}", index)
     cache, reported = await watched()
@@ -75,7 +75,7 @@ async def test_it_lists_and_follows(api_server, watched, until):
     assert reported[8:] == [("j0", 0, 100), ("j1", 1, None)]
 
 
-async def test_doubled_and_late_events_change_nothing(api_server, watched, until):
+async def test_duplicate_and_late_events_change_nothing(api_server, watched, until):
     cache, reported = await watched()
     api_server.faults.watches.double = True
     api_server.faults.watches.delay_seconds = 0.02
@@ -136,7 +136,7 @@ async def test_an_expired_history_causes_a_new_list(api_server, watched, until):
     assert ("gone", 1, None) in reported
 
 
-async def test_a_silent_stream_is_dead(api_server, watched, until):
+async def test_a_silent_stream_is_replaced(api_server, watched, until):
     cache, _ = await watched(silence_seconds=0.5)
     api_server.faults.watches.frozen = True
     put_object(api_server, "a", 1)
@@ -186,18 +186,18 @@ async def test_a_404_for_a_required_kind_keeps_the_cache(api_server, watched, un
     assert not [change for change in changes if change[2] is None]
 
 
-class Away:
-    """A server whose streams end before any event, except the listed ones."""
+class UnreachableServer:
+    """A server whose streams end before any event, except those with these numbers."""
 
-    def __init__(self, *, speaks):
-        self.speaks, self.streams = speaks, 0
+    def __init__(self, *, with_event):
+        self.with_event, self.streams = with_event, 0
 
     async def snapshot(self, resource):
         yield Page("1", [])
 
     async def watch(self, resource, **_):
         self.streams += 1
-        if self.streams in self.speaks:
+        if self.streams in self.with_event:
             metadata = {"namespace": "default", "name": "a", "resourceVersion": str(self.streams)}
             yield "ADDED", {"metadata": metadata}
         raise UnreachableError("watch flyerjobs", "refused")
@@ -205,7 +205,7 @@ class Away:
 
 async def test_an_unreachable_server_is_retried_with_backoff_and_logged_once(caplog, until):
     caplog.set_level("INFO", "flyer.kube.apiserver.cache")
-    api = Away(speaks={5})
+    api = UnreachableServer(with_event={5})
     settings = WatchSettings(backoff_seconds=0.01, backoff_seconds_max=0.04)
     cache = Cache(api, FLYERJOBS, dict, lambda *_: None, settings=settings)
     task = asyncio.create_task(cache.run())

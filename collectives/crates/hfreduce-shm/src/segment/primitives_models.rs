@@ -1,5 +1,5 @@
-//! Models of the protocols for a model checker: every order of two or three ranks, and every value
-//! that a load may return. Payload is a cell that may not be read while it is written.
+//! Loom models of the segment's protocols. Loom explores every interleaving of two or three ranks and
+//! every value that a load may return, and reports a payload cell that is read while it is written.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ fn until(ready: impl Fn() -> bool) {
     }
 }
 
-fn slot_is_reused<A: Atomics>() {
+fn reuse_slot<A: Atomics>() {
     let (input, result) = (UnsafeCell::new(0), UnsafeCell::new(0));
     let node = Arc::new(Node::<A> {
         staged: PublishedCounter::default(),
@@ -102,19 +102,19 @@ fn slot_is_reused<A: Atomics>() {
 
 #[test]
 fn no_slot_is_written_while_it_is_read() {
-    every_order(slot_is_reused::<Modelled>);
-    assert!(breaks(slot_is_reused::<Weak<NO_RELEASE>>));
-    assert!(breaks(slot_is_reused::<Weak<NO_ACQUIRE>>));
+    every_order(reuse_slot::<Modelled>);
+    assert!(breaks(reuse_slot::<Weak<NO_RELEASE>>));
+    assert!(breaks(reuse_slot::<Weak<NO_ACQUIRE>>));
 }
 
 /// Ring accumulation: two ranks add in turn, chunk after chunk in one slot.
-struct Round<A: Atomics> {
+struct RingAccumulator<A: Atomics> {
     staged: [PublishedCounter<A>; 2],
     released: [PublishedCounter<A>; 2],
     sum: UnsafeCell<u64>,
 }
 
-impl<A: Atomics> Round<A> {
+impl<A: Atomics> RingAccumulator<A> {
     fn rank(&self, local: usize, chunks: u64) {
         for chunk in 0..chunks {
             if local == 0 {
@@ -135,27 +135,27 @@ impl<A: Atomics> Round<A> {
     }
 }
 
-fn sum_goes_round<A: Atomics>() {
-    let round = Arc::new(Round::<A> {
+fn accumulate_in_ring_order<A: Atomics>() {
+    let accumulator = Arc::new(RingAccumulator::<A> {
         staged: Default::default(),
         released: Default::default(),
         sum: UnsafeCell::new(0),
     });
-    let other = round.clone();
+    let other = accumulator.clone();
     let first = thread::spawn(move || other.rank(0, 2));
-    round.rank(1, 2);
+    accumulator.rank(1, 2);
     first.join().unwrap();
 }
 
 #[test]
 fn a_ring_accumulator_has_one_user_at_a_time() {
-    every_order(sum_goes_round::<Modelled>);
-    assert!(breaks(sum_goes_round::<Weak<NO_RELEASE>>));
-    assert!(breaks(sum_goes_round::<Weak<NO_ACQUIRE>>));
+    every_order(accumulate_in_ring_order::<Modelled>);
+    assert!(breaks(accumulate_in_ring_order::<Weak<NO_RELEASE>>));
+    assert!(breaks(accumulate_in_ring_order::<Weak<NO_ACQUIRE>>));
 }
 
 /// The third rank synchronizes with the first only through the second.
-fn sum_is_handed_on<A: Atomics>() {
+fn pass_accumulator_on_twice<A: Atomics>() {
     let shared = Arc::new((<[PublishedCounter<A>; 2]>::default(), UnsafeCell::new(0)));
     let (zeroth, first) = (shared.clone(), shared.clone());
     let ranks = [
@@ -181,13 +181,13 @@ fn sum_is_handed_on<A: Atomics>() {
 
 #[test]
 fn an_accumulator_passed_on_twice_is_complete() {
-    every_order(sum_is_handed_on::<Modelled>);
-    assert!(breaks(sum_is_handed_on::<Weak<NO_RELEASE>>));
-    assert!(breaks(sum_is_handed_on::<Weak<NO_ACQUIRE>>));
+    every_order(pass_accumulator_on_twice::<Modelled>);
+    assert!(breaks(pass_accumulator_on_twice::<Weak<NO_RELEASE>>));
+    assert!(breaks(pass_accumulator_on_twice::<Weak<NO_ACQUIRE>>));
 }
 
-/// Two readers release a slot; its owner writes it again once both have.
-fn slot_is_taken_after_both<A: Atomics>() {
+/// Two readers release a slot; its owner writes it again after both releases.
+fn reuse_slot_after_both_readers<A: Atomics>() {
     let shared = Arc::new((<[PublishedCounter<A>; 2]>::default(), UnsafeCell::new(7)));
     let readers: Vec<_> = (0..2)
         .map(|reader| {
@@ -208,20 +208,20 @@ fn slot_is_taken_after_both<A: Atomics>() {
 
 #[test]
 fn a_slot_is_reused_after_all_readers_released_it() {
-    every_order(slot_is_taken_after_both::<Modelled>);
-    assert!(breaks(slot_is_taken_after_both::<Weak<NO_RELEASE>>));
-    assert!(breaks(slot_is_taken_after_both::<Weak<NO_ACQUIRE>>));
+    every_order(reuse_slot_after_both_readers::<Modelled>);
+    assert!(breaks(reuse_slot_after_both_readers::<Weak<NO_RELEASE>>));
+    assert!(breaks(reuse_slot_after_both_readers::<Weak<NO_ACQUIRE>>));
 }
 
 /// A node of two ranks with one slot, where the last arriver reduces.
-struct Small<A: Atomics> {
+struct ArrivalNode<A: Atomics> {
     arrivals: ArrivalCounter<A>,
     released: [PublishedCounter<A>; 2],
     inputs: [UnsafeCell<u64>; 2],
     result: UnsafeCell<u64>,
 }
 
-impl<A: Atomics> Small<A> {
+impl<A: Atomics> ArrivalNode<A> {
     fn rank(&self, local: usize, chunks: u64) {
         for chunk in 0..chunks {
             until(|| self.released.iter().all(|released| released.get() >= chunk));
@@ -243,8 +243,8 @@ impl<A: Atomics> Small<A> {
     }
 }
 
-fn the_last_adds_up<A: Atomics>() {
-    let node = Arc::new(Small::<A> {
+fn last_arriver_reduces<A: Atomics>() {
+    let node = Arc::new(ArrivalNode::<A> {
         arrivals: ArrivalCounter::default(),
         released: Default::default(),
         inputs: [UnsafeCell::new(0), UnsafeCell::new(0)],
@@ -258,13 +258,13 @@ fn the_last_adds_up<A: Atomics>() {
 
 #[test]
 fn the_last_arriver_sees_all_inputs_and_all_see_its_result() {
-    every_order(the_last_adds_up::<Modelled>);
-    assert!(breaks(the_last_adds_up::<Weak<NO_RELEASE>>));
-    assert!(breaks(the_last_adds_up::<Weak<NO_ACQUIRE>>));
+    every_order(last_arriver_reduces::<Modelled>);
+    assert!(breaks(last_arriver_reduces::<Weak<NO_RELEASE>>));
+    assert!(breaks(last_arriver_reduces::<Weak<NO_ACQUIRE>>));
 }
 
-/// Three ranks arrive at once: one of them is the last, and all learn which.
-fn one_is_the_last<A: Atomics>() {
+/// Three ranks arrive at once: exactly one is the last, and all ranks observe which.
+fn count_arrivals<A: Atomics>() {
     let arrivals = Arc::new(ArrivalCounter::<A>::default());
     let ranks: Vec<_> = [1, 2]
         .map(|local| {
@@ -280,11 +280,11 @@ fn one_is_the_last<A: Atomics>() {
 
 #[test]
 fn one_of_several_arrivers_is_the_last() {
-    every_order(one_is_the_last::<Modelled>);
+    every_order(count_arrivals::<Modelled>);
 }
 
 /// Rank 1 writes into memory of rank 0, which aborts and reclaims it.
-fn memory_is_given_back<A: Atomics>() {
+fn reclaim_memory<A: Atomics>() {
     let shared =
         Arc::new((PeerAccess::<A>::default(), OnceRecord::<1, A>::default(), UnsafeCell::new(0)));
     let other = shared.clone();
@@ -307,15 +307,15 @@ fn memory_is_given_back<A: Atomics>() {
 
 #[test]
 fn reclaimed_memory_is_not_written() {
-    every_order(memory_is_given_back::<Modelled>);
-    assert!(breaks(memory_is_given_back::<Weak<NO_RELEASE>>));
-    assert!(breaks(memory_is_given_back::<Weak<NO_ACQUIRE>>));
-    assert!(breaks(memory_is_given_back::<Weak<NO_FENCE>>));
-    assert!(breaks(memory_is_given_back::<Weak<NO_TOTAL_ORDER>>));
+    every_order(reclaim_memory::<Modelled>);
+    assert!(breaks(reclaim_memory::<Weak<NO_RELEASE>>));
+    assert!(breaks(reclaim_memory::<Weak<NO_ACQUIRE>>));
+    assert!(breaks(reclaim_memory::<Weak<NO_FENCE>>));
+    assert!(breaks(reclaim_memory::<Weak<NO_TOTAL_ORDER>>));
 }
 
 /// Two ranks contribute, and the last one wakes the rank that waits for both.
-fn the_last_one_rings<A: Atomics>() {
+fn last_contributor_wakes<A: Atomics>() {
     let shared = Arc::new((SleepState::<A>::default(), <[PublishedCounter<A>; 2]>::default()));
     let all = |staged: &[PublishedCounter<A>; 2]| staged.iter().all(|staged| staged.get() == 1);
     let ranks: Vec<_> = (0..2)
@@ -329,57 +329,57 @@ fn the_last_one_rings<A: Atomics>() {
         })
         .collect();
     shared.0.fall_asleep(1);
-    let saw = all(&shared.1);
-    let rang = ranks.into_iter().map(|rank| rank.join().unwrap());
-    assert!(rang.fold(saw, |any, rang| any | rang), "never woken");
+    let observed = all(&shared.1);
+    let notified = ranks.into_iter().map(|rank| rank.join().unwrap());
+    assert!(notified.fold(observed, |any, notified| any | notified), "the rank is never woken");
 }
 
 #[test]
 fn one_of_several_contributors_notifies() {
-    every_order(the_last_one_rings::<Modelled>);
+    every_order(last_contributor_wakes::<Modelled>);
 }
 
-fn somebody_sees_the_other<A: Atomics>() {
+fn sleep_while_another_rank_publishes<A: Atomics>() {
     let shared = Arc::new((SleepState::<A>::default(), PublishedCounter::<A>::default()));
     let sleeping = shared.clone();
     let sleeper = thread::spawn(move || {
         sleeping.0.fall_asleep(1);
-        let saw = sleeping.1.get() == 1;
-        if saw {
+        let observed = sleeping.1.get() == 1;
+        if observed {
             sleeping.0.wake_up();
         }
-        saw
+        observed
     });
     shared.1.publish(1);
     A::fence(SeqCst);
-    let rang = shared.0.claim_wakeup(1);
-    assert!(sleeper.join().unwrap() || rang, "never woken");
+    let notified = shared.0.claim_wakeup(1);
+    assert!(sleeper.join().unwrap() || notified, "the rank is never woken");
 }
 
 #[test]
 fn no_change_is_missed_by_a_sleeper() {
-    every_order(somebody_sees_the_other::<Modelled>);
-    assert!(breaks(somebody_sees_the_other::<Weak<NO_FENCE>>));
-    assert!(breaks(somebody_sees_the_other::<Weak<NO_TOTAL_ORDER>>));
+    every_order(sleep_while_another_rank_publishes::<Modelled>);
+    assert!(breaks(sleep_while_another_rank_publishes::<Weak<NO_FENCE>>));
+    assert!(breaks(sleep_while_another_rank_publishes::<Weak<NO_TOTAL_ORDER>>));
 }
 
-fn one_of_two_rings<A: Atomics>() {
+fn wake_twice<A: Atomics>() {
     let sleeper = Arc::new(SleepState::<A>::default());
     sleeper.fall_asleep(1);
     let other = sleeper.clone();
     let waker = thread::spawn(move || u32::from(other.claim_wakeup(1)));
-    let rings = u32::from(sleeper.claim_wakeup(1)) + waker.join().unwrap();
-    assert_eq!(rings, 1);
+    let wakeups = u32::from(sleeper.claim_wakeup(1)) + waker.join().unwrap();
+    assert_eq!(wakeups, 1);
 }
 
 #[test]
 fn a_sleeping_rank_is_notified_once() {
-    every_order(one_of_two_rings::<Modelled>);
+    every_order(wake_twice::<Modelled>);
 }
 
 /// A rank wakes up by itself, for example by a socket event, and sleeps for another event while
 /// another rank is about to notify it of the previous one.
-fn another_wait_is_kept(claim_wakeup: fn(&SleepState<Modelled>) -> bool) {
+fn sleep_again_before_a_late_wakeup(claim_wakeup: fn(&SleepState<Modelled>) -> bool) {
     let sleeper = Arc::new(SleepState::<Modelled>::default());
     sleeper.fall_asleep(1);
     let other = sleeper.clone();
@@ -392,14 +392,17 @@ fn another_wait_is_kept(claim_wakeup: fn(&SleepState<Modelled>) -> bool) {
 
 #[test]
 fn a_late_notification_does_not_clear_another_wait() {
-    every_order(|| another_wait_is_kept(|sleeper| sleeper.claim_wakeup(1)));
+    every_order(|| sleep_again_before_a_late_wakeup(|sleeper| sleeper.claim_wakeup(1)));
     let blindly = |sleeper: &SleepState<Modelled>| {
         sleeper.0.load(Relaxed) & 1 != 0 && sleeper.0.swap(0, Relaxed) & 1 != 0
     };
-    assert!(breaks(move || another_wait_is_kept(blindly)), "a plain check is not enough");
+    assert!(
+        breaks(move || sleep_again_before_a_late_wakeup(blindly)),
+        "a plain check is not enough"
+    );
 }
 
-fn whole_or_not_at_all<A: Atomics>() {
+fn read_while_it_is_written<A: Atomics>() {
     let block = Arc::new(Seqlock::<2, A>::default());
     block.write(1, [1, 1]);
     let other = block.clone();
@@ -415,13 +418,13 @@ fn whole_or_not_at_all<A: Atomics>() {
 
 #[test]
 fn a_fingerprint_is_read_completely_or_not_at_all() {
-    every_order(whole_or_not_at_all::<Modelled>);
-    assert!(breaks(whole_or_not_at_all::<Weak<NO_RELEASE>>));
-    assert!(breaks(whole_or_not_at_all::<Weak<NO_ACQUIRE>>));
-    assert!(breaks(whole_or_not_at_all::<Weak<NO_FENCE>>));
+    every_order(read_while_it_is_written::<Modelled>);
+    assert!(breaks(read_while_it_is_written::<Weak<NO_RELEASE>>));
+    assert!(breaks(read_while_it_is_written::<Weak<NO_ACQUIRE>>));
+    assert!(breaks(read_while_it_is_written::<Weak<NO_FENCE>>));
 }
 
-fn the_first_cause_stays<A: Atomics>() {
+fn write_two_causes<A: Atomics>() {
     let record = Arc::new(OnceRecord::<2, A>::default());
     let writers: Vec<_> = [[1; 9], [2; 9]]
         .map(|cause| {
@@ -441,7 +444,7 @@ fn the_first_cause_stays<A: Atomics>() {
 
 #[test]
 fn one_abort_reason_is_recorded_and_read_completely() {
-    every_order(the_first_cause_stays::<Modelled>);
-    assert!(breaks(the_first_cause_stays::<Weak<NO_RELEASE>>));
-    assert!(breaks(the_first_cause_stays::<Weak<NO_ACQUIRE>>));
+    every_order(write_two_causes::<Modelled>);
+    assert!(breaks(write_two_causes::<Weak<NO_RELEASE>>));
+    assert!(breaks(write_two_causes::<Weak<NO_ACQUIRE>>));
 }

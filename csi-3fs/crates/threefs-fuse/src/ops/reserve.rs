@@ -17,7 +17,8 @@ const DOUBLED_MAX: u64 = 1 << 20;
 const AHEAD_MAX: u64 = 64 << 20;
 
 impl Daemon {
-    /// Charges the quota before anything is written: ahead if that fits, otherwise exactly.
+    /// Reserves quota for a write up to `end` before it: with space ahead if the quota permits it,
+    /// otherwise without.
     pub(crate) async fn reserve(
         &self,
         open: &OpenFile,

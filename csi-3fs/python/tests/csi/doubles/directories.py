@@ -1,4 +1,4 @@
-"""A tree in memory with the driver's calls; tests can make it fail or wait."""
+"""In-memory directories with the calls of the driver; tests can make calls fail or block."""
 
 from __future__ import annotations
 
@@ -36,13 +36,16 @@ class _Entry:
 
 
 class MemoryDirectories:
-    """One cluster in memory; thread-safe. `fail` is raised by every call while it is set."""
+    """One cluster in memory; thread-safe.
+
+    Every call raises `fail` if it is set, and blocks until `unblocked` is set.
+    """
 
     def __init__(self) -> None:
         self.fail: ThreeFSError | None = None
         self.chains_down = 0
-        self.free = threading.Event()
-        self.free.set()
+        self.unblocked = threading.Event()
+        self.unblocked.set()
         self.calls: list[str] = []
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {"/": _Entry(is_directory=True, mode=0o755, inode=1)}
@@ -52,7 +55,7 @@ class MemoryDirectories:
 
     def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
         """See `Directories`."""
-        with self._enter("make_directory"):
+        with self._begin_call("make_directory"):
             entry = self._entries.get(path)
             if entry is not None:
                 if not entry.is_directory:
@@ -66,7 +69,7 @@ class MemoryDirectories:
 
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
         """See `Directories`."""
-        with self._enter("remove_tree"):
+        with self._begin_call("remove_tree"):
             if path not in self._entries:
                 if missing_ok:
                     return
@@ -76,7 +79,7 @@ class MemoryDirectories:
 
     def rmdir(self, path: str) -> None:
         """See `Directories`."""
-        with self._enter("rmdir"):
+        with self._begin_call("rmdir"):
             self._directory(path)
             if any(_below(name, path) for name in self._entries):
                 raise DirectoryNotEmpty(f"`{path}` is not empty")
@@ -84,12 +87,12 @@ class MemoryDirectories:
 
     def stat(self, path: str) -> Stat:
         """See `Directories`."""
-        with self._enter("stat"):
+        with self._begin_call("stat"):
             return self._stat(path)
 
     def listdir(self, path: str) -> list[str]:
         """See `Directories`."""
-        with self._enter("listdir"):
+        with self._begin_call("listdir"):
             self._directory(path)
             parent = PurePosixPath(path)
             names = (PurePosixPath(name) for name in self._entries if name != "/")
@@ -97,30 +100,30 @@ class MemoryDirectories:
 
     def chmod(self, path: str, mode: int) -> None:
         """See `Directories`."""
-        with self._enter("chmod"):
+        with self._begin_call("chmod"):
             self._entry(path).mode = mode
 
     def chown(self, path: str, uid: int, gid: int) -> None:
         """See `Directories`."""
-        with self._enter("chown"):
+        with self._begin_call("chown"):
             self._entry(path).owner = (uid, gid)
 
     def set_quota(
         self, path: str, bytes_max: int | None = None, inodes_max: int | None = None
     ) -> Quota:
         """See `Directories`."""
-        with self._enter("set_quota"):
+        with self._begin_call("set_quota"):
             self._directory(path).limits = (bytes_max, inodes_max)
             return self._quota(path)
 
     def quota(self, path: str) -> Quota | None:
         """See `Directories`."""
-        with self._enter("quota"):
+        with self._begin_call("quota"):
             return self._quota(path) if self._directory(path).limits is not None else None
 
     def statfs(self, path: str = "/") -> FileSystemSpace:
         """See `Directories`."""
-        with self._enter("statfs"):
+        with self._begin_call("statfs"):
             self._entry(path)
             return FileSystemSpace(SPACE_BYTES, SPACE_BYTES // 2, 1 << 30, 1 << 29)
 
@@ -128,12 +131,12 @@ class MemoryDirectories:
         """See `Directories`."""
         if not attribute.startswith("user."):
             raise InvalidArgument(f"attribute `{attribute}` must start with user.")
-        with self._enter("setxattr"):
+        with self._begin_call("setxattr"):
             self._entry(path).attributes[attribute] = bytes(value)
 
     def getxattr(self, path: str, attribute: str) -> bytes:
         """See `Directories`."""
-        with self._enter("getxattr"):
+        with self._begin_call("getxattr"):
             attributes = self._entry(path).attributes
             if attribute not in attributes:
                 raise NoAttribute(f"`{path}` has no attribute {attribute}")
@@ -143,7 +146,7 @@ class MemoryDirectories:
         self, path: str, holder: str, stood_still: tuple[str, int] | None = None
     ) -> tuple[str, int]:
         """See `Directories`."""
-        with self._enter("claim"):
+        with self._begin_call("claim"):
             entry = self._entry(path)
             claim = entry.claim
             if claim is None or claim[0] == holder or claim == stood_still:
@@ -153,19 +156,19 @@ class MemoryDirectories:
 
     def claim_of(self, path: str) -> tuple[str, int] | None:
         """See `Directories`."""
-        with self._enter("claim_of"):
+        with self._begin_call("claim_of"):
             return self._entry(path).claim
 
     def unclaim(self, path: str, holder: str) -> None:
         """See `Directories`."""
-        with self._enter("unclaim"):
+        with self._begin_call("unclaim"):
             entry = self._entry(path)
             if entry.claim is not None and entry.claim[0] == holder:
                 entry.claim = None
 
     def status(self) -> str:
         """See `Directories`."""
-        with self._enter("status"):
+        with self._begin_call("status"):
             return json.dumps({"cluster": {"chains": 1, "chains_down": self.chains_down}})
 
     # Calls of tests
@@ -187,9 +190,9 @@ class MemoryDirectories:
             entry = self._entry(path)
             return (entry.mode, *entry.owner)
 
-    def _enter(self, call: str) -> threading.RLock:
+    def _begin_call(self, call: str) -> threading.RLock:
         self.calls.append(call)
-        self.free.wait(30)
+        self.unblocked.wait(30)
         if self.fail is not None:
             raise self.fail
         return self._lock
@@ -233,7 +236,7 @@ def _below(name: str, path: str) -> bool:
 
 
 class MemoryTicket:
-    """Calls with a ticket for one directory of the tree, which is `/`."""
+    """Calls with a ticket for one directory, which is `/` in their paths."""
 
     def __init__(self, files: MemoryDirectories, directory: str) -> None:
         self._files = files
@@ -241,21 +244,21 @@ class MemoryTicket:
 
     def quota(self, path: str) -> Quota | None:
         """See `Directories`."""
-        return self._files.quota(self._whole(path))
+        return self._files.quota(self._full_path(path))
 
     def claim(
         self, path: str, holder: str, stood_still: tuple[str, int] | None = None
     ) -> tuple[str, int]:
         """See `Directories`."""
-        return self._files.claim(self._whole(path), holder, stood_still)
+        return self._files.claim(self._full_path(path), holder, stood_still)
 
     def claim_of(self, path: str) -> tuple[str, int] | None:
         """See `Directories`."""
-        return self._files.claim_of(self._whole(path))
+        return self._files.claim_of(self._full_path(path))
 
     def unclaim(self, path: str, holder: str) -> None:
         """See `Directories`."""
-        self._files.unclaim(self._whole(path), holder)
+        self._files.unclaim(self._full_path(path), holder)
 
-    def _whole(self, path: str) -> str:
+    def _full_path(self, path: str) -> str:
         return (self._directory + path).rstrip("/")

@@ -39,7 +39,7 @@ def handle_tick(_event: events.Tick, _cycle: CycleState) -> None:
 
 
 def handle_node_observed(event: events.NodeObserved, cycle: CycleState) -> None:
-    """Record the node. One that is ready is not lost any more."""
+    """Record the node. A ready node is no longer lost."""
     node = event.node
     node_state = cycle.nodes.get(node.name) or NodeState(node)
     loss = "" if node.ready else node_state.lost
@@ -63,7 +63,11 @@ def handle_node_removed(event: events.NodeRemoved, cycle: CycleState) -> None:
     node_state = cycle.nodes.get(event.node)
     if node_state is None:
         return
-    reason = "the Node object was deleted" if event.lost else "the node left the scheduler's care"
+    reason = (
+        "the Node object was deleted"
+        if event.lost
+        else "the node is no longer labelled for the scheduler"
+    )
     loss = node_state.lost or ("NodeDeleted" if event.lost else "")
     node = replace(node_state.node, ready=False, reason=reason)
     cycle.nodes[event.node] = replace(node_state, node=node, lost=loss, removed=True)
@@ -111,7 +115,7 @@ def handle_job_submitted(event: events.JobSubmitted, cycle: CycleState) -> None:
     same_history = job is not None and submitted.status.history.id == job.status.history.id
     if job is None or (_has_ended_everywhere(job) and not same_history):
         cycle.put(submitted)
-        # No nodes were reserved for a job that is not known, whatever its status says.
+        # The engine has reserved no nodes for an unknown job, whatever its status contains.
         restarts.resubmit(cycle, submitted.key, submitted.status.occupied)
         return
     if job.removed and same_history:
@@ -135,8 +139,8 @@ def _apply_specification(cycle: CycleState, job: JobState, event: events.JobSubm
     spec = event.job.spec
     queue = event.job.queue
     if not job.status.phase.idle:
-        queue = job.queue  # what it holds stays in the quotas in which it was admitted
-        # What decides the placement is fixed while the job has nodes.
+        queue = job.queue  # the quotas that admitted it stay charged
+        # Fields that decide the placement are fixed while the job has nodes.
         spec = job.spec.replace(
             priority=spec.priority,
             active_deadline=_lower(job.spec.active_deadline, spec.active_deadline),

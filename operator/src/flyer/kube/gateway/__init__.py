@@ -1,4 +1,4 @@
-"""Gateway: the operator's endpoint of every sidecar's stream.
+"""Gateway: the operator's endpoint for the streams of sidecars.
 
 `Gateway` is the interface for the operator, `identities` its dependency on the API client, and
 `certificates` its TLS material. `flyer.sidecar.wire` defines the wire protocol.

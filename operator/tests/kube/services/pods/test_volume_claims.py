@@ -1,4 +1,4 @@
-"""The cost of checking a pod's claims does not depend on the template."""
+"""The number of API calls to check a pod's claims is bounded for every template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fakekube import ApiServer
 
-LATE = {"metadata": {"name": "local"}, "volumeBindingMode": "WaitForFirstConsumer"}
+WAIT_FOR_CONSUMER = {"metadata": {"name": "local"}, "volumeBindingMode": "WaitForFirstConsumer"}
 
 
 def volume(claim: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def ephemeral(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def api(api_server: ApiServer, connect: Any) -> Api:
-    api_server.store.create("storageclasses", LATE)
+    api_server.store.create("storageclasses", WAIT_FOR_CONSUMER)
     client: Api = connect()
     return client
 
@@ -58,7 +58,9 @@ async def test_many_claims_and_volumes_cost_few_calls(api_server: ApiServer, api
     }
 
 
-async def test_a_pod_that_does_not_start_costs_no_more(api_server: ApiServer, api: Api) -> None:
+async def test_a_pod_that_does_not_start_costs_as_many_calls_at_most(
+    api_server: ApiServer, api: Api
+) -> None:
     bound_claim = {"spec": {}, "status": {"phase": "Bound"}}
     for number in range(2 * CLAIMS_MAX):
         claim = {"metadata": {"name": f"c{number}"}, **bound_claim}

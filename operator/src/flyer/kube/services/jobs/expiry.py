@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Expiry", "to_delete"]
 
-LOOK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 5.0
 DELETIONS_MAX: Final = 50
 """Deletions per tick, so that thousands of finished jobs do not delay starting ones."""
 
@@ -74,23 +74,23 @@ class Expiry:
         self._api = api.with_limiter(asyncio.Semaphore(1))
         self._cache = cache
         self._now = now
-        self._not_before: dict[str, float] = {}  # by uid, after a refused deletion
+        self._not_before: dict[str, float] = {}  # uid → retry time after a refused deletion
 
     async def run(self) -> None:
         """Delete until cancelled."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.delete_expired()
+            await asyncio.sleep(CHECK_SECONDS)
 
-    async def look(self) -> None:
-        """Delete the due jobs, the oldest first."""
+    async def delete_expired(self) -> None:
+        """Delete the expired jobs, the oldest first."""
         now = self._now()
         expired = to_delete(self._cache.jobs.values(), self._cache.finished_jobs(), now)
         uids = {view.uid for view in expired}
         self._not_before = {uid: at for uid, at in self._not_before.items() if uid in uids}
         # A job that cannot be deleted must not block the others.
-        free = [view for view in expired if self._not_before.get(view.uid, 0.0) <= now]
-        for view in free[:DELETIONS_MAX]:
+        due = [view for view in expired if self._not_before.get(view.uid, 0.0) <= now]
+        for view in due[:DELETIONS_MAX]:
             namespace, _, name = view.key.partition("/")
             try:
                 await self._api.delete(FLYERJOBS, name, namespace, uid=view.uid)
