@@ -62,7 +62,7 @@ def create(state: State) -> None:
     """Chooses an address range that is unused on this machine and creates the bridge."""
     with _machine_lock():
         state.octet = choose_range(json.loads(ip("-json", "route", "show", "table", "all")))
-        state.save()  # before the bridge exists: the range follows from the bridge for others
+        state.save()  # before the bridge exists, so that `down` can remove it
         ip("link", "add", _bridge(state), "type", "bridge")
         ip(
             "address",
@@ -90,15 +90,15 @@ def choose_range(routes: list[dict[str, Any]]) -> int:
 def disconnect(state: State, index: int) -> None:
     """Disconnects the node first, so that peers do not receive the kernel's FIN or RST packets."""
     with contextlib.suppress(ClusterError):
-        ip("link", "delete", _leg(state, index))
+        ip("link", "delete", _veth(state, index))
 
 
 def connect(state: State, index: int, init_pid: int) -> None:
-    """Gives the node's namespace its leg on the bridge, and routes to and from its pods."""
-    leg, address = _leg(state, index), node_address(state, index)
+    """Connects the node's namespace to the bridge, and adds routes to and from its pods."""
+    veth, address = _veth(state, index), node_address(state, index)
     disconnect(state, index)  # the kernel may not have removed a killed node's interface yet
-    ip("link", "add", leg, "type", "veth", "peer", "name", "eth0", "netns", str(init_pid))
-    ip("link", "set", leg, "master", _bridge(state), "up")
+    ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", str(init_pid))
+    ip("link", "set", veth, "master", _bridge(state), "up")
     lines = [
         "link set lo up",
         f"address add {address}/{state.node_network.prefixlen} dev eth0",
@@ -141,7 +141,7 @@ def _prefix(state: State) -> str:
     return f"ff{state.id}"
 
 
-def _leg(state: State, index: int) -> str:
+def _veth(state: State, index: int) -> str:
     return f"{_prefix(state)}n{index}"
 
 
@@ -163,7 +163,7 @@ def _batch(lines: list[str], init_pid: int) -> None:
 
 @contextlib.contextmanager
 def _machine_lock() -> Iterator[None]:
-    """One cluster of this machine at a time; an abstract socket, which cannot be left behind."""
+    """Lock of this machine: an abstract socket, which the kernel releases with the process."""
     deadline = time.monotonic() + LOCK_DEADLINE_S
     with socket.socket(socket.AF_UNIX) as lock:
         while True:
@@ -173,7 +173,7 @@ def _machine_lock() -> Iterator[None]:
             except OSError:
                 if time.monotonic() > deadline:
                     raise ClusterError(
-                        f"another cluster has set up its network for {LOCK_DEADLINE_S:g} s"
+                        f"another cluster has held the network lock for {LOCK_DEADLINE_S:g} s"
                     ) from None
                 time.sleep(0.05)
         yield

@@ -12,7 +12,7 @@ from importlib import import_module
 
 from hfreduce.errors import CollectiveError, RendezvousError, SettingError, TopologyError
 
-TYPE_CHECKING = False  # as typing's, which takes longer to load than all the rest
+TYPE_CHECKING = False  # not imported: typing takes longer to load than this whole module
 if TYPE_CHECKING:
     from hfreduce._native import Place, Topology, load_topology
     from hfreduce.api import Pending, allreduce, allreduce_many, start_allreduce
@@ -33,7 +33,7 @@ __all__ = [
     "start_allreduce",
 ]
 
-_WHERE = {
+_MODULES = {
     "Pending": "hfreduce.api",
     "allreduce": "hfreduce.api",
     "allreduce_many": "hfreduce.api",
@@ -46,7 +46,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> object:
-    module = _WHERE.get(name)
+    module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'hfreduce' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(module), name)

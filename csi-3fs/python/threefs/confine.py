@@ -15,23 +15,23 @@ __all__ = ["DATA_BYTES_MAX", "confine"]
 DATA_BYTES_MAX = 1 << 30
 """Private memory of a confined FUSE daemon, which handles at most 256 requests of 1 MiB."""
 OOM_SCORE = 800
-"""When memory is short, the kernel kills a daemon, which is replaced, before its holder."""
+"""When memory is short, the kernel kills a daemon, which is replaced, before the mount manager."""
 PR_SET_NO_NEW_PRIVS = 38
 
 
 def confine(user: int) -> None:
     """Continue as this user and group without capabilities, with bounded memory and system calls.
 
-    Before the first thread is started: the ban on new privileges and the filter of system calls
-    hold for later threads alone.
+    Call it before the first thread is started: no_new_privs and the seccomp filter apply to the
+    calling thread and to threads that it starts later.
     """
     if user <= 0:
         raise InvalidArgument(f"--user is {user}; give the id of a user that is not root")
     if os.geteuid() != 0:
         raise InvalidArgument(f"--user {user}: only root may become another user")
-    # While /proc/self belongs to this process.
+    # Before the change of user: afterwards /proc/self belongs to root.
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
-    # The holder gives a daemon that is in no control group a lower one.
+    # The mount manager has lowered the limit of a daemon outside a control group.
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     data = DATA_BYTES_MAX if most == resource.RLIM_INFINITY else min(DATA_BYTES_MAX, most)
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))

@@ -211,7 +211,7 @@ def test_pods_that_look_like_a_jobs_are_refused(scene: Scene) -> None:
     assert "fireflyer.dev/job" in user.refusal_of(labelled)
     user.create(plain)
     assert "may not set" in user.refusal("label", "pod", "plain", f"fireflyer.dev/job={NAME}")
-    not_for = f"is not for {user.name}"
+    not_for = f"is not permitted for {user.name}"
     assert not_for in user.refusal_of(sleeper("named", DEDICATED))
     named = sleeper("named", DEDICATED)
     named["spec"]["tolerations"] = []

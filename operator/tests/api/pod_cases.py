@@ -12,7 +12,7 @@ from flyer.api.podpolicies import CRITICAL_PRIORITY
 from flyer.kube.apiserver import resources
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError
 
-from .real_api import OPERATOR, RESOURCES, acting, delete_object, named
+from .real_api import OPERATOR, RESOURCES, client_as, delete_object, object_of
 from .rule_cases import job
 
 if TYPE_CHECKING:
@@ -65,15 +65,15 @@ def tolerating(key: str | None, effect: str | None = "NoSchedule") -> list[dict[
 
 async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
     _rights(cluster)
-    anna = await acting(cluster, "anna", "people")
-    operator = await acting(cluster, OPERATOR, "people")
-    controller = await acting(cluster, DAEMON_SETS, "people")
-    collector = await acting(cluster, COLLECTOR, "people")
-    pod_collector = await acting(cluster, POD_COLLECTOR, "people")
+    anna = await client_as(cluster, "anna", "people")
+    operator = await client_as(cluster, OPERATOR, "people")
+    controller = await client_as(cluster, DAEMON_SETS, "people")
+    collector = await client_as(cluster, COLLECTOR, "people")
+    pod_collector = await client_as(cluster, POD_COLLECTOR, "people")
     async with anna, operator, controller, collector, pod_collector:
         await _wait_for_roles(anna)
         job_object = await api.create(
-            RESOURCES["flyerjobs"], named("flyerjobs", "gpt", job()), "default"
+            RESOURCES["flyerjobs"], object_of("flyerjobs", "gpt", job()), "default"
         )
         owner = {
             "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob", "name": "gpt",
@@ -87,7 +87,7 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
         await _operators_own(cluster, reader, operator, api, owner)
         await delete_object(api, "flyerjobs", "gpt")
     await _caps(reader, api)
-    async with await acting(cluster, "anna") as root:
+    async with await client_as(cluster, "anna") as root:
         await _sizes(reader, root)
     roles = ("test-people", "test-system", "test-operator")
     cluster.kubectl("delete", "clusterrolebinding", *roles)
@@ -394,7 +394,7 @@ async def _refuses(reader: Reader, api: Api, key: str, value: dict[str, Any]) ->
 async def _caps(reader: Reader, api: Api) -> None:
     name = f"caps-{secrets.token_hex(4)}"
     topologies = RESOURCES["flyertopologies"]
-    await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
+    await api.create(topologies, object_of("flyertopologies", "cluster", {"spec": {}}))
     for field, value in (
         ("checkpointGracePeriod", "16m"),
         ("maxCheckpointGracePeriod", "87840h"),
@@ -405,11 +405,11 @@ async def _caps(reader: Reader, api: Api) -> None:
             if field != "checkpointGracePeriod"
             else {"maxCheckpointGracePeriod": "1h"}
         )
-        body = named("flyerjobs", name, job(preemption={**more, field: value}))
+        body = object_of("flyerjobs", name, job(preemption={**more, field: value}))
         await _refuses(reader, api, f"a long {field}", body)
     within = {"checkpointGracePeriod": "15m", "maxCheckpointGracePeriod": "1h", "minRuntime": "2h"}
     jobs = RESOURCES["flyerjobs"]
-    await api.create(jobs, named("flyerjobs", name, job(preemption=within)), "default")
+    await api.create(jobs, object_of("flyerjobs", name, job(preemption=within)), "default")
     # A job within the caps can be changed.
     await api.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
     await delete_object(api, "flyerjobs", name)
@@ -421,7 +421,7 @@ async def _sizes(reader: Reader, api: Api) -> None:
     name = f"size-{secrets.token_hex(4)}"
 
     def sized(**metadata: Any) -> dict[str, Any]:
-        value = copy.deepcopy(named("flyerjobs", name, job()))
+        value = copy.deepcopy(object_of("flyerjobs", name, job()))
         value["metadata"].update(metadata)
         return value
 

@@ -50,15 +50,16 @@ WATCHED = "may not write it: only the agent on that node does; to keep work away
 OWN = "may not write it: an agent writes the object of its own node"
 
 ANNAS = (
-    "is not for anna and service account default/default: leave it out, submit a FlyerJob, or ask "
-    "for the verb use on flyernodes.fireflyer.dev/dedicated"
+    "is not permitted for anna and service account default/default: leave it out, submit a "
+    "FlyerJob, or ask for the verb use on flyernodes.fireflyer.dev/dedicated"
 )
 
 
 def _class(name: str, user: str, account: str = "default") -> Words:
     text = (
-        f"spec.priorityClassName: {name} is not for {user} and service account default/{account}: "
-        f"leave it out, or ask for the verb use on priorityclasses.scheduling.k8s.io/{name}"
+        f"spec.priorityClassName: {name} is not permitted for {user} and service account "
+        f"default/{account}: leave it out, or ask for the verb use on "
+        f"priorityclasses.scheduling.k8s.io/{name}"
     )
     return Words("pod-priority-classes", ForbiddenError, text)
 
@@ -97,8 +98,8 @@ def _reserved(field: str) -> Words:
 
 def _operators(pod: str) -> Words:
     text = (
-        f"pod {pod}: the operator changes pods outside the system namespaces alone, and only those "
-        "that a FlyerJob controls (metadata.ownerReferences)"
+        f"pod {pod}: the operator may change only pods outside the system namespaces that a "
+        "FlyerJob controls (metadata.ownerReferences)"
     )
     return Words("operator-pods", ForbiddenError, text)
 
@@ -111,22 +112,22 @@ WORDS = {
     "a pod deleted by force": Words(
         "pod-of-job",
         ForbiddenError,
-        "gracePeriodSeconds: pod run may still run and is not deleted by force by anna: use a "
-        "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
+        "gracePeriodSeconds: pod run may still run and cannot be deleted by force by anna: use "
+        "a grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
     "a pod without a grace": Words(
         "pod-of-job",
         ForbiddenError,
-        "gracePeriodSeconds: pod no-grace may still run and is not deleted by force by anna: use a "
-        "grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
+        "gracePeriodSeconds: pod no-grace may still run and cannot be deleted by force by anna: "
+        "use a grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
     "a pod evicted by force": Words(
         "pod-eviction",
         ForbiddenError,
-        "deleteOptions.gracePeriodSeconds: run may still run and is not evicted by force by anna: "
-        "use a grace period of 1 or more, or ask for the verb use on "
+        "deleteOptions.gracePeriodSeconds: run may still run and cannot be evicted by force by "
+        "anna: use a grace period of 1 or more, or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
     "a toleration of dedicated nodes": Words(
@@ -135,7 +136,7 @@ WORDS = {
         f"spec.tolerations: the taint fireflyer.dev/dedicated {ANNAS}",
     ),
     "a node by its name": Words(
-        "pod-dedicated-nodes", ForbiddenError, f"spec.nodeName: a node by its name {ANNAS}"
+        "pod-dedicated-nodes", ForbiddenError, f"spec.nodeName: selecting a node {ANNAS}"
     ),
     "a priority class of the chart": _class("flyer-job", "anna"),
     "a priority class of the system": _class("system-node-critical", "anna"),

@@ -33,7 +33,7 @@ OPERATOR = "system:serviceaccount:fireflyer-system:flyer-operator"
 AGENT = "system:serviceaccount:fireflyer-system:flyer-node"
 
 
-async def acting(kinds: Cluster | MemoryCluster, user: str, *groups: str, node: str = "") -> Api:
+async def client_as(kinds: Cluster | MemoryCluster, user: str, *groups: str, node: str = "") -> Api:
     """A client of the same server that impersonates `user`."""
     if isinstance(kinds, MemoryCluster):
         access = kinds.access()
@@ -44,7 +44,7 @@ async def acting(kinds: Cluster | MemoryCluster, user: str, *groups: str, node: 
     return Api(Impersonation(access, headers), agent="tests")
 
 
-def named(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+def object_of(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name}
     if plural == names.PLURAL_JOBS:
         metadata["namespace"] = "default"
@@ -53,12 +53,12 @@ def named(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def stored(
+async def create_object(
     api: Api, plural: str, name: str, before: dict[str, Any], operator: Api | None = None
 ) -> None:
     resource, namespace = RESOURCES[plural], namespace_of(plural)
     spec = {key: value for key, value in before.items() if key != "status"}
-    await api.create(resource, named(plural, name, spec), namespace)
+    await api.create(resource, object_of(plural, name, spec), namespace)
     if "status" in before:
         patch = {"status": before["status"]}
         await (operator or api).merge(resource, name, patch, namespace, "status")
@@ -73,8 +73,8 @@ async def delete_object(api: Api, plural: str, name: str) -> None:
         await api.delete(RESOURCES[plural], name, namespace_of(plural))
 
 
-async def broken(api: Api, operator: Api, case: Case, name: str) -> None:
+async def send_invalid_edit(api: Api, operator: Api, case: Case, name: str) -> None:
     """Store the initial object of the case, then send the edit that should be refused."""
-    await stored(api, case.plural, name, case.before, operator)
+    await create_object(api, case.plural, name, case.before, operator)
     resource, namespace = RESOURCES[case.plural], namespace_of(case.plural)
     await api.merge(resource, name, case.edit, namespace, case.subresource)

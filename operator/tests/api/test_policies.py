@@ -15,7 +15,17 @@ from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError
 
 from .pod_cases import pods_and_sizes
 from .policy_words import WORDS, Reader, pattern
-from .real_api import AGENT, CRDS, OPERATOR, RESOURCES, acting, broken, delete_object, named, stored
+from .real_api import (
+    AGENT,
+    CRDS,
+    OPERATOR,
+    RESOURCES,
+    client_as,
+    create_object,
+    delete_object,
+    object_of,
+    send_invalid_edit,
+)
 from .rule_cases import CASES, RUNNING, job, status
 
 if TYPE_CHECKING:
@@ -57,7 +67,7 @@ async def out_of_force(api: Api) -> None:
     jobs = RESOURCES["flyerjobs"]
     for _ in range(600):
         name = f"probe-{secrets.token_hex(4)}"
-        await stored(api, "flyerjobs", name, job())
+        await create_object(api, "flyerjobs", name, job())
         try:
             status_patch = {"status": {"phase": "Queued"}}
             if not await refused(api.merge(jobs, name, status_patch, "default", "status")):
@@ -73,7 +83,7 @@ async def in_force(api: Api) -> None:
     jobs = RESOURCES["flyerjobs"]
     for _ in range(600):
         name = f"probe-{secrets.token_hex(4)}"
-        await stored(api, "flyerjobs", name, job())
+        await create_object(api, "flyerjobs", name, job())
         try:
             job_object = await api.merge(jobs, name, {"spec": {"stop": "Graceful"}}, "default")
             stamped = names.USER_ANNOTATION in job_object["metadata"].get("annotations", {})
@@ -108,8 +118,8 @@ async def every_policy(policies: Cluster, api: Api) -> None:
     await in_force(api)
     reader = Reader()
     name = f"policy-{secrets.token_hex(4)}"
-    operator = await acting(policies, OPERATOR)
-    async with await acting(policies, "anna") as anna, operator:
+    operator = await client_as(policies, OPERATOR)
+    async with await client_as(policies, "anna") as anna, operator:
         await _people(policies, reader, anna, name)
         await _statuses(reader, anna, operator, api, name)
         await _check_other_controllers(anna)
@@ -128,7 +138,7 @@ async def every_policy(policies: Cluster, api: Api) -> None:
 async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> None:
     """The creator of a job and the user of each change are stamped, and users cannot forge them."""
     jobs = RESOURCES["flyerjobs"]
-    claimed = named("flyerjobs", name, job())
+    claimed = object_of("flyerjobs", name, job())
     claimed["metadata"]["annotations"] = {names.USER_ANNOTATION: "root"}
     created_job = await anna.create(jobs, claimed, "default")
     assert created_job["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
@@ -139,7 +149,7 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
     await reader.refuses(anna.merge(jobs, name, patch, "default"), "taken over")
     # Changes of these fields are stamped with their user; other changes are not.
     again = {"metadata": {"annotations": {names.REQUEUE_ANNOTATION: "1"}}}
-    async with await acting(policies, "ben") as ben, await acting(policies, "cleo") as cleo:
+    async with await client_as(policies, "ben") as ben, await client_as(policies, "cleo") as cleo:
         for spec in (
             {"spec": {"suspend": True}},
             {"spec": {"priority": "low"}},
@@ -171,7 +181,7 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
         ("flyertopologies", "cluster", "the topology's status", {"status": {"epoch": 1}}),
     ):
         body = {"spec": {"nodes": 4} if plural == "flyerquotas" else {}}
-        await anna.create(RESOURCES[plural], named(plural, thing, body))
+        await anna.create(RESOURCES[plural], object_of(plural, thing, body))
         write = anna.merge(RESOURCES[plural], thing, change, "", "status")
         await reader.refuses(write, key)
         await operator.merge(RESOURCES[plural], thing, change, "", "status")
@@ -181,7 +191,7 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
 async def _check_other_controllers(anna: Api) -> None:
     """RBAC alone decides who writes the status of another controller's job."""
     name = f"others-{secrets.token_hex(4)}"
-    await stored(anna, "flyerjobs", name, job(managedBy="kueue.x-k8s.io/multikueue"))
+    await create_object(anna, "flyerjobs", name, job(managedBy="kueue.x-k8s.io/multikueue"))
     patch = {"status": {"phase": "Queued", "message": "elsewhere"}}
     await anna.merge(RESOURCES["flyerjobs"], name, patch, "default", "status")
     await delete_object(anna, "flyerjobs", name)
@@ -191,17 +201,17 @@ async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
     """Fields of a running job are fixed; those of a queued job may change."""
     for case in (case for case in CASES if case.policy):
         name = f"fixed-{secrets.token_hex(4)}"
-        await reader.refuses(broken(anna, operator, case, name), case.name)
+        await reader.refuses(send_invalid_edit(anna, operator, case, name), case.name)
         await delete_object(anna, "flyerjobs", name)
     name = f"fixed-{secrets.token_hex(4)}"
-    await stored(anna, "flyerjobs", name, job(status=status("Suspended")), operator)
+    await create_object(anna, "flyerjobs", name, job(status=status("Suspended")), operator)
     patch = {"spec": {"nodes": 3, "nodeClass": "a100", "stop": "Graceful"}}
     await anna.merge(RESOURCES["flyerjobs"], name, patch, "default")
     await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"stop": "Now"}}, "default")
     await delete_object(anna, "flyerjobs", name)
     name = f"lower-{secrets.token_hex(4)}"
     running = job(activeDeadline="90m", status=status("Running"))
-    await stored(anna, "flyerjobs", name, running, operator)
+    await create_object(anna, "flyerjobs", name, running, operator)
     await anna.merge(RESOURCES["flyerjobs"], name, {"spec": {"activeDeadline": "1h"}}, "default")
     await delete_object(anna, "flyerjobs", name)
 
@@ -211,11 +221,11 @@ async def _unstamped(policies: Cluster, reader: Reader) -> None:
     stamps = "mutatingadmissionpolicybinding/flyerjob-user.fireflyer.dev"
     await asyncio.to_thread(policies.kubectl, "delete", stamps)
     jobs = RESOURCES["flyerjobs"]
-    async with await acting(policies, "anna") as anna:
+    async with await client_as(policies, "anna") as anna:
 
         async def created(**claims: str) -> dict[str, Any]:
             name = f"claim-{secrets.token_hex(4)}"
-            value = named("flyerjobs", name, job())
+            value = object_of("flyerjobs", name, job())
             value["metadata"]["annotations"] = claims
             try:
                 created_job = await anna.create(jobs, value, "default")
@@ -248,7 +258,7 @@ async def _epochs(reader: Reader, api: Api, operator: Api, name: str) -> None:
     """The leader writes its epoch to the topology; previous leaders cannot write a status."""
     jobs, topologies = RESOURCES["flyerjobs"], RESOURCES["flyertopologies"]
     patch = {"status": {"message": "by epoch 3"}}
-    await api.create(topologies, named("flyertopologies", "cluster", {"spec": {}}))
+    await api.create(topologies, object_of("flyertopologies", "cluster", {"spec": {}}))
     await operator.merge(jobs, name, patch, "default", "status")  # no leader has an epoch yet
     await operator.merge(topologies, "cluster", {"status": {"epoch": 4}}, "", "status")
     for count in range(600):  # until the API server has read the topology
@@ -289,18 +299,20 @@ async def _priorities(policies: Cluster, reader: Reader, api: Api) -> None:
     }  # fmt: skip
     policies.apply(rules, binding)
     name = f"policy-{secrets.token_hex(4)}"
-    clara = await acting(policies, "clara", "team")
+    clara = await client_as(policies, "clara", "team")
     async with clara:
         for _ in range(300):  # RBAC is read from a cache, too
             try:
-                await clara.create(jobs, named("flyerjobs", name, job(priority="high")), "default")
+                await clara.create(
+                    jobs, object_of("flyerjobs", name, job(priority="high")), "default"
+                )
             except ForbiddenError:
                 await asyncio.sleep(0.1)
             else:
                 break
         key, level = "a level of others", {"priority": "extreme-high"}
         await reader.refuses(clara.merge(jobs, name, {"spec": level}, "default"), key)
-        other = named("flyerjobs", f"{name}-other", job(**level))
+        other = object_of("flyerjobs", f"{name}-other", job(**level))
         await reader.refuses(clara.create(jobs, other, "default"), key)
         await clara.merge(jobs, name, {"spec": {"priority": "low"}}, "default")
     await delete_object(api, "flyerjobs", name)
@@ -329,12 +341,12 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
         )  # fmt: skip
     for queue in ("nightly", "research", "default"):
         body = {"spec": {"nodes": 4, "queue": queue}}
-        await api.create(quotas, named("flyerquotas", f"of-{queue}", body))
+        await api.create(quotas, object_of("flyerquotas", f"of-{queue}", body))
     name = f"queue-{secrets.token_hex(4)}"
-    async with await acting(policies, "clara", "queued") as clara:
+    async with await client_as(policies, "clara", "queued") as clara:
 
         async def create_queue(labels: dict[str, str] | None = None, **spec: Any) -> None:
-            value = named("flyerjobs", name, job(**spec))
+            value = object_of("flyerjobs", name, job(**spec))
             value["metadata"]["labels"] = labels or {}
             await clara.create(jobs, value, "default")
             await delete_object(api, "flyerjobs", name)
@@ -352,7 +364,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
         for spec in ({"queue": "nightly"}, {"queue": "free"}, {"queue": "default"}, {}):
             await create_queue(**spec)
         await create_queue({names.QUEUE_LABEL: "research"}, queue="nightly")
-        value = named("flyerjobs", name, job(queue="free"))
+        value = object_of("flyerjobs", name, job(queue="free"))
         await clara.create(jobs, value, "default")
         moved = clara.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
         await reader.refuses(moved, key)
@@ -368,10 +380,13 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
 async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
     """An agent writes only the NodeHealth of the node on which it runs."""
     healths = RESOURCES["nodehealths"]
-    own, other = await acting(policies, AGENT, node="a1"), await acting(policies, AGENT, node="b7")
-    unbound, anna = await acting(policies, AGENT), await acting(policies, "anna")
+    own, other = (
+        await client_as(policies, AGENT, node="a1"),
+        await client_as(policies, AGENT, node="b7"),
+    )
+    unbound, anna = await client_as(policies, AGENT), await client_as(policies, "anna")
     async with own, other, unbound, anna:
-        agent_health = named("nodehealths", "a1", {"spec": {}})
+        agent_health = object_of("nodehealths", "a1", {"spec": {}})
         await reader.refuses(
             other.create(healths, agent_health), "an object by the agent next door"
         )
@@ -388,7 +403,7 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
             (anna, "a health by anna"),
         ):
             await reader.refuses(writer.merge(healths, "a1", lie, "", "status"), key)
-        elsewhere = named("nodehealths", "a2", {"spec": {}})
+        elsewhere = object_of("nodehealths", "a2", {"spec": {}})
         await reader.refuses(other.create(healths, elsewhere), "an object of another node")
         drain = {"spec": {"drain": {"reason": "disk", "by": "anna"}}}
         for call in (other.merge(healths, "a1", drain), other.delete(healths, "a1")):

@@ -13,7 +13,7 @@ from flyer.api.manifest import RENAMED_FIELDS
 from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
 from flyer.sim import sample_job
 
-from .real_api import RESOURCES, broken, delete_object, named, stored
+from .real_api import RESOURCES, create_object, delete_object, object_of, send_invalid_edit
 from .rule_cases import CASES, NODES, TEMPLATE, TIME, Case, job, status
 from .shape_cases import SHAPES, Shape
 
@@ -77,7 +77,7 @@ async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
     await delete_object(api, case.plural, name)
     try:
         with pytest.raises(InvalidError) as refusal:
-            await broken(api, api, case, name)
+            await send_invalid_edit(api, api, case, name)
         # The message shows the value unless it is an object.
         where = rf"[ []{re.escape(case.path or '<nil>')}: Invalid value: (\S+: )?"
         assert re.search(where + re.escape(case.message), str(refusal.value))
@@ -91,7 +91,7 @@ async def test_what_has_another_shape_is_refused_and_named(shape: Shape, api: Ap
     name = f"shape-{secrets.token_hex(4)}"
     try:
         with pytest.raises(InvalidError) as refusal:
-            await stored(api, shape.plural, name, shape.body)
+            await create_object(api, shape.plural, name, shape.body)
         assert shape.message in str(refusal.value)
     finally:
         await delete_object(api, shape.plural, name)
@@ -100,7 +100,7 @@ async def test_what_has_another_shape_is_refused_and_named(shape: Shape, api: Ap
 @pytest.mark.parametrize("field", RENAMED_FIELDS)
 async def test_strict_validation_refuses_the_old_name_of_a_field(field: str, api: Api) -> None:
     name = f"renamed-{secrets.token_hex(4)}"
-    body = named("flyerjobs", name, job())
+    body = object_of("flyerjobs", name, job())
     *parents, last = field.split(".")
     parent = body
     for part in parents:
@@ -120,7 +120,7 @@ async def test_strict_validation_refuses_the_old_name_of_a_field(field: str, api
 async def test_what_the_engine_writes_is_taken(api: Api) -> None:
     """A whole life: every status that the rules are about moves along as it should."""
     name = f"life-{secrets.token_hex(4)}"
-    await stored(api, "flyerjobs", name, job())
+    await create_object(api, "flyerjobs", name, job())
     starting = status("Starting")
     for step in (
         status("Queued", attempt=0),
@@ -140,7 +140,7 @@ async def test_what_the_engine_writes_is_taken(api: Api) -> None:
 
 async def test_a_job_that_waits_may_be_changed(api: Api) -> None:
     name = f"waits-{secrets.token_hex(4)}"
-    await stored(api, "flyerjobs", name, job(status=status("Suspended")))
+    await create_object(api, "flyerjobs", name, job(status=status("Suspended")))
     patch = {"spec": {"nodes": 3, "nodeClass": "a100", "priority": "low", "suspend": True}}
     changed = await api.merge(RESOURCES["flyerjobs"], name, patch, "default")
     assert changed["spec"]["nodes"] == 3
@@ -151,7 +151,7 @@ async def test_the_token_is_released_and_given_again(api: Api) -> None:
     holder = {"namespace": "ml", "job": "gpt", "epoch": 4, "since": TIME}
     topologies = RESOURCES["flyertopologies"]
     await delete_object(api, "flyertopologies", "cluster")
-    await stored(api, "flyertopologies", "cluster", {"spec": {}})
+    await create_object(api, "flyertopologies", "cluster", {"spec": {}})
     for epoch, holder_value in ((4, holder), (6, None), (6, {**holder, "job": "bert", "epoch": 6})):
         patch = {"status": {"epoch": epoch, "holder": holder_value}}
         await api.merge(topologies, "cluster", patch, "", "status")
@@ -160,7 +160,7 @@ async def test_the_token_is_released_and_given_again(api: Api) -> None:
 
 async def test_defaults_and_null(api: Api) -> None:
     name = f"defaults-{secrets.token_hex(4)}"
-    await stored(api, "flyerjobs", name, job(progressDeadline=None))
+    await create_object(api, "flyerjobs", name, job(progressDeadline=None))
     current = await api.get(RESOURCES["flyerjobs"], name, "default")
     assert current["spec"]["progressDeadline"] is None
     assert current["spec"]["preemption"] == {
@@ -172,10 +172,10 @@ async def test_defaults_and_null(api: Api) -> None:
 
 
 async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
-    await stored(api, "flyerjobs", "column", job())
-    await stored(api, "flyerquotas", "column", {"spec": {"nodes": 4}})
-    await stored(api, "flyertopologies", "cluster", {"spec": {}})
-    await stored(api, "nodehealths", "column", {"spec": {}})
+    await create_object(api, "flyerjobs", "column", job())
+    await create_object(api, "flyerquotas", "column", {"spec": {"nodes": 4}})
+    await create_object(api, "flyertopologies", "cluster", {"spec": {}})
+    await create_object(api, "nodehealths", "column", {"spec": {}})
     for short, columns in (
         ("fj", "NAME STATE REASON NODES ZONE PRIORITY PROGRESS RESTARTS AGE"),
         ("fq", "NAME USER NAMESPACE TEAM QUEUE PRIORITY NODE-CLASS USED NODES EXPIRES AGE"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # -- a blocked job and the nodes that it waits for -------------------------------------------------
 
 
-def test_a_large_job_without_a_known_time_keeps_no_node_empty(new_harness: Callable) -> None:
+def test_a_large_job_without_an_estimated_start_keeps_no_node_idle(new_harness: Callable) -> None:
     harness = new_harness(nodes(10), time_slice_seconds=0.0)
     harness.run("long", 1, **UNLIMITED)
     harness.submit("big", 10, **UNLIMITED)
@@ -41,8 +41,10 @@ def test_a_large_job_without_a_known_time_keeps_no_node_empty(new_harness: Calla
     assert harness.status("big").phase is Phase.RUNNING
 
 
-def test_a_large_job_starts_although_small_ones_keep_coming(new_harness: Callable) -> None:
-    """The proof in small: its time never moves away, and few nodes idle until then."""
+def test_a_large_job_starts_although_small_jobs_are_submitted_all_the_time(
+    new_harness: Callable,
+) -> None:
+    """Its estimated start never moves later, and few nodes are idle until then."""
     harness = new_harness(nodes(10), time_slice_seconds=4 * 3600.0)
     for index in range(10):
         harness.run(f"old{index}", 1, **UNLIMITED)
@@ -56,7 +58,7 @@ def test_a_large_job_starts_although_small_ones_keep_coming(new_harness: Callabl
         harness.submit(name, 1, preemption={"minRuntime": "15m"}, **UNLIMITED)
         alive.append(name)
         leave(harness)
-        # Some end early, and their successors would keep the nodes for ever.
+        # Some end early; without a reservation new jobs would occupy their nodes.
         running = [name for name in alive if harness.status(name).phase is Phase.RUNNING]
         for name in running[::3]:
             finish(harness, name)
@@ -75,7 +77,9 @@ def test_a_large_job_starts_although_small_ones_keep_coming(new_harness: Callabl
     assert idle < 0.15 * 10 * waited
 
 
-def test_a_lower_job_that_would_be_in_the_way_in_time_is_not_started(new_harness: Callable) -> None:
+def test_a_job_of_lower_priority_that_would_delay_a_reservation_is_not_started(
+    new_harness: Callable,
+) -> None:
     harness = new_harness(nodes(4))
     harness.run("first", 3, activeDeadline="20m", **UNLIMITED)
     harness.submit("big", 4)
@@ -89,7 +93,7 @@ def test_a_lower_job_that_would_be_in_the_way_in_time_is_not_started(new_harness
 # -- rotation among equals -------------------------------------------------------------------------
 
 
-def test_equal_jobs_take_turns_and_none_starves(new_harness: Callable) -> None:
+def test_jobs_of_equal_priority_rotate_and_none_starves(new_harness: Callable) -> None:
     harness = new_harness(nodes(1), time_slice_seconds=3600.0)
     names = ("x", "y", "z")
     ran = dict.fromkeys(names, 0)
@@ -118,7 +122,7 @@ def test_an_interruption_does_not_give_a_new_slice(new_harness: Callable) -> Non
         leave(harness)
         finish(harness, name)
         leave(harness)
-        assert harness.status("x").phase is Phase.RUNNING  # its turn is not over
+        assert harness.status("x").phase is Phase.RUNNING  # its time slice has not ended
     harness.step(CheckpointReported("default/x", harness.status("x").history.attempt, 2, "/c"))
     harness.wait(1200)
     leave(harness)
@@ -135,7 +139,7 @@ def test_a_job_that_saves_nothing_is_not_rotated_at_once(new_harness: Callable) 
     assert harness.status("x").phase is Phase.SUSPENDING
 
 
-def test_no_equal_gives_way_to_a_job_that_fails_again_and_again(new_harness: Callable) -> None:
+def test_no_job_is_rotated_for_an_equal_one_that_fails_repeatedly(new_harness: Callable) -> None:
     harness = new_harness(nodes(1), time_slice_seconds=3600.0)
     harness.run("x", 1, **UNLIMITED)
     harness.submit("y", 1, **UNLIMITED)
@@ -162,7 +166,7 @@ def test_a_users_quota_blocks_no_other_user(new_harness: Callable) -> None:
         QuotaObserved(Quota("u1-a100", "u1", "*", "a100", 0)),
         QuotaObserved(Quota("u2-v100", "u2", "*", "v100", 0)),
     )
-    harness.run("hog", 2, user="u3", nodeClass="v100")
+    harness.run("running", 2, user="u3", nodeClass="v100")
     harness.submit("first", 1, user="u1")
     harness.submit("second", 1, user="u2")
     assert phases(harness, "first", "second") == [Phase.QUEUED, Phase.STARTING]
@@ -184,13 +188,13 @@ def test_a_job_whose_pods_are_refused_blocks_no_other_job(new_harness: Callable)
     harness.step(StartRefused("default/refused", 1, "the quota is full"))
     harness.empty("refused")
     harness.up(leaving[0])
-    harness.wait(70)  # it is tried again, and interrupts no job for now
+    harness.wait(70)  # it is retried, and preempts no job during its cooldown
     assert harness.status("refused").phase is Phase.QUEUED
     harness.submit("urgent", 1, priority="high", user="other")
     assert harness.status("urgent").phase is Phase.DRAINING
 
 
-def test_a_refused_job_that_waits_is_not_in_the_way_of_another_that_is_tried_again(
+def test_a_refused_job_in_its_cooldown_does_not_block_a_retry_of_another(
     new_harness: Callable,
 ) -> None:
     harness = new_harness(nodes(2), refusal_cooldown_seconds=100.0)
@@ -228,16 +232,16 @@ def test_a_changed_priority_of_a_running_job_counts(
 # -- the administrator's caps ----------------------------------------------------------------------
 
 
-SELFISH = {
+MAXIMAL = {
     "minRuntime": "87000h",
     "checkpointGracePeriod": "87000h",
     "maxCheckpointGracePeriod": "87000h",
 }
 
 
-def test_no_job_is_immune_for_ever(new_harness: Callable) -> None:
+def test_every_job_can_be_preempted_after_the_caps(new_harness: Callable) -> None:
     harness = new_harness(nodes(1))
-    harness.run("selfish", 1, priority="low", preemption=SELFISH, **UNLIMITED)
+    harness.run("selfish", 1, priority="low", preemption=MAXIMAL, **UNLIMITED)
     harness.submit("vip", 1, priority="extreme-high")
     harness.wait(2 * 3600)
     assert harness.status("selfish").phase is Phase.SUSPENDING
@@ -248,7 +252,7 @@ def test_no_job_is_immune_for_ever(new_harness: Callable) -> None:
     assert harness.status("vip").phase is Phase.STARTING
 
 
-def test_caps_by_priority_are_the_administrators(new_harness: Callable) -> None:
+def test_the_administrator_sets_caps_by_priority(new_harness: Callable) -> None:
     harness = new_harness(nodes(1))
     topology = FlyerTopology.model_validate(
         {
@@ -266,7 +270,7 @@ def test_caps_by_priority_are_the_administrators(new_harness: Callable) -> None:
         }
     )
     harness.step(ZonesObserved(Zones.of(topology)))
-    harness.run("selfish", 1, priority="low", preemption=SELFISH, **UNLIMITED)
+    harness.run("selfish", 1, priority="low", preemption=MAXIMAL, **UNLIMITED)
     message = harness.status("selfish").condition("Admitted").message
     assert "spec.preemption.minRuntime: 87000h is capped to 10s" in message
     assert "spec.preemption.checkpointGracePeriod: 87000h is capped to 20s" in message
@@ -278,7 +282,7 @@ def test_caps_by_priority_are_the_administrators(new_harness: Callable) -> None:
 # -- the status follows the spec -------------------------------------------------------------------
 
 
-def test_the_observed_generation_follows_a_change_that_decides_nothing(
+def test_the_observed_generation_follows_a_change_without_effect(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness(nodes(1))
@@ -287,4 +291,4 @@ def test_the_observed_generation_follows_a_change_that_decides_nothing(
     job = job.replace(metadata=job.metadata.replace(generation=2))
     harness.step(JobSubmitted(job))
     assert harness.status("r").observed_generation == 2
-    assert not harness.wait(1)[:-1]  # and is written once
+    assert not harness.wait(1)[:-1]  # and the status is written once

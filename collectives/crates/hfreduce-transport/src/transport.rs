@@ -44,7 +44,7 @@ pub enum Payload {
     /// Bytes in this rank's segment, which the peer copies from there: the head holds the offset.
     /// The frame completes once the peer has acknowledged it.
     Mapped(usize),
-    /// The same, where the peer reads them in place and its next frame is the acknowledgment.
+    /// As `Mapped`, but the peer reads the bytes in place, and its next frame acknowledges them.
     MappedInPlace(usize),
 }
 
@@ -85,7 +85,7 @@ impl Payload {
     }
 }
 
-/// An arrival.
+/// A received head or payload.
 #[derive(Debug)]
 pub enum Received {
     /// A head: [`Transport::body`] or [`Transport::body_owned`] sets the destination of its
@@ -97,8 +97,8 @@ pub enum Received {
     Owned(Vec<u8>),
 }
 
-/// A transport of one link. Used by one thread at a time, through a pointer: next to a chunk of
-/// some hundred KiB, or the system call of a small one, the cost is negligible.
+/// A transport of one link, used by one thread at a time. The cost of dynamic dispatch is negligible
+/// compared with a chunk of some hundred KiB, or with the system call for a small one.
 pub trait Transport: Send {
     /// Number of TCP connections; 0 for other transports.
     fn streams(&self) -> usize;
@@ -109,7 +109,7 @@ pub trait Transport: Send {
     /// A system call failed.
     fn watch(&mut self, poller: &Poller, token: u64) -> io::Result<()>;
 
-    /// Removes them from the poller.
+    /// Removes its descriptors from the poller.
     fn forget(&self, poller: &Poller);
 
     /// Handles an event of the descriptor of this number; true if queued frames may be sent now.

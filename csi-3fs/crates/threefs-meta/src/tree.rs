@@ -173,8 +173,8 @@ impl Tree {
             }
             MetaQuery::Open { at, access, client } => {
                 let open = ops::OpenInode { caller, at, access: *access };
-                // Recorded before the read if the inode is given directly, and after it in every
-                // case, because a path may lead elsewhere.
+                // The open file is recorded before the read if the request names the inode, and
+                // always after it, because a path may lead to another inode.
                 if at.path.is_empty() {
                     self.open_files.open(*client, caller.scope, at.directory, self.uptime_ms());
                 }

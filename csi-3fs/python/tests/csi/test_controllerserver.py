@@ -196,7 +196,7 @@ def test_a_directory_that_is_not_a_volume_is_neither_used_nor_removed(driver: Dr
 def test_an_interrupted_creation_is_completed_or_removed(
     driver: Driver, broken_at: int, removed: bool
 ) -> None:
-    inner, calls = driver.files._enter, [0]
+    inner, calls = driver.files._begin_call, [0]
 
     def enter(call: str) -> Any:
         calls[0] += 1
@@ -204,10 +204,10 @@ def test_an_interrupted_creation_is_completed_or_removed(
             raise threefs.Unavailable("the line was cut")
         return inner(call)
 
-    driver.files._enter = enter  # type: ignore[method-assign]
+    driver.files._begin_call = enter  # type: ignore[method-assign]
     request = create_request(capacity_range=size(GIBIBYTE))
     assert driver.code(request) in ("OK", "UNAVAILABLE")
-    driver.files._enter = inner  # type: ignore[method-assign]
+    driver.files._begin_call = inner  # type: ignore[method-assign]
     if removed:
         driver.call(csi.DeleteVolumeRequest(volume_id="v1:default:/volumes/pvc-1"))
         assert not [path for path in driver.files.paths() if "pvc-1" in path]

@@ -193,7 +193,7 @@ def test_a_sweep_skips_a_volume_that_is_being_mounted(driver: Driver) -> None:
 
 @pytest.mark.parametrize("broken_at", range(1, 17))
 def test_an_interrupted_inline_volume_leaves_nothing(driver: Driver, broken_at: int) -> None:
-    inner, calls = driver.files._enter, [0]
+    inner, calls = driver.files._begin_call, [0]
 
     def enter(call: str) -> Any:
         calls[0] += 1
@@ -201,9 +201,9 @@ def test_an_interrupted_inline_volume_leaves_nothing(driver: Driver, broken_at: 
             raise threefs.Unavailable("the line was cut")
         return inner(call)
 
-    driver.files._enter = enter  # type: ignore[method-assign]
+    driver.files._begin_call = enter  # type: ignore[method-assign]
     driver.code(inline("csi-1"))
-    driver.files._enter = inner  # type: ignore[method-assign]
+    driver.files._begin_call = inner  # type: ignore[method-assign]
     driver.call(unpublish("csi-1"))
     driver.inline.sweep()
     assert not [path for path in driver.files.paths() if "csi-1" in path]

@@ -158,7 +158,7 @@ def _dedicated(operator: str) -> dict[str, Any]:
             {
                 "name": "what",
                 "expression": f"{tolerates} ? 'spec.tolerations: the taint {_DEDICATED}'"
-                " : 'spec.nodeName: a node by its name'",
+                " : 'spec.nodeName: selecting a node'",
             },
         ],
         validations=[
@@ -167,7 +167,8 @@ def _dedicated(operator: str) -> dict[str, Any]:
                 f"'system:serviceaccount:{CLUSTER_NAMESPACE}:') && authorizer.{_MAY_DEDICATE})"
                 " || authorizer.serviceAccount(request.namespace, variables.account)"
                 f".{_MAY_DEDICATE}",
-                "messageExpression": "variables.what + ' is not for ' + request.userInfo.username"
+                "messageExpression": "variables.what + ' is not permitted for '"
+                " + request.userInfo.username"
                 " + ' and service account ' + request.namespace + '/' + variables.account"
                 f" + ': leave it out, submit a FlyerJob, or ask for the verb use on {_NODES}."
                 f"{names.GROUP}/dedicated'",
@@ -205,8 +206,9 @@ def _priority_classes() -> dict[str, Any]:
                 f"'system:serviceaccount:{CLUSTER_NAMESPACE}:') && authorizer.{check})"
                 " || authorizer.serviceAccount(request.namespace, variables.account)"
                 f".{check}",
-                "messageExpression": "'spec.priorityClassName: ' + variables.name + ' is not for '"
-                " + request.userInfo.username + ' and service account ' + request.namespace + '/'"
+                "messageExpression": "'spec.priorityClassName: ' + variables.name"
+                " + ' is not permitted for ' + request.userInfo.username"
+                " + ' and service account ' + request.namespace + '/'"
                 " + variables.account + ': leave it out, or ask for the verb use on"
                 " priorityclasses.scheduling.k8s.io/' + variables.name",
                 "reason": "Forbidden",
@@ -259,7 +261,7 @@ def _job_pods(operator: str) -> dict[str, Any]:
                 # Controllers of Kubernetes may force it on nodes that are out of service.
                 f" || authorizer.{_MAY_DEDICATE}",
                 "messageExpression": "'gracePeriodSeconds: pod ' + oldObject.metadata.name"
-                " + ' may still run and is not deleted by force by ' + request.userInfo.username"
+                " + ' may still run and cannot be deleted by force by ' + request.userInfo.username"
                 " + ': use a grace period of 1 or more (kubectl delete --now), or ask for the verb"
                 f" use on {_NODES}.{names.GROUP}/dedicated'",
                 "reason": "Forbidden",
@@ -276,7 +278,7 @@ def _evictions() -> dict[str, Any]:
                 "expression": "object.?deleteOptions.?gracePeriodSeconds.orValue(1) != 0"
                 f" || authorizer.{_MAY_DEDICATE}",
                 "messageExpression": "'deleteOptions.gracePeriodSeconds: ' + request.name"
-                " + ' may still run and is not evicted by force by ' + request.userInfo.username"
+                " + ' may still run and cannot be evicted by force by ' + request.userInfo.username"
                 " + ': use a grace period of 1 or more, or ask for the verb use on"
                 f" {_NODES}.{names.GROUP}/dedicated'",
                 "reason": "Forbidden",
@@ -308,8 +310,8 @@ def _operators_pods(operator: str, namespace: str) -> dict[str, Any]:
                 "expression": "(variables.owned && !variables.system)"
                 f" || (request.operation == 'UPDATE' && request.namespace == '{namespace}')",
                 "messageExpression": "'pod ' + request.namespace + '/' + request.name + ': the"
-                " operator changes pods outside the system namespaces alone, and only those that a"
-                " FlyerJob controls (metadata.ownerReferences)'",
+                " operator may change only pods outside the system namespaces that a FlyerJob"
+                " controls (metadata.ownerReferences)'",
                 "reason": "Forbidden",
             }
         ],

@@ -7,15 +7,17 @@ class EngineError(Exception):
     """Base class of the engine's errors. A step that raises one has changed nothing."""
 
 
-class UnknownJob(EngineError):  # noqa: N818 - a fact that callers name
+class UnknownJob(EngineError):  # noqa: N818 - callers handle it as a result
     """An explanation was requested for a job that the engine does not have."""
 
     def __init__(self, job: str, count: int) -> None:
         self.job = job
-        super().__init__(f"job {job} does not exist ({count} jobs do): run `flyer ps` to list them")
+        super().__init__(
+            f"job {job} does not exist ({count} jobs exist): run `flyer ps` to list them"
+        )
 
 
-class JobFault(EngineError):  # noqa: N818 - a fact that callers name
+class JobFault(EngineError):  # noqa: N818 - callers handle it as a result
     """An internal error with one job: the step changed nothing, and succeeds without the job.
 
     `event` is the event that could not be handled; None: the job's state could not be processed.

@@ -37,7 +37,7 @@ class MemoryMountManager:
         self, volume: str, cluster: str, root: str, target: str, *, read_only: bool, node: str = ""
     ) -> None:
         """See `MountManager`."""
-        with self._enter():
+        with self._begin_call():
             self.claimed_for[target] = node
             if (existing := self._mounts.get(target)) is not None:
                 if (existing.volume, existing.read_only) != (volume, read_only):
@@ -50,7 +50,7 @@ class MemoryMountManager:
 
     def bind(self, source: str, target: str, *, read_only: bool, flags: Sequence[str]) -> None:
         """See `MountManager`."""
-        with self._enter():
+        with self._begin_call():
             existing = self._mounts.get(source)
             if existing is None:
                 raise AlreadyExists(f"no 3FS volume is mounted at `{source}`")
@@ -62,7 +62,7 @@ class MemoryMountManager:
 
     def unmount(self, target: str) -> UnmountResult:
         """See `MountManager`."""
-        with self._enter():
+        with self._begin_call():
             mount_point = self._mounts.get(target)
             if mount_point is None:
                 return UnmountResult(None, clean=True)
@@ -79,7 +79,7 @@ class MemoryMountManager:
 
     def state(self) -> tuple[list[MountPoint], list[MountStatus]]:
         """See `MountManager`."""
-        with self._enter():
+        with self._begin_call():
             table = list(self._mounts.values())
             mounts = []
             for device in self._managed:
@@ -101,7 +101,7 @@ class MemoryMountManager:
         with self._lock:
             self._managed.clear()
 
-    def _enter(self) -> threading.Lock:
+    def _begin_call(self) -> threading.Lock:
         if self.fail is not None:
             raise self.fail
         return self._lock

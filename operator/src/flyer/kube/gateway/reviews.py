@@ -45,7 +45,7 @@ class TokenReviewer:
     async def review(self, token: str, connection: Connection) -> PodIdentity:
         """The pod of this token. Raises `RefusedError`."""
         if not self._expects(claimed_pod(token)):
-            raise RefusedError("unknown_pod", "the token belongs to no pod of a gang that runs")
+            raise RefusedError("unknown_pod", "the token belongs to no pod of a running gang")
         loop = asyncio.get_running_loop()
         digest = hashlib.sha256(token.encode(errors="replace")).digest()
         until, why = self._refused.get(digest, (0.0, ""))
@@ -54,7 +54,7 @@ class TokenReviewer:
         connection.busy()
         try:
             async with asyncio.timeout(self._settings.review_seconds):
-                return await self._ask(token, connection)
+                return await self._review_in_turn(token, connection)
         except TokenRefusedError as error:
             why = f"token rejected: {error}"
             self._remember(digest, loop.time() + self._settings.refusal_seconds, why)
@@ -63,7 +63,7 @@ class TokenReviewer:
             message = "the API server cannot review the token now; retry later"
             raise RefusedError("review_unavailable", message) from error
 
-    async def _ask(self, token: str, connection: Connection) -> PodIdentity:
+    async def _review_in_turn(self, token: str, connection: Connection) -> PodIdentity:
         if connection.expected:
             async with self._members:
                 return await self._identities.review(token)
