@@ -131,10 +131,10 @@ def _metrics() -> str:
         "<!-- Generated from the code by `python -m charts.generate`. -->",
         "# Metrics",
         "",
-        "Read by Prometheus; `monitoring.podMonitors=true` makes the PodMonitors, "
+        "Read by Prometheus; `monitoring.podMonitors=true` creates PodMonitors, "
         "`monitoring.serviceMonitors=true` ServiceMonitors instead. Units are base units. No label "
-        "holds the name of a job, a pod or a user, so that series stay few. The monitors add "
-        "`node`.",
+        "contains the name of a job, a pod or a user, so the number of series is bounded. The "
+        "monitors add the label `node`.",
         "",
     ]
     for component in metrics.COMPONENTS:
@@ -151,9 +151,9 @@ def _metrics() -> str:
     lines += [
         "## Alerts",
         "",
-        "`monitoring.rules=true` makes them. Each has a runbook.",
+        "`monitoring.rules=true` creates them. Each has a runbook.",
         "",
-        "| alert | severity | after | says |",
+        "| alert | severity | after | message |",
         "|---|---|---|---|",
     ]
     for group in alerts.GROUPS.values():

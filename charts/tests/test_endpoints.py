@@ -41,8 +41,8 @@ def limits() -> dict[tuple[str, int], str]:
     return {(row[0].partition(",")[0], int(row[1])): row[5] for row in rows}
 
 
-def opened(objects: Rendered) -> dict[tuple[str, int], list[object]]:
-    """Component and port of every container → peers that a NetworkPolicy lets in; [None]: all."""
+def ingress_peers(objects: Rendered) -> dict[tuple[str, int], list[object]]:
+    """Component and port of every container → peers that NetworkPolicies admit; [None]: any."""
     ports: dict[tuple[str, int], list[object]] = {}
     for name, pod in pods(objects):
         labels = pod["metadata"]["labels"]
@@ -65,12 +65,12 @@ def opened(objects: Rendered) -> dict[tuple[str, int], list[object]]:
     return ports
 
 
-def test_every_port_of_the_chart_is_a_row_and_every_row_a_port(everything: Rendered) -> None:
-    assert set(table()) == set(opened(everything))
+def test_the_rows_of_the_page_are_the_ports_of_the_chart(everything: Rendered) -> None:
+    assert set(table()) == set(ingress_peers(everything))
 
 
 def test_connections_match_the_network_policies(everything: Rendered) -> None:
-    peers = opened(everything)
+    peers = ingress_peers(everything)
     for server, words in table().items():
         actual = peers[server]
         if words.startswith("any client"):
@@ -95,7 +95,7 @@ def test_every_policy_that_the_page_names_is_installed(render: Render) -> None:
     named = set(re.findall(r"`((?:flyerjob|pod|operator|nodehealth)-[a-z-]+)`", section))
     assert named <= present
     assert len(named) >= 8
-    # None is left out of the page.
+    # The page names every installed policy.
     short = set(re.findall(r"`(-[a-z]+)`", section))
     full = named | {f"flyerjob{suffix}" for suffix in short}
     assert present - full <= {"flyerjob-user", "flyerjob-fixed"}
@@ -164,7 +164,7 @@ def egress_table() -> dict[str, list[str]]:
 
 
 def destinations(objects: Rendered) -> dict[str, list[str] | None]:
-    """Component → where its policies let it connect to; None: anywhere."""
+    """Component → destinations that its policies allow; None: any."""
     peers_of: dict[str, list[str] | None] = {}
     for name, pod in pods(objects):
         labels = pod["metadata"]["labels"].items()
@@ -175,14 +175,14 @@ def destinations(objects: Rendered) -> dict[str, list[str] | None]:
         ]
         limited = "Egress" in policy["policyTypes"]
         peers_of[COMPONENTS[name]] = (
-            [item for rule in policy["egress"] for item in _words(rule, objects)]
+            [item for rule in policy["egress"] for item in _destinations_of(rule, objects)]
             if limited
             else None
         )
     return peers_of
 
 
-def _words(rule: dict[str, Any], objects: Rendered) -> list[str]:
+def _destinations_of(rule: dict[str, Any], objects: Rendered) -> list[str]:
     ports = {port_spec["port"] for port_spec in rule.get("ports", [])}
     names = {"DNS": DNS, "API server": API_SERVER, "kubelets (10250)": KUBELETS}
     for word, numbers in names.items():
@@ -201,15 +201,15 @@ def _words(rule: dict[str, Any], objects: Rendered) -> list[str]:
     return words
 
 
-def test_each_component_connects_to_what_the_page_says(everything: Rendered) -> None:
+def test_egress_policies_match_the_page(everything: Rendered) -> None:
     assert egress_table() == destinations(everything)
     assert set(egress_table()) == set(COMPONENTS.values())
 
 
 def test_connections_between_our_pods_are_allowed_at_both_ends(everything: Rendered) -> None:
-    """Ingress and egress policies must match: each can be right while no connection is possible."""
+    """A connection needs egress rules of its source and ingress rules of its destination."""
     of_pod = {COMPONENTS[name]: pod["metadata"]["labels"] for name, pod in pods(everything)}
-    peers = opened(everything)
+    peers = ingress_peers(everything)
     between = [
         (source, *match.groups())
         for source, words in egress_table().items()
@@ -226,7 +226,7 @@ def test_connections_between_our_pods_are_allowed_at_both_ends(everything: Rende
         assert any(selector <= of_pod[source].items() for selector in selectors), (source, target)
 
 
-def test_egress_may_be_open(render: Render) -> None:
+def test_egress_policies_can_be_disabled(render: Render) -> None:
     peers = destinations(render(**{"networkPolicies.egress.enabled": False}))
     assert peers.pop("webhook") == []
     assert set(peers.values()) == {None}
@@ -270,13 +270,13 @@ def test_the_guides_policy_opens_a_further_connection_of_the_operator(render: Re
     further = yaml.safe_load(block.removeprefix("yaml\n"))["extraObjects"]
     objects = render(extraObjects=further)
     policy = objects.named("NetworkPolicy", "operator-further")["spec"]
-    assert policy["policyTypes"] == ["Egress"], "it closes no port"
+    assert policy["policyTypes"] == ["Egress"], "it restricts no ingress"
     labels = policy["podSelector"]["matchLabels"].items()
     selected = [name for name, pod in pods(objects) if labels <= pod["metadata"]["labels"].items()]
     assert selected == ["Deployment/flyer-operator"]
 
 
-def test_a_3fs_elsewhere_may_be_anywhere_unless_named(render: Render) -> None:
+def test_egress_to_an_external_3fs_is_open_unless_its_peers_are_set(render: Render) -> None:
     elsewhere = {"threefs.enabled": False, "csi.existingClusterSecret": "elsewhere"}
     assert "anything (0)" in (destinations(render(**elsewhere))["csi-mount-manager"] or [])
     peers = [{"ipBlock": {"cidr": "10.9.0.0/16"}}]

@@ -48,7 +48,7 @@ def test_a_fault_and_its_whole_recovery() -> None:
     health = apply_fault(DeviceHealth(), RESET, 100, TIMES)
     assert (health.state, health.reason, health.since) == (State.UNHEALTHY, "Xid62", 100)
     health = observe(health, Observation(), 200, TIMES)
-    assert health.state is State.UNHEALTHY, "no reset was seen"
+    assert health.state is State.UNHEALTHY, "no reset was observed"
     health = observe(health, LOST, 201, TIMES)
     health = observe(health, Observation(), 205, TIMES)
     assert health.state is State.UNHEALTHY, "the hold-down starts when the fault ends"
@@ -57,7 +57,7 @@ def test_a_fault_and_its_whole_recovery() -> None:
     assert not health.in_service
     assert observe(health, Observation(), 241, TIMES).state is State.RECOVERING
     health = observe(health, Observation(), 242, TIMES)
-    assert health.state is State.RECOVERING, "nothing has probe_passed it"
+    assert health.state is State.RECOVERING, "no recovery probe has passed"
     health = apply_probe(health, "", 243, TIMES)
     assert (health.state, health.reason) == (State.HEALTHY, "")
 
@@ -112,7 +112,7 @@ def test_a_fault_during_probation_doubles_the_hold_down() -> None:
     assert observe(health, Observation(), 40, TIMES).state is State.RECOVERING
 
 
-def test_the_hold_down_has_a_bound_and_old_returns_are_forgotten() -> None:
+def test_the_hold_down_is_bounded_and_old_recoveries_expire() -> None:
     health, now = DeviceHealth(), 0.0
     for _ in range(40):
         health = replace(apply_fault(health, RESET, now, TIMES), reset_seen=True)
@@ -139,7 +139,7 @@ def test_a_suspect_fault_never_replaces_a_worse_state() -> None:
     assert apply_fault(health, SOFT, 1, TIMES) == health
 
 
-def test_the_first_reason_stays_unless_a_fault_is_stricter() -> None:
+def test_the_first_reason_is_kept_unless_a_later_fault_is_stricter() -> None:
     fault = observe(DeviceHealth(), LOST, 0, TIMES)
     strict = apply_fault(fault, replace(RESET, reason="Xid79"), 1, TIMES)
     assert strict.reason == "Xid79"
@@ -163,7 +163,7 @@ EVENTS: dict[str, Callable[[DeviceHealth, float], DeviceHealth]] = {
     "action": lambda health, now: observe(health, action_observation("GPU_RESET"), now, TIMES),
     "probe": lambda health, now: apply_probe(health, "", now, TIMES),
     "bad probe": lambda health, now: apply_probe(health, "refused", now, TIMES),
-    "mark_unobservable": lambda health, now: mark_unobservable(health, "hangs"),
+    "unobservable": lambda health, now: mark_unobservable(health, "hangs"),
 }
 
 

@@ -56,15 +56,19 @@ def test_a_start_names_the_nodes_and_the_checkpoint_it_resumes_from():
     assigned, start = job_events(queued, starting)
     assert (assigned.reason, start.reason) == ("Assigned", "Starting")
     assert start.fields["restoredStep"] == 40
-    assert "from step 40, same zone split" in start.message
+    assert "from step 40, same distribution over zones" in start.message
     assert start.fields["nodes"][1] == {"name": "b0", "zone": "B", "firstRank": 2}
 
 
 @pytest.mark.parametrize(
     ("same", "words", "column"),
-    [(True, "same zone split", "same"), (False, "another zone split", "other"), (None, "", "-")],
+    [
+        (True, "same distribution over zones", "same"),
+        (False, "another distribution over zones", "other"),
+        (None, "", "-"),
+    ],
 )
-def test_whether_a_start_has_the_same_zone_split_is_reported_and_shown(same, words, column):
+def test_a_start_reports_whether_the_distribution_over_zones_is_the_same(same, words, column):
     starting = RUNNING.replace(
         phase=Phase.STARTING, assignment=ASSIGNMENT.replace(same_zone_layout=same)
     )

@@ -287,7 +287,11 @@ def _starting(status: FlyerJobStatus, assignment: Assignment) -> JobEvent:
     attempt = status.history.attempt
     checkpoint = status.checkpoint
     origin = f"from step {checkpoint.step}" if checkpoint else "from the beginning"
-    split = {True: ", same zone split", False: ", another zone split", None: ""}
+    split = {
+        True: ", same distribution over zones",
+        False: ", another distribution over zones",
+        None: "",
+    }
     return JobEvent(
         STARTING,
         f"attempt {attempt} starts {origin}{split[assignment.same_zone_layout]}",

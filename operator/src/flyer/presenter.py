@@ -51,15 +51,15 @@ def job_view(
     *,
     driven: bool = True,
 ) -> JobView:
-    """One job. Without a driver an unfinished job waits for one, whatever its file says."""
+    """One job. Without a driver an unfinished job is shown as waiting for one."""
     status = job.status or FlyerJobStatus()
     ended = status.phase.ended
-    orphaned = not driven and not ended
-    assignment = None if orphaned else status.assignment
+    undriven = not driven and not ended
+    assignment = None if undriven else status.assignment
     state, reason, message = str(status.phase), status.reason, status.message
     if status.pending is not None and status.phase in NOT_STARTED:
         reason, message = status.pending.reason, status.pending.message
-    if orphaned and status.phase is not Phase.SUSPENDED:
+    if undriven and status.phase is not Phase.SUSPENDED:
         state, reason, message = (
             "Queued",
             "NoDriver",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from testcluster.handle import Cluster
 
-    from .policy_words import Reader
+    from .policy_refusals import RefusalChecker
 
 DEDICATED = "fireflyer.dev/dedicated"
 COLLECTOR = "system:serviceaccount:kube-system:generic-garbage-collector"
@@ -63,7 +63,7 @@ def tolerating(key: str | None, effect: str | None = "NoSchedule") -> list[dict[
     return [{name: value for name, value in toleration.items() if value is not None}]
 
 
-async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
+async def pods_and_sizes(cluster: Cluster, checker: RefusalChecker, api: Api) -> None:
     _rights(cluster)
     anna = await client_as(cluster, "anna", "people")
     operator = await client_as(cluster, OPERATOR, "people")
@@ -79,16 +79,16 @@ async def pods_and_sizes(cluster: Cluster, reader: Reader, api: Api) -> None:
             "apiVersion": "fireflyer.dev/v1alpha1", "kind": "FlyerJob", "name": "gpt",
             "uid": job_object["metadata"]["uid"], "controller": True,
         }  # fmt: skip
-        await _labels(reader, anna, operator, api, owner)
-        await _job_pods(reader, anna, operator, collector, api, owner)
-        await _evictions(reader, anna, pod_collector, operator, api, owner)
-        await _dedicated(reader, anna, controller)
-        await _priority_classes(cluster, reader, anna, controller, operator, owner)
-        await _operators_own(cluster, reader, operator, api, owner)
+        await _labels(checker, anna, operator, api, owner)
+        await _job_pods(checker, anna, operator, collector, api, owner)
+        await _evictions(checker, anna, pod_collector, operator, api, owner)
+        await _dedicated(checker, anna, controller)
+        await _priority_classes(cluster, checker, anna, controller, operator, owner)
+        await _operators_own(cluster, checker, operator, api, owner)
         await delete_object(api, "flyerjobs", "gpt")
-    await _caps(reader, api)
+    await _caps(checker, api)
     async with await client_as(cluster, "anna") as root:
-        await _sizes(reader, root)
+        await _sizes(checker, root)
     roles = ("test-people", "test-system", "test-operator")
     cluster.kubectl("delete", "clusterrolebinding", *roles)
     cluster.kubectl("delete", "clusterrole", *roles)
@@ -155,13 +155,13 @@ async def _create_and_delete(api: Api, body: dict[str, Any], namespace: str = "d
 
 
 async def _labels(
-    reader: Reader, anna: Api, operator: Api, api: Api, owner: dict[str, Any]
+    checker: RefusalChecker, anna: Api, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
     marked = pod("marked", {"fireflyer.dev/job": "missing", "app": "z"})
-    await reader.refuses(_create_and_delete(anna, marked), "a pod of a job by anna")
+    await checker.refuses(_create_and_delete(anna, marked), "a pod of a job by anna")
     await anna.create(resources.PODS, pod("plain", {"app": "z"}), "default")
     leads = {"metadata": {"labels": {"fireflyer.dev/leader": "true"}}}
-    await reader.refuses(
+    await checker.refuses(
         anna.merge(resources.PODS, "plain", leads, "default"), "a pod that becomes a leader"
     )
     await anna.merge(resources.PODS, "plain", {"metadata": {"labels": {"app": "y"}}}, "default")
@@ -172,14 +172,19 @@ async def _labels(
     # Users may change other labels, but not remove the job's.
     await anna.merge(resources.PODS, "owned", {"metadata": {"labels": {"mine": "1"}}}, "default")
     unlabelled = {"metadata": {"labels": {"fireflyer.dev/job": None}}}
-    await reader.refuses(
+    await checker.refuses(
         anna.merge(resources.PODS, "owned", unlabelled, "default"), "a pod of a job by anna"
     )
     await operator.delete(resources.PODS, "owned", "default", grace_seconds=0)
 
 
 async def _job_pods(
-    reader: Reader, anna: Api, operator: Api, collector: Api, api: Api, owner: dict[str, Any]
+    checker: RefusalChecker,
+    anna: Api,
+    operator: Api,
+    collector: Api,
+    api: Api,
+    owner: dict[str, Any],
 ) -> None:
     """A pod of a job neither leaves its job nor disappears while its processes may run."""
     body = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
@@ -195,22 +200,22 @@ async def _job_pods(
             [{**owner, "apiVersion": "example.com/v1"}],
         ):
             patch = {"metadata": {"ownerReferences": references}}
-            await reader.refuses(user.merge(resources.PODS, "run", patch, "default"), key)
+            await checker.refuses(user.merge(resources.PODS, "run", patch, "default"), key)
     # Foreground deletion of a job changes this field; the owner of the pod remains.
     blocks = {"metadata": {"ownerReferences": [{**owner, "blockOwnerDeletion": False}]}}
     await collector.merge(resources.PODS, "run", blocks, "default")
 
     forced = anna.delete(resources.PODS, "run", "default", grace_seconds=0)
-    await reader.refuses(forced, "a pod deleted by force")
+    await checker.refuses(forced, "a pod deleted by force")
     await anna.delete(resources.PODS, "run", "default", grace_seconds=1)
     forced = anna.delete(resources.PODS, "run", "default", grace_seconds=0)
-    await reader.refuses(forced, "a pod deleted by force")
+    await checker.refuses(forced, "a pod deleted by force")
     # A deletion without a grace period uses the pod's: 0 would remove the pod at once.
     zero_grace = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
     zero_grace["metadata"] |= {"name": "no-grace", "ownerReferences": [owner]}
     zero_grace["spec"]["terminationGracePeriodSeconds"] = 0
     await operator.create(resources.PODS, zero_grace, "default")
-    await reader.refuses(
+    await checker.refuses(
         anna.delete(resources.PODS, "no-grace", "default"), "a pod without a grace"
     )
     await anna.delete(resources.PODS, "no-grace", "default", grace_seconds=1)
@@ -227,7 +232,12 @@ async def _job_pods(
 
 
 async def _evictions(
-    reader: Reader, anna: Api, pod_collector: Api, operator: Api, api: Api, owner: dict[str, Any]
+    checker: RefusalChecker,
+    anna: Api,
+    pod_collector: Api,
+    operator: Api,
+    api: Api,
+    owner: dict[str, Any],
 ) -> None:
     """An eviction cannot bypass the rule; remaining pods of a lost node are deleted."""
     body = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
@@ -242,12 +252,12 @@ async def _evictions(
 
     await operator.create(resources.PODS, body, "default")
     forced = anna.post(resources.PODS, "run", "default", "eviction", eviction(0))
-    await reader.refuses(forced, "a pod evicted by force")
+    await checker.refuses(forced, "a pod evicted by force")
     await anna.post(resources.PODS, "run", "default", "eviction", eviction(1))
     await pod_collector.delete(resources.PODS, "run", "default", grace_seconds=0)
 
 
-async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
+async def _dedicated(checker: RefusalChecker, anna: Api, controller: Api) -> None:
     key = "a toleration of dedicated nodes"
     for key_of, effect in (
         (DEDICATED, "NoSchedule"),
@@ -256,8 +266,8 @@ async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
         (None, None),
     ):
         tolerations = tolerating(key_of, effect)
-        await reader.refuses(_create_and_delete(anna, pod("t", tolerations=tolerations)), key)
-    await reader.refuses(_create_and_delete(anna, pod("t", nodeName="n1")), "a node by its name")
+        await checker.refuses(_create_and_delete(anna, pod("t", tolerations=tolerations)), key)
+    await checker.refuses(_create_and_delete(anna, pod("t", nodeName="n1")), "a node by its name")
     for tolerations in (
         tolerating("other"),
         tolerating(None, "NoExecute"),
@@ -277,7 +287,7 @@ async def _dedicated(reader: Reader, anna: Api, controller: Api) -> None:
 
 async def _priority_classes(
     cluster: Cluster,
-    reader: Reader,
+    checker: RefusalChecker,
     anna: Api,
     controller: Api,
     operator: Api,
@@ -304,13 +314,13 @@ async def _priority_classes(
     try:
         await wait_for_class()
         system = "system-node-critical"
-        await reader.refuses(
+        await checker.refuses(
             _create_and_delete(anna, classed(JOBS)), "a priority class of the chart"
         )
-        await reader.refuses(
+        await checker.refuses(
             _create_and_delete(anna, classed(system)), "a priority class of the system"
         )
-        await reader.refuses(
+        await checker.refuses(
             _create_and_delete(anna, classed("test-urgent")), "a priority class above the services"
         )
         # A tenant's DaemonSet cannot bypass the rule; one in a system namespace has the right.
@@ -328,7 +338,7 @@ async def _priority_classes(
         ):
             owned = classed(name)
             owned["metadata"]["ownerReferences"] = [owner]
-            await reader.refuses(_create_and_delete(operator, owned), key)
+            await checker.refuses(_create_and_delete(operator, owned), key)
         owned = classed(JOBS)
         owned["metadata"]["ownerReferences"] = [owner]
         await _create_and_delete(operator, owned)
@@ -337,19 +347,19 @@ async def _priority_classes(
 
 
 async def _operators_own(
-    cluster: Cluster, reader: Reader, operator: Api, api: Api, owner: dict[str, Any]
+    cluster: Cluster, checker: RefusalChecker, operator: Api, api: Api, owner: dict[str, Any]
 ) -> None:
-    await reader.refuses(
+    await checker.refuses(
         _create_and_delete(operator, pod("op")), "a pod without a job by the operator"
     )
     owned = pod("op")
     owned["metadata"]["ownerReferences"] = [owner]
     key = "a pod of the system by the operator"
-    await reader.refuses(_create_and_delete(operator, owned, "kube-system"), key)
+    await checker.refuses(_create_and_delete(operator, owned, "kube-system"), key)
     await _create_and_delete(operator, owned)
     await api.create(resources.PODS, pod("op"), "default")
     foreign = operator.delete(resources.PODS, "op", "default")
-    await reader.refuses(foreign, "a pod without a job by the operator")
+    await checker.refuses(foreign, "a pod without a job by the operator")
     await api.delete(resources.PODS, "op", "default", grace_seconds=0)
     # The operator labels the leader's pod in its namespace.
     await api.create(resources.PODS, pod("me"), "fireflyer-system")
@@ -373,12 +383,12 @@ async def _operators_own(
             {"rules": [{**hooks[0]["rules"][0], "resources": ["pods", "secrets"]}]},
         ):
             write = operator.merge(resources.WEBHOOKS, hook, {"webhooks": [{**trusted, **change}]})
-            await reader.refuses(write, "a webhook by the operator")
+            await checker.refuses(write, "a webhook by the operator")
     finally:
         cluster.kubectl("delete", "mutatingwebhookconfiguration", "flyer-injection")
 
 
-async def _refuses(reader: Reader, api: Api, key: str, value: dict[str, Any]) -> None:
+async def _refuses(checker: RefusalChecker, api: Api, key: str, value: dict[str, Any]) -> None:
     """Require a refusal, once the API server has read the policy's parameter."""
     for _ in range(300):
         name = value["metadata"]["name"]
@@ -388,10 +398,10 @@ async def _refuses(reader: Reader, api: Api, key: str, value: dict[str, Any]) ->
             break
         await delete_object(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
-    await reader.refuses(api.create(RESOURCES["flyerjobs"], value, "default"), key)
+    await checker.refuses(api.create(RESOURCES["flyerjobs"], value, "default"), key)
 
 
-async def _caps(reader: Reader, api: Api) -> None:
+async def _caps(checker: RefusalChecker, api: Api) -> None:
     name = f"caps-{secrets.token_hex(4)}"
     topologies = RESOURCES["flyertopologies"]
     await api.create(topologies, object_of("flyertopologies", "cluster", {"spec": {}}))
@@ -406,7 +416,7 @@ async def _caps(reader: Reader, api: Api) -> None:
             else {"maxCheckpointGracePeriod": "1h"}
         )
         body = object_of("flyerjobs", name, job(preemption={**more, field: value}))
-        await _refuses(reader, api, f"a long {field}", body)
+        await _refuses(checker, api, f"a long {field}", body)
     within = {"checkpointGracePeriod": "15m", "maxCheckpointGracePeriod": "1h", "minRuntime": "2h"}
     jobs = RESOURCES["flyerjobs"]
     await api.create(jobs, object_of("flyerjobs", name, job(preemption=within)), "default")
@@ -416,7 +426,7 @@ async def _caps(reader: Reader, api: Api) -> None:
     await delete_object(api, "flyertopologies", "cluster")
 
 
-async def _sizes(reader: Reader, api: Api) -> None:
+async def _sizes(checker: RefusalChecker, api: Api) -> None:
     jobs = RESOURCES["flyerjobs"]
     name = f"size-{secrets.token_hex(4)}"
 
@@ -426,12 +436,12 @@ async def _sizes(reader: Reader, api: Api) -> None:
         return value
 
     large = {f"a{i}": "x" * 4999 for i in range(4)}  # the policy adds the user
-    await reader.refuses(api.create(jobs, sized(annotations=large), "default"), "many annotations")
+    await checker.refuses(api.create(jobs, sized(annotations=large), "default"), "many annotations")
     labels = {f"l{i}": "x" for i in range(65)}
-    await reader.refuses(api.create(jobs, sized(labels=labels), "default"), "many labels")
+    await checker.refuses(api.create(jobs, sized(labels=labels), "default"), "many labels")
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" * 8000}
     finalizers = [f"example.com/{i:04}-{'z' * 38}" for i in range(4)]
-    await reader.refuses(
+    await checker.refuses(
         api.create(jobs, sized(finalizers=finalizers, ownerReferences=[reference]), "default"),
         "many references",
     )
@@ -441,12 +451,12 @@ async def _sizes(reader: Reader, api: Api) -> None:
     ):
         value = sized()
         value["spec"]["template"]["spec"]["containers"][0]["env"] = env
-        await reader.refuses(api.create(jobs, value, "default"), "a large environment")
+        await checker.refuses(api.create(jobs, value, "default"), "a large environment")
     for kind, key in (("labels", "fireflyer.dev/leader"), ("annotations", "x.fireflyer.dev/y")):
         value = sized()
         value["spec"]["template"]["metadata"] = {kind: {"team": "vision", key: "true"}}
         case_name = f"a reserved {kind.removesuffix('s')} of the pods"
-        await reader.refuses(api.create(jobs, value, "default"), case_name)
+        await checker.refuses(api.create(jobs, value, "default"), case_name)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 20000, "mine": "y"}
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     value = sized(annotations=applied)
@@ -455,7 +465,7 @@ async def _sizes(reader: Reader, api: Api) -> None:
     value["metadata"]["annotations"] = {next(iter(applied)): "x" * 65537}
     text = {"metadata": {"annotations": value["metadata"]["annotations"]}}
     large = "a large copy of the manifest"
-    await reader.refuses(api.merge(jobs, name, text, "default"), large)
+    await checker.refuses(api.merge(jobs, name, text, "default"), large)
     await delete_object(api, "flyerjobs", name)
     value["metadata"]["name"] = f"{name}-large"
-    await reader.refuses(api.create(jobs, value, "default"), large)
+    await checker.refuses(api.create(jobs, value, "default"), large)

@@ -14,7 +14,7 @@ from flyer.api.policies import admission_policies
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError
 
 from .pod_cases import pods_and_sizes
-from .policy_words import WORDS, Reader, pattern
+from .policy_refusals import REFUSALS, RefusalChecker, pattern
 from .real_api import (
     AGENT,
     CRDS,
@@ -41,14 +41,14 @@ def test_every_validation_has_words_that_are_read() -> None:
     for policy in admission_policies():
         name = policy["metadata"]["name"].partition(".")[0]
         for validation in policy["spec"].get("validations", []):
-            texts = [words.text for words in WORDS.values() if words.policy == name]
+            texts = [words.text for words in REFUSALS.values() if words.policy == name]
             expression = pattern(validation["messageExpression"])
             assert any(re.fullmatch(expression, text) for text in texts), (name, expression)
 
 
 def test_all_words_are_of_a_policy_and_name_a_remedy() -> None:
     policies = {admission_policy["metadata"]["name"] for admission_policy in admission_policies()}
-    for words in WORDS.values():
+    for words in REFUSALS.values():
         assert f"{words.policy}.{names.GROUP}" in policies
         assert re.search(r"(: [a-z]|, [a-z]|; [a-z])", words.text), words
 
@@ -116,26 +116,26 @@ async def test_policies(policies: Cluster, api: Api) -> None:
 
 async def every_policy(policies: Cluster, api: Api) -> None:
     await in_force(api)
-    reader = Reader()
+    checker = RefusalChecker()
     name = f"policy-{secrets.token_hex(4)}"
     operator = await client_as(policies, OPERATOR)
     async with await client_as(policies, "anna") as anna, operator:
-        await _people(policies, reader, anna, name)
-        await _statuses(reader, anna, operator, api, name)
+        await _people(policies, checker, anna, name)
+        await _statuses(checker, anna, operator, api, name)
         await _check_other_controllers(anna)
-        await _fixed(reader, anna, operator)
-        await _epochs(reader, api, operator, name)
+        await _fixed(checker, anna, operator)
+        await _epochs(checker, api, operator, name)
         await delete_object(anna, "flyerjobs", name)
 
-    await _priorities(policies, reader, api)
-    await _queues(policies, reader, api)
-    await _healths(policies, reader, api)
-    await pods_and_sizes(policies, reader, api)
-    await _unstamped(policies, reader)
-    assert reader.read == set(WORDS)
+    await _priorities(policies, checker, api)
+    await _queues(policies, checker, api)
+    await _healths(policies, checker, api)
+    await pods_and_sizes(policies, checker, api)
+    await _unstamped(policies, checker)
+    assert checker.checked == set(REFUSALS)
 
 
-async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> None:
+async def _people(policies: Cluster, checker: RefusalChecker, anna: Api, name: str) -> None:
     """The creator of a job and the user of each change are stamped, and users cannot forge them."""
     jobs = RESOURCES["flyerjobs"]
     claimed = object_of("flyerjobs", name, job())
@@ -144,9 +144,9 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
     assert created_job["metadata"]["annotations"][names.USER_ANNOTATION] == "anna"
     # No change was requested yet, so a claim that another user did is refused.
     claimed["metadata"]["annotations"] = {names.CHANGED_BY_ANNOTATION: "ben"}
-    await reader.refuses(anna.create(jobs, claimed, "default"), "asked by another")
+    await checker.refuses(anna.create(jobs, claimed, "default"), "asked by another")
     patch = {"metadata": {"annotations": {names.USER_ANNOTATION: "ben"}}}
-    await reader.refuses(anna.merge(jobs, name, patch, "default"), "taken over")
+    await checker.refuses(anna.merge(jobs, name, patch, "default"), "taken over")
     # Changes of these fields are stamped with their user; other changes are not.
     again = {"metadata": {"annotations": {names.REQUEUE_ANNOTATION: "1"}}}
     async with await client_as(policies, "ben") as ben, await client_as(policies, "cleo") as cleo:
@@ -166,14 +166,14 @@ async def _people(policies: Cluster, reader: Reader, anna: Api, name: str) -> No
             cleared = {"metadata": {"annotations": {names.CHANGED_BY_ANNOTATION: "anna"}}}
             await anna.merge(jobs, name, cleared, "default")
     patch = {"metadata": {"annotations": {names.CHANGED_BY_ANNOTATION: "ben"}}}
-    await reader.refuses(anna.merge(jobs, name, patch, "default"), "asked by another")
+    await checker.refuses(anna.merge(jobs, name, patch, "default"), "asked by another")
 
 
-async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: str) -> None:
+async def _statuses(checker: RefusalChecker, anna: Api, operator: Api, api: Api, name: str) -> None:
     """Only the operator writes a status."""
     jobs = RESOURCES["flyerjobs"]
     patch = {"status": RUNNING["status"]}
-    await reader.refuses(anna.merge(jobs, name, patch, "default", "status"), "a job's status")
+    await checker.refuses(anna.merge(jobs, name, patch, "default", "status"), "a job's status")
     await delete_object(api, "flyertopologies", "cluster")
     await _check_accepted(operator, name, patch)
     for plural, thing, key, change in (
@@ -183,7 +183,7 @@ async def _statuses(reader: Reader, anna: Api, operator: Api, api: Api, name: st
         body = {"spec": {"nodes": 4} if plural == "flyerquotas" else {}}
         await anna.create(RESOURCES[plural], object_of(plural, thing, body))
         write = anna.merge(RESOURCES[plural], thing, change, "", "status")
-        await reader.refuses(write, key)
+        await checker.refuses(write, key)
         await operator.merge(RESOURCES[plural], thing, change, "", "status")
         await delete_object(anna, plural, thing)
 
@@ -197,11 +197,11 @@ async def _check_other_controllers(anna: Api) -> None:
     await delete_object(anna, "flyerjobs", name)
 
 
-async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
+async def _fixed(checker: RefusalChecker, anna: Api, operator: Api) -> None:
     """Fields of a running job are fixed; those of a queued job may change."""
     for case in (case for case in CASES if case.policy):
         name = f"fixed-{secrets.token_hex(4)}"
-        await reader.refuses(send_invalid_edit(anna, operator, case, name), case.name)
+        await checker.refuses(send_invalid_edit(anna, operator, case, name), case.name)
         await delete_object(anna, "flyerjobs", name)
     name = f"fixed-{secrets.token_hex(4)}"
     await create_object(anna, "flyerjobs", name, job(status=status("Suspended")), operator)
@@ -216,7 +216,7 @@ async def _fixed(reader: Reader, anna: Api, operator: Api) -> None:
     await delete_object(anna, "flyerjobs", name)
 
 
-async def _unstamped(policies: Cluster, reader: Reader) -> None:
+async def _unstamped(policies: Cluster, checker: RefusalChecker) -> None:
     """As before Kubernetes 1.36: no creator is stamped, and a claimed name is refused."""
     stamps = "mutatingadmissionpolicybinding/flyerjob-user.fireflyer.dev"
     await asyncio.to_thread(policies.kubectl, "delete", stamps)
@@ -238,8 +238,8 @@ async def _unstamped(policies: Cluster, reader: Reader) -> None:
             if names.USER_ANNOTATION not in await created():
                 break
             await asyncio.sleep(0.1)
-        await reader.refuses(created(**{names.USER_ANNOTATION: "ben"}), "created by another")
-        await reader.refuses(created(**{names.CHANGED_BY_ANNOTATION: "ben"}), "asked by another")
+        await checker.refuses(created(**{names.USER_ANNOTATION: "ben"}), "created by another")
+        await checker.refuses(created(**{names.CHANGED_BY_ANNOTATION: "ben"}), "asked by another")
         own = {names.USER_ANNOTATION: "anna"}
         assert await created(**own) == own
 
@@ -254,7 +254,7 @@ async def _check_accepted(operator: Api, name: str, patch: dict[str, Any]) -> No
     raise AssertionError(f"{patch} was never taken")
 
 
-async def _epochs(reader: Reader, api: Api, operator: Api, name: str) -> None:
+async def _epochs(checker: RefusalChecker, api: Api, operator: Api, name: str) -> None:
     """The leader writes its epoch to the topology; previous leaders cannot write a status."""
     jobs, topologies = RESOURCES["flyerjobs"], RESOURCES["flyertopologies"]
     patch = {"status": {"message": "by epoch 3"}}
@@ -267,13 +267,13 @@ async def _epochs(reader: Reader, api: Api, operator: Api, name: str) -> None:
             break
         await asyncio.sleep(0.1)
     late = operator.merge(jobs, name, {"status": {"message": "late"}}, "default", "status")
-    await reader.refuses(late, "a leader that was replaced")
+    await checker.refuses(late, "a leader that was replaced")
     for epoch in (4, 5):
         await operator.merge(jobs, name, {"status": {"epoch": epoch}}, "default", "status")
     await delete_object(api, "flyertopologies", "cluster")
 
 
-async def _priorities(policies: Cluster, reader: Reader, api: Api) -> None:
+async def _priorities(policies: Cluster, checker: RefusalChecker, api: Api) -> None:
     """Levels above normal are for those who may use them."""
     jobs = RESOURCES["flyerjobs"]
     rules = {
@@ -311,15 +311,15 @@ async def _priorities(policies: Cluster, reader: Reader, api: Api) -> None:
             else:
                 break
         key, level = "a level of others", {"priority": "extreme-high"}
-        await reader.refuses(clara.merge(jobs, name, {"spec": level}, "default"), key)
+        await checker.refuses(clara.merge(jobs, name, {"spec": level}, "default"), key)
         other = object_of("flyerjobs", f"{name}-other", job(**level))
-        await reader.refuses(clara.create(jobs, other, "default"), key)
+        await checker.refuses(clara.create(jobs, other, "default"), key)
         await clara.merge(jobs, name, {"spec": {"priority": "low"}}, "default")
     await delete_object(api, "flyerjobs", name)
     policies.kubectl("delete", "clusterrole,clusterrolebinding", "test-users")
 
 
-async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
+async def _queues(policies: Cluster, checker: RefusalChecker, api: Api) -> None:
     """A queue that a FlyerQuota names is for those who may use it, in a namespace that may."""
     jobs, quotas = RESOURCES["flyerjobs"], RESOURCES["flyerquotas"]
     rbac = "rbac.authorization.k8s.io"
@@ -359,15 +359,15 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
             await asyncio.sleep(0.1)
         await delete_object(api, "flyerjobs", name)
         key = "a queue of others"
-        await reader.refuses(create_queue(queue="research"), key)
-        await reader.refuses(create_queue({names.QUEUE_LABEL: "research"}), key)
+        await checker.refuses(create_queue(queue="research"), key)
+        await checker.refuses(create_queue({names.QUEUE_LABEL: "research"}), key)
         for spec in ({"queue": "nightly"}, {"queue": "free"}, {"queue": "default"}, {}):
             await create_queue(**spec)
         await create_queue({names.QUEUE_LABEL: "research"}, queue="nightly")
         value = object_of("flyerjobs", name, job(queue="free"))
         await clara.create(jobs, value, "default")
         moved = clara.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
-        await reader.refuses(moved, key)
+        await checker.refuses(moved, key)
         # A job in a queue that its user may not use can still be changed in other fields.
         await api.merge(jobs, name, {"spec": {"queue": "research"}}, "default")
         await clara.merge(jobs, name, {"spec": {"maxRestarts": 3}}, "default")
@@ -377,7 +377,7 @@ async def _queues(policies: Cluster, reader: Reader, api: Api) -> None:
     policies.kubectl("delete", "clusterrole,clusterrolebinding", "test-jobs", "test-nightly")
 
 
-async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
+async def _healths(policies: Cluster, checker: RefusalChecker, api: Api) -> None:
     """An agent writes only the NodeHealth of the node on which it runs."""
     healths = RESOURCES["nodehealths"]
     own, other = (
@@ -387,10 +387,10 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
     unbound, anna = await client_as(policies, AGENT), await client_as(policies, "anna")
     async with own, other, unbound, anna:
         agent_health = object_of("nodehealths", "a1", {"spec": {}})
-        await reader.refuses(
-            other.create(healths, agent_health), "an object by the agent next door"
+        await checker.refuses(
+            other.create(healths, agent_health), "an object by the agent of another node"
         )
-        await reader.refuses(
+        await checker.refuses(
             unbound.create(healths, agent_health), "an object by an agent of no node"
         )
         await own.create(healths, agent_health)
@@ -398,16 +398,16 @@ async def _healths(policies: Cluster, reader: Reader, api: Api) -> None:
         await own.merge(healths, "a1", patch, "", "status")
         lie = {"status": {"state": "Unknown", "reason": "DriverHangs"}}
         for writer, key in (
-            (other, "a health by the agent next door"),
+            (other, "a health by the agent of another node"),
             (unbound, "a health by an agent of no node"),
             (anna, "a health by anna"),
         ):
-            await reader.refuses(writer.merge(healths, "a1", lie, "", "status"), key)
+            await checker.refuses(writer.merge(healths, "a1", lie, "", "status"), key)
         elsewhere = object_of("nodehealths", "a2", {"spec": {}})
-        await reader.refuses(other.create(healths, elsewhere), "an object of another node")
+        await checker.refuses(other.create(healths, elsewhere), "an object of another node")
         drain = {"spec": {"drain": {"reason": "disk", "by": "anna"}}}
         for call in (other.merge(healths, "a1", drain), other.delete(healths, "a1")):
-            await reader.refuses(call, "an object by the agent next door")
+            await checker.refuses(call, "an object by the agent of another node")
         # Users may drain the node and delete the object.
         assert (await anna.merge(healths, "a1", drain))["spec"]["drain"]["by"] == "anna"
         await anna.delete(healths, "a1")

@@ -186,7 +186,7 @@ def _queue() -> dict[str, Any]:
                 f" || authorizer.group('{names.GROUP}').resource('{_QUEUES}')"
                 ".namespace(request.namespace).name(variables.queue).check('use').allowed()",
                 "messageExpression": "'spec.queue: ' + variables.queue + ' is limited by"
-                " FlyerQuota ' + params.metadata.name + ' and not yours to use, '"
+                " FlyerQuota ' + params.metadata.name + ' and may not be used by '"
                 " + request.userInfo.username + ': choose another queue, or ask for the verb use"
                 f" on {_QUEUES}.{names.GROUP}/' + variables.queue",
                 "reason": "Forbidden",
@@ -209,7 +209,7 @@ def _template() -> dict[str, Any]:
                 f" || (request.operation == 'UPDATE' && {entries} == {before})",
                 "messageExpression": f"'spec.template.metadata.{kind}[' +"
                 f" string(variables.{kind}[0]) + ']: keys of {names.GROUP} are reserved for"
-                " Fire-Flyer: remove it, or use a domain of your own'",
+                " Fire-Flyer: remove it, or use another domain'",
             }
         )
     return _policy("flyerjob-template", variables=variables, validations=validations)

@@ -1,4 +1,4 @@
-"""Admission policies: checks that need more than the object, which rules of CRDs cannot do.
+"""Admission policies: checks that need the user or another object, which CRD rules do not see.
 
 Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OPERATOR_ACCOUNT` and
 `NODE_ACCOUNT`. All of it is CEL inside the API server and needs no running component of the suite.
@@ -15,8 +15,8 @@ Data for the chart, which puts its own names in place of `SYSTEM_NAMESPACE`, `OP
 - `flyerjob-identity`: a user cannot create or change a job in another user's name. The creator may
   name only its own account or none, also where nothing is stamped (Kubernetes before 1.36), and a
   stamp is not changed afterwards. Stamps are set first, as all mutations are.
-- `flyerjob-fixed`: what decides where a job runs, and what it runs, is fixed while it has nodes;
-  and a stop is not taken back.
+- `flyerjob-fixed`: fields that determine the placement or the program of a job are immutable while
+  it has nodes, and a stop cannot be withdrawn.
 - `flyerjob-priority`: a level above normal needs the verb `use` on the resource
   `flyerpriorities` with that name, which RBAC gives to groups or users. FlyerQuotas bound the rest.
 - `flyerjob-limits`, `-size`, `-queue`, `-template`: see `limitpolicies`; `pod-*` and `operator-*`:
@@ -103,7 +103,7 @@ def _validating(name: str, match: dict[str, Any], **spec: Any) -> dict[str, Any]
     }
 
 
-# The object is what is stored, but for its status: `managedBy` never changes.
+# The object is the stored one except for its status, and `managedBy` never changes.
 _OTHERS = f"dyn(object).?spec.?managedBy.orValue('{names.MANAGER}') != '{names.MANAGER}'"
 
 
@@ -144,7 +144,7 @@ def _epoch() -> dict[str, Any]:
                 "expression": f"variables.epoch >= variables.leading || {_OTHERS}",
                 "messageExpression": "'status.epoch: ' + string(variables.epoch) + ' is lower than"
                 " ' + string(variables.leading) + ', which FlyerTopology ' + params.metadata.name"
-                " + ' says: a newer leader exists, stop writing and elect again'",
+                " + ' has: a newer leader exists, stop writing and elect again'",
             }
         ],
     )
@@ -209,20 +209,20 @@ def _identity() -> dict[str, Any]:
             {
                 "expression": f"!variables.created || {new} in ['', request.userInfo.username]",
                 "messageExpression": f"'metadata.annotations[{names.USER_ANNOTATION}]: ' + {new}"
-                " + ' is not you, ' + request.userInfo.username + ': leave it out'",
+                " + ' is not the requesting user ' + request.userInfo.username"
+                " + ': leave it out'",
             },
             {
                 "expression": f"variables.created || {new} == {old}",
                 "messageExpression": f"'metadata.annotations[{names.USER_ANNOTATION}]: ' + {new}"
-                f" + ' cannot replace ' + {old} + ': it says who created the job, leave it as it"
-                " is'",
+                f" + ' cannot replace ' + {old} + ', the creator of the job: leave it unchanged'",
             },
             {
                 "expression": f"{changed_new} == variables.changedBefore"
                 f" || {changed_new} == request.userInfo.username",
                 "messageExpression": f"'metadata.annotations[{names.CHANGED_BY_ANNOTATION}]: ' +"
-                f" {changed_new} + ' is not you, ' + request.userInfo.username"
-                " + ': leave it out, it is set for you'",
+                f" {changed_new} + ' is not the requesting user '"
+                " + request.userInfo.username + ': leave it out, the API server sets it'",
             },
         ],
     )
@@ -248,7 +248,7 @@ def _fixed() -> dict[str, Any]:
     )
     validations.append(
         {
-            # Others wait for its end: it was started early on nodes that they claim.
+            # Other jobs rely on it: backfill may have placed the job on nodes reserved for them.
             "expression": f"variables.waits || !has(oldObject.spec.activeDeadline) || {lower}",
             "messageExpression": "'spec.activeDeadline: '"
             " + string(object.spec.?activeDeadline.orValue('nothing'))"
@@ -297,9 +297,9 @@ def _priority() -> dict[str, Any]:
                 "expression": f"!variables.asked || variables.priority in {listed}"
                 f" || authorizer.group('{names.GROUP}').resource('{_PRIORITIES}')"
                 ".namespace(request.namespace).name(variables.priority).check('use').allowed()",
-                "messageExpression": "'spec.priority: ' + variables.priority + ' is not yours to"
-                " use, ' + request.userInfo.username + ': choose normal, lower or auto, or ask for"
-                f" the verb use on {_PRIORITIES}.{names.GROUP}/' + variables.priority",
+                "messageExpression": "'spec.priority: ' + variables.priority + ' may not be"
+                " used by ' + request.userInfo.username + ': choose normal, lower or auto, or ask"
+                f" for the verb use on {_PRIORITIES}.{names.GROUP}/' + variables.priority",
                 "reason": "Forbidden",
             }
         ],

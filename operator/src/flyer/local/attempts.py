@@ -120,8 +120,8 @@ class Attempts:
         """The running attempt of a job."""
         return self._attempts.get(job)
 
-    def living(self) -> list[Attempt]:
-        """All of them."""
+    def running(self) -> list[Attempt]:
+        """All running attempts."""
         return list(self._attempts.values())
 
     def start(self, job: FlyerJob, start: Start, show: Callable[[], None]) -> None:
@@ -215,7 +215,7 @@ class Attempts:
     async def _stop(self, stop: Stop) -> None:
         attempt = self._attempts.get(stop.job)
         if attempt is not None and attempt.starting is not None:
-            await asyncio.wait([attempt.starting])  # its own deadlines bound it
+            await asyncio.wait([attempt.starting])  # bounded by the deadlines of the start
         self._pods.stop(stop.job, stop.attempt, stop.nodes, kill=stop.kill)
 
     def _topology(self, attempt: Attempt) -> dict[str, object]:

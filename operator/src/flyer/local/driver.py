@@ -171,7 +171,7 @@ class Driver:
     @property
     def finished(self) -> bool:
         """Whether every job has ended and every node is empty."""
-        return not self._attempts.living() and all(
+        return not self._attempts.running() and all(
             job.status is not None and job.status.phase.ended and not job.status.occupied
             for job in self.jobs.values()
         )
@@ -257,7 +257,7 @@ class Driver:
     async def _watch_logs(self) -> None:
         while True:
             await asyncio.sleep(LOG_WATCH_SECONDS)
-            for attempt in self._attempts.living():
+            for attempt in self._attempts.running():
                 if attempt.log_grew(time.monotonic()):
                     self.enqueue(LogObserved(attempt.start.job, attempt.start.attempt))
 

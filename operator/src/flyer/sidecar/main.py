@@ -28,13 +28,13 @@ USAGE: Final = "usage: flyer-sidecar [probe]\n"
 
 def main() -> int:
     """`flyer-sidecar [probe]`."""
-    words = sys.argv[1:]
-    if words == ["probe"]:
+    arguments = sys.argv[1:]
+    if arguments == ["probe"]:
         return _probe(Path(os.environ.get("FLYER_RUN_FOLDER") or "/run/flyer"))
-    if words == ["--help"]:
+    if arguments == ["--help"]:
         sys.stdout.write(USAGE)
         return 0
-    if words:
+    if arguments:
         sys.stderr.write(USAGE)
         return EXIT_BAD_SETTING
     from flyer.sidecar.settings import SettingError, SidecarSettings
@@ -79,7 +79,7 @@ async def _serve(settings: SidecarSettings) -> None:
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         waiting.cancel()
-        running.result()  # a bug or an unusable folder: kubelet restarts the container
+        running.result()  # raises the error: the kubelet restarts the container
         return
     await sidecar.finish()
     running.cancel()

@@ -47,7 +47,7 @@ impl<'a> ClientConnection<'a> {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Why the rank is not served any more, if so. Called while it waits for an answer.
+    /// The reason to stop serving the rank, if any. Called while the rank waits for an answer.
     pub fn is_over(&mut self) -> Option<String> {
         self.line.has_more();
         let why = if self.is_gone() {

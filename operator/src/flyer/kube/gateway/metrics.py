@@ -44,7 +44,7 @@ class GatewayMetrics:
         for reason in REFUSAL_REASONS:
             self.refusals.labels(reason)
         self.sockets = Gauge(
-            "flyer_gateway_sockets", "Open connections, proved or not", registry=registry
+            "flyer_gateway_sockets", "Open connections, authenticated or not", registry=registry
         )
         self.connections = Gauge(
             "flyer_gateway_connections", "Sidecars with an open stream", registry=registry

@@ -17,7 +17,7 @@ use crate::rows::{self, DentryRow, InodeRow};
 
 /// Chooses the chains of new files.
 pub(crate) trait Layouts: Sync {
-    /// The layout of a file: its own settings, then its directory's.
+    /// The layout of a file, by its settings; those of its directory replace missing ones.
     fn choose(&self, wishes: [LayoutDefaults; 2]) -> Result<Layout, MetaError>;
 }
 

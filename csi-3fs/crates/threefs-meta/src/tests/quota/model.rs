@@ -69,7 +69,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// The current bytes of an action; `None` if the location does not have it.
+/// The change that an action makes; `None` if the path has no file for it, or the action is a query.
 async fn change_of(
     fixture: &Fixture,
     kind: Kind,
@@ -133,7 +133,7 @@ async fn run(actions: Vec<Action>) {
         }
         check_tree(&fixture.store).await;
     }
-    // Nothing is stored, so each file counts for what it needs in the end.
+    // No chunks are stored, so a recount charges each file only for what it needs.
     fixture.recount().await;
     check_tree(&fixture.store).await;
     let mut txn = fixture.store.begin().await.unwrap();

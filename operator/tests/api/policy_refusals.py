@@ -1,6 +1,6 @@
-"""Messages of the admission policies: every validation, with its remedy.
+"""Refusals by the admission policies: every validation, with its message.
 
-`WORDS[key]` is the policy, the error and the whole text, as `test_policies` provokes it.
+`REFUSALS[key]` has the policy, the error and the whole message of a case in `test_policies`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
 
 
-class Words(NamedTuple):
+class Refusal(NamedTuple):
     policy: str
     error: type[ApiError]
     text: str
 
 
-def _status(more: str = "") -> Words:
+def _status(more: str = "") -> Refusal:
     text = f"status: anna may not write it: only {OPERATOR} does; change spec instead{more}"
-    return Words("flyerjob-status", ForbiddenError, text)
+    return Refusal("flyerjob-status", ForbiddenError, text)
 
 
-def _identity(text: str) -> Words:
-    return Words("flyerjob-identity", InvalidError, f"metadata.annotations[fireflyer.dev/{text}")
+def _identity(text: str) -> Refusal:
+    return Refusal("flyerjob-identity", InvalidError, f"metadata.annotations[fireflyer.dev/{text}")
 
 
-def _priority(level: str) -> Words:
+def _priority(level: str) -> Refusal:
     text = (
-        f"spec.priority: {level} is not yours to use, clara: choose normal, lower or auto, or ask "
+        f"spec.priority: {level} may not be used by clara: choose normal, lower or auto, or ask "
         f"for the verb use on flyerpriorities.fireflyer.dev/{level}"
     )
-    return Words("flyerjob-priority", ForbiddenError, text)
+    return Refusal("flyerjob-priority", ForbiddenError, text)
 
 
-def _own_node(text: str) -> Words:
-    return Words("nodehealth-own-node", ForbiddenError, text)
+def _own_node(text: str) -> Refusal:
+    return Refusal("nodehealth-own-node", ForbiddenError, text)
 
 
 AGENT = "system:serviceaccount:fireflyer-system:flyer-node"
@@ -55,87 +55,87 @@ ANNAS = (
 )
 
 
-def _class(name: str, user: str, account: str = "default") -> Words:
+def _class(name: str, user: str, account: str = "default") -> Refusal:
     text = (
         f"spec.priorityClassName: {name} is not permitted for {user} and service account "
         f"default/{account}: leave it out, or ask for the verb use on "
         f"priorityclasses.scheduling.k8s.io/{name}"
     )
-    return Words("pod-priority-classes", ForbiddenError, text)
+    return Refusal("pod-priority-classes", ForbiddenError, text)
 
 
-def _marked(label: str) -> Words:
+def _marked(label: str) -> Refusal:
     text = (
         f"metadata.labels[fireflyer.dev/{label}]: anna may not set, change or remove it: it marks "
         "pods that the operator makes for a FlyerJob; leave it out"
     )
-    return Words("pod-labels", ForbiddenError, text)
+    return Refusal("pod-labels", ForbiddenError, text)
 
 
-def _leaves(user: str) -> Words:
+def _leaves(user: str) -> Refusal:
     text = (
         f"metadata.ownerReferences: pod run belongs to its FlyerJob while it exists, {user} may "
         "not change that: delete the pod, or stop the job"
     )
-    return Words("pod-of-job", ForbiddenError, text)
+    return Refusal("pod-of-job", ForbiddenError, text)
 
 
-def _cap(field: str, requested: str, cap: str, priority: str = "normal") -> Words:
+def _cap(field: str, requested: str, cap: str, priority: str = "normal") -> Refusal:
     text = (
         f"spec.preemption.{field}: {requested} is above the cap {cap} for priority {priority}: "
         "ask for less; the caps are spec.limits of FlyerTopology cluster"
     )
-    return Words("flyerjob-limits", InvalidError, text)
+    return Refusal("flyerjob-limits", InvalidError, text)
 
 
-def _reserved(field: str) -> Words:
+def _reserved(field: str) -> Refusal:
     text = (
         f"spec.template.metadata.{field}: keys of fireflyer.dev are reserved for Fire-Flyer: "
-        "remove it, or use a domain of your own"
+        "remove it, or use another domain"
     )
-    return Words("flyerjob-template", InvalidError, text)
+    return Refusal("flyerjob-template", InvalidError, text)
 
 
-def _operators(pod: str) -> Words:
+def _operators(pod: str) -> Refusal:
     text = (
         f"pod {pod}: the operator may change only pods outside the system namespaces that a "
         "FlyerJob controls (metadata.ownerReferences)"
     )
-    return Words("operator-pods", ForbiddenError, text)
+    return Refusal("operator-pods", ForbiddenError, text)
 
 
-WORDS = {
+REFUSALS = {
     "a pod of a job by anna": _marked("job"),
     "a pod that becomes a leader": _marked("leader"),
     "a pod that leaves its job": _leaves("anna"),
     "an orphaned pod": _leaves("system:serviceaccount:kube-system:generic-garbage-collector"),
-    "a pod deleted by force": Words(
+    "a pod deleted by force": Refusal(
         "pod-of-job",
         ForbiddenError,
         "gracePeriodSeconds: pod run may still run and cannot be deleted by force by anna: use "
         "a grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
-    "a pod without a grace": Words(
+    "a pod without a grace": Refusal(
         "pod-of-job",
         ForbiddenError,
         "gracePeriodSeconds: pod no-grace may still run and cannot be deleted by force by anna: "
         "use a grace period of 1 or more (kubectl delete --now), or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
-    "a pod evicted by force": Words(
+    "a pod evicted by force": Refusal(
         "pod-eviction",
         ForbiddenError,
         "deleteOptions.gracePeriodSeconds: run may still run and cannot be evicted by force by "
         "anna: use a grace period of 1 or more, or ask for the verb use on "
         "flyernodes.fireflyer.dev/dedicated",
     ),
-    "a toleration of dedicated nodes": Words(
+    "a toleration of dedicated nodes": Refusal(
         "pod-dedicated-nodes",
         ForbiddenError,
         f"spec.tolerations: the taint fireflyer.dev/dedicated {ANNAS}",
     ),
-    "a node by its name": Words(
+    "a node by its name": Refusal(
         "pod-dedicated-nodes", ForbiddenError, f"spec.nodeName: selecting a node {ANNAS}"
     ),
     "a priority class of the chart": _class("flyer-job", "anna"),
@@ -145,7 +145,7 @@ WORDS = {
     "a priority class of the system in a template": _class("system-node-critical", OPERATOR),
     "a pod without a job by the operator": _operators("default/op"),
     "a pod of the system by the operator": _operators("kube-system/op"),
-    "a webhook by the operator": Words(
+    "a webhook by the operator": Refusal(
         "operator-webhook",
         ForbiddenError,
         "MutatingWebhookConfiguration flyer-injection: the operator changes clientConfig.caBundle "
@@ -154,26 +154,26 @@ WORDS = {
     "a long checkpointGracePeriod": _cap("checkpointGracePeriod", "16m", "15m"),
     "a long maxCheckpointGracePeriod": _cap("maxCheckpointGracePeriod", "87840h", "1h"),
     "a long minRuntime": _cap("minRuntime", "87840h", "2h"),
-    "many annotations": Words(
+    "many annotations": Refusal(
         "flyerjob-size",
         InvalidError,
         "metadata.annotations: 20000 bytes, at most 16384: keep large texts in a ConfigMap",
     ),
-    "a large copy of the manifest": Words(
+    "a large copy of the manifest": Refusal(
         "flyerjob-size",
         InvalidError,
         "metadata.annotations: kubectl keeps a copy of the manifest of 65537 bytes, at most 65536: "
         "use kubectl apply --server-side, which keeps none",
     ),
-    "many labels": Words(
+    "many labels": Refusal(
         "flyerjob-size", InvalidError, "metadata.labels: 65 labels, at most 64: remove some"
     ),
-    "many references": Words(
+    "many references": Refusal(
         "flyerjob-size",
         InvalidError,
         "metadata.finalizers and metadata.ownerReferences: 8232 bytes, at most 8192: remove some",
     ),
-    "a large environment": Words(
+    "a large environment": Refusal(
         "flyerjob-size",
         InvalidError,
         "spec.template.spec.containers: env of a container has more than 512 variables or 65536 "
@@ -184,58 +184,60 @@ WORDS = {
     "a job's status": _status(" (suspend, stop, priority)"),
     "a quota's status": _status(),
     "the topology's status": _status(),
-    "a leader that was replaced": Words(
+    "a leader that was replaced": Refusal(
         "flyerjob-epoch",
         InvalidError,
-        "status.epoch: 3 is lower than 4, which FlyerTopology cluster says: a newer leader exists, "
+        "status.epoch: 3 is lower than 4, which FlyerTopology cluster has: a newer leader exists, "
         "stop writing and elect again",
     ),
-    "created by another": _identity("user]: ben is not you, anna: leave it out"),
+    "created by another": _identity("user]: ben is not the requesting user anna: leave it out"),
     "taken over": _identity(
-        "user]: ben cannot replace anna: it says who created the job, leave it as it is"
+        "user]: ben cannot replace anna, the creator of the job: leave it unchanged"
     ),
     "asked by another": _identity(
-        "changed-by]: ben is not you, anna: leave it out, it is set for you"
+        "changed-by]: ben is not the requesting user anna: leave it out, the API server sets it"
     ),
     "a level of others": _priority("extreme-high"),
-    "a queue of others": Words(
+    "a queue of others": Refusal(
         "flyerjob-queue",
         ForbiddenError,
-        "spec.queue: research is limited by FlyerQuota of-research and not yours to use, clara: "
+        "spec.queue: research is limited by FlyerQuota of-research and may not be used by clara: "
         "choose another queue, or ask for the verb use on flyerqueues.fireflyer.dev/research",
     ),
-    "a health by the agent next door": _own_node(
+    "a health by the agent of another node": _own_node(
         f"status of NodeHealth a1: {AGENT} on node b7 {WATCHED}"
     ),
     "a health by an agent of no node": _own_node(f"status of NodeHealth a1: {AGENT} {WATCHED}"),
     "a health by anna": _own_node(f"status of NodeHealth a1: anna {WATCHED}"),
-    "an object by the agent next door": _own_node(f"NodeHealth a1: the agent on node b7 {OWN}"),
+    "an object by the agent of another node": _own_node(
+        f"NodeHealth a1: the agent on node b7 {OWN}"
+    ),
     "an object of another node": _own_node(f"NodeHealth a2: the agent on node b7 {OWN}"),
     "an object by an agent of no node": _own_node(
         f"NodeHealth a1: the agent on node unknown {OWN}"
     ),
     **{
-        case.name: Words("flyerjob-fixed", InvalidError, case.message)
+        case.name: Refusal("flyerjob-fixed", InvalidError, case.message)
         for case in CASES
         if case.policy
     },
 }
 
 
-class Reader:
-    """Calls that are refused, and which of the words were read."""
+class RefusalChecker:
+    """Checks that calls are refused, and records which refusals were checked."""
 
     def __init__(self) -> None:
-        self.read: set[str] = set()
+        self.checked: set[str] = set()
 
     async def refuses(self, call: Awaitable[object], key: str) -> None:
-        words = WORDS[key]
-        policy = f"{words.policy}.fireflyer.dev"
+        refusal = REFUSALS[key]
+        policy = f"{refusal.policy}.fireflyer.dev"
         prefix = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: "
-        with pytest.raises(words.error) as refusal:
+        with pytest.raises(refusal.error) as raised:
             await call
-        assert str(refusal.value).endswith(prefix + words.text), str(refusal.value)
-        self.read.add(key)
+        assert str(raised.value).endswith(prefix + refusal.text), str(raised.value)
+        self.checked.add(key)
 
 
 def pattern(expression: str) -> str:
