@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def summarise(scenario: Scenario, memory_peak_bytes: int, wall_s: float) -> Summary:
     """Every figure comes from the jobs' own output, the scheduler's objects or the processes."""
-    observer, happened = scenario.stack.observer, scenario.happened
+    observer, log = scenario.stack.observer, scenario.log
     job = scenario.stack.client.job("gpt")
     result, reference = scenario.result("gpt"), scenario.result("gpt-reference")
     by_attempt = scenario.steps_by_attempt("gpt")
@@ -33,17 +33,17 @@ def summarise(scenario: Scenario, memory_peak_bytes: int, wall_s: float) -> Summ
         zones=len({node.zone for attempt in job.attempts[:1] for node in attempt.nodes}),
         zone_crossings_per_tree=list(result["zone_crossings_per_tree"]),  # type: ignore[call-overload]
         preemptions=len(suspended),
-        node_failures=len(happened.node_kills),
-        storage_kills=len(happened.storage_kills),
+        node_failures=len(log.node_kills),
+        storage_kills=len(log.storage_kills),
         steps_lost_by_suspend=sum(lost_in[a] for a in suspended),
         steps_lost_by_failure=sum(n for a, n in lost_in.items() if a not in suspended),
         checkpoints=len({(name, step) for _, name, step in observer.seen.checkpoints}),
-        corpus_bytes=happened.uploaded.bytes,
-        corpus_identical=happened.uploaded.identical,
+        corpus_bytes=log.uploaded.bytes,
+        corpus_identical=log.uploaded.identical,
         loss_first=losses[0][1],
         loss_last=losses[-1][1],
         allreduce_gigabytes_per_second=statistics.median(rates) if rates else 0.0,
-        storage_resynced=len(happened.storage_returns) == len(happened.storage_kills),
+        storage_resynced=len(log.storage_returns) == len(log.storage_kills),
         memory_peak_bytes=memory_peak_bytes,
         wall_s=round(wall_s, 1),
     )
@@ -60,12 +60,12 @@ def steps_lost(by_attempt: dict[int, list[tuple[int, float]]]) -> dict[int, int]
 
 def draw(scenario: Scenario) -> str:
     """The timeline of the whole run."""
-    observer, happened = scenario.stack.observer, scenario.happened
-    started = happened.started_at
+    observer, log = scenario.stack.observer, scenario.log
+    started = log.started_at
     nodes = sorted(observer.seen.nodes, key=lambda node: (node.zone, node.name))
     zones = {node.zone: [n.name for n in nodes if n.zone == node.zone] for node in nodes}
     services = sorted(
-        {name for _, name in happened.storage_kills} | {"storage-1", "storage-2", "storage-3"}
+        {name for _, name in log.storage_kills} | {"storage-1", "storage-2", "storage-3"}
     )
     jobs = list(observer.seen.jobs.values())
     timeline = Timeline(
@@ -92,12 +92,12 @@ def draw(scenario: Scenario) -> str:
         timeline.marks.append(
             Mark(name, "checkpoint", when - started, f"{name}: step {step} is durable")
         )
-    for when, text in happened.suspends:
+    for when, text in log.suspends:
         placed = scenario.stack.client.job("gpt").attempts[0].nodes
         timeline.marks += [Mark(node.name, "suspend", when - started, text) for node in placed]
-    for when, name in happened.node_kills + happened.storage_kills:
+    for when, name in log.node_kills + log.storage_kills:
         timeline.marks.append(Mark(name, "kill", when - started, f"{name} killed"))
-    for when, name in happened.storage_returns:
+    for when, name in log.storage_returns:
         timeline.marks.append(Mark(name, "resync", when - started, f"{name} resynced, all serving"))
     identical = scenario.result("gpt")["digest"] == scenario.result("gpt-reference")["digest"]
     verdict = "bit-identical to" if identical else "different from"

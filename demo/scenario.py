@@ -27,8 +27,8 @@ STEPS_AFTER_CHECKPOINT = 4
 
 
 @dataclass
-class Happened:
-    """What the scenario did itself, with the time (seconds since the epoch) of each."""
+class ScenarioLog:
+    """Actions of the scenario, each with its time in seconds since the epoch."""
 
     started_at: float = field(default_factory=time.time)
     uploaded: corpus.Uploaded = corpus.NOTHING
@@ -46,7 +46,7 @@ class Scenario:
     ) -> None:
         self.folder, self.say, self.report = folder, say, report
         self.stack = Stack(folder, RESTART_AFTER_SECONDS)
-        self.happened = Happened()
+        self.log = ScenarioLog()
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +54,7 @@ class Scenario:
     def __exit__(self, *_: object) -> None:
         self.stack.__exit__()
 
-    # --- the acts -----------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------
 
     def start_storage(self) -> None:
         """One mgmtd, one meta, three storage services; chains of three replicas."""
@@ -65,7 +65,9 @@ class Scenario:
         """Real text, over 10 MB, written with the batch API, read back and compared."""
         sources = corpus.find_sources(corpus.CORPUS_BYTES_MAX)
         total = 2 * sum(len(content) for _, content in sources)
-        self.say(f"{len(sources)} source files, {total / 2e6:.0f} MB of text, go into 3FS and back")
+        self.say(
+            f"{len(sources)} source files, {total / 2e6:.0f} MB of text, written to 3FS and read"
+        )
         uploaded = 0
 
         def report(more: int) -> None:
@@ -73,26 +75,26 @@ class Scenario:
             uploaded += more
             self.report(uploaded / total)
 
-        self.happened.uploaded = corpus.upload(self.stack.files, "/corpus", sources, report)
+        self.log.uploaded = corpus.upload(self.stack.files, "/corpus", sources, report)
 
     def start_driver(self) -> None:
         """The first `flyer run` becomes the driver of the cluster."""
-        self.say("job gpt needs 4 nodes: no zone is big enough, so it takes both")
+        self.say("job gpt needs 4 nodes: it gets nodes of both zones")
         self.stack.start_driver(str(EXAMPLE))
 
     def preempt(self) -> None:
-        """A job of high priority needs the nodes: gpt is asked, saves, reports, leaves."""
+        """A job of high priority needs the nodes: gpt is signalled, saves and releases them."""
         observer = self._seen
         observer.wait(
             f"step {STEPS_BEFORE_PREEMPTION} of gpt",
             STEP_SECONDS,
             lambda: observer.step("gpt") >= STEPS_BEFORE_PREEMPTION,
         )
-        self.say("job urgent (high) arrives and needs gpt's nodes: gpt saves and makes room")
-        self.happened.suspends.append((time.time(), "urgent arrives"))
+        self.say("job urgent (high) arrives and needs gpt's nodes: gpt saves and releases them")
+        self.log.suspends.append((time.time(), "urgent arrives"))
         self.stack.client.run(URGENT)
         observer.wait("urgent's end", JOB_SECONDS, lambda: self._state("urgent") == "Succeeded")
-        self.say("urgent is done: gpt resumes from its checkpoint")
+        self.say("urgent has ended: gpt resumes from its checkpoint")
         before = observer.step("gpt")
         observer.wait("gpt's next steps", STEP_SECONDS, lambda: observer.step("gpt") > before + 2)
 
@@ -102,7 +104,7 @@ class Scenario:
         service = "storage-2"
         killed = self.stack.service_pid(service)
         self.stack.kill_service(service)
-        self.happened.storage_kills.append((time.time(), service))
+        self.log.storage_kills.append((time.time(), service))
         self.say(f"kill -9 {service} while {name} is being written")
         threading.Thread(target=self._await_resync, args=(service, killed), daemon=True).start()
         checkpoint_count = len(self._seen.seen.checkpoints)
@@ -128,8 +130,8 @@ class Scenario:
         )
         attempt = observer.seen.jobs["default/gpt"].attempt
         victim = next(n for n in reversed(self.stack.client.nodes()) if n.job.endswith("gpt"))
-        self.say(f"node {victim.name} dies: a spare of zone {victim.zone} takes its place")
-        self.happened.node_kills.append((time.time(), victim.name))
+        self.say(f"node {victim.name} is killed: a spare node of zone {victim.zone} replaces it")
+        self.log.node_kills.append((time.time(), victim.name))
         kill_all(victim.pids)
         observer.wait(
             "gpt's restart",
@@ -143,20 +145,20 @@ class Scenario:
     def finish(self) -> None:
         """The end of gpt; then the same steps run again without any interruption."""
         manifest = self.folder / "reference.yaml"
-        held_back = {"  nodes: 4": "  suspend: true\n  nodes: 4"}
-        manifest.write_text(variant(EXAMPLE, "gpt-reference", **held_back))
-        # Known to the driver before gpt ends, so that it has something to stay for; held back until
-        # every node is there again, so that the ranks are split over the zones as gpt's were.
+        suspended = {"  nodes: 4": "  suspend: true\n  nodes: 4"}
+        manifest.write_text(variant(EXAMPLE, "gpt-reference", **suspended))
+        # Submitted before gpt ends, because the driver exits without unfinished jobs. Suspended
+        # until all nodes are back, so that its ranks are distributed over the zones as gpt's.
         self.stack.client.run(manifest)
         self._seen.wait("gpt's end", JOB_SECONDS, lambda: self._state("gpt") == "Succeeded")
         self._seen.wait("every node's return", RESYNC_SECONDS, self._all_nodes_free)
-        self.say("gpt is done; the same steps once more without any interruption")
+        self.say("gpt has ended; the same steps run again without interruption")
         self.stack.client.resume("gpt-reference")
         self._seen.wait(
             "gpt-reference's end", JOB_SECONDS, lambda: self._state("gpt-reference") == "Succeeded"
         )
 
-    # --- what was left behind -----------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------
 
     def result(self, name: str) -> dict[str, object]:
         """The `result.json` that a job wrote next to its checkpoints."""
@@ -166,7 +168,7 @@ class Scenario:
         return document
 
     def steps_by_attempt(self, name: str) -> dict[int, list[tuple[int, float]]]:
-        """(step, loss) as rank 0 printed them, by attempt: the ground truth of what was done."""
+        """(step, loss) as rank 0 printed them, by attempt: the steps that were executed."""
         steps: dict[int, list[tuple[int, float]]] = {}
         for line in self.stack.client.logs(name, rank=0):
             if match := re.match(r"step (\d+)/\d+ loss ([\d.]+)", line.text):
@@ -198,7 +200,7 @@ class Scenario:
             ]
             return bool(temporary)
 
-        self._seen.wait("a checkpoint in the making", STEP_SECONDS, writing)
+        self._seen.wait("a checkpoint that is being written", STEP_SECONDS, writing)
         return temporary[0]
 
     def _await_resync(self, service: str, killed: int | None) -> None:
@@ -207,15 +209,15 @@ class Scenario:
             time.sleep(0.2)
             back = self.stack.service_pid(service) not in (killed, None)
             if back and self.stack.all_chains_whole():
-                self.happened.storage_returns.append((time.time(), service))
+                self.log.storage_returns.append((time.time(), service))
                 return
 
 
 def variant(manifest: Path, name: str, **replaced: str) -> str:
     """The example's manifest under another name, with separate checkpoints.
 
-    `replaced` maps words of the manifest to others. The copy lies elsewhere than its script, so
-    it says where that is.
+    `replaced` maps strings of the manifest to their replacements. The copy is in another folder
+    than its script, so its working directory is set.
     """
     text = manifest.read_text().replace("name: gpt", f"name: {name}")
     text = text.replace("/ckpt/gpt", f"/ckpt/{name}")

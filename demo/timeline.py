@@ -1,6 +1,6 @@
 """Timeline: draws the attempts on their nodes over time, as one SVG file without a library.
 
-Rows are nodes by zone, then storage services. Bars are attempts of jobs; marks are what happened.
+Rows are nodes by zone, then storage services. Bars are attempts of jobs; marks are events.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened on a row at one time."""
+    """An event on a row."""
 
     row: str
     kind: Kind

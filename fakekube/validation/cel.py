@@ -1,8 +1,8 @@
-"""CEL expressions with the functions that Kubernetes adds, by Google's own runtime.
+"""CEL expressions with the functions that Kubernetes adds, evaluated by Google's runtime.
 
 Types are not checked statically: an expression that reads a field of the wrong type fails when it
 is evaluated, while the API server would refuse the definition. Costs are not computed. The bindings
-of the runtime end strings at a NUL.
+of the runtime truncate strings at a NUL.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Expression:
         self._compiled = _environment().compile(text)
 
     def __call__(self, values: Values) -> Any:
-        """Its value, or Failure."""
+        """Evaluate the expression. Raises Failure."""
         _allows.append(values.allows)
         try:
             result = self._compiled.eval(values.activation)

@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from testcluster.handle import Cluster
 
 
-def test_every_validation_has_words_that_are_read() -> None:
-    """That each is read of a server is what `test_policies` ends with."""
+def test_every_validation_has_a_case() -> None:
+    """`test_policies` checks that a server returns the message of each case."""
     for policy in admission_policies():
         name = policy["metadata"]["name"].partition(".")[0]
         for validation in policy["spec"].get("validations", []):
-            texts = [words.text for words in REFUSALS.values() if words.policy == name]
+            texts = [case.text for case in REFUSALS.values() if case.policy == name]
             expression = pattern(validation["messageExpression"])
             assert any(re.fullmatch(expression, text) for text in texts), (name, expression)
 
 
-def test_all_words_are_of_a_policy_and_name_a_remedy() -> None:
+def test_every_case_belongs_to_a_policy_and_its_message_has_a_remedy() -> None:
     policies = {admission_policy["metadata"]["name"] for admission_policy in admission_policies()}
-    for words in REFUSALS.values():
-        assert f"{words.policy}.{names.GROUP}" in policies
-        assert re.search(r"(: [a-z]|, [a-z]|; [a-z])", words.text), words
+    for case in REFUSALS.values():
+        assert f"{case.policy}.{names.GROUP}" in policies
+        assert re.search(r"(: [a-z]|, [a-z]|; [a-z])", case.text), case
 
 
 @pytest.fixture
@@ -59,11 +59,11 @@ async def policies(kinds: Cluster, api: Api) -> AsyncIterator[Cluster]:
     kinds.kubectl("apply", "--server-side", "-f", path)
     yield kinds
     kinds.kubectl("delete", "-f", path, "--wait=true", "--ignore-not-found")
-    await out_of_force(api)
+    await wait_until_removed(api)
 
 
-async def out_of_force(api: Api) -> None:
-    """Wait until they are: the API server forgets them a moment after they are gone."""
+async def wait_until_removed(api: Api) -> None:
+    """Wait until the API server no longer applies the policies, after they were deleted."""
     jobs = RESOURCES["flyerjobs"]
     for _ in range(600):
         name = f"probe-{secrets.token_hex(4)}"
@@ -75,11 +75,11 @@ async def out_of_force(api: Api) -> None:
         finally:
             await delete_object(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
-    raise AssertionError("the policies are still in force")
+    raise AssertionError("the API server still applies the policies")
 
 
-async def in_force(api: Api) -> None:
-    """Wait until the policies are: the API server takes a moment to read them, one by one."""
+async def wait_until_active(api: Api) -> None:
+    """Wait until the API server applies the policies; it reads them one by one."""
     jobs = RESOURCES["flyerjobs"]
     for _ in range(600):
         name = f"probe-{secrets.token_hex(4)}"
@@ -87,21 +87,21 @@ async def in_force(api: Api) -> None:
         try:
             job_object = await api.merge(jobs, name, {"spec": {"stop": "Graceful"}}, "default")
             stamped = names.USER_ANNOTATION in job_object["metadata"].get("annotations", {})
-            status_patch, taken_back = {"status": {"phase": "Queued"}}, {"spec": {"stop": None}}
+            status_patch, withdrawn = {"status": {"phase": "Queued"}}, {"spec": {"stop": None}}
             if (
                 stamped
                 and await refused(api.merge(jobs, name, status_patch, "default", "status"))
-                and await refused(api.merge(jobs, name, taken_back, "default"))
+                and await refused(api.merge(jobs, name, withdrawn, "default"))
             ):
                 return
         finally:
             await delete_object(api, "flyerjobs", name)
         await asyncio.sleep(0.1)
-    raise AssertionError("the policies never came into force")
+    raise AssertionError("the API server does not apply the policies")
 
 
 async def refused(call: Awaitable[object]) -> bool:
-    """Whether a policy stands in its way."""
+    """Whether the API server refuses the call."""
     try:
         await call
     except ApiError:
@@ -110,12 +110,12 @@ async def refused(call: Awaitable[object]) -> bool:
 
 
 async def test_policies(policies: Cluster, api: Api) -> None:
-    """All of them in one: they take seconds to come into force."""
+    """All policies in one test: the API server takes seconds to apply them."""
     await every_policy(policies, api)
 
 
 async def every_policy(policies: Cluster, api: Api) -> None:
-    await in_force(api)
+    await wait_until_active(api)
     checker = RefusalChecker()
     name = f"policy-{secrets.token_hex(4)}"
     operator = await client_as(policies, OPERATOR)
@@ -251,7 +251,7 @@ async def _check_accepted(operator: Api, name: str, patch: dict[str, Any]) -> No
             await operator.merge(RESOURCES["flyerjobs"], name, patch, "default", "status")
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"{patch} was never taken")
+    raise AssertionError(f"{patch} was never accepted")
 
 
 async def _epochs(checker: RefusalChecker, api: Api, operator: Api, name: str) -> None:
@@ -274,7 +274,7 @@ async def _epochs(checker: RefusalChecker, api: Api, operator: Api, name: str) -
 
 
 async def _priorities(policies: Cluster, checker: RefusalChecker, api: Api) -> None:
-    """Levels above normal are for those who may use them."""
+    """Levels above normal require a permission."""
     jobs = RESOURCES["flyerjobs"]
     rules = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -301,7 +301,7 @@ async def _priorities(policies: Cluster, checker: RefusalChecker, api: Api) -> N
     name = f"policy-{secrets.token_hex(4)}"
     clara = await client_as(policies, "clara", "team")
     async with clara:
-        for _ in range(300):  # RBAC is read from a cache, too
+        for _ in range(300):  # until the API server has read the roles
             try:
                 await clara.create(
                     jobs, object_of("flyerjobs", name, job(priority="high")), "default"
@@ -320,7 +320,7 @@ async def _priorities(policies: Cluster, checker: RefusalChecker, api: Api) -> N
 
 
 async def _queues(policies: Cluster, checker: RefusalChecker, api: Api) -> None:
-    """A queue that a FlyerQuota names is for those who may use it, in a namespace that may."""
+    """A queue that a FlyerQuota names requires a permission in the namespace."""
     jobs, quotas = RESOURCES["flyerjobs"], RESOURCES["flyerquotas"]
     rbac = "rbac.authorization.k8s.io"
     everything = {"apiGroups": [names.GROUP], "resources": ["flyerjobs"], "verbs": ["*"]}
@@ -396,13 +396,13 @@ async def _healths(policies: Cluster, checker: RefusalChecker, api: Api) -> None
         await own.create(healths, agent_health)
         patch = {"status": {"state": "Healthy"}}
         await own.merge(healths, "a1", patch, "", "status")
-        lie = {"status": {"state": "Unknown", "reason": "DriverHangs"}}
+        false_report = {"status": {"state": "Unknown", "reason": "DriverHangs"}}
         for writer, key in (
             (other, "a health by the agent of another node"),
             (unbound, "a health by an agent of no node"),
             (anna, "a health by anna"),
         ):
-            await checker.refuses(writer.merge(healths, "a1", lie, "", "status"), key)
+            await checker.refuses(writer.merge(healths, "a1", false_report, "", "status"), key)
         elsewhere = object_of("nodehealths", "a2", {"spec": {}})
         await checker.refuses(other.create(healths, elsewhere), "an object of another node")
         drain = {"spec": {"drain": {"reason": "disk", "by": "anna"}}}

@@ -1,4 +1,4 @@
-"""No process of a pod outlives it, whichever process dies by whichever signal."""
+"""No process of a pod outlives it, whichever of its processes is killed."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import pytest
 from flyer.job.fork_server import ForkServerError, PodExit
 
 # A rank whose processes try to survive: a child, a grandchild, and one in a separate session.
-STAYER = """
+SURVIVOR = """
     import json, os, pathlib, signal, subprocess, sys, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -31,8 +31,8 @@ STAYER = """
 """
 
 
-async def stayers(fork_server, make_pod, watch, tmp_path):
-    spec = make_pod(STAYER, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
+async def start_survivors(fork_server, make_pod, watch, tmp_path):
+    spec = make_pod(SURVIVOR, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
     pod = await fork_server.spawn(spec)
     pids = [pod.pid]
     for rank in range(2):
@@ -42,7 +42,7 @@ async def stayers(fork_server, make_pod, watch, tmp_path):
 
 
 async def test_when_the_pod_is_killed(fork_server, make_pod, watch, tmp_path):
-    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    pod, pids = await start_survivors(fork_server, make_pod, watch, tmp_path)
     pod.kill()
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(signal=9)
@@ -50,7 +50,7 @@ async def test_when_the_pod_is_killed(fork_server, make_pod, watch, tmp_path):
 
 
 async def test_when_the_launcher_is_killed(fork_server, make_pod, watch, tmp_path):
-    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    pod, pids = await start_survivors(fork_server, make_pod, watch, tmp_path)
     os.kill(pod.pid, signal.SIGKILL)
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(signal=9)
@@ -58,7 +58,7 @@ async def test_when_the_launcher_is_killed(fork_server, make_pod, watch, tmp_pat
 
 
 async def test_when_the_ranks_are_killed(fork_server, make_pod, watch, tmp_path):
-    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    pod, pids = await start_survivors(fork_server, make_pod, watch, tmp_path)
     ranks = json.loads(Path(pod.spec.run_dir, "pids.json").read_text())["ranks"]
     for pid in ranks.values():
         os.kill(pid, signal.SIGKILL)
@@ -67,8 +67,8 @@ async def test_when_the_ranks_are_killed(fork_server, make_pod, watch, tmp_path)
     assert not any(watch.alive(pid) for pid in pids)
 
 
-async def test_when_a_rank_ends_well_and_leaves_something(fork_server, make_pod, watch, tmp_path):
-    script = STAYER.replace("time.sleep(300)", "pass")
+async def test_when_a_rank_succeeds_and_leaves_children(fork_server, make_pod, watch, tmp_path):
+    script = SURVIVOR.replace("time.sleep(300)", "pass")
     pod = await fork_server.spawn(make_pod(script, env={"SIGN": str(tmp_path / "up")}))
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(0)
@@ -78,7 +78,7 @@ async def test_when_a_rank_ends_well_and_leaves_something(fork_server, make_pod,
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_when_the_fork_server_is_killed(fork_server, make_pod, watch, tmp_path, number):
-    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    pod, pids = await start_survivors(fork_server, make_pod, watch, tmp_path)
     os.kill(fork_server.pid, number)
     async with asyncio.timeout(10):
         assert await pod.wait() == PodExit(signal=9)
@@ -91,7 +91,7 @@ async def test_when_the_fork_server_is_killed(fork_server, make_pod, watch, tmp_
 async def test_when_a_stopped_launcher_loses_its_fork_server(
     fork_server, make_pod, watch, tmp_path
 ):
-    pod, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    pod, pids = await start_survivors(fork_server, make_pod, watch, tmp_path)
     os.killpg(pod.pid, signal.SIGSTOP)
     os.kill(fork_server.pid, signal.SIGKILL)
     async with asyncio.timeout(10):
@@ -107,14 +107,14 @@ async def test_when_a_stopped_launcher_loses_its_fork_server(
 
 
 async def test_when_the_driver_closes(fork_server, make_pod, watch, tmp_path):
-    _, pids = await stayers(fork_server, make_pod, watch, tmp_path)
+    _, pids = await start_survivors(fork_server, make_pod, watch, tmp_path)
     await fork_server.close()
     assert not any(watch.alive(pid) for pid in [fork_server.pid, *pids])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 async def test_when_the_driver_is_killed(make_pod, watch, tmp_path, number):
-    spec = make_pod(STAYER, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
+    spec = make_pod(SURVIVOR, ranks_per_node=2, env={"SIGN": str(tmp_path / "up")})
     (tmp_path / "driver.py").write_text(
         textwrap.dedent(
             f"""
@@ -160,7 +160,7 @@ async def test_when_the_driver_dies_while_the_fork_server_still_imports(watch, t
     assert watch.gone([pid])
 
 
-async def test_a_fork_server_that_does_not_get_ready_is_given_up(tmp_path, watch):
+async def test_a_fork_server_whose_start_is_cancelled_is_killed(tmp_path, watch):
     from flyer.job.fork_server import ForkServer
 
     (tmp_path / "slow_module.py").write_text(

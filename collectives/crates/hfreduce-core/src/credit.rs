@@ -1,9 +1,8 @@
 //! Flow control between two nodes: credit windows and the order in which chunks use them.
 //!
 //! Each (tree, stage) of a link has a separate window, so that one tree cannot starve the other.
-//! The last credit of a window is reserved for the oldest chunk that still has to pass: whatever
-//! younger chunks hold, the oldest of all chunks can always make progress, and so can each of the
-//! others in turn.
+//! The last credit of a window is reserved for the oldest chunk that was not sent yet. Younger chunks
+//! therefore never block the oldest one, and every chunk becomes the oldest in turn.
 
 use std::collections::VecDeque;
 
@@ -26,7 +25,7 @@ pub fn class(tree: usize, stage: Stage) -> usize {
 pub struct SendWindow {
     credits: u32,
     limit: u32,
-    /// Chunks that still have to pass, oldest first, and whether each is ready.
+    /// Chunks that were not sent yet, oldest first, and whether each is ready.
     due: VecDeque<(Key, bool)>,
 }
 
@@ -36,7 +35,7 @@ impl SendWindow {
         Self { credits: limit, limit, due: VecDeque::new() }
     }
 
-    /// Registers a chunk that will have to pass; called in order of age.
+    /// Registers a chunk that will be sent; called in order of age.
     #[inline]
     pub fn expect(&mut self, key: Key) {
         self.due.push_back((key, false));
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_without_credit_is_noticed() {
+    fn a_frame_without_credit_is_detected() {
         let mut window = ReceiveWindow::new(1);
         assert!(window.arrive());
         let slot = window.take();

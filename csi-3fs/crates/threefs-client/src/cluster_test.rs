@@ -250,7 +250,7 @@ async fn writes_delayed_by_a_partition_do_not_overwrite_those_of_the_next_holder
     let former = cluster.client();
     whole(&former).await;
     former.lease().renew_until(BootInstant::now().after(Duration::from_secs(60)));
-    // Over each of its connections.
+    // One write over each of its connections.
     for _ in 0..2 {
         write(&former, b"first").await.unwrap();
     }
@@ -290,7 +290,7 @@ async fn a_late_write_of_a_killed_daemon_does_not_overwrite_that_of_its_successo
     let former = cluster.client();
     former.tag_as_mount(mount, 1);
     whole(&former).await;
-    // Over each of its connections.
+    // One write over each of its connections.
     for _ in 0..2 {
         write(&former, b"first").await.unwrap();
     }

@@ -214,7 +214,7 @@ class NodeServer(csi_pb2_grpc.NodeServicer):
             raise FailedPrecondition(
                 f"volume `{volume_id}` is not staged at `{staging}`; stage it first"
             )
-        # First: a ticket is renewed for its registered pods.
+        # Before the bind: a ticket is renewed only for registered pods.
         self._tickets.add_pod(parsed, target, request.volume_context)
         other_targets = sorted(targets - {staging, target})
         if access.single_pod and other_targets:
@@ -273,7 +273,7 @@ class NodeServer(csi_pb2_grpc.NodeServicer):
         try:
             outcome = self._mount_manager.unmount(target)
         except (FailedPrecondition, DirtyMount):
-            raise  # It is still mounted.
+            raise  # the volume is still mounted
         except CsiError:
             self._claims.let_expire(volume_id)
             raise
