@@ -31,7 +31,7 @@ GOAL: Final = ("4 nodes x 2, TCP", GRADIENTS, 3.0)
 
 
 def layouts(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
-    """All cases in each layout; a quick run has the gradients and 4 KiB alone."""
+    """All cases in each layout; a quick run has only the gradients and 4 KiB."""
     sizes = (SMALL,) if quick else (SMALL, MIB, 16 * MIB, LARGE)
     cases = [GRADIENTS, *(Case(kind, n) for n in sizes for kind in ("float32", "bfloat16"))]
     rows: list[Row] = []

@@ -64,7 +64,7 @@ class Shares:
     async def _half(self) -> None:
         of, free = self.sizes.gang_of, self.sizes.nodes - self.sizes.gangs * self.sizes.gang_of
         gangs = self.sizes.gangs // 2
-        await self.simulator.send("deaf")
+        await self.simulator.send("ignore")
         self.simulator.suspended.clear()
         job = flyer_job("half", free + gangs * of, priority="high")
         await self.testbed.create_all(FLYERJOBS, [job])
@@ -124,7 +124,7 @@ class Shares:
     async def node_round(self) -> None:
         """One node of a running gang becomes NotReady, as the node controller writes it."""
         of = min(64, self.sizes.gang)
-        await self.simulator.send("hold", "deaf", "go")
+        await self.simulator.send("hold", "ignore", "go")
         await self.testbed.create_all(FLYERJOBS, [flyer_job("gang", of)])
         await self.simulator.until_running(of)
         await asyncio.sleep(SETTLE_SECONDS)

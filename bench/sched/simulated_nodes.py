@@ -4,9 +4,9 @@
 
 Each has its pod's own projected token. Commands come as lines on standard input: `go` connects the
 sidecars of all running and future pods, `hold` disconnects them, `cooperate` lets jobs save and
-release when they are asked, `deaf` makes them ignore requests, `lose NODE` removes a node. Events
-are reported as JSON lines: how many sidecars run their ranks, and when each was asked to suspend
-(seconds since the epoch). A released pod ends as a kubelet would end it: by its status.
+release when they are asked, `ignore` makes them ignore suspend requests, `lose NODE` removes a
+node. Events are reported as JSON lines: how many sidecars run their ranks, and when each was asked
+to suspend (seconds since the epoch). A released pod ends as with a kubelet: by its status.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from bench.sched.loads import NAMESPACE
 SYSTEM: Final = "fireflyer-system"
 ACCOUNTS: Final = Resource("", "v1", "serviceaccounts")
 HANDSHAKES: Final = 32
-"""At once: what reaches a gateway from one node at a time is fewer still."""
+"""Maximum number of concurrent handshakes; real nodes send fewer."""
 BEAT_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.2
 KILL_SECONDS: Final = 1.0
@@ -61,16 +61,16 @@ class SimulatedNodes:
         self._api = api
         self._ports = ports
         self._context: ssl.SSLContext | None = None
-        self._gates = asyncio.Semaphore(HANDSHAKES)
+        self._handshakes = asyncio.Semaphore(HANDSHAKES)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._running: set[str] = set()
         self._reported = -1
         self._lost: set[str] = set()
 
-    async def obey(self, word: str) -> None:
-        """One command."""
-        name, _, argument = word.partition(" ")
+    async def execute(self, command: str) -> None:
+        """Execute one command."""
+        name, _, argument = command.partition(" ")
         if name == "go" and self._watch is None:
             cache = Cache(
                 self._api, PODS, lambda value: value, self._changed, labelSelector=LABEL_JOB
@@ -87,11 +87,11 @@ class SimulatedNodes:
             # The node is lost: its sidecars send nothing more and do not close their connections.
             self._lost.add(argument)
         else:
-            self.cooperates = {"cooperate": True, "deaf": False}.get(name, self.cooperates)
+            self.cooperates = {"cooperate": True, "ignore": False}.get(name, self.cooperates)
 
-    def report(self, **fact: Any) -> None:
+    def report(self, **fields: Any) -> None:
         """Report to the parent process."""
-        print(json.dumps(fact), flush=True)
+        print(json.dumps(fields), flush=True)
 
     async def count(self) -> None:
         """Report the number of running sidecars whenever it changes."""
@@ -118,17 +118,17 @@ class SimulatedNodes:
         try:
             while True:
                 with contextlib.suppress(OSError, ApiError, asyncio.IncompleteReadError):
-                    report = await self._converse(pod, report, self._ports[number])
+                    report = await self._run_stream(pod, report, self._ports[number])
                 if report.end is not None or pod["spec"]["nodeName"] in self._lost:
                     return
                 self._running.discard(uid)
-                number = (number + 1) % len(self._ports)  # as the Service leads to the leader
+                number = (number + 1) % len(self._ports)  # until it is the leader
                 await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._running.discard(uid)
 
-    async def _converse(self, pod: dict[str, Any], report: Report, port: int) -> Report:
-        async with self._gates:
+    async def _run_stream(self, pod: dict[str, Any], report: Report, port: int) -> Report:
+        async with self._handshakes:
             token = await self._token(pod)
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", port, ssl=await self._trusted(), limit=ORDER_BYTES_MAX,
@@ -167,7 +167,7 @@ class SimulatedNodes:
         return report
 
     def _follow(self, report: Report, order: Order) -> Report:
-        """A pod's reports after a command: all states at once, as from the fastest possible job."""
+        """The report after an order, as if the job reacted to it immediately."""
         launcher, suspended = report.launcher, report.suspended
         revision = report.revision + 1
         if order.start is not None and launcher is LauncherState.WAITING:
@@ -231,10 +231,10 @@ async def main(kubeconfig: str, ports: list[int]) -> None:
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     async with Api(access, agent="fleet", limits=Limits(concurrency_max=HANDSHAKES)) as api:
-        fleet = SimulatedNodes(api, ports)
-        counting = asyncio.create_task(fleet.count())
+        nodes = SimulatedNodes(api, ports)
+        counting = asyncio.create_task(nodes.count())
         while line := await commands.readline():
-            await fleet.obey(line.decode().strip())
+            await nodes.execute(line.decode().strip())
         counting.cancel()
 
 

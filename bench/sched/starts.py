@@ -110,7 +110,7 @@ class Starts:
         writes, started_at = await self._own_gangs("gang", [flyer_job("gang", n)], n)
         self.gang.values.append(since(writes, started_at))
         # A pod's containers take seconds to start before its sidecar connects to the gateway.
-        await self.simulator.send("deaf", "go")
+        await self.simulator.send("ignore", "go")
         await self.simulator.until_running(n)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()
@@ -138,7 +138,7 @@ class Starts:
         jobs = [flyer_job(f"gang-{number}", of) for number in range(count)]
         writes, started_at = await self._own_gangs("gangs", jobs, count * of)
         self.gangs.values.append(since(writes, started_at))
-        await self.simulator.send("deaf", "go")
+        await self.simulator.send("ignore", "go")
         await self.simulator.until_running(count * of)
         await asyncio.sleep(SETTLE_SECONDS)
         writes += self.testbed.audit.read()

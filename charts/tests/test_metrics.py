@@ -1,4 +1,4 @@
-"""Dashboards, alerts and pages name existing metrics; every alert fires when it should."""
+"""Dashboards, alerts and pages name existing metrics; every alert fires only in its case."""
 
 import json
 import re
@@ -17,8 +17,8 @@ from charts.tests.conftest import CHART, Render
 
 ROOT = generate.ROOT
 METRICS = {metric.name: metric for component in COMPONENTS for metric in metrics.metrics(component)}
-OURS = re.compile(r"\b(?:flyer|threefs)_[a-z0-9_]+\b")
-THEIRS = re.compile(r"\b(?:apiserver_flowcontrol|kubelet_volume_stats|kube)_[a-z_]+\b")
+OWN_METRICS = re.compile(r"\b(?:flyer|threefs)_[a-z0-9_]+\b")
+FOREIGN_METRICS = re.compile(r"\b(?:apiserver_flowcontrol|kubelet_volume_stats|kube)_[a-z_]+\b")
 """Metrics of the API server, the kubelet and kube-state-metrics."""
 ALERTS = [alert for group in alerts.GROUPS.values() for alert in group]
 PAGES = ROOT / "docs" / "operations" / "runbooks"
@@ -48,13 +48,13 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()), ids=lambda text: text[:60])
 def test_every_metric_of_a_query_is_defined(where: str, expression: str) -> None:
-    names = OURS.findall(expression)
-    assert names or THEIRS.findall(expression), where
+    names = OWN_METRICS.findall(expression)
+    assert names or FOREIGN_METRICS.findall(expression), where
     assert not [name for name in names if defined(name) is None]
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()), ids=lambda text: text[:60])
-def test_every_label_of_a_query_is_one_that_the_metric_has(where: str, expression: str) -> None:
+def test_every_label_of_a_query_is_a_label_of_its_metric(where: str, expression: str) -> None:
     for name, matchers in re.findall(r"\b((?:flyer|threefs)_[a-z0-9_]+)\{([^}]*)\}", expression):
         labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
         assert labels <= labels_of(name) | {"pod"}, where
@@ -63,21 +63,21 @@ def test_every_label_of_a_query_is_one_that_the_metric_has(where: str, expressio
         for part in re.findall(r"by \(([^)]*)\)", expression)
         for label in part.split(",")
     }
-    allowed = {label for name in OURS.findall(expression) for label in labels_of(name)}
+    allowed = {label for name in OWN_METRICS.findall(expression) for label in labels_of(name)}
     if "apiserver_flowcontrol_" in expression:
         allowed.add("priority_level")
     # Prometheus adds the pod, the PodMonitors the node; a histogram has its bounds.
     assert grouped <= allowed | {"node", "pod", "le"}, where
 
 
-def test_pages_speak_of_metrics_that_exist() -> None:
+def test_metrics_that_pages_name_exist() -> None:
     folders = ("docs/operations", "docs/guides", "docs/tutorial")
     for path in (page for folder in folders for page in (ROOT / folder).rglob("*.md")):
         names = set(re.findall(r"`((?:flyer|threefs)_[a-z0-9_]+)", path.read_text()))
         assert not {name for name in names if defined(name) is None}, path
 
 
-def test_metrics_keep_prometheus_manners() -> None:
+def test_metrics_follow_the_conventions_of_prometheus() -> None:
     for name, metric in METRICS.items():
         assert (metric.kind == "counter") == name.endswith("_total"), name
         assert not {"pod", "job", "user", "name", "namespace"} & set(metric.labels), name
@@ -151,17 +151,17 @@ def test_every_alert_has_a_case() -> None:
     assert CASES.keys() == {alert.name for alert in ALERTS}
 
 
-@pytest.mark.parametrize("fires", [True, False], ids=["fires", "stays quiet"])
+@pytest.mark.parametrize("fires", [True, False], ids=["fires", "does not fire"])
 def test_alerts_fire_when_they_should_and_only_then(fires: bool, tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("promtool is missing; `scripts/bootstrap prometheus=promtool` brings it")
+        pytest.skip("promtool is missing; `scripts/bootstrap prometheus=promtool` installs it")
     alerts = YAML(typ="safe").load((CHART / "files" / "alerts.yaml").read_text())
     rules = {rule["alert"]: rule for group in alerts["groups"] for rule in group["rules"]}
     files = []
     for name, (bad, good) in CASES.items():
         series = bad if fires else good
-        # The last minute of the series: a day for what needs a day.
+        # The last minute of the series; one alert needs a series of a day.
         at = "1500m" if name == "FlyerCrossZoneTokenHeldLong" else "178m"
         alerts_firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) > bool 0'
         test = {

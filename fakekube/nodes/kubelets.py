@@ -88,8 +88,8 @@ class Kubelets:
         self.exits = exits
         self.start_seconds = start_seconds
         self.term_seconds = term_seconds
-        self.tells_end_after_seconds = 0.0  # delay of a container's end in its status
-        self.tells_end_after: Callable[[], float] = lambda: self.tells_end_after_seconds
+        self.end_report_seconds = 0.0  # delay of a container's end in its status
+        self.end_report_delay: Callable[[], float] = lambda: self.end_report_seconds
         self.stopped_nodes: set[str] = set()  # their kubelets are dead
         self.stuck_nodes: set[str] = set()  # their pods never end
         self.refuses_start: set[str] = set()  # their pods stay Pending
@@ -129,7 +129,7 @@ class Kubelets:
 
     def finish(self, namespace: str, name: str, end: Exit | None = None) -> None:
         """End the pod's container; the kubelet updates the status later."""
-        seconds = self.tells_end_after() if self.containers is None else 0.0
+        seconds = self.end_report_delay() if self.containers is None else 0.0
         if seconds:
             self._spawn(self._finish_later(seconds, namespace, name, end))
         else:
@@ -303,7 +303,7 @@ class Kubelets:
     async def _conclude(self, pod: Object, end: Exit) -> None:
         """Stop the sidecar after the main container; then the pod has ended."""
         assert self.containers is not None, "one of its containers has ended"
-        await asyncio.sleep(self.tells_end_after())
+        await asyncio.sleep(self.end_report_delay())
         if pod["spec"]["nodeName"] in self.stopped_nodes | self.stuck_nodes:
             return
         await self.containers.stop(pod["metadata"]["uid"])

@@ -57,7 +57,7 @@ def reduce_everything(rank, size):
 
 
 def reduce_many(rank, size):
-    """As one operation, with and without a wait; elements between the pieces do not change."""
+    """Reduces pieces as one operation, with and without a wait; elements between them are kept."""
     group = hfreduce.torch.communicator()
     flat = np.full(1_000, 7.0, np.float32)
     pieces = [flat[start : start + 3] for start in range(0, 1_000, 5)]
@@ -78,7 +78,7 @@ def reduce_many(rank, size):
     hfreduce.allreduce(first, group)
     until = time.monotonic() + 60
     while is_held():
-        assert time.monotonic() < until, "memory is never released"
+        assert time.monotonic() < until, "memory is still held after 60 s"
         time.sleep(0.01)
     return True
 
@@ -89,7 +89,7 @@ def test_many_arrays_are_one_operation():
 
 
 def reduce_a_million(rank, size):
-    """More tensors than a model has, in one operation."""
+    """Reduces more tensors than a model has in one operation."""
     group = hfreduce.torch.communicator()
     numbers = np.arange(2_000_000, dtype=np.float32) % 1_000
     expected = numbers.copy()
@@ -107,21 +107,21 @@ def test_a_million_tensors_of_one_element_are_summed_without_the_elements_betwee
     assert [outcome.value for outcome in outcomes] == [True] * 2, outcomes
 
 
-class Unchanging(Exported):
+class Immutable(Exported):
     """Like an array of JAX: read-only, of a library whose arrays are immutable."""
 
     __module__ = "jaxlib.xla_extension"
 
 
-def reduce_elsewhere(rank, size):
-    """The input stays as it is."""
+def reduce_to_another_array(rank, size):
+    """Reduces immutable arrays to `out`; the input does not change."""
     group = hfreduce.torch.communicator()
     for dtype in (torch.float32, torch.bfloat16):
         tensor = torch.full((2, 3), rank + 1.0).to(dtype)
         with pytest.raises(ValueError, match="are immutable: pass `out`"):
-            hfreduce.allreduce(Unchanging(tensor), group)
+            hfreduce.allreduce(Immutable(tensor), group)
         result = torch.zeros(6, dtype=dtype)
-        hfreduce.allreduce(Unchanging(tensor), group, out=result)
+        hfreduce.allreduce(Immutable(tensor), group, out=result)
         assert result.tolist() == [sum(range(1, size + 1))] * 6
         assert tensor.tolist() == [[rank + 1.0] * 3] * 2
     numbers = np.full((3, 2), rank)
@@ -145,7 +145,7 @@ def reduce_elsewhere(rank, size):
 
 
 def test_an_immutable_array_is_reduced_to_another():
-    outcomes = run(reduce_elsewhere, Layout.one_node(2))
+    outcomes = run(reduce_to_another_array, Layout.one_node(2))
     assert [outcome.value for outcome in outcomes] == [True] * 2, outcomes
 
 

@@ -12,7 +12,7 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// The acceptor's side, blocking: ports run it without blocking.
+/// The acceptor's side with blocking calls; services use asynchronous ones.
 fn accept(
     stream: &TcpStream,
     key: &Key,
@@ -59,7 +59,7 @@ fn meet<T>(
 }
 
 #[test]
-fn the_same_key_opens() {
+fn peers_with_the_same_key_are_accepted() {
     let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(1), CONTEXT, &[], soon()));
     assert!(accepted.is_ok() && dialed.is_ok());
 }
@@ -93,7 +93,7 @@ fn a_modified_greeting_is_refused() {
 
 #[test]
 fn a_dialer_without_the_key_cannot_pass_by_reflection() {
-    // It answers the challenge with the acceptor's own proof.
+    // It answers the challenge with the proof of the acceptor.
     let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
         stream.write_all(&[&MAGIC[..], &[7; 32]].concat()).unwrap();
         let mut challenge = [0; CHALLENGE_BYTES];
@@ -104,7 +104,7 @@ fn a_dialer_without_the_key_cannot_pass_by_reflection() {
 }
 
 #[test]
-fn garbage_is_reported_as_garbage() {
+fn data_of_another_protocol_is_reported_as_such() {
     let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a-long-enough-name\r\n\r\n").unwrap();
     });

@@ -18,7 +18,7 @@ pub(crate) unsafe fn put<T>(name: &str, to: *mut T, value: T) -> Result<(), Fail
 
 pub(crate) fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
     if value.is_nan() || value < 0.0 {
-        return Err(Failure::invalid(format!("{name} is {value}: give a time from 0 on")));
+        return Err(Failure::invalid(format!("{name} is {value}: expected 0 or more seconds")));
     }
     Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
 }

@@ -15,7 +15,7 @@ __all__ = ["NodeView"]
 
 @dataclass(frozen=True)
 class NodeView:
-    """Inventory and health as the resources see them."""
+    """Inventory and health, the input of all resources."""
 
     inventory: Inventory
     bad_gpus: frozenset[str] = frozenset()
@@ -26,11 +26,11 @@ class NodeView:
     cdi_error: str = ""
     """Why the specifications of mode `cdi` could not be written."""
     nvidia_cdi: frozenset[str] = frozenset()
-    """GPUs that NVIDIA's own CDI specification names: with it come the driver's libraries."""
+    """GPUs in NVIDIA's CDI specification, which also mounts the driver's libraries."""
     device_root: str = "/dev"
     slots: int = 64
-    """Containers that may share one port, a traffic class each counts for itself."""
+    """Maximum number of containers that share a port, for each traffic class."""
     topology_file: str = ""
     """NCCL's topology file on the host; empty if it could not be written."""
     exists: Callable[[str], bool] = field(default=lambda _: True, compare=False)
-    """Whether a device node is there."""
+    """Whether a device node exists."""

@@ -40,7 +40,7 @@ def test_it_parses_the_same_values_as_json(objects, last, ascii_only, indent, si
     assert read(text, size, gather) == (objects, "17")
 
 
-def test_no_items_may_be_null() -> None:
+def test_items_may_be_null() -> None:
     assert read(b'{"items":null,"metadata":{"resourceVersion":"3"}}', 5, 1) == ([], "3")
 
 

@@ -60,7 +60,7 @@ async def test_suspend_and_resume_lose_nothing(cluster, until):
 
 
 async def test_logs_of_a_suspended_attempt_stay_although_kubelets_are_slow(cluster, until):
-    cluster.kubelets.tells_end_after_seconds = 1.5
+    cluster.kubelets.end_report_seconds = 1.5
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("a", 2)

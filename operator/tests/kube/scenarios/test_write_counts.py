@@ -14,23 +14,25 @@ from fakekube.nodes.containers import Behaviour
 
 
 @pytest.fixture
-def patient(monkeypatch):
+def long_batches(monkeypatch):
     """Related events are batched, even on a busy host."""
     monkeypatch.setattr(event_queue, "GATHER_SECONDS", 1.0)
     monkeypatch.setattr(event_queue, "LEAVE_SECONDS", 30.0)
 
 
 def writes(cluster, since):
-    """Without Leases, whose writes do not depend on the number of jobs."""
+    """Writes except those of Leases, which do not depend on the number of jobs."""
     return [call for call in cluster.server.faults.writes(since=since) if call.resource != "leases"]
 
 
 @pytest.mark.parametrize(("zones", "nodes"), [("A", 1), ("AAAA", 4), ("AAABBB", 5), ("A" * 16, 16)])
-async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypatch, zones, nodes):
+async def test_a_start_costs_two_writes_per_node_plus_four(
+    cluster, until, monkeypatch, zones, nodes
+):
     # Nodes of zones are counted every three seconds, independently of starts.
     monkeypatch.setattr(QuotaStatusReporter, "mark_dirty", lambda _: None)
     cluster.nodes(zones)
-    # A term that is lost on a busy host, and its successor, write the topology.
+    # Long leases: on a busy host a short one is lost, and the next term writes the topology.
     operator = cluster.operator(LeaseSettings(namespace="fireflyer-system"))
     await until(lambda: operator.serves)
     since = len(cluster.server.faults.calls)
@@ -41,7 +43,7 @@ async def test_a_start_costs_two_writes_a_node_and_four(cluster, until, monkeypa
     assert len(calls) <= 2 * nodes + 4, calls
 
 
-async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
+async def test_pods_are_bound_before_more_are_created(cluster, until, monkeypatch):
     """Among many starting jobs, the first do not wait for the pods of the last."""
     monkeypatch.setattr(pod_control, "CONCURRENCY_MAX", 2)
     monkeypatch.setattr(pod_control, "CONCURRENCY_DURING_COMMITS", 1)
@@ -62,7 +64,7 @@ async def test_pods_are_bound_before_more_are_made(cluster, until, monkeypatch):
 
 @pytest.mark.parametrize("nodes", [1, 8])
 @pytest.mark.parametrize(("saves", "most"), [(False, 3), (True, 4)])
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_batches")
 async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, most):
     """One additional write for its checkpoint, which is stored before the gang's pods may end."""
     cluster.containers.behaviour = Behaviour(saves=saves)
@@ -79,7 +81,7 @@ async def test_a_suspension_costs_three_writes(cluster, until, nodes, saves, mos
     assert len(calls) <= most, calls
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("long_batches")
 async def test_nodes_that_become_empty_in_sequence_cost_one_write(cluster, until):
     """Kubelets report the ends of a suspended gang's pods at different times."""
     cluster.nodes("AAAA")
@@ -88,18 +90,18 @@ async def test_nodes_that_become_empty_in_sequence_cost_one_write(cluster, until
     cluster.submit("a", 4)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     delays = itertools.count(1)
-    cluster.kubelets.tells_end_after = lambda: 0.3 * next(delays)
+    cluster.kubelets.end_report_delay = lambda: 0.3 * next(delays)
     since = len(cluster.server.faults.calls)
     cluster.edit("a", suspend=True)
     await until(lambda: cluster.phase("a") is Phase.SUSPENDED)
-    assert next(delays) == 5, "each of the four kubelets took its time"
+    assert next(delays) == 5, "each of the four kubelets has used its delay"
     assert not cluster.status("a").occupied
     calls = [call for call in writes(cluster, since) if call.resource == "flyerjobs/status"]
     assert len(calls) <= 3, calls
 
 
-@pytest.mark.usefixtures("patient")
-async def test_a_reclaim_takes_no_more_than_is_needed(cluster, until):
+@pytest.mark.usefixtures("long_batches")
+async def test_a_preemption_evicts_no_more_gangs_than_needed(cluster, until):
     """Three writes per suspended gang, of any size."""
     cluster.containers.behaviour = Behaviour(saves=False)
     cluster.nodes("A" * 12)
@@ -129,7 +131,7 @@ def events_of(cluster, jobs):
     ]
 
 
-async def test_idleness_costs_nothing(cluster, until):
+async def test_an_idle_scheduler_writes_nothing(cluster, until):
     cluster.nodes("AAAA")
     limit = {"apiVersion": API_VERSION, "kind": "FlyerQuota", "spec": {"nodes": 9}}
     cluster.store.create("flyerquotas", {**limit, "metadata": {"name": "all"}})

@@ -50,7 +50,7 @@ impl Replica {
         Started::Op(op)
     }
 
-    /// After a newer chain: pending calls to the former successor are void.
+    /// Called after a new chain version: calls to the former successor are repeated to the current one.
     pub(super) fn proceed_all(&mut self, ctx: &mut Context<'_>) {
         let waiting: Vec<OpId> = self
             .ops
@@ -112,7 +112,8 @@ impl Replica {
         self.store(ctx, op, Step::Committing, action);
     }
 
-    /// Forwards the client's payload to a SERVING successor, or the whole content if that is gone.
+    /// Forwards the client's payload to a SERVING successor, or the whole
+    /// content if the payload is no longer in memory.
     fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
         let (change, payload, payload_checksum) = match &state.work {

@@ -7,7 +7,7 @@ use threefs_kv::{Operation, Transaction};
 use super::{Fence, OpError, fence, next_routing_version};
 use crate::rows::{self, NodeRow};
 
-/// Writes the node with `incarnation` as the current one; the previous one joins the former ones.
+/// Writes the node with `incarnation` as the current one, and records the previous one as former.
 pub(crate) struct RegisterNode {
     pub fence: Fence,
     pub info: NodeInfo,
