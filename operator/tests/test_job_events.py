@@ -74,7 +74,7 @@ def test_a_start_reports_whether_the_distribution_over_zones_is_the_same(same, w
     )
     (_, start) = job_events(FlyerJobStatus(), starting)
     assert start.message.endswith(words)
-    assert ("split" in start.message) == bool(words)
+    assert ("distribution" in start.message) == bool(words)
     past = History([event(1, "Submitted"), event(2, "Starting", 1, **start.fields)])
     (attempt,) = past.of("default/j").attempts
     assert attempt.same_zone_layout is same

@@ -151,7 +151,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<Communicator, CollectiveError> {
         self.identity.inbox.start(group, infos.len());
-        let about = self.rank_info(&infos, group, epoch);
+        let about = self.about(&infos, group, epoch);
         let recorder = Arc::new(Recorder::new(&self.options.folders, &about));
         let _ = self.recorder.set(recorder.clone());
         self.meet(infos, (group, epoch), recorder.clone(), deadline)

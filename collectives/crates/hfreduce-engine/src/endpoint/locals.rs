@@ -83,7 +83,7 @@ impl Endpoint {
         }
         let leader = members[0];
         let phase = "joining the node's shared memory";
-        self.record_phase(phase, leader);
+        self.says(phase, leader);
         let peer_error = |error: io::Error| {
             let kind = match error.kind() {
                 io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ErrorKind::TimedOut,
@@ -165,7 +165,7 @@ impl Endpoint {
         while arrived.len() + 1 < members.len() {
             let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank)).copied();
             let phase = "waiting for the ranks of this node";
-            self.record_phase(phase, missing.unwrap_or(self.options.rank));
+            self.says(phase, missing.unwrap_or(self.options.rank));
             while let Ok((stream, admitted)) = came.try_recv() {
                 under_way -= 1;
                 // Connections of other processes are closed.

@@ -300,7 +300,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "dialing a tree neighbor";
-        self.record_phase(phase, peer.rank);
+        self.says(phase, peer.rank);
         let from = self.options.rank;
         dial(
             &self.identity.key,
@@ -323,7 +323,7 @@ impl Endpoint {
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "waiting for a tree neighbor";
         let expected = Hello { group, from: rank, purpose: Purpose::Tree, stream };
-        self.record_phase(phase, rank);
+        self.says(phase, rank);
         let mut arrived = lock(&self.identity.inbox.arrived);
         loop {
             if let Some(at) = arrived.iter().position(|(hello, ..)| *hello == expected) {

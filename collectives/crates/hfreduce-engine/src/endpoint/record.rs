@@ -8,7 +8,7 @@ use hfreduce_core::reconfigure::Start;
 use hfreduce_shm::flight::{RankInfo, Recorder};
 
 impl Endpoint {
-    pub(super) fn rank_info(&self, infos: &[Info], group: u64, epoch: u32) -> RankInfo {
+    pub(super) fn about(&self, infos: &[Info], group: u64, epoch: u32) -> RankInfo {
         let rank = self.options.rank;
         let (node, local) = (self.placement.node_of(rank), self.placement.local_of(rank));
         let flows = Flows::new(&self.plan, node);
@@ -32,7 +32,7 @@ impl Endpoint {
     }
 
     /// Records the phase of `connect`.
-    pub(super) fn record_phase(&self, phase: &str, rank: u32) {
+    pub(super) fn says(&self, phase: &str, rank: u32) {
         if let Some(recorder) = self.recorder.get() {
             recorder.waiting(None, phase, Some(rank));
         }
@@ -40,7 +40,7 @@ impl Endpoint {
 }
 
 /// A recorder for the time between two epochs: ranks are positions in the list of members.
-pub(super) fn recorder_between_epochs(options: &Options, start: &Start) -> Recorder {
+pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
     let place = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
     let about = RankInfo {
         job: options.job.clone(),
