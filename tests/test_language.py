@@ -14,7 +14,7 @@ OWN = r"(?:its|their|his|our|one's)"
 LIMITS = {
     r"\b(?:nobody|somebody|everybody|whoever|whomever|whom)\b": 4,
     r"\b(?:tell|tells|told|telling)\b": 14,
-    r"\b(?:begin|begins|begun|began|beginning)\b": 92,
+    r"\b(?:begin|begins|begun|began|beginning)\b": 77,
     rf"\b(?:of {OWN} own|of ours)\b": 11,
     r"\b(?:go|goes|going|went|gone) on\b": 0,
     r"(?<!as )\bso (?:many|long|much)\b(?! as)": 0,

@@ -39,7 +39,7 @@ def handle_tick(_event: events.Tick, _cycle: CycleState) -> None:
 
 
 def handle_node_observed(event: events.NodeObserved, cycle: CycleState) -> None:
-    """Record the node. A ready node is no longer lost."""
+    """Record the node. A ready node is not lost any more."""
     node = event.node
     node_state = cycle.nodes.get(node.name) or NodeState(node)
     loss = "" if node.ready else node_state.lost
@@ -66,7 +66,7 @@ def handle_node_removed(event: events.NodeRemoved, cycle: CycleState) -> None:
     reason = (
         "the Node object was deleted"
         if event.lost
-        else "the node is no longer labelled for the scheduler"
+        else "the node has lost its labels for the scheduler"
     )
     loss = node_state.lost or ("NodeDeleted" if event.lost else "")
     node = replace(node_state.node, ready=False, reason=reason)
