@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import hypothesis.strategies as st
-from flyer.engine.preemption import Candidate, cheapest_cover, cheapest_set
+from flyer.engine.victim_search import Candidate, cheapest_cover, cheapest_set
 from hypothesis import given, settings
 
 CANDIDATES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), min_size=0, max_size=8).map(

@@ -16,12 +16,12 @@ A step runs the stages of `cycle` in this order:
 |---|---|
 | `engine` | entry: `step`, `rebuild`, `explain`, `quota_holdings` |
 | `events`, `actions`, `settings`, `errors` | the interface to drivers |
-| `ordering` | the scheduling policy: order of the queue, choice of victims |
 | `cycle` | the stages of a step |
 | `explain` | why a job waits, and what would give it nodes |
-| `preemption` | which jobs to preempt, and their eviction |
+| `victim_search` | the cheapest set of jobs to preempt |
 | `quota` | usage of quotas, admission of waiting jobs |
 | `placement` | which nodes are available to a job, and which of them it gets |
+| `scheduling_policy` | order of the queue; which jobs may be preempted when, and the cost |
 | `state` | the values that a step reads and replaces, and the transitions of a job |
 | `decision_log` | recording and replay of steps |
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine.ordering import queue_position
 from flyer.engine.placement.availability import NodeAvailability
+from flyer.engine.scheduling_policy import queue_position
 from flyer.engine.state.cycle_state import CycleState
 from flyer.engine.state.jobs import ACTIVE, RESERVING
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flyer.engine.ordering import in_refusal_cooldown
 from flyer.engine.placement import node_selection
 from flyer.engine.placement.node_selection import (
     PlacementOption,
@@ -17,9 +16,10 @@ from flyer.engine.placement.reservations import (
     is_ahead_of_its_turn,
     is_reserved_for_others,
 )
-from flyer.engine.preemption import preempt, preemption_plan
+from flyer.engine.scheduling_policy import in_refusal_cooldown, is_time_slice_over
 from flyer.engine.state import transitions
-from flyer.engine.state.jobs import ACTIVE, JobState
+from flyer.engine.state.jobs import ACTIVE, WAITING, JobState
+from flyer.engine.victim_search import preemption_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,10 +92,41 @@ def _place_on(
                 cycle.delayed_preemptions.add(job.key)
                 return False
             early = is_ahead_of_its_turn(availability, job, plan[0], reservations)
-            preempt(availability, job, *plan, backfill=early)
+            _preempt(availability, job, *plan, backfill=early)
             availability.refresh()
             return True
     return False
+
+
+def _preempt(
+    availability: NodeAvailability,
+    job: JobState,
+    nodes: tuple[Node, ...],
+    victims: tuple[str, ...],
+    *,
+    backfill: bool,
+) -> None:
+    """Reserve the nodes for the job, and evict the victims from them.
+
+    A victim that has only reserved nodes loses the reservation, and no work. A job that already
+    leaves these nodes continues to leave them.
+    """
+    cycle = availability.cycle
+    for key in victims:
+        victim = cycle.jobs[key]
+        over = is_time_slice_over(cycle, job, victim)
+        if victim.status.phase in WAITING:
+            transitions.drop_reservation(cycle, key)
+            continue
+        why = f"preempted by {job.key} of {job.user} (priority {job.spec.priority})"
+        if over:
+            why = f"its time slice is over: {job.key} of {job.user} has its turn"
+        transitions.request_suspension(cycle, key, reason="Preempted", by=job.key, message=why)
+        if over:
+            transitions.end_time_slice(cycle, key)
+        elif victim.user != job.user:  # else users could protect their own jobs by preempting them
+            transitions.count_preemption(cycle, key)
+    transitions.reserve(cycle, job.key, nodes, backfill=backfill)
 
 
 def _fits_otherwise(
@@ -150,4 +181,4 @@ def _fit_free(
     return None
 
 
-__all__ = ["allocate", "in_refusal_cooldown"]
+__all__ = ["allocate"]

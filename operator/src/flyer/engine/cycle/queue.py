@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from flyer.api import Phase, Priority
 from flyer.api.waiting import PENDING_EVALUATION, PODS_REFUSED
-from flyer.engine.ordering import queue_position
 from flyer.engine.placement.node_selection import needs_of, zone_layout_deadline
 from flyer.engine.quota import admission
 from flyer.engine.quota.snapshot import active_quotas, subjects_of
+from flyer.engine.scheduling_policy import queue_position
 from flyer.engine.state.queue import Basis, ClassKey, Contender, Entry, Queue
 from flyer.engine.state.quotas import ANY
 
@@ -203,7 +203,7 @@ class _Cursor:
     @property
     def next(self) -> Contender:
         place, key = self.members[self.at]
-        return (place if self.level is None else (-self.level, *place[1:])), key
+        return (place if self.level is None else place.at_level(self.level)), key
 
 
 class Walk:

@@ -19,11 +19,11 @@ from flyer.engine.cycle.queue import Walk, updated_queue
 from flyer.engine.explain import pending_reasons
 from flyer.engine.explain.pending_reasons import PendingReasonCache
 from flyer.engine.explain.pending_writer import PendingWriter
-from flyer.engine.ordering import in_refusal_cooldown, queue_position
 from flyer.engine.placement.availability import NodeAvailability
 from flyer.engine.placement.node_selection import needs_of, zone_layout_deadline
 from flyer.engine.placement.reservations import Reservation, reservation_for
 from flyer.engine.quota.admission import QuotaAdmission
+from flyer.engine.scheduling_policy import in_refusal_cooldown, queue_position
 from flyer.engine.state import transitions
 from flyer.engine.state.jobs import WAITING, JobState
 
@@ -116,7 +116,7 @@ class _SchedulingPass:
                     continue
                 self._looks[job.user] += 1
                 visited.add(key)
-                self._admission.enter(job, -place[0])
+                self._admission.enter(job, place.level)
             ends = self._try_job(job, class_key)
             if ends and class_key is not None and self._waiting >= _HEAD_JOBS:
                 self._walk.skip()

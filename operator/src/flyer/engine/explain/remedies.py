@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine import ordering
+from flyer.engine import scheduling_policy
 from flyer.engine.placement.node_selection import node_requirements, placement_options
-from flyer.engine.preemption import preemption_plan
 from flyer.engine.state.explanation import Remedy
+from flyer.engine.victim_search import preemption_plan
 
 if TYPE_CHECKING:
     from flyer.engine.placement.availability import NodeAvailability
@@ -102,7 +102,9 @@ def _found(availability: NodeAvailability, job: JobState) -> tuple[Remedy, ...]:
             if plan is None or not plan[1]:
                 continue
             victims = plan[1]
-            lost_node_ms = sum(ordering.lost_node_ms(cycle, cycle.jobs[key]) for key in victims)
+            lost_node_ms = sum(
+                scheduling_policy.lost_node_ms(cycle, cycle.jobs[key]) for key in victims
+            )
             text = "; ".join(f"flyer suspend {key}" for key in victims)
             remedies.append(
                 Remedy(text, "frees the nodes once it has saved", lost_node_ms / 1000, jobs=victims)

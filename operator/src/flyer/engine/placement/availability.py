@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from flyer.engine import ordering
+from flyer.engine import scheduling_policy
 from flyer.engine.placement import node_selection
 from flyer.engine.placement.node_selection import PlacementHistory, by_zone, node_requirements
 from flyer.engine.state.jobs import ACTIVE, RESERVING, JobState
@@ -58,7 +58,7 @@ class NodeAvailability:
     _inventory: Counter[tuple[str, str, int]] | None = field(init=False)
     _positions: dict[str, int] | None = field(init=False)
     _supplies: dict[tuple[str | None, str | None, int], Supply] = field(init=False)
-    _protections: dict[str, ordering.Protection] = field(init=False)
+    _protections: dict[str, scheduling_policy.Protection] = field(init=False)
     _costs: dict[str, int] = field(init=False)
     _freed: dict[str, list[Node]] = field(init=False)
     _backfilled: bool = field(init=False)
@@ -275,7 +275,7 @@ class NodeAvailability:
         """The properties of a waiting job that decide which jobs it may preempt, and when."""
         # A job started by backfill can be preempted by any job ahead of it, so each is different.
         own = job.key if self._backfilled else ""
-        return self.cycle.level(job), ordering.is_crash_looping(self.cycle, job), own
+        return self.cycle.level(job), scheduling_policy.is_crash_looping(self.cycle, job), own
 
     def preemptible_at(self, job: JobState, victim: JobState) -> float:
         """From when on the job may preempt the victim; infinite: never in the current state."""
@@ -283,13 +283,15 @@ class NodeAvailability:
         if victim.key == job.key or phase not in RESERVING or assignment is None:
             return math.inf
         if victim.key not in self._protections:
-            self._protections[victim.key] = ordering.protection(self.cycle, victim)
-        return ordering.preemptible_at(self.cycle, job, victim, self._protections[victim.key])
+            self._protections[victim.key] = scheduling_policy.protection(self.cycle, victim)
+        return scheduling_policy.preemptible_at(
+            self.cycle, job, victim, self._protections[victim.key]
+        )
 
     def cost_node_ms(self, victim: JobState) -> int:
         """The cost of preempting the victim."""
         if victim.key not in self._costs:
-            self._costs[victim.key] = ordering.preemption_cost_node_ms(self.cycle, victim)
+            self._costs[victim.key] = scheduling_policy.preemption_cost_node_ms(self.cycle, victim)
         return self._costs[victim.key]
 
     def placement_history(self, job: JobState) -> PlacementHistory:

@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING
 
 from flyer.api import quantize
-from flyer.engine.ordering import is_crash_looping
+from flyer.engine.scheduling_policy import is_crash_looping
 from flyer.engine.state.nodes import Node, natural_order
 
 if TYPE_CHECKING:

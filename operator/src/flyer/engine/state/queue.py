@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -11,8 +11,27 @@ if TYPE_CHECKING:
     from flyer.engine.state.preemption_limits import Limits
     from flyer.engine.state.quotas import Quota
 
+
+class QueuePosition(NamedTuple):
+    """Sort key of a waiting job; the priority level comes first, the highest level first."""
+
+    negated_level: int
+    turn_at: float
+    submitted_at: float
+    job: str
+
+    @property
+    def level(self) -> int:
+        """Priority level at which the job waits."""
+        return -self.negated_level
+
+    def at_level(self, level: int) -> QueuePosition:
+        """The position that the job has at another priority level."""
+        return self._replace(negated_level=-level)
+
+
 # A position in the queue, and the key of the job there.
-Contender = tuple[tuple[int, float, float, str], str]
+Contender = tuple[QueuePosition, str]
 ClassKey = tuple[object, ...]
 
 

@@ -1,4 +1,4 @@
-"""Preemption: the nodes and the cheapest victims for a job, and the eviction of the victims."""
+"""Search for victims: the cheapest set of jobs whose preemption gives a job its nodes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flyer.api import Phase
-from flyer.engine import ordering
+from flyer.engine import scheduling_policy
 from flyer.engine.placement import node_selection
 from flyer.engine.placement.node_selection import PlacementOption, by_zone
 from flyer.engine.placement.reservations import Reservation, is_reserved_for_others
-from flyer.engine.state import transitions
-from flyer.engine.state.jobs import WAITING, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from flyer.engine.placement.availability import NodeAvailability
+    from flyer.engine.state.jobs import JobState
     from flyer.engine.state.nodes import Node
 
 # Above this size a greedy search replaces the exact one, so that a decision takes milliseconds.
@@ -83,7 +82,7 @@ def _kept_for_others(
     others_reservations = [
         reservation
         for reservation in reservations
-        if not ordering.is_crash_looping(cycle, cycle.jobs[reservation.job])
+        if not scheduling_policy.is_crash_looping(cycle, cycle.jobs[reservation.job])
     ]
     return {name for reservation in others_reservations for name in reservation.nodes}
 
@@ -119,7 +118,7 @@ def _victims_for(
     ]
     candidates.sort(
         key=lambda candidate: (
-            candidate.cost_node_ms, ordering.victim_order(cycle, cycle.jobs[candidate.job])
+            candidate.cost_node_ms, scheduling_policy.victim_order(cycle, cycle.jobs[candidate.job])
         )
     )  # fmt: skip
     if not option.crosses:
@@ -139,37 +138,6 @@ def _victims_for(
         enough,
     )
     return None if selection is None else tuple(sorted(match.job for match in selection))
-
-
-def preempt(
-    availability: NodeAvailability,
-    job: JobState,
-    nodes: tuple[Node, ...],
-    victims: tuple[str, ...],
-    *,
-    backfill: bool = False,
-) -> None:
-    """Reserve the nodes for the job, and evict the victims from them.
-
-    A victim that has only reserved nodes loses the reservation, and no work. A job that already
-    leaves these nodes continues to leave them.
-    """
-    cycle = availability.cycle
-    for key in victims:
-        victim = cycle.jobs[key]
-        over = ordering.is_time_slice_over(cycle, job, victim)
-        if victim.status.phase in WAITING:
-            transitions.drop_reservation(cycle, key)
-            continue
-        why = f"preempted by {job.key} of {job.user} (priority {job.spec.priority})"
-        if over:
-            why = f"its time slice is over: {job.key} of {job.user} has its turn"
-        transitions.request_suspension(cycle, key, reason="Preempted", by=job.key, message=why)
-        if over:
-            transitions.end_time_slice(cycle, key)
-        elif victim.user != job.user:  # else users could protect their own jobs by preempting them
-            transitions.count_preemption(cycle, key)
-    transitions.reserve(cycle, job.key, nodes, backfill=backfill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +194,4 @@ def cheapest_set(
     return tuple(selection)
 
 
-__all__ = ["Candidate", "cheapest_cover", "cheapest_set", "preempt", "preemption_plan"]
+__all__ = ["Candidate", "cheapest_cover", "cheapest_set", "preemption_plan"]

@@ -2,7 +2,7 @@
 
 A second policy replaces the functions of this module: the queue is sorted by `queue_position`, and
 the cheapest victims by `preemption_cost_node_ms` are chosen among those that `preemptible_at`
-allows. The search for victims (`preemption/`) only compares these costs.
+allows. `victim_search` only compares these costs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from flyer.api import quantize
 from flyer.api.waiting import PODS_REFUSED
 from flyer.engine.state.jobs import ACTIVE
+from flyer.engine.state.queue import QueuePosition
 
 if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.jobs import JobState
 
-QueuePosition = tuple[int, float, float, str]
 # When the minimum run time and the time slice of a job end.
 Protection = tuple[float, float]
 # Larger than any sum of other costs: 10,000 nodes for a century cost less.
@@ -28,12 +28,13 @@ _OVER_BUDGET_NODE_MS = 10**18
 def queue_position(cycle: CycleState, job: JobState) -> QueuePosition:
     """Sort key in the queue: priority, then submit time or, if later, the end of the time slice.
 
-    A job that was interrupted keeps its position, unless it has used its time slice.
+    A job that was interrupted keeps its position, unless it has used its time slice. The queue is
+    kept between steps: the key depends on the job and on `Basis`, not on the time.
     """
     history = job.status.history
     submitted_at = history.submitted_at if history.submitted_at is not None else cycle.now
     turn_at = history.turn_at if history.turn_at is not None else submitted_at
-    return -cycle.level(job), turn_at, submitted_at, job.key
+    return QueuePosition(-cycle.level(job), turn_at, submitted_at, job.key)
 
 
 def is_crash_looping(cycle: CycleState, job: JobState) -> bool:
@@ -165,7 +166,6 @@ def victim_order(cycle: CycleState, victim: JobState) -> tuple[int, float, str]:
 
 __all__ = [
     "Protection",
-    "QueuePosition",
     "in_refusal_cooldown",
     "is_crash_looping",
     "is_time_slice_over",
