@@ -19,7 +19,7 @@ const RANK_BYTES_MAX: usize = 4 << 10;
 const GROUP_BYTES_MAX: usize = 64 << 10;
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// Why a blob cannot be made or read.
+/// Why a blob cannot be created or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     /// The values are longer than those of a group of this size can be.
@@ -29,12 +29,12 @@ pub enum BundleError {
     TooLong {
         /// How many ranks there are.
         ranks: usize,
-        /// Bytes that were given, or that were read before the rest was refused.
+        /// Bytes of the values, or bytes that were decompressed before the limit.
         bytes: usize,
         /// The limit of a group of this size.
         max: usize,
     },
-    /// Damaged, or made by another release or program.
+    /// Damaged, or created by another release or program.
     #[error("the values of {ranks} ranks cannot be read ({detail}): install the same release")]
     Damaged {
         /// How many ranks there are.
@@ -76,7 +76,7 @@ pub fn pack<V: AsRef<[u8]>>(values: &[V]) -> Result<Vec<u8>, BundleError> {
 /// The values of `ranks` ranks, in rank order.
 ///
 /// # Errors
-/// [`BundleError`]; memory is taken for what a group of this size may bring at most.
+/// [`BundleError`]; memory is allocated for at most the values of a group of this size.
 pub fn unpack(blob: &[u8], ranks: usize) -> Result<Vec<Vec<u8>>, BundleError> {
     let max = values_bytes_max(ranks);
     let mut decoder = ZlibDecoder::new(blob);
@@ -100,8 +100,9 @@ fn cut(plain: &[u8], ranks: usize) -> Result<Vec<Vec<u8>>, BundleError> {
     for (rank, length) in lengths.as_chunks().0.iter().enumerate() {
         let length = u32::from_le_bytes(*length) as usize;
         let Some((value, others)) = rest.split_at_checked(length) else {
-            let left = rest.len();
-            return Err(damaged(ranks, &format!("rank {rank} has {length} bytes of {left}")));
+            let remaining = rest.len();
+            let problem = format!("rank {rank} has {length} bytes of {remaining}");
+            return Err(damaged(ranks, &problem));
         };
         values.push(value.to_vec());
         rest = others;
@@ -137,7 +138,7 @@ mod tests {
         #![proptest_config(cases(500))]
 
         #[test]
-        fn values_are_read_as_they_were_packed_and_damage_is_refused_or_bounded(
+        fn packed_values_are_read_and_damage_is_refused_or_bounded(
             values in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..6),
             changes in changes(),
         ) {
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_the_group_may_bring_is_refused_by_its_size() {
+    fn values_above_the_limit_of_the_group_are_refused_with_their_size() {
         let max = values_bytes_max(2);
         // A decompression bomb: 64 KiB that become 64 MiB.
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
@@ -191,17 +192,18 @@ mod tests {
     #[test]
     fn damage_is_named() {
         let lengths = |lengths: &[u32], rest: &[u8]| {
-            let mut plain: Vec<u8> = lengths.iter().flat_map(|one| one.to_le_bytes()).collect();
+            let mut plain: Vec<u8> =
+                lengths.iter().flat_map(|length| length.to_le_bytes()).collect();
             plain.extend(rest);
             zlib(&plain)
         };
         let mut followed = lengths(&[1, 1], b"ab");
         followed.push(0);
-        let whole = lengths(&[1, 1], b"ab");
+        let complete = lengths(&[1, 1], b"ab");
         let damages = [
             (vec![], "incomplete"),
             (b"GET / HTTP/1.0".to_vec(), "corrupt"),
-            (whole[..whole.len() - 1].to_vec(), "incomplete"),
+            (complete[..complete.len() - 1].to_vec(), "incomplete"),
             (lengths(&[1], b""), "fewer lengths"),
             (lengths(&[1, u32::MAX], b"ab"), "rank 1 has 4294967295 bytes of 1"),
             (lengths(&[1, 1], b"abc"), "1 bytes belong to no rank"),

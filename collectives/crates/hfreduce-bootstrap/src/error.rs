@@ -2,13 +2,13 @@
 
 use hfreduce_engine::CollectiveError;
 
-use crate::meeting::MeetingError;
+use crate::tcp_rendezvous::TcpRendezvousError;
 use crate::topology::TopologyError;
 use crate::variables::SettingError;
 
 /// Why a rank did not join its group; `E` is the error of its rendezvous.
 #[derive(Debug, thiserror::Error)]
-pub enum JoinError<E = MeetingError> {
+pub enum JoinError<E = TcpRendezvousError> {
     /// A setting cannot be used.
     #[error(transparent)]
     Setting(#[from] SettingError),

@@ -16,16 +16,16 @@ use hfreduce_daemon::{AnyEndpoint, AnyNewcomer};
 use hfreduce_engine::{Communicator, Options, check_descriptors};
 
 use crate::error::JoinError;
-use crate::meeting::{Meeting, Who};
 use crate::membership::Membership;
 use crate::phases::{PlaceValue, exchange_infos, exchange_places};
 use crate::rendezvous::Rendezvous;
 use crate::settings::Settings;
+use crate::tcp_rendezvous::{RankIdentity, TcpRendezvous};
 use crate::topology::{Place, Topology};
 use crate::variables::SettingError;
 use crate::world::World;
 
-/// Time to connect that a rank has even if the rendezvous took all of it.
+/// Minimum time to connect, even if the rendezvous used up the deadline.
 const CONNECT_MIN: Duration = Duration::from_millis(100);
 
 /// A connected group.
@@ -37,28 +37,29 @@ pub struct Joined {
 }
 
 impl Settings {
-    /// Meets the other ranks at the address of the rendezvous, and connects.
+    /// Exchanges endpoints with the other ranks at the address of the rendezvous, and connects.
     ///
     /// # Errors
     /// [`JoinError`] names the ranks that are absent or disagree.
     pub fn join(&self) -> Result<Communicator, JoinError> {
         let deadline = Deadline::after(self.connect);
-        let meeting = self.meeting()?;
+        let rendezvous = self.open_rendezvous()?;
         let membership = Membership::world(self.rank, self.world_size)?;
-        Ok(self.join_through(&meeting, &membership, deadline)?.communicator)
+        Ok(self.join_through(&rendezvous, &membership, deadline)?.communicator)
     }
 
     /// Opens the rendezvous of all ranks at its address.
     ///
     /// # Errors
-    /// The address cannot be used, or as for [`Meeting::new`].
-    pub fn meeting(&self) -> Result<Meeting, JoinError> {
+    /// The address cannot be used, or as for [`TcpRendezvous::new`].
+    pub fn open_rendezvous(&self) -> Result<TcpRendezvous, JoinError> {
         let (host, port) = self.rendezvous_address()?;
-        let who = Who { job: self.job.clone(), rank: self.rank, world_size: self.world_size };
-        Meeting::new(who, &host, port, &self.key).map_err(JoinError::Rendezvous)
+        let identity =
+            RankIdentity { job: self.job.clone(), rank: self.rank, world_size: self.world_size };
+        TcpRendezvous::new(identity, &host, port, &self.key).map_err(JoinError::Rendezvous)
     }
 
-    /// Meets the other members of a group through `rendezvous`, and connects. All members call this
+    /// Exchanges endpoints with the other members through `rendezvous`, and connects. All members call this
     /// at about the same time.
     ///
     /// # Errors
@@ -108,7 +109,7 @@ impl Settings {
     }
 
     /// Opens a newcomer: a process that waits for admission to an existing group. It has a place
-    /// and a key; the members assign its rank, so it does not take part in a meeting.
+    /// and a key; the members assign its rank, so it does not take part in a rendezvous.
     ///
     /// # Errors
     /// A setting cannot be used, or the engine fails.

@@ -62,7 +62,7 @@ pub(crate) fn exchange_places<R: Rendezvous>(
     let exchanged = rendezvous.exchange(PLACE, &value, deadline).map_err(JoinError::Rendezvous)?;
     let places = agree(membership, own, topology, &exchanged.values)?;
     if membership.is_world() && !exchanged.name.is_empty() {
-        World::keep(&own.job, membership, exchanged.name, &places);
+        World::store(&own.job, membership, exchanged.name, &places);
     }
     Ok(places)
 }

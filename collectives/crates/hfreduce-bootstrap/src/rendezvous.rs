@@ -5,8 +5,8 @@ use fabric::deadline::Deadline;
 /// The result of one exchange.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exchanged {
-    /// Random name of this exchange, equal on all ranks; empty if the rendezvous serves one group
-    /// only.
+    /// Random name of this exchange, equal on all ranks; empty if the rendezvous serves only one
+    /// group.
     pub name: String,
     /// The values of all ranks, in rank order.
     pub values: Vec<Vec<u8>>,

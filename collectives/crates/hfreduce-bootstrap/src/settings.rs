@@ -1,4 +1,4 @@
-//! Settings of a rank: where its group meets, and how it runs, from the environment.
+//! Settings of a rank, from the environment: the address of the rendezvous and engine options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::wire::WORLD_MAX;
 
 const KEY_BYTES_MIN: usize = 16;
 const KEY_BYTES_MAX: usize = 4096;
-/// A single rank authenticates to no peer.
+/// Key of a group of one rank, which has no peer.
 const KEY_OF_ONE: [u8; 32] = [0; 32];
 
 /// Settings of one rank.
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn an_invalid_setting_is_named() {
         let two = [("RANK", "0"), ("WORLD_SIZE", "2"), ("HFREDUCE_RENDEZVOUS", "a:1")];
         for (name, pairs) in [
             ("WORLD_SIZE", vec![]),

@@ -73,7 +73,7 @@ impl Reader<'_> {
         let list =
             list.ok_or_else(|| self.invalid("nodes", value, "a list of at least one node"))?;
         let mut places: Vec<Place> = Vec::with_capacity(list.len());
-        let mut seen: HashMap<&str, usize> = HashMap::new();
+        let mut indices: HashMap<&str, usize> = HashMap::new();
         for (index, node) in list.iter().enumerate() {
             let field = |name: &str| format!("nodes[{index}]{name}");
             if !node.is_object() {
@@ -89,7 +89,7 @@ impl Reader<'_> {
                 Value::Null => None,
                 _ => Some(text("address", "an IP address")?.to_owned()),
             };
-            if let Some(first) = seen.insert(name, index) {
+            if let Some(first) = indices.insert(name, index) {
                 let expected = format!("a name other than that of nodes[{first}]");
                 return Err(self.invalid(field(".name"), &node["name"], &expected));
             }
@@ -188,7 +188,7 @@ impl Topology {
         if own != world_size {
             let problem = format!(
                 "{} nodes of {} ranks are {own}, but the job has {world_size} (WORLD_SIZE); start \
-                 as many or correct the file",
+                 {own} ranks or correct the file",
                 self.nodes.len(),
                 self.ranks_per_node
             );
@@ -231,9 +231,9 @@ mod tests {
             Ok(read) => {
                 prop_assert!(read.ranks_per_node > 0 && !read.nodes.is_empty());
                 let zone = |name: &str| {
-                    let mut found = read.nodes.iter().filter(|place| place.node == name);
-                    let first = found.next().map(|place| place.zone.clone());
-                    first.filter(|zone| !zone.is_empty() && found.next().is_none())
+                    let mut places = read.nodes.iter().filter(|place| place.node == name);
+                    let first = places.next().map(|place| place.zone.clone());
+                    first.filter(|zone| !zone.is_empty() && places.next().is_none())
                 };
                 prop_assert!(read.nodes.iter().all(|place| zone(&place.node).is_some()));
                 for [a, b] in &read.bridges {
@@ -272,14 +272,14 @@ mod tests {
         }
 
         #[test]
-        fn a_garbled_file_too(changes in changes()) {
+        fn a_garbled_file_is_refused_by_name_or_keeps_every_rule(changes in changes()) {
             let bytes = changed(document().to_string().as_bytes(), &changes);
             check(&String::from_utf8_lossy(&bytes))?;
         }
     }
 
     #[test]
-    fn the_whole_one_is_read() {
+    fn a_complete_file_is_read() {
         let read = Topology::parse(&document().to_string(), "topology.json").unwrap();
         assert_eq!(read.places([3], 4).unwrap()[0].node, "b0");
         assert_eq!(read.bridges, [["a0".to_owned(), "b0".to_owned()]]);

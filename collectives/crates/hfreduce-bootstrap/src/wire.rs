@@ -1,19 +1,20 @@
-//! Wire format of a meeting, after both sides have proved that they hold the key.
+//! Wire format of the TCP rendezvous, after both sides have proved that they hold the key.
 //!
 //! ```text
-//! guest  "HFMEET02" world:u32 rank:u32 phase:u32+bytes value:u32+bytes
-//! host   0x00 blob:u32+bytes          the values of all ranks, as `bundle` packs them
-//!        0x01 absent:u32 absent × (rank:u32) detail:u32+bytes
+//! client  "HFMEET02" world:u32 rank:u32 phase:u32+bytes value:u32+bytes
+//! server  0x00 blob:u32+bytes          the values of all ranks, as `bundle` packs them
+//!         0x01 absent:u32 absent × (rank:u32) detail:u32+bytes
 //! ```
 //! All numbers are little-endian. Lengths are checked before memory is taken for them. The second
-//! answer is the same in every release, so that a guest of another release reads why it is refused.
+//! answer is the same in every release, so that a client of another release can read the reason of
+//! its refusal.
 
 use std::io::{self, Read, Write};
 
 use crate::bundle;
 
 const MAGIC: &[u8; 8] = b"HFMEET02";
-/// The longest value that a rank may bring, in bytes.
+/// The longest value of a rank, in bytes.
 pub const VALUE_BYTES_MAX: usize = 64 << 10;
 /// The longest name of a phase, in bytes.
 pub const PHASE_BYTES_MAX: usize = 64;
@@ -21,7 +22,7 @@ pub const PHASE_BYTES_MAX: usize = 64;
 pub(crate) const WORLD_MAX: u32 = 1 << 16;
 const DETAIL_BYTES_MAX: usize = 1024;
 
-/// A guest's request.
+/// The request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) world: u32,
@@ -30,10 +31,10 @@ pub(crate) struct Request {
     pub(crate) value: Vec<u8>,
 }
 
-/// What the host answers.
+/// The answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// One blob, packed once and the same for every guest.
+    /// One blob, packed once and the same for every client.
     Values(Vec<u8>),
     Failed {
         absent: Vec<u32>,
@@ -63,7 +64,7 @@ impl Request {
         let world = number(from)?;
         let rank = number(from)?;
         if world > WORLD_MAX || rank >= world {
-            return Err(invalid(format!("rank {rank} of {world} cannot be")));
+            return Err(invalid(format!("invalid rank {rank} of {world}")));
         }
         let phase = take(from, PHASE_BYTES_MAX)?;
         let phase = String::from_utf8(phase).map_err(|_| invalid("a phase is text".into()))?;
@@ -73,7 +74,7 @@ impl Request {
 }
 
 impl Answer {
-    /// A failure for which no rank has to come.
+    /// A failure without absent ranks.
     pub(crate) fn failed(detail: String) -> Self {
         Self::Failed { absent: vec![], detail }
     }
@@ -113,7 +114,7 @@ impl Answer {
                 let detail = String::from_utf8_lossy(&take(from, DETAIL_BYTES_MAX)?).into_owned();
                 Ok(Self::Failed { absent, detail })
             }
-            [other] => Err(invalid(format!("an answer of kind {other} does not exist"))),
+            [kind] => Err(invalid(format!("invalid answer of kind {kind}"))),
         }
     }
 }
@@ -166,7 +167,7 @@ mod tests {
         #![proptest_config(cases(2000))]
 
         #[test]
-        fn what_is_nearly_right_is_refused_or_read_within_its_bounds(
+        fn changed_messages_are_refused_or_read_within_their_bounds(
             request in request(), changes in changes(), world in 1..5_u32,
         ) {
             let mut bytes = Vec::new();
@@ -199,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(request in request(), cut in any::<prop::sample::Index>()) {
+        fn a_written_request_is_read(request in request(), cut in any::<prop::sample::Index>()) {
             let mut bytes = Vec::new();
             request.write(&mut bytes).unwrap();
             prop_assert_eq!(&Request::read(&mut bytes.as_slice()).unwrap(), &request);
@@ -208,30 +209,30 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_refused_or_read_and_never_believed_about_its_length(
+        fn lengths_in_garbage_are_not_trusted(
             garbage in prop::collection::vec(any::<u8>(), 0..200), world in 1..4_u32,
         ) {
-            let mut said = MAGIC.to_vec();
-            said.extend(&garbage);
+            let mut request = MAGIC.to_vec();
+            request.extend(&garbage);
             let _ = Request::read(&mut garbage.as_slice());
-            let _ = Request::read(&mut said.as_slice());
+            let _ = Request::read(&mut request.as_slice());
             let _ = Answer::read(&mut garbage.as_slice(), world);
         }
 
         #[test]
-        fn answers_are_read_as_they_were_given(
+        fn a_written_answer_is_read(
             blob in prop::collection::vec(any::<u8>(), 0..50), world in 4..9_u32,
             absent in prop::collection::vec(0..4_u32, 0..4), detail in ".{0,400}",
         ) {
-            let failed = Answer::Failed { absent, detail: detail.clone() };
+            let failure = Answer::Failed { absent, detail: detail.clone() };
             let Answer::Failed { detail: read, .. } =
-                Answer::read(&mut failed.encode().as_slice(), world).unwrap()
+                Answer::read(&mut failure.encode().as_slice(), world).unwrap()
             else {
                 panic!("a failure became values");
             };
             prop_assert!(detail.starts_with(&read));
-            let given = Answer::Values(blob);
-            prop_assert_eq!(Answer::read(&mut given.encode().as_slice(), world).unwrap(), given);
+            let values = Answer::Values(blob);
+            prop_assert_eq!(Answer::read(&mut values.encode().as_slice(), world).unwrap(), values);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Places of a job's ranks, kept from the exchange of its world for the groups that follow.
+//! Places of a job's ranks, stored from the exchange of its world for later groups.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +20,9 @@ type WorldKey = (String, u32, u32);
 static WORLDS: Mutex<BTreeMap<WorldKey, World>> = Mutex::new(BTreeMap::new());
 
 impl World {
-    /// Keeps the places that the world of this rank has exchanged; replaces those of an earlier
+    /// Stores the places that the world of this rank has exchanged; replaces those of an earlier
     /// world of the same job.
-    pub(crate) fn keep(job: &str, membership: &Membership, exchange: String, places: &[Place]) {
+    pub(crate) fn store(job: &str, membership: &Membership, exchange: String, places: &[Place]) {
         let world = Self { exchange, places: places.into() };
         worlds().insert(key(job, membership), world);
     }

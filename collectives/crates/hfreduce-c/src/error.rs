@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hfreduce_bootstrap::{JoinError, MeetingError};
+use hfreduce_bootstrap::{JoinError, TcpRendezvousError};
 use hfreduce_engine::{CollectiveError, ErrorKind};
 
 /// `hfr_status`.
@@ -137,8 +137,10 @@ impl From<JoinError> for Failure {
             JoinError::Engine(error) => return error.into(),
             JoinError::Setting(_)
             | JoinError::Topology(_)
-            | JoinError::Rendezvous(MeetingError::Invalid(_)) => INVALID,
-            JoinError::Rendezvous(MeetingError::Listen { .. } | MeetingError::Descriptors(_)) => IO,
+            | JoinError::Rendezvous(TcpRendezvousError::Invalid(_)) => INVALID,
+            JoinError::Rendezvous(
+                TcpRendezvousError::Listen { .. } | TcpRendezvousError::Descriptors(_),
+            ) => IO,
             JoinError::Rendezvous(_) => RENDEZVOUS,
             JoinError::Disagreement(_) => 6,
         };

@@ -2,7 +2,8 @@
 
 use fabric::deadline::Deadline;
 use hfreduce_bootstrap::{
-    self as bootstrap, BundleError, Exchanged, JoinError, Meeting, MeetingError, Membership,
+    self as bootstrap, BundleError, Exchanged, JoinError, Membership, TcpRendezvous,
+    TcpRendezvousError,
 };
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -18,7 +19,7 @@ use crate::settings::{Settings, variables_of};
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Rendezvous {
     settings: bootstrap::Settings,
-    meeting: Meeting,
+    tcp: TcpRendezvous,
 }
 
 #[pymethods]
@@ -28,12 +29,14 @@ impl Rendezvous {
         let values = variables_of(py, environment)?;
         let settings = bootstrap::Settings::read(|name| values.get(name).cloned())
             .map_err(|error| setting_error(py, &error))?;
-        let meeting = py.detach(|| settings.meeting()).map_err(|error| match error {
-            JoinError::Rendezvous(error) => meeting_error(py, error, settings.rank, "listening"),
+        let tcp = py.detach(|| settings.open_rendezvous()).map_err(|error| match error {
+            JoinError::Rendezvous(error) => {
+                tcp_rendezvous_error(py, error, settings.rank, "listening")
+            }
             JoinError::Setting(error) => setting_error(py, &error),
             other => PyValueError::new_err(other.to_string()),
         })?;
-        Ok(Self { settings, meeting })
+        Ok(Self { settings, tcp })
     }
 
     #[getter]
@@ -54,7 +57,7 @@ impl Rendezvous {
     /// Port of rank 0.
     #[getter]
     fn port(&self) -> u16 {
-        self.meeting.port()
+        self.tcp.port()
     }
 
     fn exchange<'py>(
@@ -85,40 +88,49 @@ impl bootstrap::Rendezvous for Rendezvous {
     type Error = PyErr;
 
     fn host(&self) -> Option<String> {
-        bootstrap::Rendezvous::host(&self.meeting)
+        bootstrap::Rendezvous::host(&self.tcp)
     }
 
     fn exchange(&self, phase: &str, value: &[u8], deadline: Deadline) -> PyResult<Exchanged> {
-        bootstrap::Rendezvous::exchange(&self.meeting, phase, value, deadline).map_err(|error| {
-            Python::attach(|py| meeting_error(py, error, self.settings.rank, phase))
+        bootstrap::Rendezvous::exchange(&self.tcp, phase, value, deadline).map_err(|error| {
+            Python::attach(|py| tcp_rendezvous_error(py, error, self.settings.rank, phase))
         })
     }
 
     fn key(&self, deadline: Deadline) -> PyResult<Vec<u8>> {
-        bootstrap::Rendezvous::key(&self.meeting, deadline).map_err(|error| {
-            Python::attach(|py| meeting_error(py, error, self.settings.rank, "key"))
+        bootstrap::Rendezvous::key(&self.tcp, deadline).map_err(|error| {
+            Python::attach(|py| tcp_rendezvous_error(py, error, self.settings.rank, "key"))
         })
     }
 }
 
-fn meeting_error(py: Python<'_>, error: MeetingError, rank: u32, phase: &str) -> PyErr {
+fn tcp_rendezvous_error(
+    py: Python<'_>,
+    error: TcpRendezvousError,
+    rank: u32,
+    phase: &str,
+) -> PyErr {
     let text = error.to_string();
     match error {
-        MeetingError::Invalid(_) => PyValueError::new_err(text),
-        MeetingError::Listen { .. } | MeetingError::Descriptors(_) => PyOSError::new_err(text),
-        MeetingError::Absent { ranks, .. } => rendezvous_error(py, &text, rank, phase, &ranks),
-        MeetingError::Broken(_) => rendezvous_error(py, &text, rank, phase, &[]),
+        TcpRendezvousError::Invalid(_) => PyValueError::new_err(text),
+        TcpRendezvousError::Listen { .. } | TcpRendezvousError::Descriptors(_) => {
+            PyOSError::new_err(text)
+        }
+        TcpRendezvousError::Absent { ranks, .. } => {
+            rendezvous_error(py, &text, rank, phase, &ranks)
+        }
+        TcpRendezvousError::Broken(_) => rendezvous_error(py, &text, rank, phase, &[]),
     }
 }
 
-/// One compressed blob of the values in rank order; a ValueError where they are too long.
+/// One compressed blob of the values in rank order; a ValueError if they are too long.
 #[pyfunction]
 pub fn pack(py: Python<'_>, values: Vec<Vec<u8>>) -> PyResult<Bound<'_, PyBytes>> {
     let blob = py.detach(|| hfreduce_bootstrap::pack(&values)).map_err(refuse)?;
     Ok(PyBytes::new(py, &blob))
 }
 
-/// The values of `ranks` ranks; a ValueError where the blob is not theirs.
+/// The values of `ranks` ranks; a ValueError if the blob is damaged or has another number of ranks.
 #[pyfunction]
 pub fn unpack(py: Python<'_>, blob: Vec<u8>, ranks: usize) -> PyResult<Vec<Bound<'_, PyBytes>>> {
     let values = py.detach(|| hfreduce_bootstrap::unpack(&blob, ranks)).map_err(refuse)?;
