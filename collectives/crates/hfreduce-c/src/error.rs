@@ -110,7 +110,7 @@ impl Failure {
             cut(&mut record.phase, &error.phase);
         }
         let message = CString::new(self.message.replace('\0', " ")).unwrap_or_default();
-        // A thread that is ending has no storage for the error, and cannot ask for it later.
+        // A thread that is ending has no storage for the error, and cannot read it later.
         let _ = LAST.try_with(|last| *last.borrow_mut() = Some(Last { record, message }));
         status
     }

@@ -171,7 +171,7 @@ pub unsafe extern "C" fn hfr_reconfigure(
 }
 
 /// # Safety
-/// `settings` are ours; `comm` is null or writable.
+/// `settings` are those of this call; `comm` is null or writable.
 unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure> {
     if comm.is_null() {
         return Err(Failure::invalid("comm is NULL"));
@@ -196,11 +196,13 @@ pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
              initialize it with HFR_OPTIONS_INIT, and use the header of this version"
         )));
     }
-    let mut ours = std::mem::MaybeUninit::<Options>::zeroed();
+    let mut copied = std::mem::MaybeUninit::<Options>::zeroed();
     // SAFETY: it has `size` bytes, at most those of this version.
-    unsafe { std::ptr::copy_nonoverlapping(options.cast::<u8>(), ours.as_mut_ptr().cast(), size) };
+    unsafe {
+        std::ptr::copy_nonoverlapping(options.cast::<u8>(), copied.as_mut_ptr().cast(), size)
+    };
     // SAFETY: numbers and pointers, all of them given or zero, which is what the default is.
-    Ok(unsafe { ours.assume_init() })
+    Ok(unsafe { copied.assume_init() })
 }
 
 /// Settings of a newcomer: it needs a key, but no rendezvous.

@@ -64,13 +64,13 @@ pub unsafe extern "C" fn hfr_newcomer_info(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's promise, handed on.
-        let told = unsafe { &opened(newcomer)?.info };
+        let value = unsafe { &opened(newcomer)?.info };
         if bytes.is_null() {
             return Err(Failure::invalid("bytes is NULL"));
         }
         // SAFETY: the caller's promise; both are checked before either is written.
         unsafe {
-            put("info", info, told.as_ptr().cast()).and_then(|()| put("bytes", bytes, told.len()))
+            put("info", info, value.as_ptr().cast()).and_then(|()| put("bytes", bytes, value.len()))
         }
     })
 }

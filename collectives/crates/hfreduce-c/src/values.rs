@@ -33,7 +33,7 @@ pub(crate) unsafe fn text<'a>(
         return Ok(None);
     }
     // SAFETY: just checked, and the caller's promise.
-    let found = unsafe { CStr::from_ptr(value) }.to_str();
-    let found = found.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))?;
-    Ok(Some(found).filter(|text| !text.is_empty()))
+    let text = unsafe { CStr::from_ptr(value) }.to_str();
+    let text = text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))?;
+    Ok(Some(text).filter(|text| !text.is_empty()))
 }

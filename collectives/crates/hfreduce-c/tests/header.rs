@@ -66,9 +66,9 @@ fn sizes_offsets_and_constants_are_the_same() {
 
 #[test]
 fn nothing_but_what_the_header_declares_is_exported() {
-    let done =
+    let output =
         Command::new("nm").args(["-D", "--defined-only"]).arg(support::library()).output().unwrap();
-    let listed = String::from_utf8(done.stdout).unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
     let exported: BTreeSet<String> = listed
         .lines()
         .filter_map(|line| Some(line.split_whitespace().nth(2)?.to_owned()))

@@ -22,7 +22,7 @@ fn programs_of_the_page_run() {
         let source = folder.path().join(format!("block{number}.c"));
         std::fs::write(&source, text).unwrap();
         let (host, port) = rendezvous();
-        let done = Command::new(compile(&source, folder.path()))
+        let result = Command::new(compile(&source, folder.path()))
             .env_clear()
             .env("RANK", "0")
             .env("WORLD_SIZE", "1")
@@ -30,7 +30,7 @@ fn programs_of_the_page_run() {
             .env("MASTER_PORT", port.to_string())
             .output()
             .unwrap();
-        assert!(done.status.success(), "{number}: {}", String::from_utf8_lossy(&done.stderr));
+        assert!(result.status.success(), "{number}: {}", String::from_utf8_lossy(&result.stderr));
     }
 }
 
@@ -45,7 +45,7 @@ fn the_command_of_the_page_compiles_the_example() {
         "allreduce" => output.display().to_string(),
         word => word.to_owned(),
     });
-    let done = Command::new("cc").args(words).current_dir(root()).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let result = Command::new("cc").args(words).current_dir(root()).output().unwrap();
+    assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
     assert!(output.exists());
 }

@@ -15,12 +15,12 @@ fn of_tests(name: &str) -> std::path::PathBuf {
 /// Ranks that get rank, number of ranks and address as arguments.
 fn ranks(program: &Path, count: u32) -> Vec<Command> {
     let (host, port) = rendezvous();
-    let one = |rank: u32| {
+    let command = |rank: u32| {
         let mut command = Command::new(program);
         command.args([rank.to_string(), count.to_string(), format!("{host}:{port}")]);
         command
     };
-    (0..count).map(one).collect()
+    (0..count).map(command).collect()
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn the_example_runs_with_four_ranks() {
     let key = folder.path().join("key");
     std::fs::write(&key, "a key of sixteen bytes or more").unwrap();
     let (host, port) = rendezvous();
-    let one = |rank: u32| {
+    let command = |rank: u32| {
         let mut command = Command::new(&program);
         command
             .env("RANK", rank.to_string())
@@ -42,18 +42,18 @@ fn the_example_runs_with_four_ranks() {
             .env_remove("HFREDUCE_RENDEZVOUS");
         command
     };
-    let told = run((0..4).map(one).collect());
+    let outputs = run((0..4).map(command).collect());
     let expected: Vec<String> = (0..4).map(|rank| format!("rank {rank} of 4: 10\n")).collect();
-    assert_eq!(told, expected);
+    assert_eq!(outputs, expected);
 }
 
 #[test]
 fn without_an_environment_the_example_names_the_missing_variable() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&root().join("examples/c/allreduce.c"), folder.path());
-    let done = Command::new(program).env_clear().output().unwrap();
-    let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(!done.status.success() && errors.contains("WORLD_SIZE"), "{errors}");
+    let output = Command::new(program).env_clear().output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("WORLD_SIZE"), "{errors}");
 }
 
 #[test]
@@ -83,8 +83,8 @@ fn a_low_hard_limit_of_open_files_is_named_before_anything_is_connected() {
     let ranks = ranks(&compile(&of_tests("death.c"), folder.path()), 1024);
     // Alone: the others are not waited for.
     for rank in [0, 1] {
-        let done = limited(&ranks[rank], 100, 1024).output().unwrap();
-        let errors = String::from_utf8_lossy(&done.stderr);
+        let output = limited(&ranks[rank], 100, 1024).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
         let parts = ["a group of 1024 ranks needs 20", "limit is 1024", "ulimit -n 20"];
         assert!(parts.iter().all(|part| errors.contains(part)), "{errors}");
     }
@@ -101,10 +101,10 @@ fn a_newcomer_takes_the_place_of_a_rank_that_ended() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile(&of_tests("newcomer.c"), folder.path());
     let ((host, port), info) = (rendezvous(), folder.path().join("info"));
-    let one = |role: u32| {
+    let command = |role: u32| {
         let mut command = Command::new(&program);
         command.args([role.to_string(), format!("{host}:{port}")]).arg(&info);
         command
     };
-    run((0..3).map(one).collect());
+    run((0..3).map(command).collect());
 }

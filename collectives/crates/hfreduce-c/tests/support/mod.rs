@@ -28,7 +28,7 @@ pub fn compile(source: &Path, into: &Path) -> PathBuf {
     let folder = library().parent().unwrap().to_owned();
     // A sanitizer's runtime, for a library that was built with one.
     let more = std::env::var("TEST_LINK_FLAGS").unwrap_or_default();
-    let done = Command::new("cc")
+    let output = Command::new("cc")
         .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-pedantic"])
         .arg("-I")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"))
@@ -43,7 +43,7 @@ pub fn compile(source: &Path, into: &Path) -> PathBuf {
         .args(more.split_whitespace())
         .output()
         .expect("a C compiler");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
 }
 
@@ -71,11 +71,11 @@ pub fn run(mut ranks: Vec<Command>) -> Vec<String> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    let ended = children.into_iter().map(|child| child.wait_with_output().unwrap());
-    let ended: Vec<_> = ended.collect();
-    for (rank, one) in ended.iter().enumerate() {
-        let errors = String::from_utf8_lossy(&one.stderr);
-        assert!(one.status.success(), "rank {rank}: {}: {errors}", one.status);
+    let outputs = children.into_iter().map(|child| child.wait_with_output().unwrap());
+    let outputs: Vec<_> = outputs.collect();
+    for (rank, output) in outputs.iter().enumerate() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rank {rank}: {}: {errors}", output.status);
     }
-    ended.iter().map(|one| String::from_utf8_lossy(&one.stdout).into_owned()).collect()
+    outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).collect()
 }
