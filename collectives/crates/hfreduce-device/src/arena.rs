@@ -124,7 +124,7 @@ impl Arena {
         let mut pool = self.pool();
         loop {
             let full = DeviceError::Full {
-                wanted: class_bytes,
+                requested: class_bytes,
                 used: pool.used_bytes,
                 limit: self.limit_bytes,
                 device: self.context.ordinal,

@@ -49,12 +49,12 @@ pub enum DeviceError {
     },
     /// The limit of pinned memory is reached.
     #[error(
-        "{wanted} bytes of pinned memory for device {device} ({used} of {limit} bytes are in use); \
+        "{requested} bytes of pinned memory for device {device} ({used} of {limit} bytes are in use); \
          raise HFREDUCE_PINNED_BYTES or reduce in smaller pieces"
     )]
     Full {
         /// Bytes requested.
-        wanted: usize,
+        requested: usize,
         /// Bytes in use.
         used: usize,
         /// Bytes allowed.

@@ -159,12 +159,12 @@ impl Job {
         let summed = engine.is_some_and(Work::is_done);
         let mut moved = may_begin && self.queue_down(lane)?;
         moved |= self.land_down()?;
-        let there = match &self.pace {
+        let available = match &self.pace {
             _ if summed => usize::MAX,
             Some(pace) => pace.delivered(),
             None => 0,
         };
-        moved |= self.queue_up(lane, there)?;
+        moved |= self.queue_up(lane, available)?;
         moved |= self.land_up()?;
         if summed && self.down.is_landed() && self.up.is_landed() {
             self.settled.end(Ok(()));
@@ -199,12 +199,12 @@ impl Job {
         Ok(moved)
     }
 
-    fn queue_up(&mut self, lane: &mut Lane, there: usize) -> Result<bool, DeviceError> {
-        let mut moved = self.copy_at_once(lane, false, there)?;
+    fn queue_up(&mut self, lane: &mut Lane, available: usize) -> Result<bool, DeviceError> {
+        let mut moved = self.copy_at_once(lane, false, available)?;
         while self.flights_up.len() < QUEUED_MAX
             && !self.is_processors(lane, false)
             && !self.settled.is_ended()
-            && let Some(range) = self.up.next(there)
+            && let Some(range) = self.up.next(available)
         {
             if !std::mem::replace(&mut self.follows[1], true) {
                 self.ready.before(&lane.up)?;

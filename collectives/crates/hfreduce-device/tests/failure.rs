@@ -76,19 +76,19 @@ fn with_fault(call: &str, after: i64, sticky: bool) -> bool {
 
 #[test]
 fn every_rank_reports_any_call_that_fails_once_without_leaks() {
-    let mut met = 0;
+    let mut failure_count = 0;
     // The driver is initialised when the fault starts; other code calls the rest.
     let before = ["cuInit", "cuGetErrorName", "cuGetErrorString", "cuDeviceGetCount"];
     let before = [before.as_slice(), &["cuPointerGetAttribute"]].concat();
     for call in FUNCTIONS.iter().filter(|call| !before.contains(call)) {
-        let mut met_here = 0;
+        let mut failures = 0;
         for after in [1, 2, 5, 11] {
-            met_here += i32::from(with_fault(call, after, false));
+            failures += i32::from(with_fault(call, after, false));
         }
-        assert!(met_here > 0 || RELEASES.contains(call), "the failure of {call} was not reported");
-        met += met_here;
+        assert!(failures > 0 || RELEASES.contains(call), "the failure of {call} was not reported");
+        failure_count += failures;
     }
-    assert!(met > 20, "{met}");
+    assert!(failure_count > 20, "{failure_count}");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_hung_copy_is_reported_at_the_deadline_and_its_memory_is_not_reused() {
 fn hung_copy(direction: i32) {
     let stubs = [Stub::new(), Stub::new()];
     // On a very slow host the fault may not have occurred in time.
-    let met = || direction == DOWN || stubs[0].journal().contains('U');
+    let fault_occurred = || direction == DOWN || stubs[0].journal().contains('U');
     run(&placement(2, 1), |comm| {
         let stub = &stubs[comm.rank() as usize];
         let device = stub.device(0).unwrap();
@@ -126,9 +126,9 @@ fn hung_copy(direction: i32) {
         if comm.rank() == 0 {
             let WaitError::Failed(error) = waited.unwrap_err() else { panic!("still running") };
             assert_eq!(error.cause.kind, ErrorKind::TimedOut, "{error}");
-            assert!(error.cause.peer == Some(0) || !met(), "{error}");
+            assert!(error.cause.peer == Some(0) || !fault_occurred(), "{error}");
             // Returned in time, although the GPU still uses the memory.
-            assert!(!work.is_drained() || !met());
+            assert!(!work.is_drained() || !fault_occurred());
             let queued = stub.journal().matches(['D', 'U']).count();
             stub.allow(direction, ALL);
             assert!(work.drain(TIMEOUT));
@@ -139,7 +139,7 @@ fn hung_copy(direction: i32) {
         } else {
             // This rank has the sum; the other rank's failure follows.
             eventually("the abort", || comm.error().is_some());
-            assert!(comm.error().unwrap().cause.peer == Some(0) || !met());
+            assert!(comm.error().unwrap().cause.peer == Some(0) || !fault_occurred());
         }
         drop((work, device, tensor));
         comm.close(TIMEOUT);
@@ -219,8 +219,8 @@ fn stalled(call: &str) {
         // Memory in use at the close is kept forever, even if the call returns later.
         assert!(comm.rank() == 1 || stub.count("registrations") > 0 || work.drain(TIMEOUT));
         let stalled = if call.contains("HtoD") { 'u' } else { 'd' };
-        let seen = || stub.count("stalls") == 0 || stub.journal().contains(stalled);
-        eventually("the end of all copies", || seen() && all_done(stub));
+        let has_stalled = || stub.count("stalls") == 0 || stub.journal().contains(stalled);
+        eventually("the end of all copies", || has_stalled() && all_done(stub));
         comm.close(TIMEOUT);
     });
     stubs.iter().for_each(|stub| stub.assert_sound(call));

@@ -37,9 +37,9 @@ fn the_size_decides_between_processor_and_copy_engine() {
             assert_eq!(tensor.read(), sum(2, numel), "{numel}");
             assert_eq!(stub.journal()[before..], *how, "{numel}");
         }
-        let ours = 2 * 4 + 2 * READ_BYTES_MAX + 4 * (SMALL + 1) + WRITE_BYTES_MAX;
-        let counted = device.counters().by_processor_bytes.load(Ordering::Relaxed);
-        assert_eq!(counted, ours as u64);
+        let expected = 2 * 4 + 2 * READ_BYTES_MAX + 4 * (SMALL + 1) + WRITE_BYTES_MAX;
+        let copied = device.counters().by_processor_bytes.load(Ordering::Relaxed);
+        assert_eq!(copied, expected as u64);
     });
     stubs.iter().for_each(|stub| stub.assert_clean("after several sizes"));
 }

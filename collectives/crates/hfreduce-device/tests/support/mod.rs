@@ -22,7 +22,7 @@ pub const ALL: c_long = -1;
 /// The stub, compiled once for all tests of this program.
 fn compiled() -> &'static Path {
     static COMPILED: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let made = COMPILED.get_or_init(|| {
+    let compiled = COMPILED.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcuda.so.1");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stub/cuda.c");
@@ -33,7 +33,7 @@ fn compiled() -> &'static Path {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         (folder, library)
     });
-    &made.1
+    &compiled.1
 }
 
 /// A driver that only one test uses, with separate counters and faults.
@@ -190,9 +190,9 @@ impl Tensor<'_> {
 
     /// Replaces the allocation by another one at the same address, or maps it to other memory.
     pub fn again(&self, same: bool) {
-        let again: unsafe extern "C" fn(u64, c_int) = self.stub.function("stub_device_again");
+        let remap: unsafe extern "C" fn(u64, c_int) = self.stub.function("stub_device_again");
         // SAFETY: an address of the stub.
-        unsafe { again(self.pointer, c_int::from(same)) }
+        unsafe { remap(self.pointer, c_int::from(same)) }
     }
 
     pub fn write(&self, values: &[f32]) {
