@@ -32,10 +32,10 @@ impl Draft {
     /// needs two crossings in each tree: its second border uses the nodes closest to the first one with a free
     /// place, a single node for both trees if possible.
     fn crossing_ends(&self, zone: &[usize]) -> [usize; 2] {
-        let nearest = |tree: usize, places: usize, taken: Option<usize>| {
+        let nearest = |tree: usize, places: usize, excluded: Option<usize>| {
             walk(&self.neighbors[tree], zone[0]).into_iter().map(|(node, _)| node).find(|node| {
                 zone.contains(node)
-                    && Some(*node) != taken
+                    && Some(*node) != excluded
                     && self.degree(*node) + places <= DEGREE_MAX
             })
         };
@@ -96,12 +96,12 @@ fn check_names(nodes: &[NodePlace]) -> Result<(), PlanError> {
     if nodes.is_empty() {
         return Err(PlanError::Empty);
     }
-    let mut seen = HashMap::with_capacity(nodes.len());
+    let mut indices = HashMap::with_capacity(nodes.len());
     for (index, place) in nodes.iter().enumerate() {
         if place.name.is_empty() {
             return Err(PlanError::Unnamed { index });
         }
-        if let Some(first) = seen.insert(place.name.as_str(), index) {
+        if let Some(first) = indices.insert(place.name.as_str(), index) {
             return Err(PlanError::Duplicate { name: place.name.clone(), first, second: index });
         }
     }

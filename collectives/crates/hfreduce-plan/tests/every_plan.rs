@@ -159,11 +159,11 @@ fn every_rank_computes_the_same_plan() {
     // Ranks do not exchange the plan: equal lists must yield equal plans in every process, where hash tables
     // have other orders. These are its bits as JSON.
     let plans = [places(&[5, 3]), places(&[2, 3, 1])].map(|nodes| Plan::new(&nodes).unwrap());
-    let seen = plans.map(|plan| {
+    let parents = plans.map(|plan| {
         let links = plan.trees()[1].links.iter();
         links.map(|links| links.parent.map_or(-1, |parent| parent as i32)).collect::<Vec<_>>()
     });
-    assert_eq!(seen, [vec![1, 3, 1, 4, -1, 4, 7, 5], vec![1, 2, -1, 4, 2, 4]]);
+    assert_eq!(parents, [vec![1, 3, 1, 4, -1, 4, 7, 5], vec![1, 2, -1, 4, 2, 4]]);
 }
 
 proptest! {
