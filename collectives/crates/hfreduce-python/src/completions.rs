@@ -56,14 +56,14 @@ impl Queue {
 
 /// The operations behind one token that have not ended.
 struct Watched {
-    left: AtomicUsize,
+    remaining: AtomicUsize,
     token: Mutex<Option<Py<PyAny>>>,
     queue: Arc<Queue>,
 }
 
 impl Watched {
-    fn one_ended(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+    fn count_end(&self) {
+        if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             let token = self.token.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(token) = token {
                 self.queue.put(token);
@@ -89,15 +89,15 @@ impl Completions {
     fn watch(&self, works: Vec<Py<Work>>, token: Py<PyAny>) {
         let watched = Arc::new(Watched {
             // One more than there are, so that the last of them cannot end it before this call does.
-            left: AtomicUsize::new(works.len() + 1),
+            remaining: AtomicUsize::new(works.len() + 1),
             token: Mutex::new(Some(token)),
             queue: self.queue.clone(),
         });
         for work in &works {
             let watched = watched.clone();
-            work.get().on_end(Box::new(move || watched.one_ended()));
+            work.get().on_end(Box::new(move || watched.count_end()));
         }
-        watched.one_ended();
+        watched.count_end();
     }
 
     /// The token that has waited longest; None after `timeout_seconds` without one, and at once if

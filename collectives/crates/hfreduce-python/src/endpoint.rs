@@ -67,7 +67,7 @@ impl Endpoint {
         options.liveness = liveness(liveness_timeout_seconds)?;
         options.slot_bytes = chunk_bytes.unwrap_or(options.slot_bytes);
         options.slots = slots;
-        options.address = wanted(address.as_deref())?;
+        options.address = address_selector(address.as_deref())?;
         options.towards = towards;
         let engine = py
             .detach(|| AnyEndpoint::open(options, &key, daemon.as_deref()))
@@ -139,7 +139,7 @@ impl Newcomer {
         options.peer_memory = lend;
         options.streams = streams;
         options.determinism = modes(determinism)?;
-        options.address = wanted(address.as_deref())?;
+        options.address = address_selector(address.as_deref())?;
         options.towards = towards;
         let engine = py
             .detach(|| AnyNewcomer::open(options, &key, daemon.as_deref()))
@@ -172,9 +172,9 @@ fn modes(text: &str) -> PyResult<Determinism> {
         .map_err(|expected| PyValueError::new_err(format!("determinism={text:?}: give {expected}")))
 }
 
-pub(crate) fn wanted(text: Option<&str>) -> PyResult<AddressSelector> {
-    let wanted = text.map(|text| Settings::addresses("HFREDUCE_ADDRESS", text)).transpose();
-    Ok(wanted.map_err(|error| PyValueError::new_err(error.to_string()))?.unwrap_or_default())
+pub(crate) fn address_selector(text: Option<&str>) -> PyResult<AddressSelector> {
+    let selector = text.map(|text| Settings::addresses("HFREDUCE_ADDRESS", text)).transpose();
+    Ok(selector.map_err(|error| PyValueError::new_err(error.to_string()))?.unwrap_or_default())
 }
 
 fn used() -> PyErr {

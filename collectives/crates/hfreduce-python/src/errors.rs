@@ -89,7 +89,7 @@ pub fn topology_error(py: Python<'_>, error: &TopologyError) -> PyErr {
     package_error(py, "TopologyError", (file, field, problem), None)
 }
 
-/// A `RendezvousError` of `rank` in `phase`; `absent`: the ranks that did not come.
+/// A `RendezvousError` of `rank` in `phase`; `absent`: the ranks that did not arrive.
 pub fn rendezvous_error(
     py: Python<'_>,
     detail: &str,

@@ -15,17 +15,17 @@ type Drivers = HashMap<(u32, String), Arc<Cuda>>;
 
 static DRIVERS: LazyLock<Mutex<Drivers>> = LazyLock::new(Mutex::default);
 
-/// The driver, loaded when first asked for; one that cannot be loaded may be there the next time.
+/// The driver, loaded at its first use; a failed load is repeated at the next use.
 fn driver(library: Option<String>) -> Result<Arc<Cuda>, DeviceError> {
     let library = library.unwrap_or_else(|| hfreduce_device::cuda::LIBRARY.to_owned());
     let key = (std::process::id(), library);
-    let known = || DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(cuda) = known().get(&key) {
+    let drivers = || DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cuda) = drivers().get(&key) {
         return Ok(cuda.clone());
     }
-    // Not under the lock: a driver that hangs in its initialisation would take others with it.
+    // Not under the lock: a driver that hangs in its initialisation must not block the others.
     let cuda = Cuda::load(&key.1)?;
-    Ok(known().entry(key).or_insert(cuda).clone())
+    Ok(drivers().entry(key).or_insert(cuda).clone())
 }
 
 /// A device, opened.
@@ -45,7 +45,7 @@ impl Gpu {
         pinned_bytes: Option<usize>,
         gdrcopy: Option<String>,
     ) -> PyResult<Self> {
-        let mut settings = Settings { gdrcopy: wanted(gdrcopy), ..Settings::default() };
+        let mut settings = Settings { gdrcopy: gdrcopy_library(gdrcopy), ..Settings::default() };
         settings.pinned_bytes_max = pinned_bytes.unwrap_or(settings.pinned_bytes_max);
         let opened = py.detach(|| {
             let cuda = driver(library)?;
@@ -93,8 +93,8 @@ impl Gpu {
     }
 }
 
-/// The library of GDRCopy that HFREDUCE_GDRCOPY asks for.
-fn wanted(gdrcopy: Option<String>) -> Option<String> {
+/// The library of GDRCopy that HFREDUCE_GDRCOPY selects; none if it is `off`.
+fn gdrcopy_library(gdrcopy: Option<String>) -> Option<String> {
     let library = gdrcopy.unwrap_or_else(|| gdr::LIBRARY.to_owned());
     (library != "off").then_some(library)
 }
@@ -103,7 +103,7 @@ fn wanted(gdrcopy: Option<String>) -> Option<String> {
 #[pyfunction]
 #[pyo3(signature = (gdrcopy = None))]
 pub fn without_gdrcopy(py: Python<'_>, gdrcopy: Option<String>) -> Option<String> {
-    match wanted(gdrcopy) {
+    match gdrcopy_library(gdrcopy) {
         Some(library) => py.detach(|| gdr::Gdr::open(&library).err()),
         None => Some("HFREDUCE_GDRCOPY is off".to_owned()),
     }

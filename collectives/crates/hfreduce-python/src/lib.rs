@@ -1,7 +1,7 @@
 //! Python bindings. Thin: arguments are converted here, nothing is decided here.
 //!
 //! Pointers arrive as integers; the Python side keeps the tensors alive until the work has ended.
-//! Whatever waits gives the interpreter lock back meanwhile.
+//! Blocking calls release the interpreter lock.
 
 mod arguments;
 mod communicator;

@@ -88,22 +88,22 @@ impl Operations {
         keep: Keep,
     ) -> PyResult<Work> {
         let dtype = call.dtype;
-        let made = if let Some((device, stream)) = &self.gpu {
+        let result = if let Some((device, stream)) = &self.gpu {
             let range = |(place, numel): (Place, usize)| place.range(numel, dtype);
             let (input, output) = (range(input)?, output.map_or(Ok(Range::default()), range)?);
-            let made = py.detach(|| {
+            let work = py.detach(|| {
                 // SAFETY: the Python interface demands it of its callers: every array stays alive
                 // and untouched until its work is drained.
                 unsafe { device.start(&self.engine, call, input, output, *stream) }
             });
-            made.map(|work| Work::on_gpu(work, keep))
+            work.map(|work| Work::on_gpu(work, keep))
         } else {
             let buffer = |(place, numel): (Place, usize)| place.buffer(numel, dtype);
             let (input, output) = (buffer(input)?, output.map_or(Ok(Buffer::default()), buffer)?);
-            let made = self.engine.call(Call { input, output, ..call });
-            made.map(|work| Work::on_host(work, keep))
+            let work = self.engine.call(Call { input, output, ..call });
+            work.map(|work| Work::on_host(work, keep))
         };
-        made.map_err(|error| raise(py, &error))
+        result.map_err(|error| raise(py, &error))
     }
 }
 

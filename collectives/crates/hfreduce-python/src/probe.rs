@@ -8,7 +8,7 @@ use hfreduce_kernels::Isa;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::endpoint::wanted;
+use crate::endpoint::address_selector;
 
 const THREADS_MAX: usize = 1024;
 /// Passes over the arrays; the best one counts, since others only take away.
@@ -102,7 +102,7 @@ pub fn reached_at(
     address: Option<String>,
     towards: Option<String>,
 ) -> PyResult<Vec<String>> {
-    let preference = wanted(address.as_deref())?;
+    let preference = address_selector(address.as_deref())?;
     let selection =
         py.detach(|| preference.select(&interfaces(), source_towards(towards.as_deref())));
     let selection = selection.map_err(|error| PyValueError::new_err(error.to_string()))?;
