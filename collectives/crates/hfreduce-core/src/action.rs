@@ -111,9 +111,9 @@ pub enum Violation {
         /// The sequence number.
         sequence: u64,
         /// The operation of this rank.
-        ours: Fingerprint,
+        fingerprint: Fingerprint,
         /// The operation of the peer.
-        theirs: Fingerprint,
+        peer_fingerprint: Fingerprint,
     },
     /// The peer broke the wire protocol.
     Protocol(String),

@@ -155,8 +155,8 @@ impl Node {
             }
         }
         for link in 0..self.links() {
-            let owed = self.core.take_owed(link);
-            assert!(owed.iter().all(|owed| u32::from(*owed) <= WINDOW), "{owed:?}");
+            let credits = self.core.take_returns(link);
+            assert!(credits.iter().all(|count| u32::from(*count) <= WINDOW), "{credits:?}");
         }
         let slots = self.receiving.iter().filter(|(_, _, place)| *place != Place::Direct).count();
         assert!(slots <= self.links() * CLASSES * WINDOW as usize, "{slots} slots");
@@ -245,22 +245,22 @@ proptest! {
     fn an_attempt_ends_once_for_any_messages(
         own in 0..4_usize,
         newcomer in any::<bool>(),
-        story in proptest::collection::vec((0..8_u64, message(), 0..8_u8), 0..40),
+        events in proptest::collection::vec((0..8_u64, message(), 0..8_u8), 0..40),
     ) {
         let own = (!newcomer).then_some(own);
         let (list, info) = ("list".to_owned(), "card".to_owned());
         let start = Start { id: 1, attempt: 1, own, size: 4, list_digest: 1, list, epoch: 3, info, nonce: 9 };
         let mut reconfigure = Reconfiguration::new(start);
         let mut ends = 0;
-        let mut said = 0;
-        for (line, message, what) in story {
-            match what {
-                0 => reconfigure.lost(line, ErrorKind::PeerDied, "gone"),
+        let mut sends = 0;
+        for (line, message, event) in events {
+            match event {
+                0 => reconfigure.disconnected(line, ErrorKind::PeerDied, "gone"),
                 1 => reconfigure.connected(1 + line as usize % 3),
                 _ => reconfigure.received(line, message),
             }
             while let Some(step) = reconfigure.poll() {
-                said += usize::from(matches!(step, Step::Send { .. }));
+                sends += usize::from(matches!(step, Step::Send { .. }));
                 ends += usize::from(matches!(step, Step::End(_)));
             }
         }
@@ -269,6 +269,6 @@ proptest! {
             ends += usize::from(matches!(step, Step::End(_)));
         }
         prop_assert_eq!(ends, 1);
-        prop_assert!(said < 40 * 8);
+        prop_assert!(sends < 40 * 8);
     }
 }

@@ -145,8 +145,8 @@ impl Geometry {
         let widening = if fingerprint.modes.wide { (WIDE_BYTES / element_bytes).max(1) } else { 1 };
         // A slot also holds a partial sum.
         let slot_bytes = slot_bytes / widening;
-        let wanted = block_bytes.div_ceil(CHUNKS_WANTED).max(CHUNK_BYTES_MIN).min(slot_bytes);
-        let chunk_bytes = wanted.div_ceil(ALIGNMENT_BYTES) * ALIGNMENT_BYTES;
+        let target_bytes = block_bytes.div_ceil(CHUNKS_WANTED).max(CHUNK_BYTES_MIN).min(slot_bytes);
+        let chunk_bytes = target_bytes.div_ceil(ALIGNMENT_BYTES) * ALIGNMENT_BYTES;
         Self {
             kind: fingerprint.kind,
             root: fingerprint.root,
@@ -170,15 +170,15 @@ impl Geometry {
         let block = index as usize / self.chunks_per_block;
         let offset = (index as usize % self.chunks_per_block) * self.chunk_bytes;
         let bytes = self.chunk_bytes.min(self.block_bytes.saturating_sub(offset));
-        let there = block * self.block_bytes + offset;
+        let full_offset = block * self.block_bytes + offset;
         let (source, sink, input_offset, output_offset) = match self.kind {
             Kind::Broadcast => (Ranks::One(self.root), Ranks::All, offset, offset),
             Kind::Reduce => (Ranks::All, Ranks::One(self.root), offset, offset),
             Kind::Allgather if self.block_bytes > 0 => {
-                (Ranks::One(block as u32), Ranks::All, offset, there)
+                (Ranks::One(block as u32), Ranks::All, offset, full_offset)
             }
             Kind::ReduceScatter if self.block_bytes > 0 => {
-                (Ranks::All, Ranks::One(block as u32), there, offset)
+                (Ranks::All, Ranks::One(block as u32), full_offset, offset)
             }
             _ => (Ranks::All, Ranks::All, offset, offset),
         };

@@ -6,27 +6,27 @@
 /// The time of the last message of each peer.
 #[derive(Debug, Clone)]
 pub struct Liveness {
-    heard_ms: Vec<u64>,
+    last_message_ms: Vec<u64>,
     looked_ms: u64,
     timeout_ms: u64,
 }
 
 impl Liveness {
-    /// Starts with all `peers` heard at `now_ms`.
+    /// Starts as if all `peers` had sent a message at `now_ms`.
     pub fn new(peers: usize, timeout_ms: u64, now_ms: u64) -> Self {
-        Self { heard_ms: vec![now_ms; peers], looked_ms: now_ms, timeout_ms }
+        Self { last_message_ms: vec![now_ms; peers], looked_ms: now_ms, timeout_ms }
     }
 
     /// Records a message of a peer.
     #[inline]
-    pub fn heard(&mut self, peer: usize, now_ms: u64) {
-        self.heard_ms[peer] = now_ms;
+    pub fn record_message(&mut self, peer: usize, now_ms: u64) {
+        self.last_message_ms[peer] = now_ms;
     }
 
     /// The time of the last message of a peer.
     #[inline]
-    pub fn heard_ms(&self, peer: usize) -> u64 {
-        self.heard_ms[peer]
+    pub fn last_message_ms(&self, peer: usize) -> u64 {
+        self.last_message_ms[peer]
     }
 
     /// Returns the first peer that has been silent for the timeout, and the length of its silence.
@@ -34,12 +34,12 @@ impl Liveness {
         let own_gap_ms = now_ms.saturating_sub(self.looked_ms);
         self.looked_ms = now_ms;
         if own_gap_ms > self.timeout_ms / 2 {
-            self.heard_ms.fill(now_ms);
+            self.last_message_ms.fill(now_ms);
             return None;
         }
-        self.heard_ms
+        self.last_message_ms
             .iter()
-            .map(|heard_ms| now_ms.saturating_sub(*heard_ms))
+            .map(|message_ms| now_ms.saturating_sub(*message_ms))
             .enumerate()
             .find(|(_, silent_ms)| *silent_ms >= self.timeout_ms)
     }
@@ -53,8 +53,8 @@ mod tests {
     fn a_silent_peer_is_reported() {
         let mut liveness = Liveness::new(3, 1000, 0);
         for now_ms in (100..=900).step_by(100) {
-            liveness.heard(0, now_ms);
-            liveness.heard(2, now_ms);
+            liveness.record_message(0, now_ms);
+            liveness.record_message(2, now_ms);
             assert_eq!(liveness.look(now_ms), None);
         }
         assert_eq!(liveness.look(1000), Some((1, 1000)));

@@ -6,7 +6,7 @@
 //! sender    Piece, Piece, … ──▶             straight into the receiver's memory
 //! ```
 //! A send completes once it has been granted and its last byte has left. A receiver holds at most
-//! [`EAGER_WINDOW_BYTES`] per peer that no receive has asked for; the sender counts them.
+//! [`EAGER_WINDOW_BYTES`] per peer that no receive has matched; the sender counts them.
 //!
 //! Offers and receives of one tag are matched in order. Lengths and fingerprints must be equal. A
 //! receive from [`ANY_RANK`] matches the oldest offer of its tag from any rank.
@@ -349,11 +349,11 @@ impl Pairs {
         let Posted { ticket, envelope, .. } = posted;
         // Ranks may give an operation different lengths for each other: then both sides of a pair
         // must agree on the length of their message.
-        if !same(&offer.fingerprint, &envelope.fingerprint) || offer.bytes != envelope.bytes {
+        if !is_match(&offer.fingerprint, &envelope.fingerprint) || offer.bytes != envelope.bytes {
             return Err(Violation::Mismatch {
                 sequence: envelope.tag & (u64::MAX >> 1),
-                ours: of_length(envelope),
-                theirs: of_length(offer),
+                fingerprint: of_length(envelope),
+                peer_fingerprint: of_length(offer),
             });
         }
         self.actions.push_back(PairAction::Grant { peer, message, ticket });
@@ -372,10 +372,10 @@ impl Pairs {
 
 /// True if the operations match: a send with a receive of the same type and count, any other with
 /// its equal.
-fn same(theirs: &Fingerprint, ours: &Fingerprint) -> bool {
-    match (theirs.kind, ours.kind) {
-        (Kind::Send, Kind::Recv) => theirs.dtype == ours.dtype && theirs.count == ours.count,
-        _ => theirs == ours,
+fn is_match(offered: &Fingerprint, own: &Fingerprint) -> bool {
+    match (offered.kind, own.kind) {
+        (Kind::Send, Kind::Recv) => offered.dtype == own.dtype && offered.count == own.count,
+        _ => offered == own,
     }
 }
 

@@ -54,9 +54,9 @@ fn messages_of_one_tag_are_matched_in_order() {
 #[test]
 fn long_messages_wait_for_a_grant() {
     let mut pairs = Pairs::default();
-    let sent = envelope(Kind::Send, 7, EAGER_BYTES_MAX + 1);
-    pairs.send(1, ticket(0), sent);
-    let offer = PairAction::Offer { peer: 1, message: 0, envelope: sent, eager: None };
+    let long = envelope(Kind::Send, 7, EAGER_BYTES_MAX + 1);
+    pairs.send(1, ticket(0), long);
+    let offer = PairAction::Offer { peer: 1, message: 0, envelope: long, eager: None };
     assert_eq!(actions(&mut pairs), [offer]);
     assert!(pairs.granted(1, 5).is_err());
     pairs.granted(1, 0).unwrap();
@@ -99,7 +99,7 @@ fn short_messages_go_with_their_offers_as_far_as_the_window_allows() {
 fn bytes_of_an_offer_are_delivered_to_the_matching_receive() {
     let mut pairs = Pairs::default();
     let short = envelope(Kind::Send, 7, 4);
-    let taken = |message, operation| {
+    let delivery = |message, operation| {
         let (peer, ticket) = (3, ticket(operation));
         [
             granted(peer, message, operation),
@@ -110,10 +110,10 @@ fn bytes_of_an_offer_are_delivered_to_the_matching_receive() {
     pairs.offered(3, 0, short, true).unwrap();
     assert_eq!(actions(&mut pairs), []);
     pairs.receive(3, ticket(1), envelope(Kind::Recv, 7, 4)).unwrap();
-    assert_eq!(actions(&mut pairs), taken(0, 1));
+    assert_eq!(actions(&mut pairs), delivery(0, 1));
     pairs.receive(3, ticket(2), envelope(Kind::Recv, 7, 4)).unwrap();
     pairs.offered(3, 1, short, true).unwrap();
-    assert_eq!(actions(&mut pairs), taken(1, 2));
+    assert_eq!(actions(&mut pairs), delivery(1, 2));
     // No pieces follow.
     assert!(pairs.piece(3, 1, 4).is_err());
 }
@@ -145,12 +145,12 @@ fn messages_of_another_length_are_refused() {
     // Both ranks call the same operation with different lengths for each other.
     let uneven = |bytes| Envelope { bytes, tag: 1 << 63 | 5, ..envelope(Kind::Alltoall, 0, 0) };
     pairs.receive(5, ticket(2), uneven(8)).unwrap();
-    let Err(Violation::Mismatch { sequence, ours, theirs }) =
+    let Err(Violation::Mismatch { sequence, fingerprint, peer_fingerprint }) =
         pairs.offered(5, 0, uneven(12), false)
     else {
         panic!("lengths differ")
     };
-    assert_eq!((sequence, ours.count, theirs.count), (5, 8, 12));
+    assert_eq!((sequence, fingerprint.count, peer_fingerprint.count), (5, 8, 12));
     for message in 0..OFFERS_MAX as u64 {
         pairs.offered(4, message, envelope(Kind::Send, 1, 1), false).unwrap();
     }

@@ -10,14 +10,6 @@ pub enum PlacementError {
     /// The list is empty.
     #[error("the placement list is empty; give (node, zone) for every rank")]
     Empty,
-    /// The list has the wrong length.
-    #[error("the placement list has {got} entries for world size {want}; give one per rank")]
-    Length {
-        /// Entries given.
-        got: usize,
-        /// Entries needed.
-        want: usize,
-    },
     /// A node is in two zones.
     #[error("node `{node}` is in zone `{one}` for one rank and in `{other}` for rank {rank}")]
     TwoZones {

@@ -217,7 +217,7 @@ impl Reconfiguration {
         if self.over {
             return;
         }
-        match (self.called(line), message) {
+        match (self.dialed_member(line), message) {
             (None, Message::Call { list_digest, caller, attempt }) => {
                 self.call(line, list_digest, (caller, attempt));
             }
@@ -248,19 +248,19 @@ impl Reconfiguration {
                 let detail = format!("it was given {list}, this rank {}", self.start.list);
                 self.refuse(ErrorKind::Mismatch, Some(member), detail);
             }
-            (called, message) => {
+            (member, message) => {
                 let detail = format!("unexpected message {message:?}");
-                self.refuse(ErrorKind::Protocol, called.or(Some(0)), detail);
+                self.refuse(ErrorKind::Protocol, member.or(Some(0)), detail);
             }
         }
     }
 
-    /// Handles the end of a connection, or a connection that could not be made.
-    pub fn lost(&mut self, line: u64, kind: ErrorKind, detail: &str) {
+    /// Handles the end of a connection, or a failure to connect.
+    pub fn disconnected(&mut self, line: u64, kind: ErrorKind, detail: &str) {
         if self.over {
             return;
         }
-        match self.called(line) {
+        match self.dialed_member(line) {
             Some(member) => self.refuse(kind, Some(member), detail.to_owned()),
             None if self.joined == Some(line) => {
                 let detail = format!("it called and was lost before all had joined: {detail}");
@@ -290,7 +290,7 @@ impl Reconfiguration {
     }
 
     /// The member at the end of a connection that was dialed.
-    fn called(&self, line: u64) -> Option<usize> {
+    fn dialed_member(&self, line: u64) -> Option<usize> {
         (self.start.own == Some(0) && line < self.first_incoming()).then_some(line as usize)
     }
 

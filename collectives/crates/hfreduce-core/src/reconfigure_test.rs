@@ -81,10 +81,10 @@ fn messages_of_an_earlier_attempt_do_not_end_this_one() {
     member.received(3, call(2));
     let died = Rejection { kind: ErrorKind::PeerDied, member: Some(2), detail: "it ended".into() };
     member.received(3, Message::Reject(died.clone()));
-    member.lost(3, ErrorKind::PeerDied, "closed");
+    member.disconnected(3, ErrorKind::PeerDied, "closed");
     member.received(4, Message::Call { list_digest: 6, caller: 9, attempt: 3 });
     member.received(5, Message::Call { list_digest: 6, caller: 9, attempt: 3 });
-    member.lost(4, ErrorKind::PeerDied, "closed");
+    member.disconnected(4, ErrorKind::PeerDied, "closed");
     let differs = Rejection { kind: ErrorKind::Mismatch, ..died.clone() };
     member.received(3, Message::Reject(differs));
     assert!(!steps(&mut member).iter().any(|step| matches!(step, Step::End(_))));

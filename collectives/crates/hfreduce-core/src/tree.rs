@@ -54,7 +54,7 @@ struct ChunkState {
 struct Link {
     send: [SendWindow; CLASSES],
     receive: [ReceiveWindow; CLASSES],
-    owed: [u8; CLASSES],
+    returns: [u8; CLASSES],
 }
 
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl TreeCore {
             .map(|_| Link {
                 send: std::array::from_fn(|_| SendWindow::new(window)),
                 receive: std::array::from_fn(|_| ReceiveWindow::new(window)),
-                owed: [0; CLASSES],
+                returns: [0; CLASSES],
             })
             .collect();
         Self {
@@ -157,10 +157,10 @@ impl TreeCore {
         let range = ((sequence, 0), Stage::Up)..((sequence + 1, 0), Stage::Up);
         for early in self.early.range(range).flat_map(|(_, early)| early) {
             if early.head.fingerprint != fingerprint {
-                let theirs = early.head.fingerprint;
+                let peer_fingerprint = early.head.fingerprint;
                 return Err((
                     early.link,
-                    Violation::Mismatch { sequence, ours: fingerprint, theirs },
+                    Violation::Mismatch { sequence, fingerprint, peer_fingerprint },
                 ));
             }
         }
@@ -172,9 +172,11 @@ impl TreeCore {
     /// # Errors
     /// [`Violation::Mismatch`].
     #[inline]
-    pub fn compare(&self, sequence: u64, theirs: Fingerprint) -> Result<(), Violation> {
+    pub fn compare(&self, sequence: u64, peer_fingerprint: Fingerprint) -> Result<(), Violation> {
         match self.fingerprint_of(sequence) {
-            Some(ours) if ours != theirs => Err(Violation::Mismatch { sequence, ours, theirs }),
+            Some(fingerprint) if fingerprint != peer_fingerprint => {
+                Err(Violation::Mismatch { sequence, fingerprint, peer_fingerprint })
+            }
             _ => Ok(()),
         }
     }
@@ -278,18 +280,18 @@ impl TreeCore {
 
     /// Takes the credits to be returned on this link.
     #[inline]
-    pub fn take_owed(&mut self, link: usize) -> [u8; CLASSES] {
-        std::mem::take(&mut self.links[link].owed)
+    pub fn take_returns(&mut self, link: usize) -> [u8; CLASSES] {
+        std::mem::take(&mut self.links[link].returns)
     }
 
-    /// True once enough credits are owed for a separate frame, or the peer has no other credit: its
-    /// oldest chunk may wait for one, and no other frame may be due on this link.
+    /// True once enough credits are to be returned for a separate frame, or the peer has no other
+    /// credit: its oldest chunk may wait for one, and no other frame may be due on this link.
     #[inline]
-    pub fn owes_much(&self, link: usize) -> bool {
-        let Link { owed, receive, .. } = &self.links[link];
-        owed.iter().zip(receive).any(|(owed, receive)| {
-            let owed = u32::from(*owed);
-            owed > 0 && (owed * 2 >= self.window || receive.outstanding() + owed >= self.window)
+    pub fn should_return(&self, link: usize) -> bool {
+        let Link { returns, receive, .. } = &self.links[link];
+        returns.iter().zip(receive).any(|(count, receive)| {
+            let count = u32::from(*count);
+            count > 0 && (count * 2 >= self.window || receive.outstanding() + count >= self.window)
         })
     }
 

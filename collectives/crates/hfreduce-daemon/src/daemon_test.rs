@@ -50,10 +50,10 @@ fn fingerprint(count: u64) -> Fingerprint {
     }
 }
 
-fn call(fingerprint: Fingerprint, offset: u64) -> Call {
+fn call(fingerprint: Fingerprint, offset: u64) -> CallRequest {
     let region = Region { offset, bytes: fingerprint.count as usize * 4 };
     let (ticket, transfers) = (0, Vec::new());
-    Call {
+    CallRequest {
         ticket,
         fingerprint: fingerprint.encode(),
         input: region,
@@ -79,15 +79,16 @@ proptest! {
         request.transfers.push(Transfer { peer: 1, sends: true, offset: 0, bytes: 64, tag: 1 });
         for (request, world) in [(request, 2), (call(fingerprint(16), 0), 1)] {
             let text = edited(&serde_json::to_value(&request).unwrap(), &edits);
-            let Ok(read) = serde_json::from_str::<Call>(&text) else { continue };
-            let Ok(taken) = validate::operation(&read, &arena, 0, world) else { continue };
-            for (buffer, region) in [(&taken.input, read.input), (&taken.output, read.output)] {
+            let Ok(read) = serde_json::from_str::<CallRequest>(&text) else { continue };
+            let Ok(operation) = validate::operation(&read, &arena, 0, world) else { continue };
+            let buffers = [(&operation.input, read.input), (&operation.output, read.output)];
+            for (buffer, region) in buffers {
                 prop_assert_eq!(buffer.bytes(), region.bytes);
                 prop_assert!(region.offset + region.bytes as u64 <= 8192 || region.bytes == 0);
             }
             let bytes = |transfer: &Transfer| transfer.offset + transfer.bytes;
-            let most = taken.input.bytes().max(taken.output.bytes());
-            prop_assert!(taken.transfers.iter().all(|t| bytes(t) <= most && t.peer == 1));
+            let most = operation.input.bytes().max(operation.output.bytes());
+            prop_assert!(operation.transfers.iter().all(|t| bytes(t) <= most && t.peer == 1));
         }
     }
 }
@@ -150,11 +151,11 @@ fn with_peer(act: impl FnOnce(&mut MessageSocket<UnixStream>)) -> CollectiveErro
         let mut data = [1.0_f32; 4];
         // SAFETY: the array outlives the operation, which is waited for.
         let buffer = unsafe { Buffer::new([(data.as_mut_ptr().cast(), 16)]) };
-        let made = peer.call(allreduce(buffer, ReduceOp::Sum));
-        let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
+        let work = peer.call(allreduce(buffer, ReduceOp::Sum));
+        let result = work.map_err(WaitError::Failed).and_then(|work| work.wait(None));
         // The daemon continues to serve peer ranks.
         assert!(AnyEndpoint::open(options(0, 1), &KEY, Some(&path)).is_ok());
-        match ended {
+        match result {
             Err(WaitError::Failed(error)) => error,
             peer => panic!("{peer:?}"),
         }
@@ -189,8 +190,8 @@ fn an_invalid_call_ends_only_its_group() {
 fn revoked_memory_is_replaced_in_the_next_epoch() {
     let error = with_peer(|line| {
         let (members, completed) = (vec![Member::Rank(1)], 1);
-        let ask = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
-        line.send(&Request::Reconfigure(ask));
+        let request = Reconfigure { members, completed, retired: true, timeout_ms: 60_000 };
+        line.send(&Request::Reconfigure(request));
         let answer = await_message(line, Instant::now() + TIMEOUT);
         let Ok(Response::Reconfigured(answer)) = answer else { panic!("{answer:?}") };
         assert_eq!((answer.infos.len(), answer.rank, answer.epoch), (1, 0, 1));
@@ -256,9 +257,9 @@ fn a_late_answer_is_not_used_for_the_next_attempt() {
     let arena = Arc::new(fabric::arena::Arena::create("test", 1 << 20).unwrap());
     let session = ClientSession::new(options(0, 1), arena, "hfreduced".to_owned(), infos, 0);
     let comm = session.start(own, 1).unwrap();
-    let again = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
+    let reconfigure = || comm.reconfigure(&[Member::Rank(0)], TIMEOUT).map(drop).unwrap_err();
     let error = std::thread::scope(|scope| {
-        let attempt = scope.spawn(again);
+        let attempt = scope.spawn(reconfigure);
         let until = Instant::now() + TIMEOUT;
         while !matches!(await_message(&mut daemon, until).unwrap(), Request::Reconfigure(_)) {}
         daemon.send(&Response::Left); // No answer.
@@ -269,5 +270,5 @@ fn a_late_answer_is_not_used_for_the_next_attempt() {
     let (rank, epoch, channels, other_memory) = (0, 1, 1, false);
     let late = Reconfigured { infos, rank, epoch, channels, other_memory };
     daemon.send(&Response::Reconfigured(Box::new(late)));
-    assert_eq!(again().cause.kind, ErrorKind::PeerDied);
+    assert_eq!(reconfigure().cause.kind, ErrorKind::PeerDied);
 }

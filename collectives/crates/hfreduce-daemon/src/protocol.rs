@@ -46,7 +46,7 @@ pub(crate) enum Request {
     Join {
         timeout_ms: u64,
     },
-    Call(Box<Call>),
+    Call(Box<CallRequest>),
     /// The bytes before `end` of a pipelined call's input are in the arena.
     Arrived {
         ticket: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Reconfigure {
 
 /// An operation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Call {
+pub(crate) struct CallRequest {
     pub(crate) ticket: u64,
     pub(crate) fingerprint: [u8; FINGERPRINT_BYTES],
     pub(crate) input: Region,

@@ -22,7 +22,7 @@ use support::{
 const F32: DType = DType::F32;
 
 /// Digests of this rank's result of every operation.
-fn everything(comm: &Communicator) -> Vec<u64> {
+fn all_operations(comm: &Communicator) -> Vec<u64> {
     let (rank, world) = (comm.rank(), comm.world_size());
     let last = world as u32 - 1;
     let mut results = Vec::new();
@@ -40,44 +40,44 @@ fn everything(comm: &Communicator) -> Vec<u64> {
     }
     let own = values(rank, 2, 5000);
     let mut whole = values(rank, 3, 5000 * world);
-    let done = |work: Result<hfreduce_engine::Work, _>| work.unwrap().wait(None).unwrap();
+    let complete = |work: Result<hfreduce_engine::Work, _>| work.unwrap().wait(None).unwrap();
     let mut input = own.clone();
-    done(comm.broadcast(buffer(&mut input), F32, last, TIMEOUT, true));
+    complete(comm.broadcast(buffer(&mut input), F32, last, TIMEOUT, true));
     results.push(digest(&input));
     let mut input = own.clone();
-    done(comm.reduce(buffer(&mut input), F32, ReduceOp::Sum, last, TIMEOUT, true));
+    complete(comm.reduce(buffer(&mut input), F32, ReduceOp::Sum, last, TIMEOUT, true));
     results.push(if rank == last { digest(&input) } else { 0 });
     let (mut input, mut output) = (own.clone(), vec![0.0; whole.len()]);
-    done(comm.allgather(buffer(&mut input), buffer(&mut output), F32, TIMEOUT, true));
+    complete(comm.allgather(buffer(&mut input), buffer(&mut output), F32, TIMEOUT, true));
     results.push(digest(&output));
     let mut output = vec![0.0; 5000];
     let (from, to) = (buffer(&mut whole), buffer(&mut output));
-    done(comm.reduce_scatter(from, to, F32, ReduceOp::Average, TIMEOUT, true));
+    complete(comm.reduce_scatter(from, to, F32, ReduceOp::Average, TIMEOUT, true));
     results.push(digest(&output));
     let mut output = vec![0.0; if rank == last { whole.len() } else { 0 }];
-    done(comm.gather(buffer(&mut input), buffer(&mut output), F32, last, TIMEOUT, true));
+    complete(comm.gather(buffer(&mut input), buffer(&mut output), F32, last, TIMEOUT, true));
     results.push(digest(&output));
     let mut output = vec![0.0; 5000];
     let from = if rank == last { buffer(&mut whole) } else { Buffer::default() };
-    done(comm.scatter(from, buffer(&mut output), F32, last, TIMEOUT, true));
+    complete(comm.scatter(from, buffer(&mut output), F32, last, TIMEOUT, true));
     results.push(digest(&output));
     let (counts, mut output) = (vec![5000; world], vec![0.0; whole.len()]);
     let (from, to) = (buffer(&mut whole), buffer(&mut output));
-    done(comm.alltoall(from, to, &counts, &counts, F32, TIMEOUT, true));
+    complete(comm.alltoall(from, to, &counts, &counts, F32, TIMEOUT, true));
     results.push(digest(&output));
     if world > 1 {
         // Received late: an operation called after the receive ends before it.
         let (next, before) = ((rank + 1) % world as u32, (rank + last) % world as u32);
         let (mut outgoing, mut incoming) = (own.clone(), vec![0.0; 5000]);
-        let received = comm.recv(buffer(&mut incoming), F32, before, 7, TIMEOUT).unwrap();
-        done(comm.barrier(TIMEOUT, true));
-        done(comm.send(buffer(&mut outgoing), F32, next, 7, TIMEOUT));
-        received.wait(None).unwrap();
+        let receive = comm.recv(buffer(&mut incoming), F32, before, 7, TIMEOUT).unwrap();
+        complete(comm.barrier(TIMEOUT, true));
+        complete(comm.send(buffer(&mut outgoing), F32, next, 7, TIMEOUT));
+        receive.wait(None).unwrap();
         results.push(digest(&incoming));
-        let received = comm.recv_any(buffer(&mut incoming), F32, 8, TIMEOUT).unwrap();
-        done(comm.send(buffer(&mut outgoing), F32, next, 8, TIMEOUT));
-        received.wait(None).unwrap();
-        assert_eq!(received.source(), Some(before));
+        let receive = comm.recv_any(buffer(&mut incoming), F32, 8, TIMEOUT).unwrap();
+        complete(comm.send(buffer(&mut outgoing), F32, next, 8, TIMEOUT));
+        receive.wait(None).unwrap();
+        assert_eq!(receive.source(), Some(before));
         results.push(digest(&incoming));
     }
     let (mut first, mut second) = (values(rank, 5, 10), values(rank, 6, 999));
@@ -85,7 +85,7 @@ fn everything(comm: &Communicator) -> Vec<u64> {
     let pieces = unsafe {
         Buffer::new([(first.as_mut_ptr().cast(), 40), (second.as_mut_ptr().cast(), 999 * 4)])
     };
-    done(comm.allreduce(pieces, F32, ReduceOp::Sum, 3, TIMEOUT, true));
+    complete(comm.allreduce(pieces, F32, ReduceOp::Sum, 3, TIMEOUT, true));
     results.extend([digest(&first), digest(&second)]);
     results
 }
@@ -94,10 +94,10 @@ fn everything(comm: &Communicator) -> Vec<u64> {
 fn bits_are_equal_with_without_and_with_some_daemons() {
     let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
     for (nodes, locals) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
-        let through = |chosen: fn(u32) -> bool| {
+        let through = |is_served: fn(u32) -> bool| {
             let daemon =
-                |rank: u32| chosen(rank).then(|| daemons[rank as usize / locals].path.clone());
-            run_at(&placement(nodes, locals), daemon, |_| {}, |comm| everything(&comm.unwrap()))
+                |rank: u32| is_served(rank).then(|| daemons[rank as usize / locals].path.clone());
+            run_at(&placement(nodes, locals), daemon, |_| {}, |comm| all_operations(&comm.unwrap()))
         };
         let own = through(|_| false);
         assert!(through(|_| true) == own, "{nodes} × {locals}, all served");
@@ -123,8 +123,8 @@ fn registered_memory_is_used_in_place() {
             allreduce(&comm, data).wait(None).unwrap();
             let sum = |at: usize| numbers(0, 1, at + 1)[at] + numbers(1, 1, at + 1)[at];
             assert_eq!((data[0], data[777]), (sum(0), sum(777)));
-            let counted = &comm.counters().in_place_bytes;
-            assert_eq!(counted.load(std::sync::atomic::Ordering::Relaxed), 1 << 20);
+            let in_place_bytes = &comm.counters().in_place_bytes;
+            assert_eq!(in_place_bytes.load(std::sync::atomic::Ordering::Relaxed), 1 << 20);
             assert_eq!(comm.registered_bytes(), 1 << 20, "no block was staged for it");
         },
     );
@@ -151,11 +151,11 @@ fn pipelined_memory_is_reduced_while_it_arrives() {
             let work = comm.allreduce(pipelined, F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap();
             // A later call does not wait for it.
             let mut message = [rank as f32];
-            let sent = comm.send(buffer(&mut message), F32, peer, 1, TIMEOUT).unwrap();
+            let send = comm.send(buffer(&mut message), F32, peer, 1, TIMEOUT).unwrap();
             let mut other = [9.0];
-            let received = comm.recv(buffer(&mut other), F32, peer, 1, TIMEOUT).unwrap();
-            sent.wait(None).unwrap();
-            received.wait(None).unwrap();
+            let receive = comm.recv(buffer(&mut other), F32, peer, 1, TIMEOUT).unwrap();
+            send.wait(None).unwrap();
+            receive.wait(None).unwrap();
             assert_eq!((other[0], watermarks.delivered()), (peer as f32, 0));
             work.arrived(&watermarks, HALF);
             let until = Instant::now() + TIMEOUT;
@@ -188,8 +188,8 @@ fn the_end_of_a_group_does_not_affect_others() {
                 comm.abort("a test");
             }
             let mut data = numbers(comm.rank(), 1, 70_000);
-            let made = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
-            made.map_err(WaitError::Failed).and_then(|work| work.wait(None)).err()
+            let work = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
+            work.map_err(WaitError::Failed).and_then(|work| work.wait(None)).err()
         };
         run_at(&placement(1, 2), |_| Some(path.clone()), |_| {}, body)
     };
@@ -299,9 +299,9 @@ fn a_group_over_its_users_memory_limit_ends_alone() {
             |comm| {
                 let comm = comm.unwrap();
                 let mut data = vec![1.0; bytes / 4];
-                let made = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
-                let ended = made.map_err(WaitError::Failed).and_then(|work| work.wait(None));
-                ended.map(|()| data[0]).map_err(|error| error.to_string())
+                let work = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
+                let result = work.map_err(WaitError::Failed).and_then(|work| work.wait(None));
+                result.map(|()| data[0]).map_err(|error| error.to_string())
             },
         )
     };
@@ -375,7 +375,7 @@ fn registered_memory_does_not_take_the_addresses_of_other_users() {
     let tune = |options: &mut Options| {
         (options.registered_bytes, options.channels) = (10 << 40, Some(3));
     };
-    let ended = run_at(
+    let results = run_at(
         &placement(1, 3),
         |_| Some(daemon.path.clone()),
         tune,
@@ -392,10 +392,13 @@ fn registered_memory_does_not_take_the_addresses_of_other_users() {
         },
     );
     // Each rank maps its 10 TiB, but not all of them also those of both others.
-    let errors: Vec<String> =
-        ended.into_iter().filter_map(|ended| ended.err()).map(|error| error.to_string()).collect();
-    let named = |error: &String| error.contains("of 61572651155456 in use");
-    assert!(errors.iter().any(named), "{errors:?}");
+    let errors: Vec<String> = results
+        .into_iter()
+        .filter_map(|result| result.err())
+        .map(|error| error.to_string())
+        .collect();
+    let names_limit = |error: &String| error.contains("of 61572651155456 in use");
+    assert!(errors.iter().any(names_limit), "{errors:?}");
 }
 
 #[test]
@@ -415,20 +418,20 @@ fn a_group_over_its_users_descriptor_limit_ends_alone() {
                 let (mut outgoing, mut incoming) = ([1.0], [0.0]);
                 let mut swap = || {
                     let peer = 1 - comm.rank();
-                    let sent = comm.send(buffer(&mut outgoing), F32, peer, 1, TIMEOUT)?;
-                    let received = comm.recv(buffer(&mut incoming), F32, peer, 1, TIMEOUT)?;
+                    let send = comm.send(buffer(&mut outgoing), F32, peer, 1, TIMEOUT)?;
+                    let receive = comm.recv(buffer(&mut incoming), F32, peer, 1, TIMEOUT)?;
                     let failed = |error| match error {
                         WaitError::Failed(error) => error,
                         other => panic!("{other}"),
                     };
-                    sent.wait(None).and_then(|()| received.wait(None)).map_err(failed)
+                    send.wait(None).and_then(|()| receive.wait(None)).map_err(failed)
                 };
                 messages.then(|| swap().map_err(|error| error.to_string()))
             },
         )
     };
     // One connection from and one to each other rank.
-    for error in exchange(true).into_iter().map(|ended| ended.unwrap().unwrap_err()) {
+    for error in exchange(true).into_iter().map(|result| result.unwrap().unwrap_err()) {
         assert!(error.contains("99 of 99 in use") && error.contains("LimitNOFILE"), "{error}");
     }
     daemon.eventually_empty();
@@ -449,9 +452,9 @@ fn a_stopping_daemon_reports_that_it_was_stopped() {
             if comm.rank() == 0 {
                 drop(daemon.lock().unwrap().take());
             }
-            let made = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
+            let work = comm.allreduce(buffer(&mut data), F32, ReduceOp::Sum, 0, TIMEOUT, true);
             let error =
-                made.map_err(WaitError::Failed).and_then(|work| work.wait(None)).unwrap_err();
+                work.map_err(WaitError::Failed).and_then(|work| work.wait(None)).unwrap_err();
             assert!(error.to_string().contains("hfreduced on this node was stopped"), "{error}");
         },
     );

@@ -93,11 +93,11 @@ fn log_lines_are_bounded_whatever_ranks_send() {
         |comm| {
             let comm = comm.unwrap();
             comm.abort(&long);
-            let made = comm.barrier(TIMEOUT, true).and_then(|work| {
+            let result = comm.barrier(TIMEOUT, true).and_then(|work| {
                 let _ = work.wait(None);
                 comm.barrier(TIMEOUT, true)
             });
-            assert!(made.is_err());
+            assert!(result.is_err());
         },
     );
     daemon.eventually_empty();

@@ -35,8 +35,8 @@ fn sum(comm: &Communicator) -> f32 {
 #[test]
 fn survivors_continue_with_and_without_daemons() {
     let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
-    type Chosen = fn(u32) -> bool;
-    let choices: [Chosen; 2] = [|_| true, |rank| rank % 2 == 1];
+    type RankFilter = fn(u32) -> bool;
+    let choices: [RankFilter; 2] = [|_| true, |rank| rank % 2 == 1];
     for (nodes, locals, lost) in [(3, 1, 1), (2, 2, 0), (1, 3, 2)] {
         for served in choices {
             let world = (nodes * locals) as u32;
@@ -210,7 +210,7 @@ fn a_daemon_that_stops_during_reconfiguration_is_reported() {
     let daemons = Mutex::new(vec![Served::new(4), Served::new(4)]);
     let paths: Vec<PathBuf> =
         daemons.lock().unwrap().iter().map(|daemon| daemon.path.clone()).collect();
-    let waits = Barrier::new(2);
+    let barrier = Barrier::new(2);
     run_at(
         &placement(2, 1),
         |rank| Some(paths[rank as usize].clone()),
@@ -218,20 +218,20 @@ fn a_daemon_that_stops_during_reconfiguration_is_reported() {
         |comm| {
             let comm = comm.unwrap();
             if comm.rank() == 1 {
-                waits.wait();
+                barrier.wait();
                 drop(daemons.lock().unwrap().remove(0));
                 // The daemon has notified its ranks by now: the attempt that includes this rank has ended.
                 let next = comm.reconfigure(&ranks(&[1]), TIMEOUT).unwrap();
                 assert_eq!(sum(&next), 1.0, "a rank of another daemon continues");
                 return;
             }
-            waits.wait();
+            barrier.wait();
             let error = comm.reconfigure(&ranks(&[0, 1]), TIMEOUT).map(drop).unwrap_err();
             assert!(error.to_string().contains("hfreduced"), "{error}");
             assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerDied, Some(0)));
-            let again = comm.reconfigure(&ranks(&[0]), TIMEOUT).map(drop).unwrap_err();
-            assert!(again.to_string().contains("as a newcomer"), "{again}");
-            assert_eq!(again.cause.kind, ErrorKind::PeerDied);
+            let second = comm.reconfigure(&ranks(&[0]), TIMEOUT).map(drop).unwrap_err();
+            assert!(second.to_string().contains("as a newcomer"), "{second}");
+            assert_eq!(second.cause.kind, ErrorKind::PeerDied);
         },
     );
 }

@@ -190,7 +190,7 @@ impl Communicator {
         let ended = self.inner.with_driver(until + Duration::from_secs(1), |driver| {
             driver.drive(until, &|driver| !driver.is_busy());
             if driver.is_busy() && shared.broken.get().is_none() {
-                *lock(&shared.abort_asked) = Some(unfinished.clone());
+                *lock(&shared.abort_request) = Some(unfinished.clone());
                 shared.mark_pending();
                 driver.poll_once();
             }
@@ -200,7 +200,7 @@ impl Communicator {
         if !ended {
             // A thread that gets no CPU holds the driver: it fails the operations at its next
             // check.
-            lock(&shared.abort_asked).get_or_insert(unfinished);
+            lock(&shared.abort_request).get_or_insert(unfinished);
             shared.notify();
         }
         shared.recorder.close();

@@ -283,9 +283,9 @@ impl Endpoint {
 
     /// True if this machine has more ranks than CPUs; equal on all of its ranks.
     fn is_crowded(&self, infos: &[Info]) -> bool {
-        let here = infos.iter().filter(|info| info.host == self.info.host);
-        let processors = here.clone().map(|info| info.processors).min().unwrap_or(1);
-        here.count() > processors
+        let local = infos.iter().filter(|info| info.host == self.info.host);
+        let processors = local.clone().map(|info| info.processors).min().unwrap_or(1);
+        local.count() > processors
     }
 
     /// Number of ranks of each node that own chunks: as many as the busiest machine has CPUs for

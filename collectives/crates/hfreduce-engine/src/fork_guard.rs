@@ -74,21 +74,21 @@ mod tests {
 
     #[test]
     fn a_forked_child_is_not_the_owner() {
-        let known = ForkGuard::new();
-        let asked = ForkGuard { page: None, process: std::process::id() };
-        assert!(known.page.is_some() && known.is_owner() && asked.is_owner());
+        let by_page = ForkGuard::new();
+        let by_process = ForkGuard { page: None, process: std::process::id() };
+        assert!(by_page.page.is_some() && by_page.is_owner() && by_process.is_owner());
         // SAFETY: the child only does what a child of a multi-threaded process may: it reads and
         // exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let here = known.is_owner() || asked.is_owner();
+            let is_owner = by_page.is_owner() || by_process.is_owner();
             // SAFETY: as above.
-            unsafe { libc::_exit(i32::from(here)) };
+            unsafe { libc::_exit(i32::from(is_owner)) };
         }
         let mut status = 0;
         // SAFETY: a child of this process that no other thread waits for.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0);
-        assert!(known.is_owner() && asked.is_owner());
+        assert!(by_page.is_owner() && by_process.is_owner());
     }
 }

@@ -1,4 +1,4 @@
-//! The engine of one rank: it moves the data of collective operations and asks the core what to do.
+//! The engine of one rank: it moves the data of collective operations as the core decides.
 //!
 //! ```text
 //! endpoint ── connects ranks ──▶ communicator ── submits ──▶ driver ── segments ──▶ hfreduce-shm
@@ -7,7 +7,7 @@
 //! ```
 //! [`hfreduce_core`] decides which chunk is reduced, sent and published, in which order, and which
 //! rank caused a failure; it has no clock, socket, thread or payload byte. The [`driver`] moves bytes
-//! and asks it. Nothing depends on the order of arrival, and every wait has a deadline.
+//! as it decides. Nothing depends on the order of arrival, and every wait has a deadline.
 //!
 //! `docs/internals/allreduce-path.md` follows an allreduce through these modules.
 

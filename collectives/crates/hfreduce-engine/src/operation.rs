@@ -117,7 +117,7 @@ impl Buffer {
         let mut offset = offset;
         let end = (offset + bytes).min(self.bytes);
         self.pieces[first..].iter().map_while(move |piece| {
-            let take = end.checked_sub(offset).filter(|left| *left > 0)?;
+            let take = end.checked_sub(offset).filter(|remaining| *remaining > 0)?;
             let within = offset - piece.start;
             let take = take.min(piece.bytes - within);
             offset += take;

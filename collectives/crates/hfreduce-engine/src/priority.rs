@@ -3,7 +3,7 @@
 //! Every operation along the trees is counted at the level of its communicator, for all
 //! communicators that one user has in the process (see [`Share`](crate::share::Share)). A driver does not
 //! start a chunk while operations of a higher level are in progress, for at most [`HELD`]: ranks
-//! whose operations wait for each other crosswise lose that time once, not for each chunk, and a
+//! with circular waits between their operations lose that time once, not for each chunk, and a
 //! stream of short operations leaves the others a window of chunks each time. Started chunks
 //! continue. Priorities change the timing of chunks only, never the result.
 
@@ -91,7 +91,7 @@ pub struct UnderWay(Arc<PriorityLevels>, Priority);
 
 impl PriorityLevels {
     /// Counts an operation of this level.
-    pub fn begin(self: &Arc<Self>, level: Priority) -> UnderWay {
+    pub fn start(self: &Arc<Self>, level: Priority) -> UnderWay {
         self.under_way[level as usize].fetch_add(1, Ordering::SeqCst);
         UnderWay(self.clone(), level)
     }
@@ -124,7 +124,7 @@ impl Drop for UnderWay {
 #[derive(Debug)]
 pub struct PriorityGate {
     level: Priority,
-    held: Duration,
+    delay_max: Duration,
     /// Since when chunks have been held back.
     since: Option<Instant>,
     /// The maximum time has passed: chunks continue until an operation of a higher level ends.
@@ -132,9 +132,9 @@ pub struct PriorityGate {
 }
 
 impl PriorityGate {
-    /// For a communicator of this level, whose chunks are held back for `held` at most.
-    pub fn new(level: Priority, held: Duration) -> Self {
-        Self { level, held, since: None, through: None }
+    /// For a communicator of this level, whose chunks are held back for `delay_max` at most.
+    pub fn new(level: Priority, delay_max: Duration) -> Self {
+        Self { level, delay_max, since: None, through: None }
     }
 
     /// Until when no chunk may start; `None`: chunks may start. `call` is woken if that changes
@@ -169,7 +169,7 @@ impl PriorityGate {
         if self.through == Some(ended) {
             return None;
         }
-        let until = *self.since.get_or_insert(now) + self.held;
+        let until = *self.since.get_or_insert(now) + self.delay_max;
         if now < until {
             return Some(until);
         }

@@ -13,11 +13,11 @@ fn chunks_are_delayed_until_higher_operations_end() {
     let (priority_levels, now) = (Arc::new(PriorityLevels::default()), Instant::now());
     let (mut low, mut normal, mut high) =
         (turn(Priority::Low), turn(Priority::Normal), turn(Priority::High));
-    let operation = priority_levels.begin(Priority::Normal);
+    let operation = priority_levels.start(Priority::Normal);
     assert_eq!(low.look(&priority_levels, now), Some(now + HELD));
     assert_eq!(normal.look(&priority_levels, now), None, "the same level");
     assert_eq!(high.look(&priority_levels, now), None);
-    let higher = priority_levels.begin(Priority::High);
+    let higher = priority_levels.start(Priority::High);
     assert_eq!(normal.look(&priority_levels, now), Some(now + HELD));
     drop(higher);
     assert_eq!(normal.look(&priority_levels, now), None);
@@ -29,7 +29,7 @@ fn chunks_are_delayed_until_higher_operations_end() {
 fn operations_in_a_priority_deadlock_are_delayed_only_once() {
     let (priority_levels, start) = (Arc::new(PriorityLevels::default()), Instant::now());
     let mut low = turn(Priority::Low);
-    let _stuck = priority_levels.begin(Priority::High);
+    let _stuck = priority_levels.start(Priority::High);
     assert!(low.look(&priority_levels, start).is_some());
     assert!(low.look(&priority_levels, start + HELD - MS).is_some());
     for ms in 10..100 {
@@ -43,9 +43,9 @@ fn a_stream_of_short_operations_leaves_a_window_each_time() {
     let (mut low, mut through) = (turn(Priority::Low), 0);
     for ms in 0..100 {
         // One operation starts before the other ends.
-        let before = priority_levels.begin(Priority::High);
+        let before = priority_levels.start(Priority::High);
         through += u32::from(low.look(&priority_levels, start + ms * MS).is_none());
-        let _next = priority_levels.begin(Priority::High);
+        let _next = priority_levels.start(Priority::High);
         drop(before);
     }
     assert_eq!(through, 9);

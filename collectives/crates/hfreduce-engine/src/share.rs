@@ -64,7 +64,7 @@ impl Share {
     /// # Errors
     /// [`OverLimit`].
     pub fn descriptor(&self) -> Result<Charge, OverLimit> {
-        let mut one = self.descriptors();
-        one.set_to(1).map(|()| one)
+        let mut charge = self.descriptors();
+        charge.set_to(1).map(|()| charge)
     }
 }

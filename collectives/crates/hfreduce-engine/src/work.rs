@@ -21,7 +21,7 @@ pub struct WorkState {
     pub sequence: u64,
     /// Fingerprint.
     pub fingerprint: Fingerprint,
-    /// When it gives up.
+    /// Time at which the operation fails.
     pub deadline: Instant,
     /// Timeout given by the caller.
     pub timeout: Duration,
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_callback_runs_once_whether_it_comes_before_the_end_or_after_it() {
+    fn a_callback_registered_before_or_after_the_end_runs_once() {
         let work = barrier();
         let count = Arc::new(AtomicUsize::new(0));
         work.on_end(counting(&count));
@@ -328,9 +328,9 @@ mod models {
     /// work; the background thread, woken by the work, finds the driver free or in use.
     fn one_of_two_takes_the_news<A: Atomics>() {
         let shared = Arc::new((WaiterCount::<A>::default(), A::U32::default(), A::U32::default()));
-        let called = shared.clone();
+        let background_shared = shared.clone();
         let background = loom::thread::spawn(move || {
-            let (_, free, pending) = &*called;
+            let (_, free, pending) = &*background_shared;
             pending.store(1, Ordering::Release);
             A::fence(Ordering::SeqCst);
             free.load(Ordering::Acquire) == 1

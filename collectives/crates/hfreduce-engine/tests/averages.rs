@@ -151,11 +151,11 @@ fn averages_are_correct_for_every_type_layout_and_mode() {
                             assert!(*result == rounded, "{what}");
                             continue;
                         }
-                        for (got, (average, magnitude)) in
+                        for (value, (average, magnitude)) in
                             widened(dtype, result).into_iter().zip(expected)
                         {
                             let error = magnitude * rounding(dtype) * (nodes + 2) as f64;
-                            assert!((got - average).abs() <= error, "{what}: {got} {average}");
+                            assert!((value - average).abs() <= error, "{what}: {value} {average}");
                         }
                     }
                 }

@@ -110,8 +110,8 @@ fn inject_fault(comm: &Communicator, seed: u64) {
     let works: Vec<Option<Work>> = data
         .iter_mut()
         .map(|data| {
-            let called = comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, timeout, true);
-            called.ok()
+            let work = comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, timeout, true);
+            work.ok()
         })
         .collect();
     std::thread::scope(|scope| {

@@ -89,8 +89,8 @@ fn bits_do_not_depend_on_peer_memory() {
                 }
                 let counters = comm.counters();
                 let mapped = counters.mapped_bytes.load(Ordering::Relaxed);
-                let sent = counters.sent_bytes.load(Ordering::Relaxed);
-                (digest(&data), mapped, sent)
+                let sent_bytes = counters.sent_bytes.load(Ordering::Relaxed);
+                (digest(&data), mapped, sent_bytes)
             },
         );
         let sums = results.iter().fold((0, 0), |(a, b), (_, mapped, sent)| (a + mapped, b + sent));
@@ -219,15 +219,21 @@ fn blocks_are_gathered_and_scattered() {
             |_| {},
             |comm| {
                 for count in [0, 1, 9000, 100_001] {
-                    let mut mine = numbers(comm.rank(), 8, count);
-                    let mut all = vec![0.0; count * world];
-                    comm.allgather(buffer(&mut mine), buffer(&mut all), DType::F32, TIMEOUT, true)
-                        .unwrap()
-                        .wait(None)
-                        .unwrap();
+                    let mut input = numbers(comm.rank(), 8, count);
+                    let mut output = vec![0.0; count * world];
+                    comm.allgather(
+                        buffer(&mut input),
+                        buffer(&mut output),
+                        DType::F32,
+                        TIMEOUT,
+                        true,
+                    )
+                    .unwrap()
+                    .wait(None)
+                    .unwrap();
                     let want: Vec<f32> =
                         (0..world).flat_map(|r| numbers(r as u32, 8, count)).collect();
-                    assert!(all == want);
+                    assert!(output == want);
                     let mut wide = numbers(comm.rank(), 9, count * world);
                     let mut block = vec![0.0; count];
                     comm.reduce_scatter(
@@ -279,11 +285,11 @@ fn the_root_gathers_and_scatters_blocks() {
                 for root in 0..world as u32 {
                     for count in [0, 3, 400_000] {
                         let is_root = comm.rank() == root;
-                        let mut mine = numbers(comm.rank(), 1, count);
-                        let mut all = vec![0.0; if is_root { count * world } else { 0 }];
+                        let mut input = numbers(comm.rank(), 1, count);
+                        let mut output = vec![0.0; if is_root { count * world } else { 0 }];
                         comm.gather(
-                            buffer(&mut mine),
-                            buffer(&mut all),
+                            buffer(&mut input),
+                            buffer(&mut output),
                             DType::F32,
                             root,
                             TIMEOUT,
@@ -294,11 +300,11 @@ fn the_root_gathers_and_scatters_blocks() {
                         .unwrap();
                         let want: Vec<f32> =
                             (0..world as u32).flat_map(|r| numbers(r, 1, count)).collect();
-                        assert!(!is_root || all == want);
-                        let mut all = if is_root { want } else { vec![] };
+                        assert!(!is_root || output == want);
+                        let mut output = if is_root { want } else { vec![] };
                         let mut block = vec![0.0; count];
                         comm.scatter(
-                            buffer(&mut all),
+                            buffer(&mut output),
                             buffer(&mut block),
                             DType::F32,
                             root,
@@ -384,22 +390,23 @@ fn messages_are_matched_by_tag_during_collectives() {
         |comm| {
             let (rank, world) = (comm.rank(), comm.world_size() as u32);
             let (next, before) = ((rank + 1) % world, (rank + world - 1) % world);
-            let mut sent: Vec<Vec<f32>> = (0..5).map(|tag| numbers(rank, tag, 300_000)).collect();
-            let mut got = vec![vec![0.0_f32; 300_000]; 5];
+            let mut outgoing: Vec<Vec<f32>> =
+                (0..5).map(|tag| numbers(rank, tag, 300_000)).collect();
+            let mut incoming = vec![vec![0.0_f32; 300_000]; 5];
             let mut works = vec![];
             // Received in the reverse order of sending.
-            for (tag, data) in got.iter_mut().enumerate().rev() {
+            for (tag, data) in incoming.iter_mut().enumerate().rev() {
                 works.push(
                     comm.recv(buffer(data), DType::F32, before, tag as u64, TIMEOUT).unwrap(),
                 );
             }
-            for (tag, data) in sent.iter_mut().enumerate() {
+            for (tag, data) in outgoing.iter_mut().enumerate() {
                 works.push(comm.send(buffer(data), DType::F32, next, tag as u64, TIMEOUT).unwrap());
             }
             let mut sum = vec![1.0; 1000];
             allreduce(&comm, &mut sum).wait(None).unwrap();
             works.iter().for_each(|work| work.wait(None).unwrap());
-            for (tag, data) in got.iter().enumerate() {
+            for (tag, data) in incoming.iter().enumerate() {
                 assert!(*data == numbers(before, tag as u64, 300_000));
             }
         },

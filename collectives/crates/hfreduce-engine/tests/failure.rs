@@ -42,8 +42,8 @@ fn all_report(
             };
             let error = body(&comm);
             // A broken communicator reports the first cause again.
-            let again = comm.barrier(TIMEOUT, true).err().or_else(|| comm.error()).unwrap();
-            assert_eq!(again.cause, error.cause);
+            let repeated = comm.barrier(TIMEOUT, true).err().or_else(|| comm.error()).unwrap();
+            assert_eq!(repeated.cause, error.cause);
             error
         },
     );
@@ -60,12 +60,12 @@ fn all_report(
 fn every_rank_reports_mismatching_operations() {
     for (nodes, locals) in [(1, 2), (3, 1), (2, 2)] {
         let odd = (nodes * locals - 1) as u32;
-        let named: Vec<u32> = (0..=odd).collect();
+        let expected_ranks: Vec<u32> = (0..=odd).collect();
         let sum = |comm: &Communicator, data: &mut [f32], op| {
             failed(comm.allreduce(buffer(data), DType::F32, op, 0, TIMEOUT, true))
         };
         // Another reduction, with every byte count equal.
-        let errors = all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
+        let errors = all_report(nodes, locals, ErrorKind::Mismatch, &expected_ranks, |comm| {
             let op = if comm.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
             sum(comm, &mut vec![1.0; 10_000], op)
         });
@@ -77,11 +77,11 @@ fn every_rank_reports_mismatching_operations() {
             "{detail}"
         );
         // Another size.
-        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &expected_ranks, |comm| {
             sum(comm, &mut vec![1.0; 10_000 + usize::from(comm.rank() == odd)], ReduceOp::Sum)
         });
         // Another type of equal width.
-        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &expected_ranks, |comm| {
             let dtype = if comm.rank() == odd { DType::I32 } else { DType::F32 };
             let mut data = vec![1.0; 10_000];
             failed(comm.allreduce(buffer(&mut data), dtype, ReduceOp::Sum, 0, TIMEOUT, true))
@@ -93,9 +93,9 @@ fn every_rank_reports_mismatching_operations() {
 fn mismatching_operations_that_would_deadlock_are_detected() {
     for (nodes, locals) in [(1, 2), (3, 1), (2, 2)] {
         let odd = (nodes * locals - 1) as u32;
-        let named: Vec<u32> = (0..=odd).collect();
+        let expected_ranks: Vec<u32> = (0..=odd).collect();
         // The odd rank waits for a broadcast that is never sent, the others for its contribution.
-        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &expected_ranks, |comm| {
             let mut data = vec![1.0; 10_000];
             let data = buffer(&mut data);
             failed(match comm.rank() == odd {
@@ -104,7 +104,7 @@ fn mismatching_operations_that_would_deadlock_are_detected() {
             })
         });
         // One rank uses point-to-point connections, the others the trees.
-        all_report(nodes, locals, ErrorKind::Mismatch, &named, |comm| {
+        all_report(nodes, locals, ErrorKind::Mismatch, &expected_ranks, |comm| {
             let (mut data, mut other) = (vec![1.0; 100], vec![1.0; 100]);
             let (data, other) = (buffer(&mut data), buffer(&mut other));
             failed(match comm.rank() == odd {

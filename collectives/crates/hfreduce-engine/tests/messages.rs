@@ -29,7 +29,7 @@ fn exchange(comm: &Communicator) -> u64 {
     let (own, world) = (comm.rank(), comm.world_size() as u32);
     let peers: Vec<u32> = (0..world).filter(|peer| *peer != own).collect();
     let salt = |from: u32, to: u32| u64::from(from * world + to);
-    let mut sent: Vec<Vec<Vec<f32>>> = peers
+    let mut outgoing: Vec<Vec<Vec<f32>>> = peers
         .iter()
         .map(|to| COUNTS.map(|count| numbers(own, salt(own, *to), count)).to_vec())
         .collect();
@@ -41,7 +41,7 @@ fn exchange(comm: &Communicator) -> u64 {
             let work = comm.recv(buffer(data), DType::F32, *peer, tag as u64, TIMEOUT);
             works.push(work.unwrap());
         }
-        for (tag, data) in sent[at].iter_mut().enumerate().rev() {
+        for (tag, data) in outgoing[at].iter_mut().enumerate().rev() {
             let work = comm.send(buffer(data), DType::F32, *peer, tag as u64, TIMEOUT);
             works.push(work.unwrap());
         }

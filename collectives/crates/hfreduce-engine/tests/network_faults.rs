@@ -141,7 +141,7 @@ fn pass(
             }
             Fault::Cut => return to.shutdown(Shutdown::Both),
             Fault::HalfCut => return to.shutdown(Shutdown::Write),
-            // Reads on, so that the sender notices nothing.
+            // Continues to read, so that the sender does not notice.
             Fault::Freeze => return std::io::copy(&mut from, &mut std::io::sink()).map(drop),
             Fault::Trickle => {
                 to.set_nodelay(true)?;
@@ -171,12 +171,12 @@ fn start_proxy(
         for stream in 0..streams {
             let Ok((dialer, _)) = listener.accept() else { return };
             let acceptor = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            for (from, to, preface, ours) in [
+            for (from, to, preface, is_faulty) in [
                 (&dialer, &acceptor, FROM_DIALLER, outward && stream == proxied),
                 (&acceptor, &dialer, FROM_ACCEPTOR, !outward && stream == proxied),
             ] {
                 let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                let fault = if ours { fault } else { Fault::Nothing };
+                let fault = if is_faulty { fault } else { Fault::Nothing };
                 let done = done.clone();
                 std::thread::spawn(move || {
                     let end = to.try_clone().unwrap();
@@ -215,9 +215,9 @@ fn scenario(number: u64) -> bool {
     let fault = Fault::of(&mut seed);
     let (outward, at) = (below(&mut seed, 2) == 0, below(&mut seed, 40) as usize);
     let streams = 1 + number as usize % 3;
-    let which = below(&mut seed, streams as u64) as usize;
+    let faulty_stream = below(&mut seed, streams as u64) as usize;
     // The first stream carries most of the frames.
-    let at = if which == 0 { at } else { at / 8 };
+    let at = if faulty_stream == 0 { at } else { at / 8 };
     // A harmless fault must not cause a failure, however busy the host is; the others should be short.
     let (timeout, liveness) = match fault.is_harmless() {
         true => (TIMEOUT, TIMEOUT),
@@ -236,7 +236,8 @@ fn scenario(number: u64) -> bool {
     let mut proxied: serde_json::Value = serde_json::from_slice(&infos[1]).unwrap();
     let port = proxied["port"].as_u64().unwrap() as u16;
     let done = Arc::new(AtomicBool::new(false));
-    proxied["port"] = start_proxy(port, (streams, which), (outward, at, fault), &done).into();
+    proxied["port"] =
+        start_proxy(port, (streams, faulty_stream), (outward, at, fault), &done).into();
     let proxied = vec![infos[0].clone(), serde_json::to_vec(&proxied).unwrap()];
     let results: Vec<Result<(), CollectiveError>> = std::thread::scope(|scope| {
         let ranks = endpoints.into_iter().zip([&proxied, &infos]);
@@ -244,8 +245,8 @@ fn scenario(number: u64) -> bool {
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     let what = format!(
-        "scenario {number}: {fault:?} at frame {at} of stream {which} of {streams}, outward {outward}: \
-         {results:?}"
+        "scenario {number}: {fault:?} at frame {at} of stream {faulty_stream} of {streams}, \
+         outward {outward}: {results:?}"
     );
     for (rank, result) in results.iter().enumerate() {
         match result {

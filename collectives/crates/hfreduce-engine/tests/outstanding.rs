@@ -75,8 +75,8 @@ trait Moment {
 impl Moment for Communicator {
     /// Yields to every other thread that needs the driver: a wait that times out.
     fn yield_driver(&self) {
-        let mut nothing = [0.0];
-        let never = self.recv_any(buffer(&mut nothing), DType::F32, 77, TIMEOUT).unwrap();
+        let mut unused = [0.0];
+        let never = self.recv_any(buffer(&mut unused), DType::F32, 77, TIMEOUT).unwrap();
         let ended = never.wait(Some(Duration::from_millis(300)));
         assert!(matches!(ended, Err(WaitError::StillRunning { .. })), "{ended:?}");
         std::mem::forget(never);
@@ -99,8 +99,8 @@ fn mixed(comm: &Communicator, count: usize) {
         works.push(comm.allreduce(sum, DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap());
         works.push(comm.broadcast(cast, DType::F32, root, TIMEOUT, false).unwrap());
         let (input, output, ones) = (buffer(input), buffer(output), vec![1; world]);
-        let sent = comm.alltoall(input, output, &ones, &ones, DType::F32, TIMEOUT, false);
-        works.push(sent.unwrap());
+        let work = comm.alltoall(input, output, &ones, &ones, DType::F32, TIMEOUT, false);
+        works.push(work.unwrap());
     }
     wait_all(works);
     assert!(sums.iter().all(|sum| *sum == world as f32));
@@ -189,20 +189,20 @@ fn operations_delayed_by_the_window_fail_when_a_rank_closes() {
 /// Receives of `count` messages, as many sends, and then `count` collectives, all outstanding.
 fn messages_and_collectives(comm: &Communicator, count: usize) {
     let peer = 1 - comm.rank();
-    let mut sent: Vec<f32> = (0..count).map(|at| at as f32).collect();
+    let mut outgoing: Vec<f32> = (0..count).map(|at| at as f32).collect();
     let (mut received, mut sums) = (vec![-1.0; count], vec![1.0; count]);
     let mut works = Vec::new();
     for data in each(&mut received) {
         works.push(comm.recv(data, DType::F32, peer, 1, TIMEOUT).unwrap());
     }
-    for data in each(&mut sent) {
+    for data in each(&mut outgoing) {
         works.push(comm.send(data, DType::F32, peer, 1, TIMEOUT).unwrap());
     }
     for data in each(&mut sums) {
         works.push(comm.allreduce(data, DType::F32, ReduceOp::Sum, 0, TIMEOUT, false).unwrap());
     }
     wait_all(works);
-    assert_eq!(received, sent);
+    assert_eq!(received, outgoing);
     assert!(sums.iter().all(|sum| *sum == 2.0));
 }
 
@@ -246,13 +246,13 @@ fn receives_end(comm: &Communicator, count: usize, ended_by: ErrorKind) {
     let works: Vec<Work> = each(&mut data).map_while(|data| start(data).ok()).collect();
     let started = Instant::now();
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| works[0].wait(None));
+        let waiter = scope.spawn(|| works[0].wait(None));
         match ended_by {
             ErrorKind::Aborted => comm.abort("abort of the test"),
             ErrorKind::PeerLeft => drop(comm.close(Duration::ZERO)),
             _ => {}
         }
-        waits.join().unwrap().unwrap_err();
+        waiter.join().unwrap().unwrap_err();
     });
     for work in &works {
         assert!(matches!(work.wait(Some(LATE)), Err(WaitError::Failed(_))));

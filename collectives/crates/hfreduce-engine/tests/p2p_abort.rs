@@ -28,16 +28,16 @@ struct Proxy {
     connected: AtomicBool,
     silent: AtomicBool,
     /// Sockets that stay open until the test ends.
-    held: Mutex<Vec<TcpStream>>,
-    met: AtomicUsize,
+    open_sockets: Mutex<Vec<TcpStream>>,
+    arrivals: AtomicUsize,
 }
 
 impl Proxy {
     /// A barrier of the ranks, with a timeout because one of them may panic. `nth`: its number.
     fn meet(&self, nth: usize) {
         let until = Instant::now() + TIMEOUT;
-        self.met.fetch_add(1, Ordering::SeqCst);
-        while self.met.load(Ordering::SeqCst) < 3 * nth {
+        self.arrivals.fetch_add(1, Ordering::SeqCst);
+        while self.arrivals.load(Ordering::SeqCst) < 3 * nth {
             assert!(Instant::now() < until, "a rank is missing");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -54,7 +54,7 @@ impl Proxy {
                 let tree = !proxy.connected.load(Ordering::SeqCst) && pair.contains(&DEAF);
                 for (from, to) in [(&dialer, &acceptor), (&acceptor, &dialer)] {
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    proxy.held.lock().unwrap().push(to.try_clone().unwrap());
+                    proxy.open_sockets.lock().unwrap().push(to.try_clone().unwrap());
                     let proxy = proxy.clone();
                     std::thread::spawn(move || proxy.pass(from, to, tree));
                 }

@@ -59,8 +59,8 @@ fn chunks_of_a_low_group_wait_for_a_high_group_and_those_of_an_equal_one_do_not(
     let before = chunks(&low);
     let [a, b] = &mut large;
     let works = [start(&low[0], a), start(&low[1], b)];
-    let held = |comm: &Communicator| comm.counters().held_back.load(Ordering::SeqCst) > 0;
-    wait_until("both delay their chunks", || low.iter().all(held));
+    let delays = |comm: &Communicator| comm.counters().held_back.load(Ordering::SeqCst) > 0;
+    wait_until("both delay their chunks", || low.iter().all(delays));
     let [a, b] = &mut other;
     for work in [start(&same[0], a), start(&same[1], b)] {
         work.wait(None).unwrap();

@@ -55,17 +55,17 @@ fn a_rank() {
     };
     data.fill(1.0);
     let world = nodes * locals;
-    let mut sent = vec![1.0; elements];
+    let mut outgoing = vec![1.0; elements];
     let counts = vec![elements / world; world];
     for calls in 0.. {
         // A rank that was stopped between two operations learns of its failure at its next call.
-        let called = if round == MESSAGES {
-            let (from, to) = (buffer(&mut sent), buffer(data));
+        let work = if round == MESSAGES {
+            let (from, to) = (buffer(&mut outgoing), buffer(data));
             comm.alltoall(from, to, &counts, &counts, DType::F32, TIMEOUT, true)
         } else {
             comm.allreduce(buffer(data), DType::F32, ReduceOp::Sum, 0, TIMEOUT, true)
         };
-        if let Err(error) = called.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
+        if let Err(error) = work.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
             let cause = comm.error().unwrap().cause;
             data.fill(rank as f32);
             println!("\n@failed {} {}", cause.kind.word(), cause.peer.map_or(-1, i64::from));

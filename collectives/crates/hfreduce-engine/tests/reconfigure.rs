@@ -59,7 +59,7 @@ fn survivors_continue_and_keep_their_order() {
 }
 
 #[test]
-fn survivors_learn_which_of_them_is_an_operation_ahead() {
+fn survivors_report_which_of_them_is_an_operation_ahead() {
     let (sent, list) = (Barrier::new(3), ranks(&[1, 0]));
     run(
         &placement(3, 1),

@@ -113,7 +113,7 @@ fn in_place_operations_have_the_same_bits_for_every_type() {
                 // Any bytes are numbers, including NaN.
                 let mut content = bytes_of(&values(comm.rank(), u64::from(code), 60_000));
                 content.truncate(content.len() / 8 * 8);
-                let made = REGISTERS.map(|registers| {
+                let outputs = REGISTERS.map(|registers| {
                     let mut data = Memory::of(&comm, registers(comm.rank()), &content);
                     let buffer = data.buffer();
                     comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true)
@@ -122,7 +122,7 @@ fn in_place_operations_have_the_same_bits_for_every_type() {
                         .unwrap();
                     data.bytes().to_vec()
                 });
-                results.push(all_equal(made.to_vec()));
+                results.push(all_equal(outputs.to_vec()));
             }
             assert!(results.len() >= 14);
             results
@@ -141,7 +141,7 @@ fn a_reduce_changes_only_the_roots_buffer() {
                 let mut roots = Vec::new();
                 for root in 0..comm.world_size() as u32 {
                     let content = bytes_of(&values(comm.rank(), 5, 150_000));
-                    let made = REGISTERS.map(|registers| {
+                    let outputs = REGISTERS.map(|registers| {
                         let mut data = Memory::of(&comm, registers(comm.rank()), &content);
                         let (dtype, op) = (DType::F32, ReduceOp::Sum);
                         let buffer = data.buffer();
@@ -151,9 +151,9 @@ fn a_reduce_changes_only_the_roots_buffer() {
                             .unwrap();
                         data.bytes().to_vec()
                     });
-                    let made = all_equal(made.to_vec());
-                    assert_eq!(made == content, comm.rank() != root);
-                    roots.push(made);
+                    let output = all_equal(outputs.to_vec());
+                    assert_eq!(output == content, comm.rank() != root);
+                    roots.push(output);
                 }
             },
         );
@@ -353,7 +353,7 @@ fn a_peers_arena_is_mapped_once_it_has_registered_memory() {
     // A size that no other test uses: they run in the same process.
     const ARENA: u64 = 67 << 30;
     const RANKS: u64 = 3;
-    let met = Barrier::new(RANKS as usize);
+    let barrier = Barrier::new(RANKS as usize);
     let arenas = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let of_size = |line: &&str| {
@@ -370,19 +370,19 @@ fn a_peers_arena_is_mapped_once_it_has_registered_memory() {
             options.channels = Some(RANKS as usize);
         },
         |comm| {
-            met.wait();
+            barrier.wait();
             assert_eq!(arenas(), RANKS, "each rank's own");
-            met.wait();
+            barrier.wait();
             for registered in [false, true] {
                 let mut memory = Memory::of(&comm, registered, &bytes_of(&[1.0; 400_000]));
                 let buffer = memory.buffer();
                 let sum = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, TIMEOUT, true);
                 sum.unwrap().wait(None).unwrap();
                 assert_eq!(memory.bytes(), bytes_of(&[RANKS as f32; 400_000]));
-                met.wait();
+                barrier.wait();
                 let expected = if registered { RANKS * RANKS } else { RANKS };
                 assert_eq!(arenas(), expected);
-                met.wait();
+                barrier.wait();
             }
         },
     );

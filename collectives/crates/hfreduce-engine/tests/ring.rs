@@ -46,9 +46,9 @@ fn sum(comm: &Communicator, buffer: Buffer) -> Work {
 }
 
 /// Every type and operation, and ranges that cut elements; returns each rank's results.
-fn everything(processors: usize) -> Vec<Vec<u8>> {
+fn all_results(processors: usize) -> Vec<Vec<u8>> {
     let mut results = run(&placement(1, 3), sharing(processors), |comm| {
-        let mut made = Vec::new();
+        let mut results = Vec::new();
         let input = content(comm.rank(), 1);
         for dtype in (0..=u8::MAX).map_while(DType::from_code) {
             for op in OPS.into_iter().filter(|op| op.supports(dtype)) {
@@ -56,7 +56,7 @@ fn everything(processors: usize) -> Vec<Vec<u8>> {
                 let buffer = whole(&mut data);
                 let work = comm.allreduce(buffer, dtype, op, 0, TIMEOUT, true).unwrap();
                 work.wait(None).unwrap();
-                made.push(data);
+                results.push(data);
             }
         }
         let mut data = input;
@@ -64,9 +64,9 @@ fn everything(processors: usize) -> Vec<Vec<u8>> {
         let pieces = [left, right].map(|piece| (piece.as_mut_ptr(), piece.len()));
         // SAFETY: as for `whole`.
         sum(&comm, unsafe { Buffer::new(pieces) }).wait(None).unwrap();
-        made.push(data);
+        results.push(data);
         assert_eq!(went_round(&comm) > 0, processors == 1);
-        made
+        results
     });
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "the same on every rank");
     results.remove(0)
@@ -74,7 +74,7 @@ fn everything(processors: usize) -> Vec<Vec<u8>> {
 
 #[test]
 fn ring_accumulation_has_the_bits_of_an_owners_sum() {
-    assert!(everything(1) == everything(3));
+    assert!(all_results(1) == all_results(3));
 }
 
 #[test]

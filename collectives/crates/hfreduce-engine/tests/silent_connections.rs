@@ -36,11 +36,11 @@ fn silent_connections(port: u16, count: usize) -> Vec<TcpStream> {
 
 fn exchange(comm: &Communicator) {
     let (rank, size) = (comm.rank() as usize, comm.world_size());
-    let mut sent: Vec<u8> = (0..size).map(|to| (rank * 10 + to) as u8).collect();
+    let mut outgoing: Vec<u8> = (0..size).map(|to| (rank * 10 + to) as u8).collect();
     let mut received = vec![0_u8; size];
     // SAFETY: both vectors outlive the operation, which is waited for.
     let (input, output) = unsafe {
-        (Buffer::new([(sent.as_mut_ptr(), size)]), Buffer::new([(received.as_mut_ptr(), size)]))
+        (Buffer::new([(outgoing.as_mut_ptr(), size)]), Buffer::new([(received.as_mut_ptr(), size)]))
     };
     let ones = vec![1; size];
     let work = comm.alltoall(input, output, &ones, &ones, DType::U8, TIMEOUT, true);

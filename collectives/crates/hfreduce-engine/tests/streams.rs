@@ -49,16 +49,16 @@ fn bits_do_not_depend_on_streams_or_transport() {
             };
             run(&placement(nodes, locals), tune, |comm| results(&comm))
         };
-        let one = with(TransportKind::Tcp, Some(1));
+        let single = with(TransportKind::Tcp, Some(1));
         for streams in [None, Some(3), Some(4)] {
-            for (own, base) in with(TransportKind::Tcp, streams).iter().zip(&one) {
+            for (own, base) in with(TransportKind::Tcp, streams).iter().zip(&single) {
                 assert_eq!(own.0, base.0, "{nodes} nodes, {locals} ranks, {streams:?}");
                 // The ranks that share a node's work divide the streams; the default is two.
                 let each = streams.unwrap_or(2).div_ceil(locals) as u64;
                 assert_eq!(own.1, base.1 * each, "{nodes} nodes, {locals} ranks, {streams:?}");
             }
         }
-        for (own, base) in with(TransportKind::InProcess, None).iter().zip(&one) {
+        for (own, base) in with(TransportKind::InProcess, None).iter().zip(&single) {
             assert_eq!((&own.0, own.1), (&base.0, 0), "{nodes} nodes, {locals} ranks");
         }
     }

@@ -92,15 +92,15 @@ impl<const WHAT: u8, T: Default> Default for Weakened<WHAT, T> {
     }
 }
 
-/// Checks every order of the threads of `story` with at most three preemptions; loom's limit of
+/// Checks every order of the threads of `model` with at most three preemptions; loom's limit of
 /// branches ends an endless loop.
-pub fn every_order(story: impl Fn() + Sync + Send + 'static) {
+pub fn every_order(model: impl Fn() + Sync + Send + 'static) {
     let mut checker = loom::model::Builder::new();
     checker.preemption_bound = Some(3);
-    checker.check(story);
+    checker.check(model);
 }
 
-/// True if some order breaks an assertion of the story or races.
-pub fn breaks(story: impl Fn() + Sync + Send + 'static) -> bool {
-    catch_unwind(AssertUnwindSafe(|| every_order(story))).is_err()
+/// True if some order breaks an assertion of the model or races.
+pub fn breaks(model: impl Fn() + Sync + Send + 'static) -> bool {
+    catch_unwind(AssertUnwindSafe(|| every_order(model))).is_err()
 }

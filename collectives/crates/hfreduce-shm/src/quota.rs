@@ -25,20 +25,20 @@ pub struct Limit {
     /// Maximum per user, and for all users together.
     each: usize,
     all: usize,
-    taken: Mutex<HashMap<u32, usize>>,
+    used: Mutex<HashMap<u32, usize>>,
 }
 
 /// A charge exceeds the limit of its user or of all users together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the limit of hfreduced for {scope} is reached: {wanted} more {what} requested, {taken} of \
+    "the limit of hfreduced for {scope} is reached: {requested} more {what} requested, {used} of \
      {most} in use; {remedy}"
 )]
 pub struct OverLimit {
     scope: Scope,
     what: &'static str,
-    wanted: usize,
-    taken: usize,
+    requested: usize,
+    used: usize,
     most: usize,
     remedy: &'static str,
 }
@@ -62,12 +62,12 @@ impl fmt::Display for Scope {
 impl Limit {
     /// Allows `each` per user and `all` for all users together.
     pub fn new(what: &'static str, (each, all): (usize, usize), remedy: &'static str) -> Arc<Self> {
-        Arc::new(Self { what, remedy, each, all, taken: Mutex::default() })
+        Arc::new(Self { what, remedy, each, all, used: Mutex::default() })
     }
 
     /// Replaces a charge of `from` by `to`.
     fn change(&self, user: u32, from: usize, to: usize) -> Result<(), OverLimit> {
-        let mut users = lock(&self.taken);
+        let mut users = lock(&self.used);
         let increase = to.saturating_sub(from);
         let own = users.get(&user).copied().unwrap_or(0);
         let all = users.values().sum::<usize>();
@@ -79,8 +79,8 @@ impl Limit {
                 return Err(OverLimit {
                     scope,
                     what,
-                    wanted: increase,
-                    taken: users,
+                    requested: increase,
+                    used: users,
                     most,
                     remedy,
                 });
@@ -167,7 +167,7 @@ mod tests {
         same.set_to(10).unwrap();
         three.set_to(10).unwrap();
         drop((first, same, two, three));
-        assert!(lock(&limit.taken).is_empty());
+        assert!(lock(&limit.used).is_empty());
     }
 
     #[test]

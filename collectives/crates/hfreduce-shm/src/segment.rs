@@ -24,7 +24,7 @@
 //!   the slots belong to chunk g + K, and the ring slot to chunk g + R.
 //!
 //! `peer_access[o]` is 1 while o reads or writes registered memory of other ranks. It is set before
-//! o checks for an abort ([`ShmSegment::begin_peer_access`]), and a rank that aborts checks in the
+//! o checks for an abort ([`ShmSegment::start_peer_access`]), and a rank that aborts checks in the
 //! opposite order: after an abort was recorded and `peer_access[o]` was seen to be 0, o accesses no
 //! such memory.
 //!

@@ -46,9 +46,9 @@ fn registered_memory_is_recorded_per_operation() {
 #[test]
 fn no_access_starts_after_an_abort() {
     let shm = shm();
-    assert!(shm.begin_peer_access(0) && shm.is_accessing_peers(0));
+    assert!(shm.start_peer_access(0) && shm.is_accessing_peers(0));
     shm.abort(0, b"over");
-    assert!(shm.is_accessing_peers(0) && !shm.begin_peer_access(1) && !shm.is_accessing_peers(1));
+    assert!(shm.is_accessing_peers(0) && !shm.start_peer_access(1) && !shm.is_accessing_peers(1));
     shm.end_peer_access(0);
     assert!(!shm.is_accessing_peers(0));
 }
@@ -101,19 +101,19 @@ fn a_rank_that_died_while_recording_an_abort_is_reported() {
 
 #[test]
 fn a_fingerprint_is_kept_until_the_window_has_passed_it() {
-    let (shm, ours) = (shm(), fingerprint());
-    assert_eq!(shm.compare(1, 0, ours), Compared::Absent(None));
-    shm.enter(1, 0, &ours);
-    assert_eq!(shm.compare(1, 0, ours), Compared::Equal);
-    let other = Fingerprint { count: ours.count + 1, ..ours };
-    assert_eq!(shm.compare(1, 0, other), Compared::Differs(ours));
+    let (shm, own) = (shm(), fingerprint());
+    assert_eq!(shm.compare(1, 0, own), Compared::Absent(None));
+    shm.enter(1, 0, &own);
+    assert_eq!(shm.compare(1, 0, own), Compared::Equal);
+    let other = Fingerprint { count: own.count + 1, ..own };
+    assert_eq!(shm.compare(1, 0, other), Compared::Differs(own));
     // The maximum distance while the other rank has not ended operation 0.
     for sequence in 1..hfreduce_core::OUTSTANDING_MAX as u64 {
         shm.enter(1, sequence, &other);
     }
-    assert_eq!(shm.compare(1, 0, ours), Compared::Equal);
+    assert_eq!(shm.compare(1, 0, own), Compared::Equal);
     let next = hfreduce_core::OUTSTANDING_MAX as u64;
-    assert_eq!(shm.compare(1, next, ours), Compared::Absent(Some((next - 1, other))));
+    assert_eq!(shm.compare(1, next, own), Compared::Absent(Some((next - 1, other))));
 }
 
 #[test]

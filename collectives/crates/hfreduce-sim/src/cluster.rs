@@ -90,7 +90,7 @@ enum Event {
 }
 
 /// A step that waits for a sum.
-enum Held {
+enum DeferredStep {
     Send { link: usize, stage: Stage },
     Deliver,
 }
@@ -110,7 +110,7 @@ struct Node {
     fetching: usize,
     to_reduce: VecDeque<(Key, usize)>,
     reducing: usize,
-    held: BTreeMap<Key, Vec<Held>>,
+    deferred: BTreeMap<Key, Vec<DeferredStep>>,
     to_deliver: VecDeque<u64>,
     delivering: usize,
     outbox: BTreeSet<(Key, u8, usize)>,
@@ -144,9 +144,9 @@ impl Cluster {
         let mut zones: Vec<String> = Vec::new();
         let mut zone_of = Vec::new();
         for place in plan.nodes() {
-            let known = zones.iter().position(|zone| *zone == place.zone);
-            zone_of.push(known.unwrap_or(zones.len()));
-            if known.is_none() {
+            let index = zones.iter().position(|zone| *zone == place.zone);
+            zone_of.push(index.unwrap_or(zones.len()));
+            if index.is_none() {
                 zones.push(place.zone.clone());
             }
         }
@@ -176,7 +176,7 @@ impl Cluster {
                 fetching: 0,
                 to_reduce: VecDeque::new(),
                 reducing: 0,
-                held: BTreeMap::new(),
+                deferred: BTreeMap::new(),
                 to_deliver: VecDeque::new(),
                 delivering: 0,
                 outbox: BTreeSet::new(),
@@ -222,7 +222,7 @@ impl Cluster {
         });
         Err(SimError::Stuck {
             at: seconds(self.event_queue.now()),
-            who: waiting.unwrap_or_default(),
+            waiting: waiting.unwrap_or_default(),
         })
     }
 
@@ -264,12 +264,12 @@ impl Cluster {
             }
             Event::Reduced(me, key) => {
                 self.nodes[me].reducing -= 1;
-                for held in self.nodes[me].held.remove(&key).unwrap_or_default() {
-                    match held {
-                        Held::Send { link, stage } => {
+                for step in self.nodes[me].deferred.remove(&key).unwrap_or_default() {
+                    match step {
+                        DeferredStep::Send { link, stage } => {
                             self.nodes[me].outbox.insert((key, stage as u8, link));
                         }
-                        Held::Deliver => self.publish(me, key),
+                        DeferredStep::Deliver => self.publish(me, key),
                     }
                 }
                 self.send(me);
@@ -291,8 +291,8 @@ impl Cluster {
                 self.drain(to);
             }
             Event::Credits { to, link, credits } => {
-                let given = self.nodes[to].core.credits(link, credits);
-                debug_assert_eq!(given, Ok(()), "nodes follow the protocol");
+                let result = self.nodes[to].core.credits(link, credits);
+                debug_assert_eq!(result, Ok(()), "nodes follow the protocol");
                 self.drain(to);
             }
             Event::Delivered(me, number) => {

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_order_of_time_and_then_of_planning() {
+    fn events_are_ordered_by_time_and_then_by_planning() {
         let mut event_queue = EventQueue::default();
         for (at, name) in [(20, 'c'), (10, 'a'), (10, 'b'), (30, 'd')] {
             event_queue.plan(at, name);

@@ -85,7 +85,7 @@ struct Rank {
     seen_beats: Vec<u64>,
     live: Liveness,
     /// Number of operations called, and the time of the last call.
-    called: usize,
+    calls: usize,
     called_at: Time,
     ending: Ending,
 }
@@ -94,7 +94,7 @@ struct Node {
     core: TreeCore,
     ends: Vec<(usize, usize)>,
     pipes: Vec<Pipe>,
-    heard: Vec<bool>,
+    received: Vec<bool>,
     reported: Vec<Option<(u64, Option<u32>)>>,
     /// Chunks of the current operation that were activated and completed.
     activated: u32,
@@ -117,7 +117,7 @@ pub struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// A group in which every rank is running and has called nothing yet.
+    /// A group in which every rank is running and has not called any operation.
     pub fn new(scenario: &'a Scenario) -> Self {
         let (plan, locals) = (&scenario.plan, scenario.locals);
         let cores: Vec<TreeCore> = (0..plan.nodes().len())
@@ -136,7 +136,7 @@ impl<'a> Group<'a> {
             .map(|(core, ends)| Node {
                 core,
                 pipes: vec![Pipe::new(LINK_RATE); ends.len()],
-                heard: vec![false; ends.len()],
+                received: vec![false; ends.len()],
                 reported: vec![None; ends.len()],
                 ends,
                 activated: 0,
@@ -155,7 +155,7 @@ impl<'a> Group<'a> {
                     beats: 0,
                     seen_beats: vec![0; locals],
                     live: Liveness::new(locals + links, liveness_ms, 0),
-                    called: 0,
+                    calls: 0,
                     called_at: 0,
                     ending: Ending::default(),
                 }
@@ -261,7 +261,7 @@ impl<'a> Group<'a> {
 
     fn call(&mut self, rank: usize) {
         if self.ranks[rank].ending.failed.is_some()
-            || self.ranks[rank].called == self.fingerprints.len()
+            || self.ranks[rank].calls == self.fingerprints.len()
         {
             return;
         }
@@ -273,8 +273,8 @@ impl<'a> Group<'a> {
             self.late = true;
             return self.event_queue.plan(self.event_queue.now() + by, Event::Call(rank));
         }
-        let operation = self.ranks[rank].called;
-        self.ranks[rank].called += 1;
+        let operation = self.ranks[rank].calls;
+        self.ranks[rank].calls += 1;
         self.ranks[rank].called_at = self.event_queue.now();
         let node = self.node_of(rank);
         if self.is_owner(rank) {
@@ -291,12 +291,12 @@ impl<'a> Group<'a> {
     /// Activates chunks as slots allow, and marks them ready once all ranks of the node have called.
     fn advance(&mut self, node: usize) {
         let owner = self.owner(node);
-        let Some(operation) = self.ranks[owner].called.checked_sub(1) else { return };
+        let Some(operation) = self.ranks[owner].calls.checked_sub(1) else { return };
         if self.ranks[owner].ending.completed > operation {
             return;
         }
         let geometry = self.geometry(operation);
-        let all_there = self.locals(node).all(|rank| self.ranks[rank].called > operation);
+        let all_there = self.locals(node).all(|rank| self.ranks[rank].calls > operation);
         while self.nodes[node].activated < geometry.chunks()
             && self.nodes[node].core.active() < SLOTS
             && !self.nodes[node].core.is_broken()
@@ -330,7 +330,7 @@ impl<'a> Group<'a> {
                     let fingerprint = self.fingerprints[key.0 as usize];
                     let head =
                         DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, fingerprint };
-                    let credits = self.nodes[node].core.take_owed(link);
+                    let credits = self.nodes[node].core.take_returns(link);
                     let head =
                         Head { credits, payload_bytes: bytes, ..Head::bare(Frame::Data(head)) };
                     self.post(node, link, Message::Frame(head), bytes);
@@ -349,8 +349,8 @@ impl<'a> Group<'a> {
             }
         }
         for link in 0..self.nodes[node].ends.len() {
-            if self.nodes[node].core.owes_much(link) {
-                let credits = self.nodes[node].core.take_owed(link);
+            if self.nodes[node].core.should_return(link) {
+                let credits = self.nodes[node].core.take_returns(link);
                 let head = Head { credits, ..Head::bare(Frame::Credit) };
                 self.post(node, link, Message::Frame(head), 0);
             }
@@ -363,7 +363,7 @@ impl<'a> Group<'a> {
 
     fn complete(&mut self, node: usize) {
         let owner = self.owner(node);
-        let operation = self.ranks[owner].called.saturating_sub(1);
+        let operation = self.ranks[owner].calls.saturating_sub(1);
         if self.ranks[owner].ending.completed > operation
             || self.nodes[node].done < self.geometry(operation).chunks()
         {

@@ -30,13 +30,13 @@ pub enum SimError {
     Empty,
     /// The core stopped before the end.
     #[error(
-        "after {at} s no event is pending, but operations are incomplete: {who}; this is a bug of the engine's core"
+        "after {at} s no event is pending, but operations are incomplete: {waiting}; this is a bug of the engine's core"
     )]
     Stuck {
         /// Simulated seconds since the start.
         at: f64,
         /// Nodes and what they wait for.
-        who: String,
+        waiting: String,
     },
     /// The cluster has no plan.
     #[error(transparent)]

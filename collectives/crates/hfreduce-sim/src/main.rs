@@ -61,7 +61,7 @@ impl Options {
     }
 
     fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().rev().find(|(given, _)| given == name).map(|(_, value)| value.as_str())
+        self.0.iter().rev().find(|(option, _)| option == name).map(|(_, value)| value.as_str())
     }
 
     fn number(&self, name: &str) -> Result<Option<u64>, String> {

@@ -74,7 +74,7 @@ struct Connection {
     /// The coordinator knows that the connection is established.
     reached: bool,
     /// The member's attempt that accepted it, and its number there.
-    taken: Option<(u32, u64)>,
+    accepted: Option<(u32, u64)>,
     inbox: VecDeque<Option<Message>>,
     /// The last arrival at either end: a connection preserves order.
     last: [Time; 2],
@@ -94,7 +94,7 @@ struct Actor {
     next_line: u64,
     agreed: Option<Agreement>,
     /// After a refusal: the attempt whose coordinator still sends the refusal to members that it reaches.
-    leaving: Option<(u32, Reconfiguration)>,
+    refusing: Option<(u32, Reconfiguration)>,
     /// The group of the member, by name.
     group: Option<(u32, u64, Vec<String>)>,
     alone: bool,
@@ -231,7 +231,7 @@ impl Simulation {
                 if self.actors[of].attempt == attempt
                     && let Some(core) = &mut self.actors[of].core
                 {
-                    core.lost(member as u64, ErrorKind::PeerDied, "no answer");
+                    core.disconnected(member as u64, ErrorKind::PeerDied, "no answer");
                     self.act(of);
                 }
             }
@@ -310,21 +310,21 @@ impl Simulation {
         let actor = &mut self.actors[id];
         let attempt = actor.attempt;
         let core = actor.core.take().map(|core| (attempt, core));
-        actor.leaving = core.filter(|_| how.is_err());
+        actor.refusing = core.filter(|_| how.is_err());
         actor.agreed = None;
         for at in 0..self.connections.len() {
             let connection = &mut self.connections[at];
-            let ours = connection.coordinator == id && connection.attempt == attempt;
-            let theirs = connection.member == id
-                && connection.taken.is_some_and(|(taken, _)| taken == attempt);
+            let is_coordinator = connection.coordinator == id && connection.attempt == attempt;
+            let is_member = connection.member == id
+                && connection.accepted.is_some_and(|(accepted, _)| accepted == attempt);
             let unheard = connection.member == id
-                && connection.taken.is_none()
+                && connection.accepted.is_none()
                 && !connection.inbox.is_empty()
                 && self.bug == Some(Bug::DropsConnections);
             if unheard {
                 connection.inbox.clear();
             }
-            if (ours && connection.reached) || theirs || unheard {
+            if (is_coordinator && connection.reached) || is_member || unheard {
                 self.send(at, id, None);
             }
         }

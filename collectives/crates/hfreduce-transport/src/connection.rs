@@ -38,7 +38,7 @@ pub enum Arrival {
 
 enum Body {
     None,
-    Memory { at: *mut u8, left: usize },
+    Memory { at: *mut u8, remaining: usize },
     Owned { bytes: Vec<u8>, filled: usize },
 }
 
@@ -55,7 +55,7 @@ pub struct Connection<N> {
     mapped: VecDeque<N>,
     acked: Vec<N>,
     /// Payloads of the peer that were copied and not acknowledged yet.
-    owed: u32,
+    unacked: u32,
     stash: Vec<u8>,
     start: usize,
     end: usize,
@@ -87,7 +87,7 @@ impl<N> Connection<N> {
             head_sent_bytes: 0,
             mapped: VecDeque::new(),
             acked: Vec::new(),
-            owed: 0,
+            unacked: 0,
             stash: vec![0; STASH_BYTES],
             start: 0,
             end: 0,
@@ -107,8 +107,8 @@ impl<N> Connection<N> {
     /// Queues a frame.
     #[inline]
     pub fn push(&mut self, head: &Head, payload: Payload, note: N) {
-        let acked = u8::try_from(self.owed).unwrap_or(u8::MAX);
-        self.owed -= u32::from(acked);
+        let acked = u8::try_from(self.unacked).unwrap_or(u8::MAX);
+        self.unacked -= u32::from(acked);
         let head = Head { acked, ..*head };
         self.queue.push_back(Outgoing { head: head.encode(), payload, note });
     }
@@ -122,8 +122,8 @@ impl<N> Connection<N> {
         if let Some(first) = self.queue.front_mut() {
             first.payload = Payload::Owned(first.payload.bytes().to_vec());
         }
-        if let Body::Memory { left, .. } = self.body {
-            self.body = Body::Owned { bytes: vec![0; left], filled: 0 };
+        if let Body::Memory { remaining, .. } = self.body {
+            self.body = Body::Owned { bytes: vec![0; remaining], filled: 0 };
         }
     }
 
@@ -196,13 +196,13 @@ impl<N> Connection<N> {
     #[inline]
     pub fn copied(&mut self, bytes: usize) {
         self.received_bytes += bytes as u64;
-        self.owed += 1;
+        self.unacked += 1;
     }
 
     /// True if acknowledgments are due.
     #[inline]
-    pub fn owes_acks(&self) -> bool {
-        self.owed > 0
+    pub fn has_unacked(&self) -> bool {
+        self.unacked > 0
     }
 
     /// Bytes that the peer's machine has not acknowledged, including those in the kernel. Closing
@@ -241,7 +241,7 @@ impl<N> Connection<N> {
     /// [`Connection::detach`] was called.
     #[inline]
     pub unsafe fn body(&mut self, at: *mut u8, bytes: usize) {
-        self.body = Body::Memory { at, left: bytes };
+        self.body = Body::Memory { at, remaining: bytes };
     }
 
     /// Receives the payload of the last head into a new vector.
@@ -292,15 +292,17 @@ impl<N> Connection<N> {
         loop {
             let place: &mut [u8] = match &mut self.body {
                 Body::None => return Ok(true),
-                Body::Memory { left: 0, .. } => &mut [],
+                Body::Memory { remaining: 0, .. } => &mut [],
                 // SAFETY: the destination is valid and exclusive until the payload is complete (see
                 // `body`).
-                Body::Memory { at, left } => unsafe { std::slice::from_raw_parts_mut(*at, *left) },
+                Body::Memory { at, remaining } => unsafe {
+                    std::slice::from_raw_parts_mut(*at, *remaining)
+                },
                 Body::Owned { bytes, filled } => {
-                    let (at, left) = (bytes[*filled..].as_mut_ptr(), bytes.len() - *filled);
+                    let (at, remaining) = (bytes[*filled..].as_mut_ptr(), bytes.len() - *filled);
                     // SAFETY: the rest of the local vector, which is neither moved nor grown
                     // meanwhile.
-                    unsafe { std::slice::from_raw_parts_mut(at, left) }
+                    unsafe { std::slice::from_raw_parts_mut(at, remaining) }
                 }
             };
             if place.is_empty() {
@@ -317,9 +319,9 @@ impl<N> Connection<N> {
                 self.receive(place)?
             };
             match &mut self.body {
-                Body::Memory { at, left } => {
+                Body::Memory { at, remaining } => {
                     *at = at.wrapping_add(moved);
-                    *left -= moved;
+                    *remaining -= moved;
                 }
                 Body::Owned { filled, .. } => *filled += moved,
                 Body::None => {}

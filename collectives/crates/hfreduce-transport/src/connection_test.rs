@@ -67,9 +67,9 @@ fn a_mapped_frame_completes_when_the_peer_acknowledges_it() {
     }
     other.copied(4096);
     other.copied(4096);
-    assert!(other.owes_acks());
+    assert!(other.has_unacked());
     other.push(&Head::bare(Frame::Credit), Payload::Owned(vec![]), 0);
-    assert!(!other.owes_acks());
+    assert!(!other.has_unacked());
     other.flush(&mut Vec::new()).unwrap();
     first.readable();
     while first.receive_next().unwrap().is_none() {

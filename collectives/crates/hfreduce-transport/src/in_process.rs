@@ -44,16 +44,16 @@ struct End {
 pub struct InProcess {
     inward: Arc<End>,
     outward: Arc<End>,
-    /// Frames that have not left.
+    /// Frames that are not sent yet.
     waiting: VecDeque<(Head, Payload, Note)>,
     broken: bool,
     /// The payload of the last head, and what follows once its destination is known.
     payload: Vec<u8>,
     complete: Option<Received>,
-    left: bool,
+    peer_closed: bool,
     sent_bytes: u64,
     received_bytes: u64,
-    heard_bytes: u64,
+    polled_bytes: u64,
 }
 
 impl InProcess {
@@ -75,7 +75,7 @@ impl InProcess {
     /// Finds the other end over an authenticated connection.
     ///
     /// # Errors
-    /// The peer is gone, or runs in another process.
+    /// The peer has disconnected, or runs in another process.
     pub fn meet(mut stream: TcpStream, dialed: bool, deadline: Deadline) -> io::Result<Self> {
         let mut number = [0; 8];
         if dialed {
@@ -100,10 +100,10 @@ impl InProcess {
             broken: false,
             payload: Vec::new(),
             complete: None,
-            left: false,
+            peer_closed: false,
             sent_bytes: 0,
             received_bytes: 0,
-            heard_bytes: 0,
+            polled_bytes: 0,
         }
     }
 }
@@ -199,7 +199,7 @@ impl Transport for InProcess {
             poller::notify(&self.outward.doorbell);
         }
         self.received_bytes += bytes as u64;
-        self.left |= matches!(head.frame, Frame::Close { .. });
+        self.peer_closed |= matches!(head.frame, Frame::Close { .. });
         self.payload = payload;
         Ok(Some(Received::Head(head)))
     }
@@ -221,8 +221,8 @@ impl Transport for InProcess {
         self.waiting.clear();
     }
 
-    fn heard(&mut self) -> bool {
-        std::mem::replace(&mut self.heard_bytes, self.received_bytes) != self.received_bytes
+    fn poll_received(&mut self) -> bool {
+        std::mem::replace(&mut self.polled_bytes, self.received_bytes) != self.received_bytes
     }
 
     fn traffic(&self) -> (u64, u64) {
@@ -230,7 +230,7 @@ impl Transport for InProcess {
     }
 
     fn peer_closed(&self) -> bool {
-        self.left
+        self.peer_closed
     }
 }
 

@@ -98,7 +98,7 @@ impl<S: Read + Write> MessageSocket<S> {
         self.outgoing.rest().len()
     }
 
-    /// Sends as much as possible; true if nothing is left or the peer is gone.
+    /// Sends as much as possible; true if nothing is queued or the peer has disconnected.
     pub fn flush(&mut self) -> bool {
         while !self.outgoing.rest().is_empty() && self.ended.is_none() {
             match self.stream.write(self.outgoing.rest()) {

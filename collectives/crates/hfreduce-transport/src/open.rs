@@ -24,7 +24,7 @@ pub enum TransportKind {
 /// them. A transport that is not TCP sends its address to the peer over them.
 ///
 /// # Errors
-/// A system call failed, or the peer is gone.
+/// A system call failed, or the peer has disconnected.
 pub fn open(
     kind: TransportKind,
     connections: Vec<TcpStream>,

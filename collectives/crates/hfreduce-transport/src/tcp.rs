@@ -7,7 +7,7 @@
 //! number.
 //!
 //! Each stream carries heartbeats, and each ends with a close frame or the abort reason. A stream
-//! that is cut or falls silent is a loss of the peer, whatever the other streams do.
+//! that is cut or silent is a loss of the peer, even if the other streams work.
 
 use std::io;
 use std::net::TcpStream;
@@ -31,9 +31,9 @@ struct Stream {
     /// The send error; frames that the peer sent before are still to be read.
     broken: Option<io::Error>,
     /// The peer has closed the stream or sent the abort reason.
-    left: bool,
+    peer_closed: bool,
     ended: bool,
-    heard_bytes: u64,
+    polled_bytes: u64,
 }
 
 impl Stream {
@@ -55,7 +55,7 @@ pub struct Streams {
     /// The stream of the last arrival.
     current: usize,
     /// Why a stream ended, while the others are read for a more specific reason.
-    lost: Option<io::Error>,
+    end_error: Option<io::Error>,
 }
 
 impl Streams {
@@ -71,13 +71,13 @@ impl Streams {
                 bound: None,
                 full: false,
                 broken: None,
-                left: false,
+                peer_closed: false,
                 ended: false,
-                heard_bytes: 0,
+                polled_bytes: 0,
             })
         };
         let streams = sockets.into_iter().map(stream).collect::<io::Result<Vec<Stream>>>()?;
-        Ok(Self { streams, token: 0, turn: 0, current: 0, lost: None })
+        Ok(Self { streams, token: 0, turn: 0, current: 0, end_error: None })
     }
 
     fn token(&self, at: usize) -> u64 {
@@ -101,8 +101,8 @@ impl Streams {
         let stream = &mut self.streams[at];
         poller.forget(&stream.connection);
         stream.ended = true;
-        if !stream.left && self.lost.is_none() {
-            self.lost = Some(error);
+        if !stream.peer_closed && self.end_error.is_none() {
+            self.end_error = Some(error);
             self.look_again();
         }
     }
@@ -116,7 +116,7 @@ impl Streams {
         self.current = at;
         Ok(Some(match arrival {
             Arrival::Head(head) => {
-                stream.left |= matches!(head.frame, Frame::Close { .. });
+                stream.peer_closed |= matches!(head.frame, Frame::Close { .. });
                 Received::Head(head)
             }
             Arrival::Owned(bytes) => Received::Owned(bytes),
@@ -228,16 +228,16 @@ impl Transport for Streams {
                 if self.streams[at].ended {
                     continue;
                 }
-                let lost = self.lost.is_some();
+                let has_ended = self.end_error.is_some();
                 match self.receive_from(at) {
                     Ok(Some(received)) => return Ok(Some(received)),
                     Ok(None) => {}
                     Err(error) => self.end(at, error, poller),
                 }
-                looks += usize::from(!lost && self.lost.is_some());
+                looks += usize::from(!has_ended && self.end_error.is_some());
             }
         }
-        if let Some(error) = self.lost.take() {
+        if let Some(error) = self.end_error.take() {
             return Err(error);
         }
         match self.streams.iter().all(|stream| stream.ended) {
@@ -261,15 +261,17 @@ impl Transport for Streams {
         self.streams.iter_mut().for_each(|stream| stream.connection.detach());
     }
 
-    fn heard(&mut self) -> bool {
+    fn poll_received(&mut self) -> bool {
         let silent = |stream: &Stream| {
-            !stream.ended && !stream.left && stream.connection.received_bytes == stream.heard_bytes
+            !stream.ended
+                && !stream.peer_closed
+                && stream.connection.received_bytes == stream.polled_bytes
         };
         if self.streams.iter().any(silent) {
             return false;
         }
         for stream in &mut self.streams {
-            stream.heard_bytes = stream.connection.received_bytes;
+            stream.polled_bytes = stream.connection.received_bytes;
         }
         true
     }
@@ -284,7 +286,7 @@ impl Transport for Streams {
     }
 
     fn peer_closed(&self) -> bool {
-        self.streams.iter().all(|stream| stream.left)
+        self.streams.iter().all(|stream| stream.peer_closed)
     }
 
     fn supports_peer_memory(&self) -> bool {
@@ -303,8 +305,8 @@ impl Transport for Streams {
         self.streams[self.current].connection.received_bytes += bytes as u64;
     }
 
-    fn owes_acks(&self) -> bool {
+    fn has_unacked(&self) -> bool {
         // Mapped payloads have no bytes here, so they use the first stream only.
-        self.streams[0].connection.owes_acks()
+        self.streams[0].connection.has_unacked()
     }
 }

@@ -168,7 +168,7 @@ pub trait Transport: Send {
     fn detach(&mut self);
 
     /// True if every part that may end separately has received data since this was last true.
-    fn heard(&mut self) -> bool;
+    fn poll_received(&mut self) -> bool;
 
     /// Bytes sent and received.
     fn traffic(&self) -> (u64, u64);
@@ -193,7 +193,7 @@ pub trait Transport: Send {
     fn read_in_place(&mut self, _bytes: usize) {}
 
     /// True if acknowledgments are due.
-    fn owes_acks(&self) -> bool {
+    fn has_unacked(&self) -> bool {
         false
     }
 }

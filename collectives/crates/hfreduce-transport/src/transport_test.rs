@@ -84,19 +84,19 @@ fn end(link: &mut Link, poller: &Poller) -> io::ErrorKind {
 /// Sends chunks of these sizes and checks payloads, destinations and notes. Returns the order in
 /// which their heads arrived.
 fn pass(one: &mut Link, other: &mut Link, poller: &Poller, sizes: &[usize]) -> Vec<u32> {
-    let sent: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(at, n)| payload(at, *n)).collect();
+    let payloads: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(at, n)| payload(at, *n)).collect();
     let mut places: Vec<Vec<u8>> = sizes.iter().map(|bytes| vec![0; *bytes]).collect();
-    let (mut next, mut gone, mut heads, mut complete) = (0, Vec::new(), Vec::new(), 0);
+    let (mut next, mut notes, mut heads, mut complete) = (0, Vec::new(), Vec::new(), 0);
     let until = Instant::now() + Duration::from_secs(120);
-    while complete < sizes.len() || gone.len() < sizes.len() {
+    while complete < sizes.len() || notes.len() < sizes.len() {
         while next < sizes.len() && one.takes_more() {
             let (head, _) = data(next as u32, sizes[next]);
-            // SAFETY: `sent` outlives the loop, at whose end all frames are gone.
-            let memory = unsafe { StableMemory::new(sent[next].as_ptr(), sizes[next]) };
+            // SAFETY: `payloads` outlives the loop, at whose end all frames are written.
+            let memory = unsafe { StableMemory::new(payloads[next].as_ptr(), sizes[next]) };
             one.push(&head, Payload::Memory(memory), Some((1, next as u32)));
             next += 1;
         }
-        one.flush(poller, &mut gone).unwrap();
+        one.flush(poller, &mut notes).unwrap();
         other.look_again();
         while let Some(received) = other.receive_next(poller).unwrap() {
             match received {
@@ -110,7 +110,7 @@ fn pass(one: &mut Link, other: &mut Link, poller: &Poller, sizes: &[usize]) -> V
                 Received::Payload((data, place)) => {
                     assert_eq!(place, Place::Direct);
                     let chunk = data.chunk as usize;
-                    assert!(places[chunk] == sent[chunk], "chunk {chunk} differs");
+                    assert!(places[chunk] == payloads[chunk], "chunk {chunk} differs");
                     complete += 1;
                 }
                 Received::Owned(_) => panic!("no such payload was sent"),
@@ -118,8 +118,8 @@ fn pass(one: &mut Link, other: &mut Link, poller: &Poller, sizes: &[usize]) -> V
         }
         assert!(Instant::now() < until, "{complete} of {} arrived", sizes.len());
     }
-    gone.sort_unstable();
-    assert_eq!(gone, (0..sizes.len() as u32).map(|chunk| Some((1, chunk))).collect::<Vec<_>>());
+    notes.sort_unstable();
+    assert_eq!(notes, (0..sizes.len() as u32).map(|chunk| Some((1, chunk))).collect::<Vec<_>>());
     assert!(one.is_flushed());
     heads
 }
@@ -151,7 +151,7 @@ fn an_end_after_a_close_frame_is_orderly_and_follows_all_data() {
         let (head, _) = data(0, big.len());
         one.push(&head, Payload::Owned(big.clone()), None);
         one.push_final(&Head::bare(Frame::Close { next: 7 }), &[]);
-        let (mut place, mut gone, mut came) = (vec![0_u8; big.len()], Vec::new(), 0);
+        let (mut place, mut notes, mut came) = (vec![0_u8; big.len()], Vec::new(), 0);
         let ended = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let ended = receive(&mut other, &poller, |received, other| {
@@ -167,7 +167,7 @@ fn an_end_after_a_close_frame_is_orderly_and_follows_all_data() {
                 ended.unwrap_err().kind()
             });
             while !one.is_flushed() {
-                one.flush(&poller, &mut gone).unwrap();
+                one.flush(&poller, &mut notes).unwrap();
             }
             drop(one);
             reader.join().unwrap()
@@ -225,7 +225,7 @@ fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
         let poller = Poller::new().unwrap();
         let big = vec![1_u8; SLOT_BYTES];
         let mut pushed = 0_u32;
-        let mut gone = Vec::new();
+        let mut notes = Vec::new();
         // The kernel takes some MiB of each socket, then no more.
         loop {
             while one.takes_more() {
@@ -235,22 +235,22 @@ fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
                 one.push(&head, Payload::Memory(memory), Some((1, pushed)));
                 pushed += 1;
             }
-            one.flush(&poller, &mut gone).unwrap();
+            one.flush(&poller, &mut notes).unwrap();
             if !one.takes_more() {
                 break;
             }
             assert!(pushed < 4000, "{name}: bounded");
         }
         assert!(!one.is_idle() && !one.is_flushed() && one.unsent_bytes() > 0, "{name}");
-        assert!(gone.len() < pushed as usize, "{name}");
+        assert!(notes.len() < pushed as usize, "{name}");
         one.detach();
         drop(big);
         one.push_final(&Head::bare(Frame::Close { next: 0 }), &[]);
         let mut place = vec![0_u8; SLOT_BYTES];
-        let (mut byes, wanted) = (0, one.streams().max(1));
+        let (mut byes, expected) = (0, one.streams().max(1));
         let until = Instant::now() + Duration::from_secs(120);
-        while byes < wanted {
-            one.flush(&poller, &mut gone).unwrap();
+        while byes < expected {
+            one.flush(&poller, &mut notes).unwrap();
             other.look_again();
             while let Some(received) = other.receive_next(&poller).unwrap() {
                 match received {
@@ -276,7 +276,8 @@ fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
 #[test]
 fn large_chunks_take_turns_and_small_ones_stay_on_the_first_stream() {
     let (one, other) = sockets(3);
-    let seen: Vec<TcpStream> = other.iter().map(|socket| socket.try_clone().unwrap()).collect();
+    let receivers: Vec<TcpStream> =
+        other.iter().map(|socket| socket.try_clone().unwrap()).collect();
     let (mut one, poller) = (tcp(one), Poller::new().unwrap());
     let waiting = |socket: &TcpStream| {
         socket.set_nonblocking(true).unwrap();
@@ -287,15 +288,15 @@ fn large_chunks_take_turns_and_small_ones_stay_on_the_first_stream() {
         one.push(&data(chunk, 1000).0, Payload::Owned(vec![0; 1000]), None);
     }
     one.flush(&poller, &mut Vec::new()).unwrap();
-    while !waiting(&seen[0]) {
+    while !waiting(&receivers[0]) {
         assert!(Instant::now() < until);
     }
-    assert!(!waiting(&seen[1]) && !waiting(&seen[2]));
+    assert!(!waiting(&receivers[1]) && !waiting(&receivers[2]));
     for chunk in 4..6 {
         one.push(&data(chunk, 100_000).0, Payload::Owned(vec![0; 100_000]), None);
     }
     one.flush(&poller, &mut Vec::new()).unwrap();
-    while !seen.iter().all(waiting) {
+    while !receivers.iter().all(waiting) {
         assert!(Instant::now() < until);
     }
 }
@@ -309,15 +310,15 @@ fn a_full_stream_does_not_delay_the_others() {
     let drain =
         std::thread::spawn(move || std::io::copy(&mut &read, &mut std::io::sink()).unwrap());
     let until = Instant::now() + Duration::from_secs(120);
-    let (mut pushed, mut gone) = (0_u32, Vec::new());
+    let (mut pushed, mut notes) = (0_u32, Vec::new());
     // Far more than one unread socket accepts.
-    while gone.len() < 400 {
+    while notes.len() < 400 {
         while one.takes_more() && pushed < 500 {
             one.push(&data(pushed, SLOT_BYTES).0, Payload::Owned(vec![0; SLOT_BYTES]), None);
             pushed += 1;
         }
-        one.flush(&poller, &mut gone).unwrap();
-        assert!(Instant::now() < until, "{} of {pushed} left", gone.len());
+        one.flush(&poller, &mut notes).unwrap();
+        assert!(Instant::now() < until, "{} of {pushed} left", notes.len());
     }
     drop(one);
     assert!(drain.join().unwrap() > 200 * SLOT_BYTES as u64);
@@ -386,10 +387,10 @@ fn every_stream_sends_heartbeats_and_a_silent_one_is_detected() {
     })
     .unwrap();
     assert_eq!(given, 1, "credits are given once");
-    assert!(link.heard() && !link.heard());
+    assert!(link.poll_received() && !link.poll_received());
     // One more frame, over the first stream only.
     peer.push(&Head::idle(), Payload::Owned(vec![]), None);
     peer.flush(&poller, &mut Vec::new()).unwrap();
     receive(&mut link, &poller, |_, _| true).unwrap();
-    assert!(!link.heard(), "two of three are silent");
+    assert!(!link.poll_received(), "two of three are silent");
 }

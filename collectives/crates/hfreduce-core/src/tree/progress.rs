@@ -6,7 +6,7 @@ impl TreeCore {
     pub(super) fn release(&mut self, link: usize, class: usize, slot: Option<u32>) {
         let link = &mut self.links[link];
         link.receive[class].release(slot);
-        link.owed[class] += 1;
+        link.returns[class] += 1;
     }
 
     pub(super) fn advance(&mut self, at: usize) {

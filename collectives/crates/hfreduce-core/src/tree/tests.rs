@@ -54,7 +54,7 @@ fn reductions_to_single_ranks_do_not_starve_each_other() {
 }
 
 #[test]
-fn every_survivor_learns_which_rank_died() {
+fn every_survivor_reports_the_rank_that_died() {
     for seed in 0..300 {
         let mut choice = Seed(seed);
         let nodes = 2 + choice.below(9);
@@ -106,14 +106,17 @@ fn a_rank_that_calls_another_operation_is_reported_by_its_neighbors() {
     let place = core.place(0, &head).unwrap();
     core.arrived(0, &head, place).unwrap();
     let (link, why) = core.start(0, own).unwrap_err();
-    assert_eq!((link, why), (0, Violation::Mismatch { sequence: 0, ours: own, theirs: other }));
+    assert_eq!(
+        (link, why),
+        (0, Violation::Mismatch { sequence: 0, fingerprint: own, peer_fingerprint: other })
+    );
     assert!(core.compare(0, other).is_err() && core.compare(0, own).is_ok());
     // The head arrives before the start of the operation, its payload after it.
     let mut core = TreeCore::new(Flows::new(&plan, 0), (0, 1), 4);
     let place = core.place(0, &head).unwrap();
     core.start(0, own).unwrap();
     let why = core.arrived(0, &head, place).unwrap_err();
-    assert_eq!(why, Violation::Mismatch { sequence: 0, ours: own, theirs: other });
+    assert_eq!(why, Violation::Mismatch { sequence: 0, fingerprint: own, peer_fingerprint: other });
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
         bytes: 400,
         fingerprint: other,
     };
-    let differs = Violation::Mismatch { sequence: 0, ours: own, theirs: other };
+    let differs = Violation::Mismatch { sequence: 0, fingerprint: own, peer_fingerprint: other };
     assert_eq!(core.place(0, &head), Err(differs));
     // Older than any outstanding operation: no fingerprint is kept, and the frame is rejected.
     for sequence in OUTSTANDING_MAX as u64..=HISTORY as u64 {

@@ -15,7 +15,7 @@ use fabric::arena::Arena;
 
 use super::queue::Queued;
 use super::staging::{BufferStager, StagedOperation};
-use crate::protocol::{BEAT, Call, Done, Request, Response};
+use crate::protocol::{BEAT, CallRequest, Done, Request, Response};
 use hfreduce_core::error::{AbortReason, ErrorKind};
 use hfreduce_engine::driver::{Backend, Shared, Submission, TICK, lock};
 use hfreduce_engine::operation::Operation;
@@ -25,7 +25,7 @@ use hfreduce_transport::poller::{Poller, Ready};
 
 const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_DAEMON: u64 = 1;
-/// How much later than the daemon, which knows the cause of a delay, the rank ends an operation.
+/// Time after the daemon's deadline at which the rank ends an operation: the daemon has the cause.
 const LATER: Duration = Duration::from_secs(2);
 /// Time in which the daemon reports that it does not access the rank's memory any more.
 const QUIET_WITHIN: Duration = Duration::from_millis(500);
@@ -45,10 +45,10 @@ pub struct ClientDriver {
     poller: Poller,
     ready: Vec<Ready>,
     wants_room: bool,
-    /// The daemon has broken the group or is gone: it accesses no memory of the rank.
+    /// The daemon has broken the group or has ended: it accesses no memory of the rank.
     quiet: bool,
     peer_closed: bool,
-    heard: Instant,
+    last_message_at: Instant,
     ticked: Instant,
     beat: Instant,
     reduced_until: Option<Instant>,
@@ -144,7 +144,7 @@ impl ClientDriver {
             wants_room: false,
             quiet: false,
             peer_closed: false,
-            heard: now,
+            last_message_at: now,
             ticked: now,
             beat: now,
             reduced_until: None,
@@ -173,7 +173,7 @@ impl ClientDriver {
     }
 
     fn take_pending(&mut self) -> bool {
-        let request = lock(&self.shared.abort_asked).take();
+        let request = lock(&self.shared.abort_request).take();
         if let Some((kind, reason)) = request
             && self.shared.broken.get().is_none()
         {
@@ -208,13 +208,13 @@ impl ClientDriver {
     fn hand_over(&mut self, operation: Operation, work: Arc<WorkState>, staged: StagedOperation) {
         let now = Instant::now();
         if self.calls.is_empty() {
-            self.heard = now; // No message was expected without calls.
+            self.last_message_at = now; // No message was expected without calls.
         }
         let (input, output) = staged.regions();
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let remaining = work.deadline.saturating_duration_since(now);
-        self.line.send(&Request::Call(Box::new(Call {
+        self.line.send(&Request::Call(Box::new(CallRequest {
             ticket,
             fingerprint: operation.fingerprint.encode(),
             input,
@@ -234,10 +234,10 @@ impl ClientDriver {
         let mut any = false;
         while let Some(message) = self.line.next_message() {
             any = true;
-            self.hear(message);
+            self.handle(message);
         }
         if any {
-            self.heard = Instant::now();
+            self.last_message_at = Instant::now();
         }
         if let Some(why) = self.line.ended() {
             // A broken daemon session may end before the rank has read the reason.
@@ -251,7 +251,7 @@ impl ClientDriver {
         any
     }
 
-    fn hear(&mut self, message: Response) {
+    fn handle(&mut self, message: Response) {
         match message {
             Response::Delivered { ticket, end } => self.copy_delivered(ticket, end),
             Response::Done(done) => done.into_iter().for_each(|done| self.complete(done)),
@@ -272,12 +272,12 @@ impl ClientDriver {
     }
 
     fn complete(&mut self, done: Done) {
-        let Some(ended) = self.calls.remove(&done.ticket) else { return };
+        let Some(call) = self.calls.remove(&done.ticket) else { return };
         self.pipelined.remove(&done.ticket);
-        if self.queued.ended(ended.operation.fingerprint.kind) {
+        if self.queued.ended(call.operation.fingerprint.kind) {
             self.shared.pending.store(true, Ordering::SeqCst);
         }
-        let PendingCall { operation, work, staged, copied: (_, out) } = ended;
+        let PendingCall { operation, work, staged, copied: (_, out) } = call;
         if let Some(source) = done.source {
             work.set_source(source);
         }
@@ -315,7 +315,7 @@ impl ClientDriver {
                 format!("not done within {seconds:.1} s, without a message of {}", self.name);
             return self.fail(self.own_reason(ErrorKind::TimedOut, &detail));
         }
-        let silent = now.duration_since(self.heard);
+        let silent = now.duration_since(self.last_message_at);
         if !self.calls.is_empty() && silent > self.shared.identity.liveness.max(3 * BEAT) {
             let detail = format!(
                 "{} on this node, which runs this rank, sent no heartbeat for {:.1} s: it is stopped, \

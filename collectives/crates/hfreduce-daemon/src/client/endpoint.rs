@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::arena::{MemoryError, receive_arena};
-use super::session::{Answer, ClientSession, heard, patience};
+use super::session::{Answer, ClientSession, await_answer, patience};
 use crate::protocol::{
     ANSWER, MESSAGE_BYTES_MAX, Open, PHASE, Request, Response, VERSION, await_message,
 };
@@ -62,7 +62,7 @@ impl DaemonEndpoint {
         self.accepted.info.clone().into_bytes()
     }
 
-    /// Asks the daemon to connect to all ranks, given the infos of all ranks in rank order.
+    /// Requests that the daemon connects to all ranks, given the infos of all ranks in rank order.
     ///
     /// # Errors
     /// A rank is missing or does not match, or the daemon has ended.
@@ -75,18 +75,19 @@ impl DaemonEndpoint {
         let text = |info: &Vec<u8>| String::from_utf8_lossy(info).into_owned();
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.line.send(&Request::Connect { infos: infos.iter().map(text).collect(), timeout_ms });
-        let lost = |why: &str| {
+        let daemon_error = |why: &str| {
             let detail = format!("{name} on this node: {why}; see its log");
             refused(&options, ErrorKind::PeerDied, PHASE, detail)
         };
         let channels = match await_message(&mut self.line, patience(timeout)) {
             Ok(Response::Connected { channels }) => channels,
             Ok(Response::Refused(error)) => return Err(*error),
-            Ok(other) => return Err(lost(&format!("unexpected message {other:?}"))),
-            Err(why) => return Err(lost(&why)),
+            Ok(other) => return Err(daemon_error(&format!("unexpected message {other:?}"))),
+            Err(why) => return Err(daemon_error(&why)),
         };
         let read = infos.iter().map(|info| serde_json::from_slice(info));
-        let read = read.collect::<Result<_, _>>().map_err(|error| lost(&error.to_string()))?;
+        let read =
+            read.collect::<Result<_, _>>().map_err(|error| daemon_error(&error.to_string()))?;
         ClientSession::new(options, arena, name, read, 0).start(self.line, channels)
     }
 }
@@ -121,11 +122,11 @@ impl DaemonNewcomer {
         })?;
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         line.send(&Request::Join { timeout_ms });
-        let lost = |why: &str| {
+        let daemon_error = |why: &str| {
             let detail = format!("{name} on this node: {why}; see its log");
             refused(options, ErrorKind::PeerDied, PHASE, detail)
         };
-        match heard(&mut line, patience(timeout)).map_err(|why| lost(&why))? {
+        match await_answer(&mut line, patience(timeout)).map_err(|why| daemon_error(&why))? {
             Answer::Refused(error) => {
                 *lock(&self.line) = Some(line);
                 Err(*error)
@@ -133,7 +134,7 @@ impl DaemonNewcomer {
             Answer::Reconfigured(update) => {
                 let channels = update.channels;
                 let session = ClientSession::following((options, arena, name), &mut line, *update);
-                session.map_err(|why| lost(&why))?.start(line, channels)
+                session.map_err(|why| daemon_error(&why))?.start(line, channels)
             }
         }
     }
@@ -168,12 +169,12 @@ fn enter(
     let (process, key) = (std::process::id(), key.to_vec());
     let open = Open { version: VERSION, process, options: options.clone(), key, newcomer };
     // A daemon at its limit rejects the rank, possibly before it has read the request.
-    let sent = stream.write_all(&framed(&Request::Open(Box::new(open))));
+    let written = stream.write_all(&framed(&Request::Open(Box::new(open))));
     let arena = receive_arena(&stream, deadline);
     stream.set_nonblocking(true).map_err(|error| absent(&error))?;
-    let came = match arena {
-        Err(MemoryError::None(error)) => return Err(absent(&sent.err().unwrap_or(error))),
-        came => came,
+    let arena = match arena {
+        Err(MemoryError::None(error)) => return Err(absent(&written.err().unwrap_or(error))),
+        received => received,
     };
     let mut line = MessageSocket::with_limit(stream, MESSAGE_BYTES_MAX);
     let answer = await_message::<Response>(&mut line, Instant::now() + ANSWER);
@@ -182,7 +183,7 @@ fn enter(
         Response::Refused(error) => return Err(*error),
         other => return Err(absent(&format!("unexpected first message {other:?}"))),
     };
-    let arena = came.map_err(|error| refuse(ErrorKind::Io, error.to_string()))?;
+    let arena = arena.map_err(|error| refuse(ErrorKind::Io, error.to_string()))?;
     let name = format!("hfreduced (process {process}, {at})");
     Ok((Accepted { options, arena, info, name }, line))
 }

@@ -22,7 +22,7 @@ use hfreduce_shm::flight::{RankInfo, Recorder};
 use hfreduce_transport::message_socket::MessageSocket;
 use hfreduce_transport::poller;
 
-/// How much later than the daemon the rank gives up.
+/// Time after the daemon's deadline at which the rank stops to wait.
 const LATER: Duration = Duration::from_secs(5);
 
 /// The session of one rank.
@@ -153,14 +153,14 @@ impl Session for ClientSession {
             );
             return Err(refuse(ErrorKind::Invalid, detail));
         };
-        let left = until.saturating_duration_since(Instant::now()).saturating_sub(LATER);
+        let remaining = until.saturating_duration_since(Instant::now()).saturating_sub(LATER);
         line.send(&Request::Reconfigure(Reconfigure {
             members: members.to_vec(),
             completed: communicator.completed(),
             retired: self.arena.is_retired(),
-            timeout_ms: left.as_millis() as u64,
+            timeout_ms: remaining.as_millis() as u64,
         }));
-        let lost = |why: &str| {
+        let daemon_error = |why: &str| {
             let detail = format!(
                 "{} on this node, which runs this rank, ended: {why}. See its log; this rank's \
                  port is closed: the others can continue without this rank, and accept it as a \
@@ -169,23 +169,24 @@ impl Session for ClientSession {
             );
             refuse(ErrorKind::PeerDied, detail)
         };
-        let failed = match heard(&mut line, until) {
+        let error = match await_answer(&mut line, until) {
             Ok(Answer::Reconfigured(update)) => {
                 let (channels, own) = (update.channels, (&self.options, &self.arena, &*self.name));
-                let session = Self::following(own, &mut line, *update).map_err(|why| lost(&why))?;
+                let session =
+                    Self::following(own, &mut line, *update).map_err(|why| daemon_error(&why))?;
                 return session.start(line, channels);
             }
             Ok(Answer::Refused(error)) => *error,
             Err(why) => {
-                let failed = lost(&why);
+                let error = daemon_error(&why);
                 // A late answer would be taken for that of the next request.
                 line.end(why);
                 let _ = line.stream().shutdown(Shutdown::Both);
-                failed
+                error
             }
         };
         *lock(&self.line) = Some(line);
-        Err(failed)
+        Err(error)
     }
 }
 
@@ -195,7 +196,7 @@ pub(crate) fn patience(timeout: Duration) -> Instant {
 }
 
 /// Waits for the daemon's answer, skipping messages of the previous epoch.
-pub(crate) fn heard(
+pub(crate) fn await_answer(
     line: &mut MessageSocket<impl Read + Write + AsFd>,
     until: Instant,
 ) -> Result<Answer, String> {

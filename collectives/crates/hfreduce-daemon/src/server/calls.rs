@@ -16,7 +16,7 @@ pub(crate) struct Calls {
     calls: HashMap<u64, Served>,
     pipelined: BTreeSet<u64>,
     ended: Arc<Ended>,
-    kept: usize,
+    charged_bytes: usize,
 }
 
 #[derive(Default)]
@@ -35,8 +35,8 @@ impl Calls {
     }
 
     /// Memory charged for the calls.
-    pub fn kept(&self) -> usize {
-        self.kept
+    pub fn charged_bytes(&self) -> usize {
+        self.charged_bytes
     }
 
     pub fn contains(&self, ticket: u64) -> bool {
@@ -56,7 +56,7 @@ impl Calls {
         if call.pipelined.is_some() {
             self.pipelined.insert(ticket);
         }
-        self.kept += call.kept;
+        self.charged_bytes += call.charged_bytes;
         self.calls.insert(ticket, call);
     }
 
@@ -89,7 +89,8 @@ impl Calls {
             let Some(call) = self.calls.get(&ticket) else { continue };
             if call.work.error().is_none() {
                 results.push(Done { ticket, source: call.work.source() });
-                self.kept -= self.calls.remove(&ticket).map_or(0, |call| call.kept);
+                self.charged_bytes -=
+                    self.calls.remove(&ticket).map_or(0, |call| call.charged_bytes);
                 self.pipelined.remove(&ticket);
             }
         }

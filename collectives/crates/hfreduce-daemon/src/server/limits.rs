@@ -28,7 +28,7 @@ pub(crate) struct ConnectionLimits {
     each: usize,
     /// Limits of the resources of all users.
     limits: Limits,
-    taken: Mutex<HashMap<u32, User>>,
+    users: Mutex<HashMap<u32, User>>,
 }
 
 /// A user with connections.
@@ -56,12 +56,12 @@ impl ConnectionLimits {
         let addresses =
             Limit::new("bytes of address space", part(ADDRESS_BYTES_MAX), FEWER_ADDRESSES);
         let limits = Limits { memory, descriptors, addresses };
-        Arc::new(Self { each, limits, taken: Mutex::default() })
+        Arc::new(Self { each, limits, users: Mutex::default() })
     }
 
     /// Number of connections.
-    pub fn taken(&self) -> usize {
-        lock(&self.taken).values().map(|user| user.places).sum()
+    pub fn in_use(&self) -> usize {
+        lock(&self.users).values().map(|user| user.places).sum()
     }
 
     /// Takes a connection slot for a process of this user.
@@ -69,7 +69,7 @@ impl ConnectionLimits {
     /// # Errors
     /// The limit that is reached.
     pub fn take(self: &Arc<Self>, user: u32) -> Result<ConnectionSlot, String> {
-        let (each, mut users) = (self.each, lock(&self.taken));
+        let (each, mut users) = (self.each, lock(&self.users));
         if users.get(&user).is_some_and(|own| own.places >= each) || each == 0 {
             return Err(format!(
                 "user {user} has {each} ranks at hfreduced, the maximum (--ranks-max)"
@@ -90,7 +90,7 @@ impl ConnectionLimits {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut users = lock(&self.places.taken);
+        let mut users = lock(&self.places.users);
         if let Some(own) = users.get_mut(&self.user) {
             own.places -= 1;
             if own.places == 0 {
@@ -114,10 +114,10 @@ mod tests {
         let other = places.take(8).ok().unwrap();
         assert!(!Arc::ptr_eq(&slots[0].share, &other.share), "users have separate priorities");
         drop(slots);
-        assert_eq!(places.taken(), 1);
+        assert_eq!(places.in_use(), 1);
         drop((places.take(7), other));
-        assert_eq!(places.taken(), 0);
-        assert!(lock(&places.taken).is_empty());
+        assert_eq!(places.in_use(), 0);
+        assert!(lock(&places.users).is_empty());
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum ListenError {
 /// Configuration of a daemon.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// File mode of its socket, which decides who may connect.
+    /// File mode of its socket, which decides which users may connect.
     pub mode: u32,
     /// Maximum number of ranks of one user; further ones are refused. All users together may have
     /// three times as many.
@@ -141,7 +141,7 @@ impl Daemon {
 
     /// Number of connected ranks.
     pub fn ranks(&self) -> usize {
-        self.places.taken()
+        self.places.in_use()
     }
 
     fn let_in(&self, stream: UnixStream) {

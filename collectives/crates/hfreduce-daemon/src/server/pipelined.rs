@@ -18,7 +18,7 @@ pub(crate) struct Served {
     pub work: Work,
     pub pipelined: Option<Pipelined>,
     /// Memory charged for the call.
-    pub kept: usize,
+    pub charged_bytes: usize,
 }
 
 /// Progress of a pipelined call.

@@ -16,15 +16,15 @@ use hfreduce_engine::endpoint::ReconfigureSource;
 pub(crate) const CONNECTS_WITHIN: Duration = Duration::from_secs(3600);
 
 impl Session<'_> {
-    /// Moves the session to the next epoch. After an error the rank may ask again.
-    pub(crate) fn reconfigure(&mut self, ask: &Reconfigure) -> Next {
+    /// Moves the session to the next epoch. After an error the rank may request it again.
+    pub(crate) fn reconfigure(&mut self, request: &Reconfigure) -> Next {
         let Self { client, communicator, arena, .. } = self;
-        if ask.retired {
+        if request.retired {
             arena.retire();
         }
-        let timeout = Duration::from_millis(ask.timeout_ms).min(CONNECTS_WITHIN);
+        let timeout = Duration::from_millis(request.timeout_ms).min(CONNECTS_WITHIN);
         let Ok(origin) = ReconfigureSource::of(communicator) else { return Next::End };
-        let (members, completed) = (&ask.members, Some(ask.completed));
+        let (members, completed) = (&request.members, Some(request.completed));
         let watch = &mut || client.is_over();
         let following = communicator.reconfigure_as(origin, members, completed, timeout, watch);
         // The rank has ended its operations and waits for this answer only. An invalid list leaves
@@ -43,14 +43,14 @@ impl Session<'_> {
         };
         let started = send_reconfigured(&mut self.client, &next, &self.arena).and_then(|arena| {
             if !Arc::ptr_eq(&self.arena, &arena) {
-                self.reached = 0;
+                self.arena_used = 0;
             }
             self.arena = arena;
             next.watch_client(self.client.line.stream()).map_err(|error| error.to_string())
         });
         self.communicator = next;
         self.end_reported = false;
-        self.heard = Instant::now();
+        self.last_message_at = Instant::now();
         if let Err(why) = started {
             self.fail(ErrorKind::PeerDied, why);
             return Next::End;

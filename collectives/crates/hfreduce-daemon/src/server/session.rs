@@ -10,7 +10,7 @@ use super::calls::Calls;
 use super::connection::{ClientConnection, ENDED, STOPPED};
 use super::pipelined::{Pipelined, Served};
 use super::validate;
-use crate::protocol::{ANSWER, BEAT, CALLS_MAX, Call, Region, Request, Response};
+use crate::protocol::{ANSWER, BEAT, CALLS_MAX, CallRequest, Region, Request, Response};
 use hfreduce_core::error::ErrorKind;
 use hfreduce_engine::communicator::Communicator;
 use hfreduce_engine::driver::TICK;
@@ -35,10 +35,10 @@ pub struct Session<'a> {
     pub(crate) calls: Calls,
     /// Memory of calls, and of the arena up to the end of the used part.
     memory: Charge,
-    pub(crate) reached: usize,
+    pub(crate) arena_used: usize,
     /// The rank was notified of the end of this epoch; it may leave or reconfigure.
     pub(crate) end_reported: bool,
-    pub(crate) heard: Instant,
+    pub(crate) last_message_at: Instant,
     beat: Instant,
 }
 
@@ -58,8 +58,8 @@ impl<'a> Session<'a> {
         memory: Charge,
     ) -> Self {
         let (calls, end_reported, now) = (Calls::default(), false, Instant::now());
-        let (heard, beat) = (now, now);
-        let reached = 0;
+        let (last_message_at, beat) = (now, now);
+        let arena_used = 0;
         Self {
             client,
             communicator,
@@ -67,14 +67,14 @@ impl<'a> Session<'a> {
             liveness,
             calls,
             memory,
-            reached,
+            arena_used,
             end_reported,
-            heard,
+            last_message_at,
             beat,
         }
     }
 
-    /// Serves the rank until it leaves or is gone.
+    /// Serves the rank until it leaves or disconnects.
     pub(crate) fn run(&mut self) {
         while let Next::Wait = self.step() {
             self.wait();
@@ -83,12 +83,12 @@ impl<'a> Session<'a> {
 
     /// Handles messages of the rank and reports completed calls.
     fn step(&mut self) -> Next {
-        let gone = self.client.is_gone(); // Messages sent before are still read.
+        let is_gone = self.client.is_gone(); // Messages sent before are still read.
         while self.calls.len() < CALLS_MAX
             && self.client.line.unsent() < UNREAD_MAX
             && let Some(message) = self.client.line.next_message()
         {
-            self.heard = Instant::now();
+            self.last_message_at = Instant::now();
             match message {
                 Request::Call(call) => self.call(&call),
                 Request::Arrived { ticket, end } => {
@@ -98,8 +98,8 @@ impl<'a> Session<'a> {
                 Request::Abort { kind, reason } => {
                     self.fail(kind, reason.chars().take(REASON_MAX).collect());
                 }
-                Request::Reconfigure(ask) => {
-                    if let Next::End = self.reconfigure(&ask) {
+                Request::Reconfigure(request) => {
+                    if let Next::End = self.reconfigure(&request) {
                         return Next::End;
                     }
                 }
@@ -117,11 +117,11 @@ impl<'a> Session<'a> {
                 }
             }
         }
-        if gone {
+        if is_gone {
             self.fail(ErrorKind::PeerDied, ENDED.to_owned());
             return Next::End;
         }
-        let silent = self.heard.elapsed();
+        let silent = self.last_message_at.elapsed();
         if silent > self.liveness.max(3 * BEAT) && self.calls.len() < CALLS_MAX {
             let seconds = silent.as_secs_f64();
             let detail = format!("no heartbeat for {seconds:.1} s; the process is stopped");
@@ -133,7 +133,7 @@ impl<'a> Session<'a> {
         self.report()
     }
 
-    fn call(&mut self, call: &Call) {
+    fn call(&mut self, call: &CallRequest) {
         let (rank, world) = (self.communicator.rank(), self.communicator.world_size());
         let mut operation = match validate::operation(call, self.arena.segment(), rank, world) {
             Ok(operation) => operation,
@@ -146,13 +146,15 @@ impl<'a> Session<'a> {
             let detail = format!("invalid call: ticket {} is in use", call.ticket);
             return self.fail(ErrorKind::Protocol, detail);
         }
-        let kept = CALL_BYTES + call.transfers.len() * TRANSFER_BYTES;
+        let charged_bytes = CALL_BYTES + call.transfers.len() * TRANSFER_BYTES;
         let end = |region: Region| usize::try_from(region.offset).unwrap_or(0) + region.bytes;
-        let reached = self.reached.max(end(call.input)).max(end(call.output));
-        if let Err(error) = self.memory.set_to(reached + self.calls.kept() + kept) {
+        let arena_used = self.arena_used.max(end(call.input)).max(end(call.output));
+        if let Err(error) =
+            self.memory.set_to(arena_used + self.calls.charged_bytes() + charged_bytes)
+        {
             return self.fail(ErrorKind::Io, error.to_string());
         }
-        self.reached = reached;
+        self.arena_used = arena_used;
         let pipelined = call
             .pipelined
             .then(|| Pipelined { watermarks: Arc::new(Watermarks::default()), reported: 0 });
@@ -163,7 +165,7 @@ impl<'a> Session<'a> {
         let timeout = Duration::from_millis(call.timeout_ms);
         // An error has broken the group, which is reported below.
         if let Ok(work) = self.communicator.submit(operation, timeout, true) {
-            self.calls.insert(Served { ticket: call.ticket, work, pipelined, kept });
+            self.calls.insert(Served { ticket: call.ticket, work, pipelined, charged_bytes });
         }
     }
 
@@ -173,7 +175,7 @@ impl<'a> Session<'a> {
         let done = self.calls.take_done();
         if !done.is_empty() {
             // A reduction is never refused.
-            let _ = self.memory.set_to(self.reached + self.calls.kept());
+            let _ = self.memory.set_to(self.arena_used + self.calls.charged_bytes());
             self.client.line.send(&Response::Done(done));
         }
         // All operations of a broken group end; then their memory is not accessed any more.

@@ -2,7 +2,7 @@
 
 use fabric::shm::Segment;
 
-use crate::protocol::{Call, Region};
+use crate::protocol::{CallRequest, Region};
 use hfreduce_core::matching::ANY_RANK;
 use hfreduce_core::{DType, ReduceOp};
 use hfreduce_core::{Fingerprint, Kind};
@@ -14,7 +14,7 @@ use hfreduce_engine::operation::{Buffer, Operation};
 /// # Errors
 /// What is invalid.
 pub fn operation(
-    call: &Call,
+    call: &CallRequest,
     arena: &Segment,
     rank: u32,
     world: usize,
@@ -44,7 +44,12 @@ pub fn operation(
 }
 
 /// Checks types and lengths.
-fn sizes(fingerprint: &Fingerprint, call: &Call, rank: u32, world: usize) -> Result<(), String> {
+fn sizes(
+    fingerprint: &Fingerprint,
+    call: &CallRequest,
+    rank: u32,
+    world: usize,
+) -> Result<(), String> {
     let mismatch =
         || format!("{} with {:?} and {:?}", fingerprint.describe(), call.input, call.output);
     let dtype = DType::from_code(fingerprint.dtype).ok_or_else(mismatch)?;

@@ -191,7 +191,7 @@ impl Inner {
         if !self.is_ours() {
             return;
         }
-        lock(&self.shared.abort_asked).get_or_insert_with(|| (kind, reason.to_owned()));
+        lock(&self.shared.abort_request).get_or_insert_with(|| (kind, reason.to_owned()));
         self.shared.notify();
         self.try_driver(|driver| driver.poll_once());
         self.wake_background();

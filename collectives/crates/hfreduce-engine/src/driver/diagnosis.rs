@@ -104,7 +104,9 @@ impl Driver {
         let phase = format!("{what} rank {} on node {node}", link.peer_rank);
         match link.peer_progress {
             // The neighbor is in the same operation and knows which rank the group waits for.
-            Some((theirs, Some(rank))) if theirs == sequence && rank != identity.rank => {
+            Some((peer_sequence, Some(rank)))
+                if peer_sequence == sequence && rank != identity.rank =>
+            {
                 (phase, Some(rank))
             }
             _ => (phase, Some(link.peer_rank)),
@@ -118,7 +120,7 @@ impl Driver {
             let (phase, waited) = self.waiting_for();
             self.record_waiting(&phase, waited);
         }
-        self.node.shared.recorder.beat(now, self.known());
+        self.node.shared.recorder.beat(now, self.peer_states());
     }
 
     pub(super) fn record_waiting(&self, phase: &str, waited: Option<u32>) {
@@ -139,22 +141,23 @@ impl Driver {
         tree.or_else(|| self.p2p.works().min_by_key(|work| work.sequence))
     }
 
-    fn known(&self) -> impl Iterator<Item = (PeerState, Instant)> {
+    fn peer_states(&self) -> impl Iterator<Item = (PeerState, Instant)> {
         let ranks = self.node.identity().locals();
         let shm = &self.node.shm;
         let locals = ranks.iter().enumerate().map(|(local, rank)| {
-            let (entered, left) = (shm.entered(local), shm.closed_at(local).is_some());
-            let known = PeerState { rank: *rank, link: false, entered, waiting_for: None, left };
-            (known, self.heartbeats.heard_at(local))
+            let (entered, closed) = (shm.entered(local), shm.closed_at(local).is_some());
+            let state = PeerState { rank: *rank, link: false, entered, waiting_for: None, closed };
+            (state, self.heartbeats.last_message_at(local))
         });
         let links = self.channel.iter().flat_map(|channel| &channel.tree.links).enumerate();
         let links = links.map(|(at, link)| {
             // A neighbor without operations reports u64::MAX.
             let (sequence, waiting_for) = link.peer_progress.unwrap_or((u64::MAX, None));
-            let left = link.left.is_some() || link.is_closed();
+            let closed = link.end_sequence.is_some() || link.is_closed();
             let entered = sequence.wrapping_add(1);
-            let known = PeerState { rank: link.peer_rank, link: true, entered, waiting_for, left };
-            (known, self.heartbeats.heard_at(ranks.len() + at))
+            let state =
+                PeerState { rank: link.peer_rank, link: true, entered, waiting_for, closed };
+            (state, self.heartbeats.last_message_at(ranks.len() + at))
         });
         locals.chain(links)
     }

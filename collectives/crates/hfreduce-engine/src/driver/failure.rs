@@ -61,10 +61,10 @@ impl Driver {
         self.p2p.send_reason(&encoded);
         let _ = self.node.shared.broken.set(cause);
         self.node.wake_all(WAIT_ABORT);
-        self.begin_drain();
+        self.start_drain();
         self.flush_drain();
-        // The neighbors know; now the callers of this rank, whose errors have the path of the
-        // record.
+        // The neighbors have the reason. Next are the callers of this rank, whose errors contain
+        // the path of the record.
         self.node.shared.recorder.broke(&encoded);
         wait_for_peer_access(&self.node, &self.operations.active);
         self.fail_works(&phase);
@@ -75,9 +75,9 @@ impl Driver {
         let shared = &self.node.shared;
         let active = std::mem::take(&mut self.operations.active);
         let calls = std::mem::take(&mut *lock(&shared.submissions));
-        let held = std::mem::take(&mut self.operations.held);
+        let waiting = std::mem::take(&mut self.operations.waiting);
         let works = active.into_iter().map(|active| active.work);
-        let calls = held.into_iter().chain(calls).map(|call| call.work);
+        let calls = waiting.into_iter().chain(calls).map(|call| call.work);
         let works = works.chain(self.p2p.take_works()).chain(calls);
         let works: Vec<_> = works.collect();
         let oldest = works.iter().map(|work| work.sequence).min();
@@ -93,7 +93,7 @@ impl Driver {
     }
 
     /// Starts to drain final frames.
-    pub(super) fn begin_drain(&mut self) {
+    pub(super) fn start_drain(&mut self) {
         self.drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
     }
 
@@ -107,9 +107,9 @@ impl Driver {
     }
 
     fn flush_final_frames(&mut self) -> bool {
-        let sent = self.p2p.flush_final_frames();
+        let p2p_flushed = self.p2p.flush_final_frames();
         let channel = self.channel.as_mut();
-        channel.is_none_or(|channel| channel.tree.flush_final_frames(&self.node)) && sent
+        channel.is_none_or(|channel| channel.tree.flush_final_frames(&self.node)) && p2p_flushed
     }
 
     /// Handles an abort that another rank of this node has recorded.
@@ -165,10 +165,10 @@ impl Driver {
         // An owner of a channel knows more: the other ranks give it two ticks to name the cause.
         let patience = if self.channel.is_some() { Duration::ZERO } else { TICK * 2 };
         let active = self.operations.active.iter().map(|active| &active.work);
-        let held = self.operations.held.iter().map(|call| &call.work);
+        let waiting = self.operations.waiting.iter().map(|call| &call.work);
         let late = active
             .chain(self.p2p.works())
-            .chain(held)
+            .chain(waiting)
             .filter(|work| now >= work.deadline + patience)
             .min_by_key(|work| work.sequence);
         let Some(late) = late else { return Ok(()) };
@@ -183,12 +183,12 @@ impl Driver {
 
     /// Ranks of a node that run different operations may wait without exchanging a byte.
     fn compare_with_locals(&self) -> Result<(), Fault> {
-        let Some((sequence, ours)) = self.oldest() else { return Ok(()) };
+        let Some((sequence, fingerprint)) = self.oldest() else { return Ok(()) };
         for local in 0..self.node.locals() {
-            if let Some(theirs) = self.node.shm.fingerprint(local, sequence)
-                && theirs != ours
+            if let Some(other) = self.node.shm.fingerprint(local, sequence)
+                && other != fingerprint
             {
-                return Err(self.node.local_mismatch(local, sequence, ours, theirs));
+                return Err(self.node.local_mismatch(local, sequence, fingerprint, other));
             }
         }
         Ok(())
@@ -219,16 +219,16 @@ impl Driver {
     /// Aborts if a started operation needs a rank that has closed the communicator.
     pub(super) fn abort_if_peer_closed(&mut self) {
         let newest = self.operations.active.back().map(|active| &active.work).into_iter();
-        let newest = newest.chain(self.operations.held.back().map(|call| &call.work));
+        let newest = newest.chain(self.operations.waiting.back().map(|call| &call.work));
         let newest = newest.chain(self.p2p.collectives()).map(|work| work.sequence).max();
         let Some(newest) = newest else { return };
         let locals = self.node.identity().locals();
-        let is_over = |left: Option<u64>| left.is_some_and(|next| newest >= next);
+        let is_over = |end: Option<u64>| end.is_some_and(|end| newest >= end);
         let local = (0..locals.len())
             .find(|local| is_over(self.node.shm.closed_at(*local)))
             .map(|local| locals[local]);
         let linked = self.channel.as_ref().and_then(|channel| {
-            let link = channel.tree.links.iter().find(|link| is_over(link.left));
+            let link = channel.tree.links.iter().find(|link| is_over(link.end_sequence));
             link.map(|link| link.peer_rank)
         });
         if let Some(rank) = local.or(linked) {

@@ -60,8 +60,9 @@ impl Node {
     /// A frame of `rank` violates the protocol, or belongs to another operation.
     pub fn violation(&self, rank: u32, why: Violation) -> Fault {
         let (kind, detail) = match why {
-            Violation::Mismatch { sequence, ours, theirs } => {
-                (ErrorKind::Mismatch, self.disagreement(rank, sequence, ours, theirs))
+            Violation::Mismatch { sequence, fingerprint, peer_fingerprint } => {
+                let detail = self.disagreement(rank, sequence, fingerprint, peer_fingerprint);
+                (ErrorKind::Mismatch, detail)
             }
             Violation::Protocol(why) => (ErrorKind::Protocol, why),
         };
@@ -85,11 +86,12 @@ impl Node {
         &self,
         local: usize,
         sequence: u64,
-        ours: Fingerprint,
-        theirs: Fingerprint,
+        fingerprint: Fingerprint,
+        other: Fingerprint,
     ) -> Fault {
         let rank = self.identity().locals()[local];
-        self.fault(ErrorKind::Mismatch, rank, self.disagreement(rank, sequence, ours, theirs))
+        let detail = self.disagreement(rank, sequence, fingerprint, other);
+        self.fault(ErrorKind::Mismatch, rank, detail)
     }
 
     /// A local rank has contributed to a chunk of an operation that it has not started: the ranks
@@ -97,35 +99,35 @@ impl Node {
     pub fn local_absent(
         &self,
         local: usize,
-        (sequence, ours): (u64, Fingerprint),
+        (sequence, fingerprint): (u64, Fingerprint),
         latest: Option<(u64, Fingerprint)>,
     ) -> Fault {
         let rank = self.identity().locals()[local];
-        let theirs = latest.map_or_else(
+        let last_call = latest.map_or_else(
             || "has not called any operation".to_owned(),
-            |(at, fingerprint)| {
-                format!("called {} as operation #{at} and none after it", fingerprint.describe())
+            |(at, latest)| {
+                format!("called {} as operation #{at} and none after it", latest.describe())
             },
         );
         let own = self.rank();
         let detail = format!(
-            "rank {rank} {theirs}, and rank {own} called {} as operation #{sequence}",
-            ours.describe()
+            "rank {rank} {last_call}, and rank {own} called {} as operation #{sequence}",
+            fingerprint.describe()
         );
         self.fault(ErrorKind::Mismatch, rank, detail)
     }
 
-    fn disagreement(&self, rank: u32, seq: u64, ours: Fingerprint, theirs: Fingerprint) -> String {
+    fn disagreement(&self, rank: u32, seq: u64, own: Fingerprint, other: Fingerprint) -> String {
         // Sends and receives are identified by their tag.
-        let name = match ours.kind {
+        let name = match own.kind {
             Kind::Send | Kind::Recv => "with tag ",
             _ => "as operation #",
         };
         format!(
             "{name}{seq} rank {rank} called {} and rank {} called {}",
-            theirs.describe(),
+            other.describe(),
             self.rank(),
-            ours.describe()
+            own.describe()
         )
     }
 }

@@ -42,14 +42,14 @@ impl Heartbeats {
             let own = local == node.local();
             if beats != self.beats[local] || own || node.shm.closed_at(local).is_some() {
                 self.beats[local] = beats;
-                self.live.heard(local, now_ms);
+                self.live.record_message(local, now_ms);
             }
         }
         let mut ranks = node.identity().locals().to_vec();
         if let Some(tree) = tree {
-            for (link, heard) in tree.heard(node).into_iter().enumerate() {
-                if heard || !self.is_active {
-                    self.live.heard(locals + link, now_ms);
+            for (link, received) in tree.poll_received(node).into_iter().enumerate() {
+                if received || !self.is_active {
+                    self.live.record_message(locals + link, now_ms);
                 }
             }
             ranks.extend(tree.links.iter().map(|link| link.peer_rank));
@@ -64,8 +64,8 @@ impl Heartbeats {
         Err(node.fault(ErrorKind::PeerStalled, ranks[peer], detail))
     }
 
-    /// When a peer was last heard.
-    pub fn heard_at(&self, peer: usize) -> Instant {
-        self.started + Duration::from_millis(self.live.heard_ms(peer))
+    /// Time of the last message of a peer.
+    pub fn last_message_at(&self, peer: usize) -> Instant {
+        self.started + Duration::from_millis(self.live.last_message_ms(peer))
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn start(
         registered,
         others: Vec::new(),
         algorithm,
-        _under_way: identity.share.priority_levels.begin(identity.priority),
+        _under_way: identity.share.priority_levels.start(identity.priority),
     });
 }
 

@@ -162,12 +162,12 @@ impl Driver {
         }
         loop {
             let outcome = self.advance();
-            let again = self.check(outcome);
+            let repeat = self.check(outcome);
             self.check_closed_links();
             if self.node.is_broken() {
                 return true;
             }
-            if !again {
+            if !repeat {
                 return moved;
             }
             moved = true;
@@ -176,14 +176,14 @@ impl Driver {
 
     /// Moves every chunk one step further, in the order of its way; true if any was moved.
     fn advance(&mut self) -> Result<bool, Fault> {
-        let mut moved = self.start_held()?;
-        let held = self.is_held();
+        let mut moved = self.start_waiting()?;
+        let held_back = self.is_held_back();
         let Self { node, operations, local, channel, p2p, .. } = self;
-        if !held {
+        if !held_back {
             moved |= local.stage(node, operations)?;
         }
         if let Some(channel) = channel {
-            if !held {
+            if !held_back {
                 moved |= channel.activate(node, operations, local.staged, &mut local.slots)?;
             }
             moved |= channel.combine(node, operations, &mut local.slots)?;
@@ -204,7 +204,7 @@ impl Driver {
     }
 
     /// True if there are chunks to start and those of another communicator have priority.
-    fn is_held(&mut self) -> bool {
+    fn is_held_back(&mut self) -> bool {
         let before = self.held_until.is_some();
         let shared = &self.node.shared;
         let next = self.channel.as_ref().map_or(0, |channel| channel.next);
@@ -221,8 +221,8 @@ impl Driver {
     /// Takes calls and connections from other threads.
     fn take_pending(&mut self) -> bool {
         let shared = &self.node.shared;
-        let asked = lock(&shared.abort_asked).take();
-        if let Some((kind, reason)) = asked {
+        let request = lock(&shared.abort_request).take();
+        if let Some((kind, reason)) = request {
             let rank = shared.identity.rank;
             let cause =
                 AbortReason::new(kind, rank, reason).with_peer(rank, shared.own_node_name());
@@ -231,7 +231,7 @@ impl Driver {
         let (any, outcome) = self.p2p.take_connections(&self.node);
         self.check(outcome);
         if any && self.node.is_broken() {
-            self.begin_drain(); // They carry the reason.
+            self.start_drain(); // They carry the reason.
         }
         let calls = std::mem::take(&mut *lock(&self.node.shared.submissions));
         let any = !calls.is_empty();
@@ -249,7 +249,7 @@ impl Driver {
             && !self.node.is_broken()
             && self.operations.must_wait(&self.node, call.work.sequence)
         {
-            self.operations.held.push_back(call);
+            self.operations.waiting.push_back(call);
             self.abort_if_peer_closed();
             return;
         }
@@ -258,9 +258,9 @@ impl Driver {
     }
 
     /// Starts held calls that the window has room for; true if there were any.
-    fn start_held(&mut self) -> Result<bool, Fault> {
+    fn start_waiting(&mut self) -> Result<bool, Fault> {
         let mut any = false;
-        while let Some(call) = self.operations.next_held(&self.node) {
+        while let Some(call) = self.operations.next_waiting(&self.node) {
             self.start(call)?;
             any = true;
         }

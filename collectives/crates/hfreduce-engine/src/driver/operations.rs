@@ -80,14 +80,18 @@ impl Active {
         if self.verified & (1 << local) != 0 {
             return Ok(());
         }
-        let (sequence, ours) = (self.work.sequence, self.operation.fingerprint);
-        match node.shm.compare(local, sequence, ours) {
+        let (sequence, fingerprint) = (self.work.sequence, self.operation.fingerprint);
+        match node.shm.compare(local, sequence, fingerprint) {
             Compared::Equal => {
                 self.verified |= 1 << local;
                 Ok(())
             }
-            Compared::Differs(theirs) => Err(node.local_mismatch(local, sequence, ours, theirs)),
-            Compared::Absent(latest) => Err(node.local_absent(local, (sequence, ours), latest)),
+            Compared::Differs(other) => {
+                Err(node.local_mismatch(local, sequence, fingerprint, other))
+            }
+            Compared::Absent(latest) => {
+                Err(node.local_absent(local, (sequence, fingerprint), latest))
+            }
         }
     }
 
@@ -149,9 +153,9 @@ impl Active {
             return false;
         }
         let owned = node.identity().owner_of(chunk.index) == node.local();
-        let made = owned && chunk.source == Ranks::All && node.is_alone();
+        let is_result = owned && chunk.source == Ranks::All && node.is_alone();
         chunk.source == Ranks::All && registered.output.is_some()
-            || made
+            || is_result
                 && node.locals() > 1
                 && operation.output.contiguous(chunk.output_offset, chunk.bytes).is_some()
     }
@@ -163,7 +167,7 @@ pub(super) struct Operations {
     /// Operations along the trees that this rank has started.
     pub active: VecDeque<Active>,
     /// Collective calls that wait for the window.
-    pub held: VecDeque<Submission>,
+    pub waiting: VecDeque<Submission>,
     /// Number of chunks of all operations that this rank has started.
     pub chunks: u64,
     /// Ordinal of the next operation along the trees.
@@ -178,20 +182,20 @@ pub(super) struct Operations {
 }
 
 impl Operations {
-    /// True while operations along the trees are in progress or calls are held.
+    /// True while operations along the trees are in progress or calls wait for the window.
     pub fn is_busy(&self) -> bool {
-        !self.active.is_empty() || !self.held.is_empty()
+        !self.active.is_empty() || !self.waiting.is_empty()
     }
 
     /// True if a collective call has to wait for the window.
     pub fn must_wait(&mut self, node: &Node, sequence: u64) -> bool {
-        !self.held.is_empty() || !self.has_room(node, sequence)
+        !self.waiting.is_empty() || !self.has_room(node, sequence)
     }
 
-    /// The oldest held call, if the window has room for it.
-    pub fn next_held(&mut self, node: &Node) -> Option<Submission> {
-        let sequence = self.held.front()?.work.sequence;
-        if self.has_room(node, sequence) { self.held.pop_front() } else { None }
+    /// The oldest waiting call, if the window has room for it.
+    pub fn next_waiting(&mut self, node: &Node) -> Option<Submission> {
+        let sequence = self.waiting.front()?.work.sequence;
+        if self.has_room(node, sequence) { self.waiting.pop_front() } else { None }
     }
 
     fn has_room(&mut self, node: &Node, sequence: u64) -> bool {
@@ -276,9 +280,9 @@ impl Operations {
         }
     }
 
-    /// What the oldest held operation waits for: a description, and the rank.
+    /// What the oldest waiting operation waits for: a description, and the rank.
     pub fn waiting_for_window(&self, node: &Node) -> Option<(String, Option<u32>)> {
-        self.held.front()?;
+        self.waiting.front()?;
         let locals = node.identity().locals();
         let slowest = (0..locals.len()).min_by_key(|local| node.shm.ended(*local))?;
         let (rank, ended) = (locals[slowest], node.shm.ended(slowest));

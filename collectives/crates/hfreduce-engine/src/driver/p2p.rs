@@ -49,7 +49,7 @@ pub type Dial = Arc<dyn Fn(u32, Instant) -> Result<TcpStream, (ErrorKind, String
 struct OutgoingMessage {
     message: u64,
     ticket: TransferId,
-    sent: usize,
+    sent_bytes: usize,
 }
 
 /// What the end of a frame completes, and the message slot that it frees.
@@ -71,7 +71,7 @@ struct Outgoing {
     /// Message slots that the peer has not copied yet.
     staged: usize,
     wants_room: bool,
-    left: bool,
+    peer_closed: bool,
 }
 
 struct Incoming {
@@ -81,7 +81,7 @@ struct Incoming {
     /// The offer whose bytes are being received.
     eager: Option<(u64, Envelope)>,
     wants_room: bool,
-    left: bool,
+    peer_closed: bool,
 }
 
 struct P2pOperation {
@@ -112,8 +112,8 @@ pub struct P2p {
     next: u64,
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
-    /// Bytes that came with offers, by peer and message, until a receive takes them.
-    held: BTreeMap<(u32, u64), Vec<u8>>,
+    /// Unexpected messages: bytes of offers that no receive has matched, by peer and message.
+    unexpected: BTreeMap<(u32, u64), Vec<u8>>,
     dialers: connect::Dialers,
     slots: staging::Slots,
 }
@@ -128,7 +128,7 @@ impl P2p {
             next: 0,
             outgoing: BTreeMap::new(),
             incoming: BTreeMap::new(),
-            held: BTreeMap::new(),
+            unexpected: BTreeMap::new(),
             dialers: connect::Dialers::new(dial),
             slots: staging::Slots::default(),
         }
@@ -187,10 +187,10 @@ impl P2p {
 
     /// The bytes of a short outgoing message.
     fn bytes_of(&self, ticket: TransferId) -> Vec<u8> {
-        let Some(found) = self.operations.get(&ticket.operation) else { return vec![] };
-        let Some(transfer) = found.operation.transfers.get(ticket.transfer) else { return vec![] };
+        let Some(active) = self.operations.get(&ticket.operation) else { return vec![] };
+        let Some(transfer) = active.operation.transfers.get(ticket.transfer) else { return vec![] };
         let mut bytes = Vec::with_capacity(transfer.bytes);
-        for (memory, count) in found.operation.input.ranges(transfer.offset, transfer.bytes) {
+        for (memory, count) in active.operation.input.ranges(transfer.offset, transfer.bytes) {
             // SAFETY: inside the operation's input, which does not change until the operation ends.
             bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(memory, count) });
         }
@@ -199,13 +199,13 @@ impl P2p {
 
     /// Copies a short message to its destination; false if its length differs.
     fn place(&self, ticket: TransferId, bytes: &[u8]) -> bool {
-        let Some(found) = self.operations.get(&ticket.operation) else { return false };
-        let transfer = found.operation.transfers.get(ticket.transfer);
+        let Some(active) = self.operations.get(&ticket.operation) else { return false };
+        let transfer = active.operation.transfers.get(ticket.transfer);
         let Some(transfer) = transfer.filter(|transfer| transfer.bytes == bytes.len()) else {
             return false;
         };
         let mut rest = bytes;
-        for (memory, count) in found.operation.output.ranges(transfer.offset, transfer.bytes) {
+        for (memory, count) in active.operation.output.ranges(transfer.offset, transfer.bytes) {
             let Some((part, others)) = rest.split_at_checked(count) else { return false };
             // SAFETY: inside the operation's output, which is exclusive until the operation ends;
             // the bytes are local memory.
@@ -217,12 +217,12 @@ impl P2p {
 
     /// Records the sender that was matched with a receive from any rank.
     fn set_source(&mut self, ticket: TransferId, peer: u32) {
-        let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
-        if let Some(transfer) = found.operation.transfers.get_mut(ticket.transfer)
+        let Some(active) = self.operations.get_mut(&ticket.operation) else { return };
+        if let Some(transfer) = active.operation.transfers.get_mut(ticket.transfer)
             && transfer.peer == ANY_RANK
         {
             transfer.peer = peer;
-            found.work.set_source(peer);
+            active.work.set_source(peer);
         }
     }
 
@@ -274,7 +274,7 @@ impl P2p {
                     }
                 }
                 PairAction::Take { peer, message, ticket } => {
-                    let bytes = self.held.remove(&(peer, message)).unwrap_or_default();
+                    let bytes = self.unexpected.remove(&(peer, message)).unwrap_or_default();
                     if !self.place(ticket, &bytes) {
                         let why = format!("the bytes of message {message} are missing");
                         return Err(node.violation(peer, Violation::Protocol(why)));
@@ -282,7 +282,7 @@ impl P2p {
                 }
                 PairAction::Stream { peer, message, ticket } => {
                     let outgoing = self.outgoing.entry(peer).or_default();
-                    outgoing.messages.push_back(OutgoingMessage { message, ticket, sent: 0 });
+                    outgoing.messages.push_back(OutgoingMessage { message, ticket, sent_bytes: 0 });
                 }
                 PairAction::Complete { ticket } => self.transferred(node, operations, ticket),
             }
@@ -299,13 +299,13 @@ impl P2p {
     }
 
     fn transferred(&mut self, node: &Node, operations: &mut Operations, ticket: TransferId) {
-        let Some(found) = self.operations.get_mut(&ticket.operation) else { return };
-        if let Some(done) = found.done.get_mut(ticket.transfer) {
+        let Some(active) = self.operations.get_mut(&ticket.operation) else { return };
+        if let Some(done) = active.done.get_mut(ticket.transfer) {
             *done = true;
-            let through = found.done.iter().filter(|done| **done).count() as u32;
-            node.shared.recorder.progress(found.work.flight, through, through);
+            let through = active.done.iter().filter(|done| **done).count() as u32;
+            node.shared.recorder.progress(active.work.flight, through, through);
         }
-        if found.done.iter().all(|done| *done) {
+        if active.done.iter().all(|done| *done) {
             self.complete(node, operations, ticket.operation);
         }
     }

@@ -83,7 +83,7 @@ impl Scratch {
                 .map_err(|local| invalid_memory(node, local))?;
         }
         let in_place = active.others.iter().any(|other| *other != Registered::default());
-        if in_place && !node.shm.begin_peer_access(own) {
+        if in_place && !node.shm.start_peer_access(own) {
             return Err(Fault::Recorded);
         }
         let pass = Pass {
@@ -237,7 +237,7 @@ pub(super) fn spread(
         return Ok(());
     }
     let own = node.local();
-    if !node.shm.begin_peer_access(own) {
+    if !node.shm.start_peer_access(own) {
         return Err(Fault::Recorded);
     }
     let result = node.shm.result(number);

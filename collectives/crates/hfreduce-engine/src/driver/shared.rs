@@ -140,7 +140,7 @@ pub struct Shared {
     /// Connections that this rank has dialed, or the reason of the failure.
     pub dialed: Mutex<Vec<(u32, Result<TcpStream, AbortReason>)>>,
     /// An abort requested by the caller, or by the thread that copies the memory of an operation.
-    pub abort_asked: Mutex<Option<(ErrorKind, String)>>,
+    pub abort_request: Mutex<Option<(ErrorKind, String)>>,
     /// One of the four above is not empty.
     pub pending: AtomicBool,
     /// The client process has sent a message.
@@ -173,7 +173,7 @@ impl Shared {
             submissions: Mutex::default(),
             admitted: Mutex::default(),
             dialed: Mutex::default(),
-            abort_asked: Mutex::default(),
+            abort_request: Mutex::default(),
             pending: false.into(),
             client_ready: false.into(),
             doorbell,

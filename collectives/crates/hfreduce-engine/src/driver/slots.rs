@@ -15,7 +15,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// True if the slot of a chunk is free; otherwise it is wanted.
+    /// True if the slot of a chunk is free; otherwise records that this rank waits for one.
     pub fn take(&mut self, node: &Node, number: u64) -> bool {
         self.take_of(node, number, node.shm.shape().slots as u64)
     }

@@ -27,9 +27,9 @@ pub(super) struct TreeLink {
     pub peer_rank: u32,
     due: BTreeMap<(Key, Stage), usize>,
     /// The first operation that the peer will not start, once it has closed the communicator.
-    pub left: Option<u64>,
+    pub end_sequence: Option<u64>,
     closed: bool,
-    heard_bytes: u64,
+    counted_bytes: u64,
     /// The peer's last report: its oldest operation, and the rank that it waits for.
     pub peer_progress: Option<(u64, Option<u32>)>,
     /// Mapped segments of both ends.
@@ -72,9 +72,9 @@ impl TreeLinks {
             transport,
             peer_rank,
             due: BTreeMap::new(),
-            left: None,
+            end_sequence: None,
             closed: false,
-            heard_bytes: 0,
+            counted_bytes: 0,
             peer_progress: None,
             peer_memory,
         };
@@ -150,7 +150,7 @@ impl TreeLinks {
             let fingerprint = active.operation.fingerprint;
             let data = DataHead { sequence: key.0, chunk: key.1, tree, stage, bytes, fingerprint };
             let mapped = link.peer_memory.offset(&node.shm, place, bytes);
-            let credits = self.core.take_owed(at);
+            let credits = self.core.take_returns(at);
             let payload_bytes = bytes;
             let head = Head { credits, payload_bytes, mapped, ..Head::bare(Frame::Data(data)) };
             let payload = match mapped {
@@ -173,9 +173,9 @@ impl TreeLinks {
         }
         if !link.closed
             && link.transport.takes_more()
-            && (self.core.owes_much(at) || link.transport.owes_acks())
+            && (self.core.should_return(at) || link.transport.has_unacked())
         {
-            let credits = self.core.take_owed(at);
+            let credits = self.core.take_returns(at);
             let head = Head { credits, ..Head::bare(Frame::Credit) };
             link.transport.push(&head, Payload::Owned(vec![]), None);
             loaded = true;
@@ -189,8 +189,8 @@ impl TreeLinks {
         let mut sent_keys = Vec::new();
         let before = link.transport.traffic().0;
         let flushed = link.transport.flush(&node.poller, &mut sent_keys);
-        let sent = link.transport.traffic().0 - before;
-        node.shared.counters.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        let sent_bytes = link.transport.traffic().0 - before;
+        node.shared.counters.sent_bytes.fetch_add(sent_bytes, Ordering::Relaxed);
         for key in sent_keys.into_iter().flatten() {
             self.core.sent(key);
         }
@@ -206,22 +206,23 @@ impl TreeLinks {
         let link = &mut self.links[at];
         let idle = !link.closed && link.transport.is_idle();
         if idle {
-            link.transport.beat(&Head { credits: self.core.take_owed(at), ..*head });
+            link.transport.beat(&Head { credits: self.core.take_returns(at), ..*head });
         }
         idle
     }
 
     /// The links that have received data since the last check.
-    pub(super) fn heard(&mut self, node: &Node) -> Vec<bool> {
-        let mut heard = Vec::with_capacity(self.links.len());
+    pub(super) fn poll_received(&mut self, node: &Node) -> Vec<bool> {
+        let mut received = Vec::with_capacity(self.links.len());
         for link in &mut self.links {
             let (_, bytes) = link.transport.traffic();
-            let new = bytes - link.heard_bytes;
-            link.heard_bytes = bytes;
+            let new = bytes - link.counted_bytes;
+            link.counted_bytes = bytes;
             node.shared.counters.received_bytes.fetch_add(new, Ordering::Relaxed);
-            heard.push(link.transport.heard() || link.closed || link.left.is_some());
+            let closed = link.closed || link.end_sequence.is_some();
+            received.push(link.transport.poll_received() || closed);
         }
-        heard
+        received
     }
 
     /// Aborts the links: memory of callers is not accessed after this; neighbors receive the
@@ -248,7 +249,7 @@ impl TreeLinks {
         }
     }
 
-    /// Sends final frames; true once all are sent or the peers are gone.
+    /// Sends final frames; true once all are sent or the peers have disconnected.
     pub(super) fn flush_final_frames(&mut self, node: &Node) -> bool {
         let mut all_sent = true;
         for link in &mut self.links {

@@ -142,8 +142,8 @@ impl Backend for Driver {
 }
 
 impl Driver {
-    /// Between two polls of everything: polls the word in memory that completes a small operation, if that is
-    /// expected next, without disturbing the cache lines that the reducing rank writes.
+    /// Between two full polls: polls the word in memory that completes a small operation, if that
+    /// is expected next, without disturbing the cache lines that the reducing rank writes.
     fn poll_small_result(&self) {
         let awaited = self.local.delivered < self.local.staged && self.is_oldest_small();
         let polls = if awaited { SMALL_RESULT_POLLS } else { 1 };
@@ -218,7 +218,7 @@ impl Driver {
         if self.local.ring.wants_turn {
             reasons |= WAIT_TURN;
         }
-        if !self.operations.held.is_empty() {
+        if !self.operations.waiting.is_empty() {
             reasons |= WAIT_WINDOW;
         }
         reasons

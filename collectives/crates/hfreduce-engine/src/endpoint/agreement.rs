@@ -57,8 +57,9 @@ impl<'a> AgreementDriver<'a> {
         start: Start,
         deadline: Deadline,
     ) -> Self {
-        let left = deadline.remaining().unwrap_or_default();
-        let joining = if start.own == Some(0) { deadline.within(left * 3 / 4) } else { deadline };
+        let remaining = deadline.remaining().unwrap_or_default();
+        let joining =
+            if start.own == Some(0) { deadline.within(remaining * 3 / 4) } else { deadline };
         let (own, attempt, core) = (start.own, start.attempt as u32, Reconfiguration::new(start));
         Self {
             own,
@@ -161,8 +162,8 @@ impl<'a> AgreementDriver<'a> {
             loop {
                 let Some(member) = lock(&to_dial).pop_front() else { return };
                 // The dialer reports an unreachable member before the deadline of all.
-                let left = joining.remaining().unwrap_or_default();
-                let deadline = joining.within(left * 3 / 4);
+                let remaining = joining.remaining().unwrap_or_default();
+                let deadline = joining.within(remaining * 3 / 4);
                 let dialed = dial(&key, &host, &list[member], hello, deadline, &|| false);
                 if done.send((member, dialed)).is_err() {
                     return;
@@ -171,7 +172,7 @@ impl<'a> AgreementDriver<'a> {
         };
         let spawned = std::thread::Builder::new().name("hfreduce-dial".into()).spawn(dialer);
         if let Err(error) = spawned {
-            self.core.lost(
+            self.core.disconnected(
                 member as u64,
                 ErrorKind::Io,
                 &format!("cannot start a thread: {error}"),
@@ -188,9 +189,9 @@ impl<'a> AgreementDriver<'a> {
                     self.core.connected(member);
                 }
                 Ok(Err(error)) => {
-                    self.core.lost(member as u64, ErrorKind::Io, &error.to_string());
+                    self.core.disconnected(member as u64, ErrorKind::Io, &error.to_string());
                 }
-                Err((kind, detail)) => self.core.lost(member as u64, kind, &detail),
+                Err((kind, detail)) => self.core.disconnected(member as u64, kind, &detail),
             }
         }
     }
@@ -215,7 +216,7 @@ impl<'a> AgreementDriver<'a> {
                 self.core.received(*number, message);
             }
             if let Some(why) = line.ended() {
-                self.core.lost(*number, ErrorKind::PeerDied, why);
+                self.core.disconnected(*number, ErrorKind::PeerDied, why);
                 ended.push(*number);
             }
         }

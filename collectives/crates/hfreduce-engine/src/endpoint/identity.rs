@@ -28,7 +28,7 @@ const ADDRESSES_MAX: usize = 16;
 /// Identity of an endpoint. The port is closed with the last communicator or endpoint that uses it.
 pub struct EndpointIdentity {
     pub(super) key: Key,
-    /// Random id, by which members know the endpoint whatever its rank is.
+    /// Random id, by which members identify the endpoint in all epochs, independent of its rank.
     pub(super) id: u64,
     /// Addresses at which other ranks reach this one, best first.
     pub(super) reached_at: Vec<Interface>,
@@ -39,7 +39,7 @@ pub struct EndpointIdentity {
     /// Reservation of descriptors for the present epoch.
     descriptors: Mutex<Reservation>,
     memory: Mutex<Charge>,
-    counted: Mutex<Charge>,
+    descriptor_charge: Mutex<Charge>,
     /// Address space of the registered memory, which may be mapped as long as this exists.
     _addresses: Charge,
     /// Registered memory outlives epochs, like the tensors in it.
@@ -77,11 +77,13 @@ impl EndpointIdentity {
         key: &[u8],
     ) -> Result<Self, CollectiveError> {
         let descriptors = Mutex::new(reserved(options, placement)?);
-        let (mut memory, mut counted) = (options.share.memory(), options.share.descriptors());
-        charge(&mut memory, &mut counted, options, placement)?;
+        let (mut memory, mut descriptor_charge) =
+            (options.share.memory(), options.share.descriptors());
+        charge(&mut memory, &mut descriptor_charge, options, placement)?;
         let mut addresses = options.share.addresses();
-        let taken = addresses.set_to(options.registered_bytes);
-        taken.map_err(|error| refused(options, ErrorKind::Io, "opening", error.to_string()))?;
+        let reserved_addresses = addresses.set_to(options.registered_bytes);
+        reserved_addresses
+            .map_err(|error| refused(options, ErrorKind::Io, "opening", error.to_string()))?;
         let refuse = |kind, phase, detail| refused(options, kind, phase, detail);
         let key = Key::from_bytes(key)
             .map_err(|error| refuse(ErrorKind::Invalid, "being called", error.to_string()))?;
@@ -111,7 +113,7 @@ impl EndpointIdentity {
             attempts: AtomicU32::new(0),
             descriptors,
             memory: Mutex::new(memory),
-            counted: Mutex::new(counted),
+            descriptor_charge: Mutex::new(descriptor_charge),
             _addresses: addresses,
             arena: Mutex::default(),
         })
@@ -123,7 +125,7 @@ impl EndpointIdentity {
         options: &Options,
         placement: &Placement,
     ) -> Result<(), CollectiveError> {
-        charge(&mut lock(&self.memory), &mut lock(&self.counted), options, placement)?;
+        charge(&mut lock(&self.memory), &mut lock(&self.descriptor_charge), options, placement)?;
         *lock(&self.descriptors) = reserved(options, placement)?;
         Ok(())
     }
@@ -205,10 +207,10 @@ fn charge(
     options: &Options,
     placement: &Placement,
 ) -> Result<(), CollectiveError> {
-    let taken = memory
+    let result = memory
         .set_to(memory_needed(options, placement))
         .and_then(|()| descriptors.set_to(descriptors_without_messages(options, placement)));
-    taken.map_err(|error| refused(options, ErrorKind::Io, "opening", error.to_string()))
+    result.map_err(|error| refused(options, ErrorKind::Io, "opening", error.to_string()))
 }
 
 /// Raises the limit of descriptors for a group of `ranks` whose nodes are unknown, as if every rank

@@ -83,7 +83,7 @@ impl Endpoint {
         }
         let leader = members[0];
         let phase = "joining the node's shared memory";
-        self.says(phase, leader);
+        self.record_phase(phase, leader);
         let peer_error = |error: io::Error| {
             let kind = match error.kind() {
                 io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ErrorKind::TimedOut,
@@ -165,7 +165,7 @@ impl Endpoint {
         while arrived.len() + 1 < members.len() {
             let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank)).copied();
             let phase = "waiting for the ranks of this node";
-            self.says(phase, missing.unwrap_or(self.options.rank));
+            self.record_phase(phase, missing.unwrap_or(self.options.rank));
             while let Ok((stream, admitted)) = came.try_recv() {
                 under_way -= 1;
                 // Connections of other processes are closed.
@@ -302,7 +302,7 @@ struct Card {
 }
 
 fn bound(stream: &UnixStream, deadline: Deadline) -> io::Result<()> {
-    let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
-    stream.set_read_timeout(Some(left))?;
-    stream.set_write_timeout(Some(left))
+    let remaining = deadline.remaining().ok_or(io::ErrorKind::TimedOut)?;
+    stream.set_read_timeout(Some(remaining))?;
+    stream.set_write_timeout(Some(remaining))
 }

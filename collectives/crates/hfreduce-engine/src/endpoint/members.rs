@@ -4,7 +4,7 @@ use super::info::{Info, digest};
 use crate::member::Member;
 
 /// A valid list of members.
-pub struct Chosen {
+pub struct MemberList {
     pub list: Vec<Info>,
     /// Position of this rank in the list.
     pub own: usize,
@@ -13,14 +13,14 @@ pub struct Chosen {
 }
 
 /// Validates a list that was given to rank `rank` of an epoch with these infos.
-pub fn choose(members: &[Member], infos: &[Info], rank: u32) -> Result<Chosen, String> {
+pub fn choose(members: &[Member], infos: &[Info], rank: u32) -> Result<MemberList, String> {
     let list = list(members, infos)?;
     let id = infos.get(rank as usize).map(|info| info.id);
     let own = list.iter().position(|info| Some(info.id) == id).ok_or_else(|| {
         format!("rank {rank} is not in the list of members; close() leaves the group")
     })?;
     let words = words(members, &list);
-    Ok(Chosen { list, own, words })
+    Ok(MemberList { list, own, words })
 }
 
 fn list(members: &[Member], infos: &[Info]) -> Result<Vec<Info>, String> {
@@ -49,12 +49,12 @@ fn list(members: &[Member], infos: &[Info]) -> Result<Vec<Info>, String> {
 }
 
 fn words(members: &[Member], list: &[Info]) -> String {
-    let named = members.iter().zip(list).take(32).map(|(member, info)| match member {
+    let names = members.iter().zip(list).take(32).map(|(member, info)| match member {
         Member::Rank(rank) => rank.to_string(),
         Member::Newcomer(_) => format!("a newcomer on {}", info.node),
     });
     let more = if members.len() > 32 { ", …" } else { "" };
-    format!("[{}{more}]", named.collect::<Vec<_>>().join(", "))
+    format!("[{}{more}]", names.collect::<Vec<_>>().join(", "))
 }
 
 /// Digest of the list: equal for equal lists.

@@ -156,8 +156,8 @@ impl Inbox {
         if shared.broken.get().is_some() {
             return false;
         }
-        let asked = (ErrorKind::Io, error.to_string());
-        lock(&shared.abort_asked).get_or_insert(asked);
+        let request = (ErrorKind::Io, error.to_string());
+        lock(&shared.abort_request).get_or_insert(request);
         shared.notify();
         true
     }
@@ -300,7 +300,7 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "dialing a tree neighbor";
-        self.says(phase, peer.rank);
+        self.record_phase(phase, peer.rank);
         let from = self.options.rank;
         dial(
             &self.identity.key,
@@ -323,13 +323,13 @@ impl Endpoint {
     ) -> Result<TcpStream, CollectiveError> {
         let phase = "waiting for a tree neighbor";
         let expected = Hello { group, from: rank, purpose: Purpose::Tree, stream };
-        self.says(phase, rank);
+        self.record_phase(phase, rank);
         let mut arrived = lock(&self.identity.inbox.arrived);
         loop {
             if let Some(at) = arrived.iter().position(|(hello, ..)| *hello == expected) {
                 return Ok(arrived.swap_remove(at).1);
             }
-            let Some(left) = deadline.remaining() else {
+            let Some(remaining) = deadline.remaining() else {
                 let refused = match self.identity.refused() {
                     0 => "is it running, and can it reach this rank?".to_owned(),
                     n => format!("{n} connections were refused here: does it have another key?"),
@@ -337,7 +337,7 @@ impl Endpoint {
                 let detail = format!("it did not connect in time; {refused}");
                 return Err(self.peer_error(ErrorKind::TimedOut, rank, phase, detail));
             };
-            arrived = match self.identity.inbox.arrival.wait_timeout(arrived, left) {
+            arrived = match self.identity.inbox.arrival.wait_timeout(arrived, remaining) {
                 Ok((arrived, _)) => arrived,
                 Err(poisoned) => poisoned.into_inner().0,
             };
@@ -380,7 +380,7 @@ pub(super) fn dial(
         if !busy && (!error.timed_out() || silent.passed()) {
             return Err((ErrorKind::PeerDied, error.to_string()));
         }
-        if given_up() || deadline.remaining().is_none_or(|left| left < pause) {
+        if given_up() || deadline.remaining().is_none_or(|remaining| remaining < pause) {
             let kind = if busy { ErrorKind::TimedOut } else { ErrorKind::PeerDied };
             return Err((kind, error.to_string()));
         }
@@ -414,8 +414,10 @@ pub(super) fn open_port(
     inbox: Arc<Inbox>,
 ) -> io::Result<Port> {
     let address: IpAddr = match reached_at {
-        [one] if !options.address.is_default() => one.address,
-        all if all.iter().any(|one| one.address.is_ipv6()) => Ipv6Addr::UNSPECIFIED.into(),
+        [only] if !options.address.is_default() => only.address,
+        all if all.iter().any(|interface| interface.address.is_ipv6()) => {
+            Ipv6Addr::UNSPECIFIED.into()
+        }
         _ => Ipv4Addr::UNSPECIFIED.into(),
     };
     inbox.most.store(options.placement.len() * CONNECTIONS_MAX, Ordering::Relaxed);
@@ -470,18 +472,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_without_descriptors_learns_its_limit_and_the_remedy() {
+    fn an_error_of_exhausted_descriptors_has_the_limit_and_the_remedy() {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 1);
-        let tried = |number| {
+        let dial_error = |number| {
             let why = tcp::AttemptError::Unreachable(io::Error::from_raw_os_error(number));
             tcp::DialError { attempts: vec![tcp::Attempt { address, why }] }
         };
         for number in [libc::EMFILE, libc::ENFILE] {
-            let text = out_of_descriptors(&tried(number)).unwrap();
+            let text = out_of_descriptors(&dial_error(number)).unwrap();
             let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
             let limit = limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
             assert!(text.contains(&limit) && text.contains("ulimit -n"), "{text}");
         }
-        assert_eq!(out_of_descriptors(&tried(libc::ECONNREFUSED)), None);
+        assert_eq!(out_of_descriptors(&dial_error(libc::ECONNREFUSED)), None);
     }
 }

@@ -118,7 +118,7 @@ impl Communicator {
         watch: Watch<'_>,
     ) -> Result<Communicator, CollectiveError> {
         let deadline = Deadline::after(timeout);
-        let chosen = choose(members, &origin.infos, self.rank())
+        let next = choose(members, &origin.infos, self.rank())
             .map_err(|detail| self.refused(ErrorKind::Invalid, "reconfigure", detail))?;
         self.close(CLOSE.min(timeout));
         self.release();
@@ -128,8 +128,8 @@ impl Communicator {
             _ => None,
         };
         let previous_epoch = Some((origin.epoch, completed.unwrap_or_else(|| self.completed())));
-        let list = (chosen.list, chosen.words);
-        go(place, Some(chosen.own), list, previous_epoch, deadline, watch)
+        let list = (next.list, next.words);
+        go(place, Some(next.own), list, previous_epoch, deadline, watch)
             .map_err(|why| why.into_error(&origin.options, &rank_of))
     }
 }
@@ -187,9 +187,9 @@ impl Trouble {
             }
             Self::Failed(mut error) => {
                 error.rank = options.rank;
-                let known = |rank: u32| rank_of(rank as usize);
-                error.cause.peer = error.cause.peer.and_then(known);
-                error.cause.seen_by = known(error.cause.seen_by).unwrap_or(options.rank);
+                let mapped = |rank: u32| rank_of(rank as usize);
+                error.cause.peer = error.cause.peer.and_then(mapped);
+                error.cause.seen_by = mapped(error.cause.seen_by).unwrap_or(options.rank);
                 CollectiveError { operation: "reconfigure".into(), ..error }
             }
         }

@@ -32,7 +32,7 @@ impl Endpoint {
     }
 
     /// Records the phase of `connect`.
-    pub(super) fn says(&self, phase: &str, rank: u32) {
+    pub(super) fn record_phase(&self, phase: &str, rank: u32) {
         if let Some(recorder) = self.recorder.get() {
             recorder.waiting(None, phase, Some(rank));
         }

@@ -45,8 +45,9 @@ fn another_process_reads_what_was_written() {
     recorder.finished(first, false, now + std::time::Duration::from_millis(2));
     recorder.waits_for(second, Some(0));
     recorder.waiting(Some(8), "waiting for rank 0 to call it", Some(0));
-    let peer_state =
-        |rank, link| (PeerState { rank, link, entered: 9, waiting_for: Some(0), left: false }, now);
+    let peer_state = |rank, link| {
+        (PeerState { rank, link, entered: 9, waiting_for: Some(0), closed: false }, now)
+    };
     recorder.beat(now, [peer_state(1, false), peer_state(2, true)].into_iter());
     let record = read_file(recorder.path().unwrap()).unwrap();
     assert_eq!((record.rank, record.world_size, record.epoch), (1, 4, 2));

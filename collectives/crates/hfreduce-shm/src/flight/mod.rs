@@ -141,7 +141,7 @@ pub struct PeerState {
     /// The rank that it reports to wait for.
     pub waiting_for: Option<u32>,
     /// It has closed the communicator or its connection.
-    pub left: bool,
+    pub closed: bool,
 }
 
 /// The recorder of one rank. Its file is removed when it is dropped.
@@ -244,7 +244,7 @@ impl Recorder {
     /// Records the progress of an operation.
     #[inline]
     pub fn progress(&self, number: u64, contributed: u32, delivered: u32) {
-        if let Some(base) = self.kept(number) {
+        if let Some(base) = self.base_of(number) {
             let progress = u64::from(contributed) | u64::from(delivered) << 32;
             self.set(base + record::PROGRESS, progress);
         }
@@ -253,7 +253,7 @@ impl Recorder {
     /// Records the number of chunks of an operation.
     #[inline]
     pub fn cut(&self, number: u64, chunks: u32) {
-        if let Some(base) = self.kept(number) {
+        if let Some(base) = self.base_of(number) {
             self.set(base + record::STATE, STARTED | u64::from(chunks) << 32);
         }
     }
@@ -261,7 +261,7 @@ impl Recorder {
     /// Records the rank that an operation waits for.
     #[inline]
     pub fn waits_for(&self, number: u64, rank: Option<u32>) {
-        if let Some(base) = self.kept(number) {
+        if let Some(base) = self.base_of(number) {
             let timeout = self.get(base + record::PEER) >> 32 << 32;
             self.set(base + record::PEER, timeout | u64::from(rank.map_or(0, |rank| rank + 1)));
         }
@@ -270,7 +270,7 @@ impl Recorder {
     /// Records the end of an operation.
     #[inline]
     pub fn finished(&self, number: u64, failed: bool, now: Instant) {
-        if let Some(base) = self.kept(number) {
+        if let Some(base) = self.base_of(number) {
             self.set(base + record::FINISHED_NS, self.ns(now));
             let chunks = self.get(base + record::STATE) >> 32 << 32;
             self.set(base + record::STATE, chunks | if failed { FAILED } else { COMPLETED });
@@ -292,13 +292,13 @@ impl Recorder {
     /// Records a heartbeat and the state of the neighbors.
     pub fn beat(&self, now: Instant, peers: impl Iterator<Item = (PeerState, Instant)>) {
         self.set(at::BEAT_NS, self.ns(now));
-        for (at, (known, heard)) in peers.take(PEERS).enumerate() {
+        for (at, (state, last_message)) in peers.take(PEERS).enumerate() {
             let base = PAGE_WORDS + at * PEER_WORDS;
-            let flags = if known.link { 2 } else { 1 } | if known.left { 4 } else { 0 };
-            self.set(base, u64::from(known.rank) | flags << 32);
-            self.set(base + 1, known.entered);
-            self.set(base + 2, known.waiting_for.map_or(0, |rank| u64::from(rank) + 1));
-            self.set(base + 3, self.ns(heard));
+            let flags = if state.link { 2 } else { 1 } | if state.closed { 4 } else { 0 };
+            self.set(base, u64::from(state.rank) | flags << 32);
+            self.set(base + 1, state.entered);
+            self.set(base + 2, state.waiting_for.map_or(0, |rank| u64::from(rank) + 1));
+            self.set(base + 3, self.ns(last_message));
         }
     }
 
@@ -347,7 +347,7 @@ impl Recorder {
 
     /// Index of a record, unless it was overwritten.
     #[inline]
-    fn kept(&self, number: u64) -> Option<usize> {
+    fn base_of(&self, number: u64) -> Option<usize> {
         let base = base(number);
         (self.get(base + record::STAMP) == number * 2 + 2).then_some(base)
     }

@@ -31,10 +31,10 @@ pub enum ReadError {
         bytes: usize,
     },
     /// The file was written by another release.
-    #[error("a flight record of version {found}; this release reads version {VERSION}")]
+    #[error("a flight record of version {version}; this release reads version {VERSION}")]
     Version {
         /// Its version.
-        found: u64,
+        version: u64,
     },
 }
 
@@ -225,7 +225,7 @@ impl Snapshot {
             return Err(ReadError::Foreign { bytes: reads.0.len() });
         }
         if u64::from(words.low(at::VERSION)) != VERSION {
-            return Err(ReadError::Version { found: u64::from(words.low(at::VERSION)) });
+            return Err(ReadError::Version { version: u64::from(words.low(at::VERSION)) });
         }
         let identity: serde_json::Value =
             serde_json::from_str(&words.text(at::IDENTITY, at::BOOT)).unwrap_or_default();
@@ -282,8 +282,8 @@ fn peers(words: &Words<'_>, node: &str, links: &serde_json::Value) -> Vec<Peer> 
         let link = links.find(|link| link[0].as_u64() == Some(u64::from(rank)))?;
         Some((link[1].as_str()?.to_owned(), link[2].as_u64().unwrap_or_default()))
     };
-    let known = (0..PEERS).map(|peer| PAGE_WORDS + peer * PEER_WORDS);
-    known
+    let bases = (0..PEERS).map(|peer| PAGE_WORDS + peer * PEER_WORDS);
+    bases
         .take_while(|base| words.high(*base) != 0)
         .map(|base| {
             let (rank, flags) = (words.low(base), words.high(base));

@@ -235,23 +235,23 @@ fn sweep(folder: &Path) {
 
 /// Time since the last heartbeat of a recorder whose process has ended; none while it may be alive.
 fn silent_for(path: &Path) -> Option<Duration> {
-    let written = fs::metadata(path).and_then(|found| found.modified()).ok()?;
-    let age = written.elapsed().unwrap_or_default();
+    let modified_at = fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?;
+    let age = modified_at.elapsed().unwrap_or_default();
     let reads = [fs::read(path).ok()?, fs::read(path).ok()?];
-    let Ok(found) = Snapshot::of(DoubleRead(&reads[0], &reads[1]), None) else {
+    let Ok(snapshot) = Snapshot::of(DoubleRead(&reads[0], &reads[1]), None) else {
         // The process was killed while it created the file, or the file has another version.
         return (age > KEPT).then_some(age);
     };
-    if found.host != host_name() {
+    if snapshot.host != host_name() {
         // A folder shared by machines: the process cannot be checked.
         return (age > KEPT).then_some(age);
     }
-    if found.boot_id != boot_id() {
+    if snapshot.boot_id != boot_id() {
         return Some(Duration::MAX);
     }
-    let silent = Duration::from_nanos(monotonic_ns().saturating_sub(found.beat_ns));
-    let alive = if found.pid_namespace == pid_namespace() {
-        process_start(found.pid) == Some(found.process_start)
+    let silent = Duration::from_nanos(monotonic_ns().saturating_sub(snapshot.beat_ns));
+    let alive = if snapshot.pid_namespace == pid_namespace() {
+        process_start(snapshot.pid) == Some(snapshot.process_start)
     } else {
         // Another container, or the previous one of this pod: a live process has recent heartbeats.
         silent < KEPT

@@ -49,8 +49,8 @@ impl ShmSegment {
 
     /// Starts access of `local` to registered memory of other ranks; false after an abort.
     #[inline]
-    pub fn begin_peer_access(&self, local: usize) -> bool {
-        self.rank(local).peer_access.begin(&self.header().abort)
+    pub fn start_peer_access(&self, local: usize) -> bool {
+        self.rank(local).peer_access.start(&self.header().abort)
     }
 
     /// Ends that access. Also called for a rank whose process has ended.
@@ -99,12 +99,12 @@ impl ShmSegment {
         self.least(|rank| &rank.ended)
     }
 
-    /// Compares operation `sequence` of `local` with `ours`.
+    /// Compares operation `sequence` of `local` with `fingerprint`.
     #[inline]
-    pub fn compare(&self, local: usize, sequence: u64, ours: Fingerprint) -> Compared {
+    pub fn compare(&self, local: usize, sequence: u64, fingerprint: Fingerprint) -> Compared {
         match self.fingerprint(local, sequence) {
-            Some(theirs) if theirs == ours => Compared::Equal,
-            Some(theirs) => Compared::Differs(theirs),
+            Some(other) if other == fingerprint => Compared::Equal,
+            Some(other) => Compared::Differs(other),
             None => {
                 let latest = self.entered(local).checked_sub(1);
                 Compared::Absent(latest.and_then(|at| Some((at, self.fingerprint(local, at)?))))

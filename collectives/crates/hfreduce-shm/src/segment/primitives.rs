@@ -27,7 +27,7 @@ pub struct PeerAccess<A: Atomics = Native>(A::U32);
 
 impl<A: Atomics> PeerAccess<A> {
     /// Returns false after an abort: the rank must not access the memory.
-    pub fn begin<const WORDS: usize>(&self, end: &OnceRecord<WORDS, A>) -> bool {
+    pub fn start<const WORDS: usize>(&self, end: &OnceRecord<WORDS, A>) -> bool {
         self.0.store(1, Relaxed);
         A::fence(SeqCst);
         let may = !end.is_claimed();
@@ -178,7 +178,7 @@ pub struct OnceRecord<const WORDS: usize, A: Atomics = Native> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum RecordState {
     Empty,
-    /// This writer is writing it, or died meanwhile.
+    /// This writer is writing it, or its process ended during the write.
     Partial(u32),
     Complete(Vec<u8>),
 }

@@ -290,7 +290,7 @@ fn reclaim_memory<A: Atomics>() {
     let other = shared.clone();
     let writer = thread::spawn(move || {
         let (access, end, memory) = &*other;
-        if access.begin(end) {
+        if access.start(end) {
             // SAFETY: as in `Node::rank`.
             memory.with_mut(|value| unsafe { *value = 1 });
             access.end();

@@ -4,7 +4,7 @@ use hfreduce_core::credit::Key;
 use hfreduce_core::{Action, DataHead, Stage};
 use hfreduce_transport::wire::HEAD_BYTES;
 
-use super::{Cluster, DELIVERED, Event, Held, SETTLED};
+use super::{Cluster, DELIVERED, DeferredStep, Event, SETTLED};
 use crate::event_queue::{Pipe, SECOND, Time};
 
 impl Cluster {
@@ -99,15 +99,15 @@ impl Cluster {
         let (to, back) = self.nodes[me].ends[link];
         let node = &mut self.nodes[me];
         node.sending += 1;
-        let credits = node.core.take_owed(link);
-        let sent =
+        let credits = node.core.take_returns(link);
+        let transmitted =
             node.machine.transmit.carry(now, wire).max(node.machine.card_memory(now, payload));
         let (from_zone, to_zone) = (node.zone, self.nodes[to].zone);
         let crossed = self.cross(from_zone, to_zone, wire, payload);
         let machine = &mut self.nodes[to].machine;
         let received = machine.receive.carry(now, wire).max(machine.card_memory(now, payload));
-        let at = sent.max(crossed).max(received) + self.latency(from_zone, to_zone);
-        self.event_queue.plan(sent, Event::Sent(me, key));
+        let at = transmitted.max(crossed).max(received) + self.latency(from_zone, to_zone);
+        self.event_queue.plan(transmitted, Event::Sent(me, key));
         let head = DataHead {
             sequence: key.0,
             chunk: key.1,
@@ -139,18 +139,18 @@ impl Cluster {
         while let Some(action) = self.nodes[me].core.poll() {
             match action {
                 Action::Reduce { key, partials } => {
-                    self.nodes[me].held.insert(key, Vec::new());
+                    self.nodes[me].deferred.insert(key, Vec::new());
                     self.nodes[me].to_reduce.push_back((key, partials.len()));
                 }
                 Action::Send { link, key, stage, .. } => {
                     let node = &mut self.nodes[me];
-                    match node.held.get_mut(&key) {
-                        Some(held) => held.push(Held::Send { link, stage }),
+                    match node.deferred.get_mut(&key) {
+                        Some(steps) => steps.push(DeferredStep::Send { link, stage }),
                         None => drop(node.outbox.insert((key, stage as u8, link))),
                     }
                 }
-                Action::Publish { key } => match self.nodes[me].held.get_mut(&key) {
-                    Some(held) => held.push(Held::Deliver),
+                Action::Publish { key } => match self.nodes[me].deferred.get_mut(&key) {
+                    Some(steps) => steps.push(DeferredStep::Deliver),
                     None => self.publish(me, key),
                 },
                 Action::Done { key } => {
@@ -164,8 +164,8 @@ impl Cluster {
         self.reduce(me);
         self.send(me);
         for link in 0..self.nodes[me].ends.len() {
-            if self.nodes[me].core.owes_much(link) {
-                let credits = self.nodes[me].core.take_owed(link);
+            if self.nodes[me].core.should_return(link) {
+                let credits = self.nodes[me].core.take_returns(link);
                 let (to, back) = self.nodes[me].ends[link];
                 let at =
                     self.event_queue.now() + self.latency(self.nodes[me].zone, self.nodes[to].zone);

@@ -73,7 +73,7 @@ impl Group<'_> {
                 waiting_for: waiting_for.map(|rank| rank as u32),
             };
             for link in 0..self.nodes[node].ends.len() {
-                let credits = self.nodes[node].core.take_owed(link);
+                let credits = self.nodes[node].core.take_returns(link);
                 self.post(node, link, Message::Frame(Head { credits, ..Head::bare(frame) }), 0);
             }
         }
@@ -90,13 +90,13 @@ impl Group<'_> {
             let beats = self.ranks[other].beats;
             if other == rank || self.ranks[rank].seen_beats[at] != beats {
                 self.ranks[rank].seen_beats[at] = beats;
-                self.ranks[rank].live.heard(at, now_ms);
+                self.ranks[rank].live.record_message(at, now_ms);
             }
         }
         if self.is_owner(rank) {
-            for (link, heard) in self.nodes[node].heard.iter_mut().enumerate() {
-                if std::mem::take(heard) {
-                    self.ranks[rank].live.heard(locals + link, now_ms);
+            for (link, received) in self.nodes[node].received.iter_mut().enumerate() {
+                if std::mem::take(received) {
+                    self.ranks[rank].live.record_message(locals + link, now_ms);
                 }
             }
         }
@@ -122,12 +122,12 @@ impl Group<'_> {
     /// The operation in progress on a rank.
     fn oldest(&self, rank: usize) -> Option<usize> {
         let rank = &self.ranks[rank];
-        rank.called.checked_sub(1).filter(|operation| rank.ending.completed <= *operation)
+        rank.calls.checked_sub(1).filter(|operation| rank.ending.completed <= *operation)
     }
 
     fn waiting_for(&self, rank: usize, operation: usize) -> Option<usize> {
         let node = self.node_of(rank);
-        if let Some(absent) = self.locals(node).find(|other| self.ranks[*other].called <= operation)
+        if let Some(absent) = self.locals(node).find(|other| self.ranks[*other].calls <= operation)
         {
             return Some(absent);
         }
@@ -138,8 +138,8 @@ impl Group<'_> {
             Waiting::Local(_) => None,
             Waiting::Frame(_, link, _) | Waiting::Peer(_, link) => {
                 match self.nodes[node].reported[link] {
-                    Some((theirs, Some(culprit)))
-                        if theirs == operation as u64 && culprit as usize != rank =>
+                    Some((peer_operation, Some(culprit)))
+                        if peer_operation == operation as u64 && culprit as usize != rank =>
                     {
                         Some(culprit as usize)
                     }
@@ -201,14 +201,14 @@ impl Group<'_> {
 
 impl Garbage {
     fn message(self) -> Message {
-        let nothing = allreduce_print(0);
+        let empty = allreduce_print(0);
         let data = DataHead {
             sequence: 0,
             chunk: 0,
             tree: 0,
             stage: hfreduce_core::Stage::Up,
             bytes: 0,
-            fingerprint: nothing,
+            fingerprint: empty,
         };
         Message::Raw(match self {
             Garbage::Noise(seed) => {

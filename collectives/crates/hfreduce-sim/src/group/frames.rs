@@ -26,7 +26,7 @@ impl Group<'_> {
         if self.ranks[owner].ending.failed.is_some() {
             return;
         }
-        self.nodes[node].heard[link] = true;
+        self.nodes[node].received[link] = true;
         let peer = self.owner(self.nodes[node].ends[link].0);
         match message {
             Message::Frame(head) => self.frame(node, link, head),

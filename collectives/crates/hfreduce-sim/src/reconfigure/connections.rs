@@ -20,8 +20,8 @@ impl Simulation {
         }
         // Too late for the attempt; its refusal is sent nevertheless.
         let mut steps = Vec::new();
-        if let Some((left, core)) = &mut self.actors[id].leaving
-            && *left == attempt
+        if let Some((refused, core)) = &mut self.actors[id].refusing
+            && *refused == attempt
         {
             core.connected(line as usize);
             steps.extend(std::iter::from_fn(|| core.poll()));
@@ -44,13 +44,13 @@ impl Simulation {
                 && let Some(message) = self.connections[at].inbox.pop_front()
             {
                 let attempt = self.actors[id].attempt;
-                let taken = self.connections[at].taken.get_or_insert_with(|| {
+                let accepted = self.connections[at].accepted.get_or_insert_with(|| {
                     let line = self.actors[id].next_line;
                     self.actors[id].next_line += 1;
                     (attempt, line)
                 });
-                let (taken_by, line) = *taken;
-                self.deliver(id, taken_by, line, message);
+                let (accepted_by, line) = *accepted;
+                self.deliver(id, accepted_by, line, message);
             }
         }
     }
@@ -62,7 +62,7 @@ impl Simulation {
         let Some(core) = &mut self.actors[id].core else { return };
         match message {
             Some(message) => core.received(line, message),
-            None => core.lost(line, ErrorKind::PeerDied, "closed"),
+            None => core.disconnected(line, ErrorKind::PeerDied, "closed"),
         }
         self.act(id);
     }
@@ -79,10 +79,10 @@ impl Simulation {
             return self.event_queue.plan(soon, gave_up);
         }
         let (line, last) = (member as u64, [soon; 2]);
-        let (taken, inbox) = (None, VecDeque::new());
+        let (accepted, inbox) = (None, VecDeque::new());
         let (member, reached) = (peer, false);
         let connection =
-            Connection { coordinator: id, attempt, line, member, reached, taken, inbox, last };
+            Connection { coordinator: id, attempt, line, member, reached, accepted, inbox, last };
         self.connections.push(connection);
         self.event_queue.plan(soon, Event::Reached(self.connections.len() - 1));
     }
@@ -92,7 +92,7 @@ impl Simulation {
         let connection = self.connections.iter().position(|connection| {
             (connection.coordinator == id
                 && (connection.attempt, connection.line) == (attempt, line))
-                || (connection.member == id && connection.taken == Some((attempt, line)))
+                || (connection.member == id && connection.accepted == Some((attempt, line)))
         });
         if let Some(at) = connection {
             self.send(at, id, Some(message));

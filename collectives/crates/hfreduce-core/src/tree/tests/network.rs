@@ -143,7 +143,7 @@ impl Sim {
                         let root = chunk.root().map(|rank| rank as usize / self.locals);
                         let flows = self.nodes[me].core.flows();
                         let is_root = flows.is_root(chunk.tree, chunk.rooted_at(root));
-                        sum = self.ops[key.0 as usize].written(sum, is_root);
+                        sum = self.ops[key.0 as usize].rounded(sum, is_root);
                     }
                     self.nodes[me].places.insert(key, sum);
                 }
@@ -163,9 +163,9 @@ impl Sim {
                         fingerprint: self.ops[key.0 as usize].fingerprint,
                     };
                     let data = self.nodes[me].places[&key].clone();
-                    let owed = self.nodes[me].core.take_owed(link);
+                    let credits = self.nodes[me].core.take_returns(link);
                     let wire = self.wires.entry((me, peer)).or_default();
-                    wire.push_back(Message::Credits(owed));
+                    wire.push_back(Message::Credits(credits));
                     wire.push_back(Message::Data(head, data));
                     self.nodes[me].core.sent(key);
                 }
@@ -180,10 +180,10 @@ impl Sim {
             }
         }
         for link in 0..self.nodes[me].core.flows().peers().len() {
-            if self.nodes[me].core.owes_much(link) {
+            if self.nodes[me].core.should_return(link) {
                 let peer = self.nodes[me].core.flows().peers()[link];
-                let owed = self.nodes[me].core.take_owed(link);
-                self.wires.entry((me, peer)).or_default().push_back(Message::Credits(owed));
+                let credits = self.nodes[me].core.take_returns(link);
+                self.wires.entry((me, peer)).or_default().push_back(Message::Credits(credits));
             }
         }
     }

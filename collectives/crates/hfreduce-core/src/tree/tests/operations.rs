@@ -16,7 +16,7 @@ impl Op {
 
     /// Rounds a sum as a node writes it: elements of two bytes are bf16, rounded unless they are
     /// wide.
-    pub fn written(&self, mut sum: Vec<f32>, is_root: bool) -> Vec<f32> {
+    pub fn rounded(&self, mut sum: Vec<f32>, is_root: bool) -> Vec<f32> {
         if self.element_bytes() == 2 && (is_root || !self.fingerprint.modes.wide) {
             sum.iter_mut().for_each(|value| *value = bf16(*value));
         }
@@ -141,5 +141,5 @@ fn subtree(
     for other in other_nodes.chain(partials) {
         sum.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
     }
-    op.written(sum, flows.is_root(tree, root))
+    op.rounded(sum, flows.is_root(tree, root))
 }

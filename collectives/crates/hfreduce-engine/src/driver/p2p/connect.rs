@@ -162,8 +162,8 @@ impl P2p {
         _charge: Charge,
     ) -> Result<(), Fault> {
         let connection = adopt(node, stream, token(peer, true))?;
-        let (receiving, eager, wants_room, left) = (None, None, false, false);
-        let incoming = Incoming { connection, _charge, receiving, eager, wants_room, left };
+        let (receiving, eager, wants_room, peer_closed) = (None, None, false, false);
+        let incoming = Incoming { connection, _charge, receiving, eager, wants_room, peer_closed };
         self.incoming.insert(peer, incoming);
         Ok(())
     }

@@ -36,7 +36,7 @@ impl P2p {
             for note in connection.take_copied() {
                 self.unstage(node, operations, peer, note);
             }
-            let taken = match arrival {
+            let result = match arrival {
                 Ok(None) => break,
                 Ok(Some(Arrival::Head(head))) if inward => self.inward_head(node, peer, &head),
                 Ok(Some(Arrival::Head(head))) => self.outward_head(peer, &head),
@@ -46,7 +46,7 @@ impl P2p {
                         // The final frame of an aborted peer, which is not the cause.
                         return Err(AbortReason::decode(&bytes, node.rank()).into());
                     };
-                    self.held.insert((peer, message), bytes);
+                    self.unexpected.insert((peer, message), bytes);
                     self.pairs.offered(peer, message, envelope, true)
                 }
                 Ok(Some(Arrival::Payload)) => {
@@ -56,9 +56,9 @@ impl P2p {
                     }
                     Ok(())
                 }
-                Err(error) => return self.lost(node, peer, inward, &error),
+                Err(error) => return self.disconnected(node, peer, inward, &error),
             };
-            taken.map_err(|why| node.violation(peer, why))?;
+            result.map_err(|why| node.violation(peer, why))?;
             self.act(node, operations)?;
         }
         Ok(())
@@ -80,10 +80,10 @@ impl P2p {
             Frame::Piece { message } => {
                 let bytes = head.payload_bytes;
                 let (ticket, have) = self.pairs.piece(peer, message, bytes as u64)?;
-                let found = self.operations.get(&ticket.operation);
-                let place = found.and_then(|found| {
-                    let transfer = found.operation.transfers.get(ticket.transfer)?;
-                    found.operation.output.contiguous(transfer.offset + have as usize, bytes)
+                let active = self.operations.get(&ticket.operation);
+                let place = active.and_then(|active| {
+                    let transfer = active.operation.transfers.get(ticket.transfer)?;
+                    active.operation.output.contiguous(transfer.offset + have as usize, bytes)
                 });
                 let (Some(place), Some(incoming)) = (place, self.incoming.get_mut(&peer)) else {
                     return Err(Violation::Protocol("a piece does not fit its message".into()));
@@ -101,7 +101,7 @@ impl P2p {
             Frame::Abort => self.receive_reason(peer, true, head),
             Frame::Close { .. } => {
                 if let Some(incoming) = self.incoming.get_mut(&peer) {
-                    incoming.left = true;
+                    incoming.peer_closed = true;
                 }
                 Ok(())
             }
@@ -117,7 +117,7 @@ impl P2p {
             Frame::Abort => self.receive_reason(peer, false, head),
             Frame::Close { .. } => {
                 if let Some(outgoing) = self.outgoing.get_mut(&peer) {
-                    outgoing.left = true;
+                    outgoing.peer_closed = true;
                 }
                 Ok(())
             }
@@ -133,7 +133,7 @@ impl P2p {
     }
 
     /// Handles the end of a connection: a failure only if a transfer still needs it.
-    pub(super) fn lost(
+    pub(super) fn disconnected(
         &mut self,
         node: &Node,
         peer: u32,
@@ -145,9 +145,9 @@ impl P2p {
         }
         // Dropping a connection closes its socket, which also removes it from epoll.
         let peer_closed = if inward {
-            self.incoming.remove(&peer).is_some_and(|incoming| incoming.left)
+            self.incoming.remove(&peer).is_some_and(|incoming| incoming.peer_closed)
         } else {
-            self.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.left)
+            self.outgoing.remove(&peer).is_some_and(|outgoing| outgoing.peer_closed)
         };
         let mut open = self.operations.values().flat_map(P2pOperation::open);
         let needed = open.any(|transfer| match transfer.peer {

@@ -49,8 +49,8 @@ impl P2p {
         }
         while connection.queued() < QUEUED_MAX {
             let Some(stream) = outgoing.messages.front_mut() else { break };
-            let Some(found) = self.operations.get(&stream.ticket.operation) else { break };
-            let Some(transfer) = found.operation.transfers.get(stream.ticket.transfer) else {
+            let Some(active) = self.operations.get(&stream.ticket.operation) else { break };
+            let Some(transfer) = active.operation.transfers.get(stream.ticket.transfer) else {
                 break;
             };
             let route =
@@ -60,13 +60,13 @@ impl P2p {
                 PieceRoute::Socket => PIECE_BYTES_MAX,
                 PieceRoute::Slot => slot_bytes.min(PIECE_BYTES_MAX),
             };
-            let bytes = (transfer.bytes - stream.sent).min(most);
-            let from = transfer.offset + stream.sent;
-            let Some(memory) = found.operation.input.contiguous(from, bytes) else { break };
+            let bytes = (transfer.bytes - stream.sent_bytes).min(most);
+            let from = transfer.offset + stream.sent_bytes;
+            let Some(memory) = active.operation.input.contiguous(from, bytes) else { break };
             let slot = if route == PieceRoute::Slot { self.slots.take() } else { None };
             let staged = slot.and_then(|slot| Some((slot, node.shm.message(local, slot)?)));
-            stream.sent += bytes;
-            let last = stream.sent == transfer.bytes;
+            stream.sent_bytes += bytes;
+            let last = stream.sent_bytes == transfer.bytes;
             let frame = Frame::Piece { message: stream.message };
             let mapped = staged.map(|(slot, _)| slot as u64);
             let head = Head { payload_bytes: bytes, mapped, ..Head::bare(frame) };
@@ -114,7 +114,7 @@ impl P2p {
             let ready = Ready { token: token(peer, inward), readable: true, writable: false };
             self.handle(node, operations, ready)?;
             if self.connection(peer, inward).is_some() {
-                self.lost(node, peer, inward, &error)?;
+                self.disconnected(node, peer, inward, &error)?;
             }
             return Ok(true);
         }

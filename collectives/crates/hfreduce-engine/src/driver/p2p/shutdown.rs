@@ -39,7 +39,7 @@ impl P2p {
         self.flush_final_frames();
     }
 
-    /// Sends final frames; true once all are sent or the peers are gone.
+    /// Sends final frames; true once all are sent or the peers have disconnected.
     pub(in crate::driver) fn flush_final_frames(&mut self) -> bool {
         let mut all_sent = true;
         for connection in self.connections() {

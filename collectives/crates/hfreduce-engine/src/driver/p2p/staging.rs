@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! sender    copies a piece into one of its slots, sends a head with the slot's number
-//! receiver  copies it to its destination, and says so with the next head that it sends
+//! receiver  copies it to its destination, and acknowledges it with the next head that it sends
 //! sender    may use the slot again; the message is sent once its last piece was copied
 //! ```
 //! A peer holds at most [`PER_PEER`] slots, and without a free one a piece uses the socket: no
@@ -43,13 +43,12 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// The route to a peer that holds `held` slots; `staged`: it is on this node and the message is
-    /// long.
-    pub(super) fn route(&self, staged: bool, held: usize) -> PieceRoute {
+    /// The route to a peer with `used` slots; `staged`: it is on this node and the message is long.
+    pub(super) fn route(&self, staged: bool, used: usize) -> PieceRoute {
         let free = !self.0.is_empty();
-        if !staged || (held == 0 && !free) {
+        if !staged || (used == 0 && !free) {
             PieceRoute::Socket
-        } else if held < PER_PEER && free {
+        } else if used < PER_PEER && free {
             PieceRoute::Slot
         } else {
             PieceRoute::Wait
@@ -92,7 +91,7 @@ impl P2p {
     /// Acknowledges copied slots, unless another head has done so.
     pub(super) fn ack_slots(&mut self, peer: u32) {
         if let Some(incoming) = self.incoming.get_mut(&peer)
-            && incoming.connection.owes_acks()
+            && incoming.connection.has_unacked()
         {
             let head = Head::bare(Frame::Credit);
             incoming.connection.push(&head, Payload::Owned(vec![]), Note::default());
@@ -132,8 +131,8 @@ mod tests {
             (PieceRoute::Slot, PieceRoute::Slot)
         );
         assert_eq!(slots.route(true, PER_PEER), PieceRoute::Wait);
-        let taken: Vec<usize> = std::iter::from_fn(|| slots.take()).collect();
-        assert_eq!(taken, (0..MESSAGE_SLOTS).collect::<Vec<_>>());
+        let indices: Vec<usize> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(indices, (0..MESSAGE_SLOTS).collect::<Vec<_>>());
         // Other peers hold all slots: this peer's messages neither wait for them nor overtake each
         // other.
         assert_eq!(

@@ -100,7 +100,7 @@ impl TreeLinks {
             Frame::Abort => link.transport.body_owned(head.payload_bytes),
             // Frames of another stream were sent before its close frame, which is still to come.
             Frame::Close { next } if link.transport.peer_closed() => {
-                link.left = Some(next);
+                link.end_sequence = Some(next);
                 self.peer_closed = true;
             }
             Frame::Close { .. } => {}
