@@ -37,10 +37,10 @@ fn survivors_continue_with_and_without_daemons() {
     let daemons: Vec<Served> = (0..3).map(|_| Served::new(16)).collect();
     type RankFilter = fn(u32) -> bool;
     let choices: [RankFilter; 2] = [|_| true, |rank| rank % 2 == 1];
-    for (nodes, locals, lost) in [(3, 1, 1), (2, 2, 0), (1, 3, 2)] {
+    for (nodes, locals, failed_rank) in [(3, 1, 1), (2, 2, 0), (1, 3, 2)] {
         for served in choices {
             let world = (nodes * locals) as u32;
-            let list: Vec<u32> = (0..world).filter(|rank| *rank != lost).collect();
+            let list: Vec<u32> = (0..world).filter(|rank| *rank != failed_rank).collect();
             let summed = Barrier::new(world as usize);
             let daemon =
                 |rank: u32| served(rank).then(|| daemons[rank as usize / locals].path.clone());
@@ -52,7 +52,7 @@ fn survivors_continue_with_and_without_daemons() {
                     let comm = comm.unwrap();
                     sum(&comm);
                     summed.wait();
-                    if comm.rank() == lost {
+                    if comm.rank() == failed_rank {
                         comm.abort("injected fault");
                         return;
                     }

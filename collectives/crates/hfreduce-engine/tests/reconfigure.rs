@@ -26,9 +26,9 @@ fn sum(comm: &Communicator) -> f32 {
 
 #[test]
 fn survivors_continue_and_keep_their_order() {
-    for (nodes, locals, lost) in [(3, 1, 1), (2, 2, 0), (1, 3, 2), (4, 1, 3)] {
+    for (nodes, locals, failed_rank) in [(3, 1, 1), (2, 2, 0), (1, 3, 2), (4, 1, 3)] {
         let world = (nodes * locals) as u32;
-        let list: Vec<u32> = (0..world).filter(|rank| *rank != lost).collect();
+        let list: Vec<u32> = (0..world).filter(|rank| *rank != failed_rank).collect();
         let summed = Barrier::new(world as usize);
         run(
             &placement(nodes, locals),
@@ -36,7 +36,7 @@ fn survivors_continue_and_keep_their_order() {
             |comm| {
                 sum(&comm);
                 summed.wait();
-                if comm.rank() == lost {
+                if comm.rank() == failed_rank {
                     comm.abort("injected fault");
                     return;
                 }
@@ -167,8 +167,8 @@ fn ranks_that_disagree_on_the_members_get_an_error_and_can_retry() {
 
 #[test]
 fn segments_are_offered_again_and_those_of_lost_ranks_are_not_read() {
-    let lost = 3;
-    let list: Vec<u32> = (0..6).filter(|rank| *rank != lost).collect();
+    let failed_rank = 3;
+    let list: Vec<u32> = (0..6).filter(|rank| *rank != failed_rank).collect();
     let summed = Barrier::new(6);
     let mapped = run(
         &placement(3, 2),
@@ -176,7 +176,7 @@ fn segments_are_offered_again_and_those_of_lost_ranks_are_not_read() {
         |comm| {
             sum(&comm);
             summed.wait();
-            if comm.rank() == lost {
+            if comm.rank() == failed_rank {
                 // Its contribution to a sum that no other rank starts is in the segment when it leaves.
                 let mut data = vec![1e9; 100_000];
                 let work = allreduce(&comm, &mut data);

@@ -63,8 +63,8 @@ impl Scenario {
     pub fn check(&self, report: &Report) -> Result<(), String> {
         let must_fail = self.must_fail(report);
         for (rank, ending) in report.endings.iter().enumerate() {
-            let gone = matches!(self.fault, Fault::Killed | Fault::Stopped(None));
-            if gone && rank == self.victim {
+            let has_ended = matches!(self.fault, Fault::Killed | Fault::Stopped(None));
+            if has_ended && rank == self.victim {
                 continue;
             }
             let violation = |what: String| {

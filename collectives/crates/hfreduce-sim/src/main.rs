@@ -80,10 +80,10 @@ impl Options {
                 "invalid value `{name} {value}`: expected integers from 1 to 10,000, separated by commas"
             )
         };
-        let one = |word: &str| word.parse().ok().filter(|number| (1..=10_000).contains(number));
+        let number = |text: &str| text.parse().ok().filter(|number| (1..=10_000).contains(number));
         self.get(name)
             .map(|value| {
-                value.split(',').map(one).collect::<Option<_>>().ok_or_else(|| wrong(value))
+                value.split(',').map(number).collect::<Option<_>>().ok_or_else(|| wrong(value))
             })
             .transpose()
     }

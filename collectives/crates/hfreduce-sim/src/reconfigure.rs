@@ -374,10 +374,10 @@ impl Simulation {
         };
         let joined = |member: &usize| {
             let actor = &self.actors[*member];
-            let named = |agreed: &Agreement| {
+            let is_same = |agreed: &Agreement| {
                 (agreed.epoch, agreed.nonce) == (agreement.epoch, agreement.nonce)
             };
-            actor.agreed.as_ref().is_some_and(named) && runs(member)
+            actor.agreed.as_ref().is_some_and(is_same) && runs(member)
         };
         let contributions: Vec<usize> = list.iter().copied().filter(joined).collect();
         if contributions == list {

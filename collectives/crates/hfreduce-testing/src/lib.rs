@@ -80,8 +80,8 @@ pub fn changed(bytes: &[u8], changes: &[Change]) -> Vec<u8> {
             }
             Change::Repeat(at, count) => {
                 let at = at % length;
-                let again = bytes[at..(at + count).min(length)].to_vec();
-                bytes.splice(at..at, again);
+                let repeated = bytes[at..(at + count).min(length)].to_vec();
+                bytes.splice(at..at, repeated);
             }
         }
     }
