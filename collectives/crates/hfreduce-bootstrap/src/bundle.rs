@@ -209,9 +209,9 @@ mod tests {
             (lengths(&[1, 1], b"abc"), "1 bytes belong to no rank"),
             (followed, "1 bytes follow its end"),
         ];
-        for (blob, named) in damages {
+        for (blob, reason) in damages {
             let text = unpack(&blob, 2).unwrap_err().to_string();
-            assert!(text.contains(named) && text.contains("same release"), "{text}");
+            assert!(text.contains(reason) && text.contains("same release"), "{text}");
         }
     }
 }

@@ -93,7 +93,9 @@ fn bits_do_not_depend_on_peer_memory() {
                 (digest(&data), mapped, sent_bytes)
             },
         );
-        let sums = results.iter().fold((0, 0), |(a, b), (_, mapped, sent)| (a + mapped, b + sent));
+        let sums = results
+            .iter()
+            .fold((0, 0), |(a, b), (_, mapped, sent_bytes)| (a + mapped, b + sent_bytes));
         assert!(sums.0 <= sums.1);
         (results[0].0, sums.0 > 0)
     };

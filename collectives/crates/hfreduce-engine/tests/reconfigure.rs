@@ -60,7 +60,7 @@ fn survivors_continue_and_keep_their_order() {
 
 #[test]
 fn survivors_report_which_of_them_is_an_operation_ahead() {
-    let (sent, list) = (Barrier::new(3), ranks(&[1, 0]));
+    let (all_sent, list) = (Barrier::new(3), ranks(&[1, 0]));
     run(
         &placement(3, 1),
         |options| options.peer_memory = false,
@@ -77,7 +77,7 @@ fn survivors_report_which_of_them_is_an_operation_ahead() {
             if comm.rank() == 0 {
                 broadcast().unwrap();
             }
-            sent.wait();
+            all_sent.wait();
             if comm.rank() == 2 {
                 comm.abort("injected fault");
                 return;

@@ -29,11 +29,11 @@ fn tcp(sockets: Vec<TcpStream>) -> Link {
 fn every() -> Vec<(String, Link, Link)> {
     let mut all: Vec<(String, Link, Link)> = Vec::new();
     for count in [1, 2, 5] {
-        let (one, other) = sockets(count);
-        all.push((format!("{count} streams"), tcp(one), tcp(other)));
+        let (sender, receiver) = sockets(count);
+        all.push((format!("{count} streams"), tcp(sender), tcp(receiver)));
     }
-    let (one, other) = InProcess::pair().unwrap();
-    all.push(("in process".into(), Box::new(one), Box::new(other)));
+    let (sender, receiver) = InProcess::pair().unwrap();
+    all.push(("in process".into(), Box::new(sender), Box::new(receiver)));
     all
 }
 
@@ -71,7 +71,7 @@ fn receive(
                 return Ok(());
             }
         }
-        assert!(Instant::now() < until, "nothing came");
+        assert!(Instant::now() < until, "no event");
         std::thread::yield_now();
     }
 }
@@ -83,29 +83,29 @@ fn end(link: &mut Link, poller: &Poller) -> io::ErrorKind {
 
 /// Sends chunks of these sizes and checks payloads, destinations and notes. Returns the order in
 /// which their heads arrived.
-fn pass(one: &mut Link, other: &mut Link, poller: &Poller, sizes: &[usize]) -> Vec<u32> {
+fn pass(sender: &mut Link, receiver: &mut Link, poller: &Poller, sizes: &[usize]) -> Vec<u32> {
     let payloads: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(at, n)| payload(at, *n)).collect();
     let mut places: Vec<Vec<u8>> = sizes.iter().map(|bytes| vec![0; *bytes]).collect();
     let (mut next, mut notes, mut heads, mut complete) = (0, Vec::new(), Vec::new(), 0);
     let until = Instant::now() + Duration::from_secs(120);
     while complete < sizes.len() || notes.len() < sizes.len() {
-        while next < sizes.len() && one.takes_more() {
+        while next < sizes.len() && sender.takes_more() {
             let (head, _) = data(next as u32, sizes[next]);
             // SAFETY: `payloads` outlives the loop, at whose end all frames are written.
             let memory = unsafe { StableMemory::new(payloads[next].as_ptr(), sizes[next]) };
-            one.push(&head, Payload::Memory(memory), Some((1, next as u32)));
+            sender.push(&head, Payload::Memory(memory), Some((1, next as u32)));
             next += 1;
         }
-        one.flush(poller, &mut notes).unwrap();
-        other.look_again();
-        while let Some(received) = other.receive_next(poller).unwrap() {
+        sender.flush(poller, &mut notes).unwrap();
+        receiver.look_again();
+        while let Some(received) = receiver.receive_next(poller).unwrap() {
             match received {
                 Received::Head(head) => {
                     let Frame::Data(data) = head.frame else { panic!("{head:?}") };
                     heads.push(data.chunk);
                     let place = &mut places[data.chunk as usize];
                     // SAFETY: `places` outlives the loop, at whose end all payloads are complete.
-                    unsafe { other.body(place.as_mut_ptr(), data.bytes, (data, Place::Direct)) };
+                    unsafe { receiver.body(place.as_mut_ptr(), data.bytes, (data, Place::Direct)) };
                 }
                 Received::Payload((data, place)) => {
                     assert_eq!(place, Place::Direct);
@@ -120,7 +120,7 @@ fn pass(one: &mut Link, other: &mut Link, poller: &Poller, sizes: &[usize]) -> V
     }
     notes.sort_unstable();
     assert_eq!(notes, (0..sizes.len() as u32).map(|chunk| Some((1, chunk))).collect::<Vec<_>>());
-    assert!(one.is_flushed());
+    assert!(sender.is_flushed());
     heads
 }
 
@@ -131,85 +131,85 @@ proptest! {
     fn chunks_arrive_complete_over_every_transport(
         sizes in proptest::collection::vec(prop_oneof![0..200_usize, 0..SLOT_BYTES], 1..40),
     ) {
-        for (name, mut one, mut other) in every() {
+        for (name, mut sender, mut receiver) in every() {
             let poller = Poller::new().unwrap();
-            let mut heads = pass(&mut one, &mut other, &poller, &sizes);
+            let mut heads = pass(&mut sender, &mut receiver, &poller, &sizes);
             heads.sort_unstable();
             prop_assert!(heads.iter().copied().eq(0..sizes.len() as u32), "{}: {:?}", name, heads);
             let payloads: usize = sizes.iter().sum();
             let bytes = (payloads + sizes.len() * HEAD_BYTES) as u64;
-            prop_assert_eq!((one.traffic().0, other.traffic().1), (bytes, bytes), "{}", name);
+            prop_assert_eq!((sender.traffic().0, receiver.traffic().1), (bytes, bytes), "{}", name);
         }
     }
 }
 
 #[test]
 fn an_end_after_a_close_frame_is_orderly_and_follows_all_data() {
-    for (name, mut one, mut other) in every() {
+    for (name, mut sender, mut receiver) in every() {
         let poller = Poller::new().unwrap();
         let big = vec![3_u8; 100_000];
         let (head, _) = data(0, big.len());
-        one.push(&head, Payload::Owned(big.clone()), None);
-        one.push_final(&Head::bare(Frame::Close { next: 7 }), &[]);
-        let (mut place, mut notes, mut came) = (vec![0_u8; big.len()], Vec::new(), 0);
+        sender.push(&head, Payload::Owned(big.clone()), None);
+        sender.push_final(&Head::bare(Frame::Close { next: 7 }), &[]);
+        let (mut place, mut notes, mut payloads) = (vec![0_u8; big.len()], Vec::new(), 0);
         let ended = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
-                let ended = receive(&mut other, &poller, |received, other| {
+                let ended = receive(&mut receiver, &poller, |received, receiver| {
                     if let Received::Head(Head { frame: Frame::Data(data), .. }) = received {
                         // SAFETY: `place` outlives the transport's use of it.
                         unsafe {
-                            other.body(place.as_mut_ptr(), data.bytes, (*data, Place::Direct))
+                            receiver.body(place.as_mut_ptr(), data.bytes, (*data, Place::Direct))
                         };
                     }
-                    came += usize::from(matches!(received, Received::Payload(_)));
+                    payloads += usize::from(matches!(received, Received::Payload(_)));
                     false
                 });
                 ended.unwrap_err().kind()
             });
-            while !one.is_flushed() {
-                one.flush(&poller, &mut notes).unwrap();
+            while !sender.is_flushed() {
+                sender.flush(&poller, &mut notes).unwrap();
             }
-            drop(one);
+            drop(sender);
             reader.join().unwrap()
         });
         assert_eq!(ended, io::ErrorKind::UnexpectedEof, "{name}");
-        assert_eq!((came, &place), (1, &big), "{name}");
-        assert!(other.peer_closed(), "{name}");
+        assert_eq!((payloads, &place), (1, &big), "{name}");
+        assert!(receiver.peer_closed(), "{name}");
     }
-    for (name, one, mut other) in every() {
-        drop(one);
+    for (name, sender, mut receiver) in every() {
+        drop(sender);
         assert_eq!(
-            end(&mut other, &Poller::new().unwrap()),
+            end(&mut receiver, &Poller::new().unwrap()),
             io::ErrorKind::UnexpectedEof,
             "{name}"
         );
-        assert!(!other.peer_closed(), "{name}");
+        assert!(!receiver.peer_closed(), "{name}");
     }
 }
 
 #[test]
 fn a_sender_to_a_lost_peer_receives_its_reason_first() {
-    for (name, mut one, mut other) in every() {
+    for (name, mut sender, mut receiver) in every() {
         let poller = Poller::new().unwrap();
         let reason = b"a reason".to_vec();
         let head = Head { payload_bytes: reason.len(), ..Head::bare(Frame::Abort) };
-        one.push_final(&head, &reason);
-        one.flush(&poller, &mut Vec::new()).unwrap();
-        drop(one);
+        sender.push_final(&head, &reason);
+        sender.flush(&poller, &mut Vec::new()).unwrap();
+        drop(sender);
         // Sends until that fails: the first bytes to a closed socket are accepted.
         let until = Instant::now() + Duration::from_secs(120);
         loop {
-            other.beat(&Head::idle());
-            if other.flush(&poller, &mut Vec::new()).is_err() {
+            receiver.beat(&Head::idle());
+            if receiver.flush(&poller, &mut Vec::new()).is_err() {
                 break;
             }
             assert!(Instant::now() < until, "{name}");
             std::thread::yield_now();
         }
         let mut frames = Vec::new();
-        let ended = receive(&mut other, &poller, |received, other| {
+        let ended = receive(&mut receiver, &poller, |received, receiver| {
             match received {
-                Received::Head(head) => other.body_owned(head.payload_bytes),
+                Received::Head(head) => receiver.body_owned(head.payload_bytes),
                 Received::Owned(bytes) => frames.push(bytes.clone()),
                 Received::Payload(_) => panic!("{name}"),
             }
@@ -221,43 +221,43 @@ fn a_sender_to_a_lost_peer_receives_its_reason_first() {
 
 #[test]
 fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
-    for (name, mut one, mut other) in every() {
+    for (name, mut sender, mut receiver) in every() {
         let poller = Poller::new().unwrap();
         let big = vec![1_u8; SLOT_BYTES];
         let mut pushed = 0_u32;
         let mut notes = Vec::new();
         // The kernel takes some MiB of each socket, then no more.
         loop {
-            while one.takes_more() {
+            while sender.takes_more() {
                 let (head, _) = data(pushed, big.len());
                 // SAFETY: it lives until `detach` was called.
                 let memory = unsafe { StableMemory::new(big.as_ptr(), big.len()) };
-                one.push(&head, Payload::Memory(memory), Some((1, pushed)));
+                sender.push(&head, Payload::Memory(memory), Some((1, pushed)));
                 pushed += 1;
             }
-            one.flush(&poller, &mut notes).unwrap();
-            if !one.takes_more() {
+            sender.flush(&poller, &mut notes).unwrap();
+            if !sender.takes_more() {
                 break;
             }
             assert!(pushed < 4000, "{name}: bounded");
         }
-        assert!(!one.is_idle() && !one.is_flushed() && one.unsent_bytes() > 0, "{name}");
+        assert!(!sender.is_idle() && !sender.is_flushed() && sender.unsent_bytes() > 0, "{name}");
         assert!(notes.len() < pushed as usize, "{name}");
-        one.detach();
+        sender.detach();
         drop(big);
-        one.push_final(&Head::bare(Frame::Close { next: 0 }), &[]);
+        sender.push_final(&Head::bare(Frame::Close { next: 0 }), &[]);
         let mut place = vec![0_u8; SLOT_BYTES];
-        let (mut byes, expected) = (0, one.streams().max(1));
+        let (mut byes, expected) = (0, sender.streams().max(1));
         let until = Instant::now() + Duration::from_secs(120);
         while byes < expected {
-            one.flush(&poller, &mut notes).unwrap();
-            other.look_again();
-            while let Some(received) = other.receive_next(&poller).unwrap() {
+            sender.flush(&poller, &mut notes).unwrap();
+            receiver.look_again();
+            while let Some(received) = receiver.receive_next(&poller).unwrap() {
                 match received {
                     Received::Head(Head { frame: Frame::Data(data), .. }) => {
                         // SAFETY: one payload after the other lands in it, each stream's own.
                         unsafe {
-                            other.body(place.as_mut_ptr(), data.bytes, (data, Place::Direct))
+                            receiver.body(place.as_mut_ptr(), data.bytes, (data, Place::Direct))
                         };
                     }
                     Received::Head(head) => {
@@ -269,33 +269,33 @@ fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
             }
             assert!(Instant::now() < until, "{name}: {byes} close frames");
         }
-        assert!(other.peer_closed(), "{name}");
+        assert!(receiver.peer_closed(), "{name}");
     }
 }
 
 #[test]
 fn large_chunks_take_turns_and_small_ones_stay_on_the_first_stream() {
-    let (one, other) = sockets(3);
+    let (sender, receiver) = sockets(3);
     let receivers: Vec<TcpStream> =
-        other.iter().map(|socket| socket.try_clone().unwrap()).collect();
-    let (mut one, poller) = (tcp(one), Poller::new().unwrap());
+        receiver.iter().map(|socket| socket.try_clone().unwrap()).collect();
+    let (mut sender, poller) = (tcp(sender), Poller::new().unwrap());
     let waiting = |socket: &TcpStream| {
         socket.set_nonblocking(true).unwrap();
         socket.peek(&mut [0]).is_ok()
     };
     let until = Instant::now() + Duration::from_secs(120);
     for chunk in 0..4 {
-        one.push(&data(chunk, 1000).0, Payload::Owned(vec![0; 1000]), None);
+        sender.push(&data(chunk, 1000).0, Payload::Owned(vec![0; 1000]), None);
     }
-    one.flush(&poller, &mut Vec::new()).unwrap();
+    sender.flush(&poller, &mut Vec::new()).unwrap();
     while !waiting(&receivers[0]) {
         assert!(Instant::now() < until);
     }
     assert!(!waiting(&receivers[1]) && !waiting(&receivers[2]));
     for chunk in 4..6 {
-        one.push(&data(chunk, 100_000).0, Payload::Owned(vec![0; 100_000]), None);
+        sender.push(&data(chunk, 100_000).0, Payload::Owned(vec![0; 100_000]), None);
     }
-    one.flush(&poller, &mut Vec::new()).unwrap();
+    sender.flush(&poller, &mut Vec::new()).unwrap();
     while !receivers.iter().all(waiting) {
         assert!(Instant::now() < until);
     }
@@ -303,31 +303,31 @@ fn large_chunks_take_turns_and_small_ones_stay_on_the_first_stream() {
 
 #[test]
 fn a_full_stream_does_not_delay_the_others() {
-    let (one, other) = sockets(2);
-    let (mut one, poller) = (tcp(one), Poller::new().unwrap());
-    let mut other = other.into_iter();
-    let (_unread, read) = (other.next().unwrap(), other.next().unwrap());
+    let (sender, receiver) = sockets(2);
+    let (mut sender, poller) = (tcp(sender), Poller::new().unwrap());
+    let mut receiver = receiver.into_iter();
+    let (_unread, read) = (receiver.next().unwrap(), receiver.next().unwrap());
     let drain =
         std::thread::spawn(move || std::io::copy(&mut &read, &mut std::io::sink()).unwrap());
     let until = Instant::now() + Duration::from_secs(120);
     let (mut pushed, mut notes) = (0_u32, Vec::new());
     // Far more than one unread socket accepts.
     while notes.len() < 400 {
-        while one.takes_more() && pushed < 500 {
-            one.push(&data(pushed, SLOT_BYTES).0, Payload::Owned(vec![0; SLOT_BYTES]), None);
+        while sender.takes_more() && pushed < 500 {
+            sender.push(&data(pushed, SLOT_BYTES).0, Payload::Owned(vec![0; SLOT_BYTES]), None);
             pushed += 1;
         }
-        one.flush(&poller, &mut notes).unwrap();
+        sender.flush(&poller, &mut notes).unwrap();
         assert!(Instant::now() < until, "{} of {pushed} left", notes.len());
     }
-    drop(one);
+    drop(sender);
     assert!(drain.join().unwrap() > 200 * SLOT_BYTES as u64);
 }
 
 #[test]
 fn a_stream_that_ends_without_close_ends_the_link_after_a_reason_on_another_stream() {
-    let (mut raw, ours) = sockets(3);
-    let (mut link, poller) = (tcp(ours), Poller::new().unwrap());
+    let (mut raw, accepted) = sockets(3);
+    let (mut link, poller) = (tcp(accepted), Poller::new().unwrap());
     // A close frame on the other streams does not close this one.
     let close = Head::bare(Frame::Close { next: 3 }).encode();
     raw[0].write_all(&close).unwrap();
@@ -341,8 +341,8 @@ fn a_stream_that_ends_without_close_ends_the_link_after_a_reason_on_another_stre
     assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     assert!(!link.peer_closed() && heads <= 2);
 
-    let (mut raw, ours) = sockets(2);
-    let (mut link, poller) = (tcp(ours), Poller::new().unwrap());
+    let (mut raw, accepted) = sockets(2);
+    let (mut link, poller) = (tcp(accepted), Poller::new().unwrap());
     assert!(link.receive_next(&poller).unwrap().is_none());
     let abort = Head { payload_bytes: 3, ..Head::bare(Frame::Abort) };
     raw[1].write_all(&[&abort.encode()[..], b"why"].concat()).unwrap();
@@ -365,28 +365,28 @@ fn a_stream_that_ends_without_close_ends_the_link_after_a_reason_on_another_stre
 
 #[test]
 fn garbage_on_one_stream_is_an_error() {
-    let (mut raw, ours) = sockets(4);
+    let (mut raw, accepted) = sockets(4);
     raw[2].write_all(&[7; HEAD_BYTES]).unwrap();
-    assert_eq!(end(&mut tcp(ours), &Poller::new().unwrap()), io::ErrorKind::InvalidData);
+    assert_eq!(end(&mut tcp(accepted), &Poller::new().unwrap()), io::ErrorKind::InvalidData);
 }
 
 #[test]
 fn every_stream_sends_heartbeats_and_a_silent_one_is_detected() {
-    let (raw, ours) = sockets(3);
-    let (mut link, mut peer) = (tcp(ours), tcp(raw));
+    let (raw, accepted) = sockets(3);
+    let (mut link, mut peer) = (tcp(accepted), tcp(raw));
     let poller = Poller::new().unwrap();
     let credits = [1; CLASSES];
     peer.beat(&Head { credits, ..Head::idle() });
     peer.flush(&poller, &mut Vec::new()).unwrap();
-    let (mut heads, mut given) = (0, 0);
+    let (mut heads, mut credit_frames) = (0, 0);
     receive(&mut link, &poller, |received, _| {
         let Received::Head(head) = received else { panic!("{received:?}") };
         heads += 1;
-        given += usize::from(head.credits == credits);
+        credit_frames += usize::from(head.credits == credits);
         heads == 3
     })
     .unwrap();
-    assert_eq!(given, 1, "credits are given once");
+    assert_eq!(credit_frames, 1, "credits are given once");
     assert!(link.poll_received() && !link.poll_received());
     // One more frame, over the first stream only.
     peer.push(&Head::idle(), Payload::Owned(vec![]), None);

@@ -81,11 +81,11 @@ proptest! {
         let text = edited(&serde_json::to_value(&message).unwrap(), &edits);
         let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
         bytes.extend(text.bytes());
-        let (mut one, other) = pair();
+        let (mut sender, receiver) = pair();
         let bytes = changed(&bytes, &changes);
-        one.write_all(&bytes).unwrap();
-        drop(one);
-        let mut line = MessageSocket::new(other).unwrap();
+        sender.write_all(&bytes).unwrap();
+        drop(sender);
+        let mut line = MessageSocket::new(receiver).unwrap();
         let mut messages = 0;
         while line.ended().is_none() {
             messages += usize::from(line.next_message::<Message>().is_some());

@@ -132,7 +132,7 @@ impl Endpoint {
         let phase = "mapping the registered memory of this node";
         let with = members.iter().filter(|rank| bytes(**rank) > 0).count();
         if fds.len() != with {
-            let detail = format!("{} arenas came for {with} ranks", fds.len());
+            let detail = format!("received {} arenas for {with} ranks", fds.len());
             return Err(self.peer_error(ErrorKind::Protocol, members[0], phase, detail));
         }
         let owner = members.iter().position(|rank| *rank == self.options.rank) < Some(channels);
@@ -160,13 +160,13 @@ impl Endpoint {
     ) -> Result<HashMap<u32, (UnixStream, Card)>, CollectiveError> {
         let mut arrived = HashMap::new();
         let Some(listener) = &self.local_sockets.local else { return Ok(arrived) };
-        let (done, came) = mpsc::channel();
+        let (admissions_tx, admissions_rx) = mpsc::channel();
         let mut under_way = 0;
         while arrived.len() + 1 < members.len() {
             let missing = members[1..].iter().find(|rank| !arrived.contains_key(*rank)).copied();
             let phase = "waiting for the ranks of this node";
             self.record_phase(phase, missing.unwrap_or(self.options.rank));
-            while let Ok((stream, admitted)) = came.try_recv() {
+            while let Ok((stream, admitted)) = admissions_rx.try_recv() {
                 under_way -= 1;
                 // Connections of other processes are closed.
                 match admitted {
@@ -207,10 +207,10 @@ impl Endpoint {
                 Err(error) => return Err(failed(error)),
             };
             let (key, context) = (self.identity.key.clone(), context(self.info.id));
-            let (done, soon) = (done.clone(), deadline.within(HANDSHAKE_TIMEOUT));
+            let (admissions_tx, soon) = (admissions_tx.clone(), deadline.within(HANDSHAKE_TIMEOUT));
             let admit = move || {
                 let admitted = admit_local(&stream, (&key, &context), group, soon);
-                let _ = done.send((stream, admitted));
+                let _ = admissions_tx.send((stream, admitted));
             };
             let thread = std::thread::Builder::new().name("hfreduce-local".into());
             thread.spawn(admit).map_err(failed)?;

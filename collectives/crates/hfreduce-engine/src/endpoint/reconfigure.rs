@@ -267,8 +267,8 @@ impl Options {
             placement: infos.iter().map(|info| (info.node.clone(), info.zone.clone())).collect(),
             // The bridge, if both ends are still members; equal on all ranks, since all use the
             // first info.
-            bridge: infos.first().and_then(|info| info.bridge.clone()).filter(|(one, other)| {
-                [one, other].iter().all(|end| infos.iter().any(|info| info.node == **end))
+            bridge: infos.first().and_then(|info| info.bridge.clone()).filter(|(a, b)| {
+                [a, b].iter().all(|end| infos.iter().any(|info| info.node == **end))
             }),
             ..self
         }
