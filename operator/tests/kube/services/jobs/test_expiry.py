@@ -13,7 +13,7 @@ from fakekube import Fault
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(expiry, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(expiry, "CHECK_SECONDS", 0.02)
 
 
 def there(cluster, name):
