@@ -1,4 +1,4 @@
-"""The worker process: killed, hung and refused, and what the others notice of it."""
+"""Hardware workers that are killed, hang or refuse, and their effect on other queries."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from conftest import Node
 
-PATIENT = Deadlines(facts=60, alive=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
+LONG_DEADLINES = Deadlines(facts=60, alive=60, status=60, sysfs=60, ports=60, listen=60, beat=60)
 
 
 @contextlib.asynccontextmanager
 async def hardware(
-    node: Node, deadlines: Deadlines = PATIENT
+    node: Node, deadlines: Deadlines = LONG_DEADLINES
 ) -> AsyncIterator[tuple[Hardware, list[DriverEvent], list[str]]]:
     events: list[DriverEvent] = []
     kills: list[str] = []
@@ -41,7 +41,7 @@ async def settled(condition: object) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_real_bindings_read_the_stand_in_driver(machine: Node) -> None:
+async def test_the_real_bindings_read_the_fake_driver(machine: Node) -> None:
     machine.driver.remap[1] = (True, False)
     machine.driver.ecc[2] = 7
     machine.driver.links[4] = 3
@@ -119,7 +119,7 @@ async def test_a_worker_that_is_killed_is_replaced(machine: Node) -> None:
         assert len(kills) == 3
 
 
-async def test_a_wait_for_events_that_hangs_alone_is_noticed(machine: Node) -> None:
+async def test_a_hang_of_the_event_thread_alone_is_detected(machine: Node) -> None:
     deadlines = Deadlines(facts=60, status=60, sysfs=60, ports=60, listen=60, beat=2)
     async with hardware(machine, deadlines) as (hw, _, kills):
         await hw.facts()
@@ -134,7 +134,7 @@ async def test_a_wait_for_events_that_hangs_alone_is_noticed(machine: Node) -> N
         assert hw.listening
 
 
-async def test_a_driver_that_refuses_says_why(machine: Node) -> None:
+async def test_the_reason_of_a_refusal_is_reported(machine: Node) -> None:
     machine.driver.control.unlink()
     async with hardware(machine) as (hw, _, kills):
         with pytest.raises(HardwareError, match="Uninitialized") as excinfo:
@@ -159,8 +159,8 @@ async def test_no_worker_outlives_its_parent(machine: Node) -> None:
 
 
 async def test_a_hang_differs_from_a_busy_node_by_the_workers_heartbeat(machine: Node) -> None:
-    """A worker that runs while the driver is silent; one that is stopped is not the driver's."""
-    quick = replace(PATIENT, alive=3, status=60)
+    """Only a worker that runs while the driver does not answer shows a hang of the driver."""
+    quick = replace(LONG_DEADLINES, alive=3, status=60)
     async with hardware(machine, quick) as (hw, _, kills):
         await hw.facts()
         machine.driver.hang = "nvmlDeviceGetHandleByUUID"
@@ -175,16 +175,16 @@ async def test_a_hang_differs_from_a_busy_node_by_the_workers_heartbeat(machine:
         assert hw._worker is not None
         worker = hw._worker.process.pid
         os.kill(worker, signal.SIGSTOP)
-        asking = asyncio.create_task(hw.status([machine.uuid(0)]))
-        finished, _ = await asyncio.wait([asking], timeout=5)
+        query = asyncio.create_task(hw.status([machine.uuid(0)]))
+        finished, _ = await asyncio.wait([query], timeout=5)
         os.kill(worker, signal.SIGCONT)
-        assert not finished, "no pulse, no verdict"
-        [status] = await asking
+        assert not finished, "a stopped worker sends no heartbeat, so the driver is not blamed"
+        [status] = await query
         assert status.answers
         assert not kills
 
 
-async def test_the_closer_look_asks_what_needs_a_gpu_that_works(machine: Node) -> None:
+async def test_probes_report_link_width_and_failed_queries(machine: Node) -> None:
     machine.driver.width[1] = 8
     machine.driver.idle[2] = 999
     machine.driver.idle[3] = 3  # not supported

@@ -1,7 +1,7 @@
 """A job that counts steps with only the standard library; pods run this file's text.
 
-`python3 -c TEXT STEPS`. Ranks do not communicate: rank 0 reports steps and "saves" every tenth,
-which costs nothing, so that a restart continues from there.
+`python3 -c TEXT STEPS`. Ranks do not communicate: rank 0 reports steps and every tenth as a
+checkpoint, without writing one, so that a restart continues from there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
                 job.checkpoint(step, f"/nowhere/{step}", durable=True)
                 print("saved step", step, flush=True)
                 job.release(step)
-            time.sleep(60)  # until its pod is stopped: rank 0 speaks for all
+            time.sleep(60)  # until its pod is stopped: rank 0 reports for all ranks
         time.sleep(STEP_SECONDS)
         if job.rank == 0:
             job.progress(step + 1, total_steps=steps)

@@ -1,4 +1,4 @@
-"""hfreduced: the bits are those of threads in each rank; failures are named and stay in a group."""
+"""hfreduced: results equal those without it; failures name a rank and stay in one group."""
 
 import hashlib
 import os
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(180, func_only=True)]
 
 NODES = Layout.two_zones(1, 2)
 LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "3"}
-BAD = 1
+LOST_RANK = 1
 PATIENCE_SECONDS = 110
 PROMPT_SECONDS = 60
 """Allows for a busy machine, but far below the timeout of `PATIENCE_SECONDS`."""
@@ -57,18 +57,18 @@ def digests(**options):
     return {outcome.value for outcome in outcomes}
 
 
-def test_training_through_daemons_gives_the_bits_of_threads(daemons):
+def test_training_through_daemons_is_bit_identical_to_threads(daemons):
     first, second = daemons(), daemons()
     served = digests(per_rank=by_node(first, second))
     mixed = digests(per_rank={1: first.environment, 2: second.environment})
     assert len(served | mixed | digests()) == 1
 
 
-def signaled(rank, size, number, pid):
+def reduce_with_a_signal(rank, size, number, pid):
     """Rank 1 or the process `pid` gets a signal in the middle of a long operation."""
     dist.all_reduce(torch.ones(10))
     tensor = torch.ones(4_000_000)
-    if rank == BAD:
+    if rank == LOST_RANK:
         threading.Timer(0.1, os.kill, (pid or os.getpid(), number)).start()
     for _ in range(100_000):
         dist.all_reduce(tensor)
@@ -78,7 +78,7 @@ def signaled(rank, size, number, pid):
 
 def failures(daemon_of, number, pid=0, lost_ranks=()):
     outcomes = run(
-        signaled, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of,
+        reduce_with_a_signal, NODES, int(number), pid, environment=LIVENESS, per_rank=daemon_of,
         lost_ranks=lost_ranks,
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
@@ -93,8 +93,8 @@ def failures(daemon_of, number, pid=0, lost_ranks=()):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_lost_rank_is_named_and_the_daemon_serves_the_next_group(number, daemons):
     first, second = daemons(), daemons()
-    for failure in failures(by_node(first, second), number, lost_ranks=[BAD]):
-        assert failure.fields["peer"] == BAD, failure
+    for failure in failures(by_node(first, second), number, lost_ranks=[LOST_RANK]):
+        assert failure.fields["peer"] == LOST_RANK, failure
         assert failure.fields["peer_node"] == "a0", failure
         assert failure.fields["kind"] == (
             "peer_died" if number == signal.SIGKILL else "peer_stalled"
@@ -115,7 +115,7 @@ def test_a_lost_daemon_is_named_by_every_rank(number, daemons):
 def leave_a_child(rank, size):
     """Rank 1 is killed; its child, like a data loader's, still has all its descriptors."""
     dist.all_reduce(torch.ones(10))
-    if rank == BAD:
+    if rank == LOST_RANK:
         if os.fork() == 0:
             time.sleep(PATIENCE_SECONDS)
             os._exit(0)
@@ -128,15 +128,15 @@ def test_a_death_is_detected_across_pid_namespaces_while_a_child_keeps_the_socke
     """As in a pod, where each container has its own processes."""
     daemon = daemons("unshare", "--pid", "--fork", "--kill-child")
     outcomes = run(
-        leave_a_child, Layout.one_node(2), environment=daemon.environment, lost_ranks=[BAD],
+        leave_a_child, Layout.one_node(2), environment=daemon.environment, lost_ranks=[LOST_RANK],
         timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     failure = outcomes[0].failure
     assert failure is not None
-    assert (failure.fields["kind"], failure.fields["peer"]) == ("peer_died", BAD), failure
+    assert (failure.fields["kind"], failure.fields["peer"]) == ("peer_died", LOST_RANK), failure
 
 
-def summed(communicator):
+def reduce_ranks(communicator):
     """Sum of rank + 1 over all ranks, checked on every rank."""
     array = np.full(50_000, communicator.rank + 1, np.float32)
     hfreduce.allreduce(array, communicator)
@@ -144,36 +144,36 @@ def summed(communicator):
     return float(array[0])
 
 
-def sums_until_it_fails():
+def reduce_until_it_fails():
     dist.all_reduce(torch.ones(10))
     for _ in range(10_000):
         dist.all_reduce(torch.ones(100_000))
 
 
-def broken(rank, pid, number):
+def error_of_broken_group(rank, pid, number):
     """The error of a group in which rank 1 gets a signal, after the process `pid` was killed."""
     communicator = hfreduce.torch.communicator()
-    if rank == BAD:
+    if rank == LOST_RANK:
         dist.all_reduce(torch.ones(10))  # the others may not have its result yet
         if pid:
             os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), number)
     with pytest.raises(CollectiveError) as failed:
-        sums_until_it_fails()
+        reduce_until_it_fails()
     return communicator, failed.value
 
 
 def continues(rank, size, number):
-    communicator, error = broken(rank, 0, number)
-    assert error.peer == BAD
-    survivors = [member for member in range(size) if member != BAD]
+    communicator, error = error_of_broken_group(rank, 0, number)
+    assert error.peer == LOST_RANK
+    survivors = [member for member in range(size) if member != LOST_RANK]
     following = communicator.reconfigure(survivors, 50.0)
     assert (following.epoch, following.rank) == (1, survivors.index(rank))
     epochs, completed = zip(*following.came_from, strict=True)
     assert epochs == (0,) * len(survivors)
     assert completed[following.rank] == communicator.completed == error.sequence
     assert max(completed) - min(completed) <= 1
-    result = summed(following)
+    result = reduce_ranks(following)
     following.close()
     return result
 
@@ -186,16 +186,18 @@ def test_survivors_continue_through_their_daemons(number, mixed, daemons):
     if mixed:
         del served[2]
     outcomes = run(
-        continues, NODES, int(number), environment=LIVENESS, per_rank=served, lost_ranks=[BAD],
-        timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
+        continues, NODES, int(number), environment=LIVENESS, per_rank=served,
+        lost_ranks=[LOST_RANK], timeout_seconds=PATIENCE_SECONDS, deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
-    assert [outcome.value for outcome in outcomes if outcome.rank != BAD] == [6.0] * 3, outcomes
+    assert [outcome.value for outcome in outcomes if outcome.rank != LOST_RANK] == [6.0] * 3, (
+        outcomes
+    )
     assert (first.process.poll(), second.process.poll()) == (None, None)
 
 
 def continues_without_the_daemon(rank, size, pid):
     """The daemon of ranks 0 and 1 is killed, and rank 1 with it."""
-    communicator, error = broken(rank, pid, signal.SIGKILL)
+    communicator, error = error_of_broken_group(rank, pid, signal.SIGKILL)
     assert "hfreduced" in str(error)
     if rank == 0:
         with pytest.raises(CollectiveError, match="as a newcomer") as excinfo:
@@ -207,14 +209,14 @@ def continues_without_the_daemon(rank, size, pid):
     with pytest.raises(CollectiveError) as absent:
         communicator.reconfigure([2, 0, 3], 50.0)
     assert absent.value.peer == 0
-    return summed(communicator.reconfigure([2, 3], 50.0))
+    return reduce_ranks(communicator.reconfigure([2, 3], 50.0))
 
 
 def test_a_daemon_that_is_killed_with_a_rank_names_itself(daemons):
     first, second = daemons(), daemons()
     outcomes = run(
         continues_without_the_daemon, NODES, first.pid, environment=LIVENESS,
-        per_rank=by_node(first, second), lost_ranks=[BAD], timeout_seconds=PATIENCE_SECONDS,
+        per_rank=by_node(first, second), lost_ranks=[LOST_RANK], timeout_seconds=PATIENCE_SECONDS,
         deadline_seconds=PATIENCE_SECONDS,
     )  # fmt: skip
     assert values([outcomes[0], *outcomes[2:]]) == [None, 3.0, 3.0]
@@ -229,12 +231,12 @@ def test_a_newcomer_joins_through_its_daemon(daemons):
     results = []
 
     def join():
-        results.append(summed(newcomer.join(60.0)))
+        results.append(reduce_ranks(newcomer.join(60.0)))
 
     thread = threading.Thread(target=join)
     thread.start()
     following = communicator.reconfigure([0, newcomer.info()], 60.0)
-    results.append(summed(following))
+    results.append(reduce_ranks(following))
     thread.join(60.0)
     assert results == [3.0, 3.0]
     assert (following.epoch, following.came_from) == (1, [(0, 1), None])

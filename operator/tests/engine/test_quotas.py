@@ -52,7 +52,7 @@ def test_out_of_quota_names_the_limit_its_use_and_its_users(new_harness: Callabl
     assert explanation.verdict == "cannot"
     assert explanation.blockers[0].message == pending.message
     assert [remedy.command for remedy in explanation.remedies] == ["flyer suspend default/first"]
-    # Another user is not concerned.
+    # The limit does not apply to other users.
     assert harness.run("third", 2, user="ben").phase is Phase.RUNNING
 
 
@@ -101,7 +101,7 @@ def test_a_limit_is_filled_in_the_order_of_the_queue(new_harness: Callable) -> N
     harness.now += 1
     harness.submit("second", 3)
     harness.now += 1
-    harness.submit("third", 1)  # would fit; it is behind
+    harness.submit("third", 1)  # would fit, but is behind the second job
     assert harness.status("third").pending.reason == "WaitingForQuota"
     assert "default/second is ahead in quota all" in harness.status("third").pending.message
     assert "default/second" in harness.status("third").pending.blocked_by
@@ -129,7 +129,7 @@ def test_auto_is_the_highest_level_with_room(new_harness: Callable) -> None:
     assert harness.run("three", 1, priority="auto").priority is Priority.NORMAL
     harness.step(JobRemoved("default/one"))
     harness.empty("one")
-    # What runs keeps the level that it was given.
+    # A running job keeps its level.
     assert harness.status("three").priority is Priority.NORMAL
     assert harness.run("four", 1, priority="auto").priority is Priority.HIGH
 
@@ -152,7 +152,7 @@ def test_auto_goes_before_lower_jobs_and_preempts_them(new_harness: Callable) ->
     assert harness.status("auto").priority is Priority.HIGH
 
 
-def test_auto_does_not_wait_at_a_level_that_has_room_in_too_small_a_class_alone(
+def test_auto_does_not_wait_at_a_level_with_room_only_in_a_class_that_is_too_small(
     new_harness: Callable,
 ) -> None:
     harness = new_harness(_two_classes(a100=6, v100=2))
@@ -174,7 +174,7 @@ def test_a_job_waits_for_no_nodes_of_a_class_in_which_its_limit_has_no_room(
     assert harness.run("third", 2, priority="normal", nodeClass="a100").phase is Phase.RUNNING
 
 
-def test_a_priority_is_taken_over_when_its_limit_has_room(new_harness: Callable) -> None:
+def test_a_raised_priority_applies_once_its_limit_has_room(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(QuotaObserved(Quota("high", priority="high", nodes=2)))
     harness.run("one", 2, priority="high")
@@ -187,7 +187,7 @@ def test_a_priority_is_taken_over_when_its_limit_has_room(new_harness: Callable)
     assert harness.status("two").priority is Priority.HIGH
 
 
-def test_a_lowered_limit_takes_no_nodes_away(new_harness: Callable) -> None:
+def test_a_lowered_limit_does_not_evict_running_jobs(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("one", 3)
     harness.step(QuotaObserved(Quota("all", nodes=2)))
@@ -268,11 +268,13 @@ def test_the_epoch_is_the_leaders_that_wrote(new_harness: Callable) -> None:
     assert harness.status("one").epoch == 2
 
 
-def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(new_harness: Callable) -> None:
+def test_nodes_of_a_quarantined_job_count_in_its_quotas_after_a_rebuild(
+    new_harness: Callable,
+) -> None:
     harness = new_harness()
     harness.step(QuotaObserved(Quota("anna", "anna", nodes=3)))
-    harness.run("apart", 2, user="anna")
-    stored = harness.jobs["default/apart"].replace(status=harness.status("apart"))
+    harness.run("bad", 2, user="anna")
+    stored = harness.jobs["default/bad"].replace(status=harness.status("bad"))
     before = stored.replace(status=stored.status.replace(phase=Phase.QUEUED, assignment=None))
     for statuses in ((stored,), (stored, before), (before, stored)):
         harness.state = rebuild(
@@ -282,7 +284,7 @@ def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(new_harness: Cal
         harness.submit("second", 2, user="anna")
         pending = harness.status("second").pending
         assert pending.message == (
-            "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/apart (2)"
+            "quota anna has 1 of 3 nodes left for anna, wants 2: 2 used by default/bad (2)"
         )
         explanation = explain(harness.state, "default/second", harness.now)
         assert (explanation.verdict, explanation.remedies) == ("cannot", ())
@@ -293,7 +295,7 @@ def test_what_a_job_apart_holds_counts_as_if_the_engine_knew_it(new_harness: Cal
     assert harness.run("second", 2, user="anna").phase is Phase.RUNNING
 
 
-def test_a_job_in_quarantine_leaves_the_engine_and_keeps_what_it_holds(
+def test_a_quarantined_job_leaves_the_engine_and_keeps_its_quota(
     new_harness: Callable,
 ) -> None:
     harness = new_harness(two_zones(1))
@@ -385,7 +387,7 @@ def test_a_total_holds_over_all_users(new_harness: Callable) -> None:
     assert harness.state.jobs["default/big"].status.pending.verdict == "Never"
 
 
-def test_a_full_limit_of_ones_own_blocks_no_other_user_of_the_total(new_harness: Callable) -> None:
+def test_a_full_limit_of_a_user_blocks_no_other_user_of_the_total(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(
         QuotaObserved(Quota("anna", "anna", nodes=1)),
@@ -400,7 +402,7 @@ def test_a_full_limit_of_ones_own_blocks_no_other_user_of_the_total(new_harness:
     assert harness.state.jobs["default/bens"].status.phase is Phase.STARTING
 
 
-def test_a_team_is_what_its_namespaces_have_in_common(new_harness: Callable) -> None:
+def test_the_namespaces_of_a_team_share_its_limit(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(
         TeamObserved("vision-a", "vision"),
@@ -432,7 +434,7 @@ def _spec(**spec: Any) -> Quota:
     )
 
 
-def test_a_limit_without_a_subject_is_about_each_namespace() -> None:
+def test_a_limit_without_a_subject_applies_to_each_namespace() -> None:
     assert _spec() == Quota("q", "*", nodes=4, kind=QuotaSubject.NAMESPACE)
     assert _spec(team="*", scope="Total").total
     assert _spec(queue="nightly") == Quota("q", "nightly", nodes=4, kind=QuotaSubject.QUEUE)
@@ -445,12 +447,12 @@ def test_a_limit_without_a_subject_is_about_each_namespace() -> None:
         ({"team": "vision", "scope": "Total"}, 'scope Total needs team "*"'),
     ],
 )
-def test_a_subject_that_means_nothing_is_refused(spec: dict[str, str], why: str) -> None:
+def test_an_invalid_subject_is_refused(spec: dict[str, str], why: str) -> None:
     with pytest.raises(ValidationError, match=why.replace("*", r"\*")):
         _spec(**spec)
 
 
-def test_loads_name_the_subjects(new_harness: Callable) -> None:
+def test_quota_usage_is_reported_by_subject(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(
         QuotaObserved(Quota("each", nodes=4, kind=QuotaSubject.NAMESPACE)),

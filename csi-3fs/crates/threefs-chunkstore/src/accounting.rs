@@ -29,7 +29,7 @@ pub(crate) struct SpaceRequest {
     pub(crate) bytes: u64,
     /// Bytes of the blocks freed by its commit.
     pub(crate) freed: u64,
-    /// Size of the chunk afterwards, which overwriting all of it will need.
+    /// Size of the chunk after the update: overwriting all of it needs this space.
     pub(crate) whole: u64,
 }
 
@@ -241,7 +241,7 @@ impl<R> Accounting<R> {
                 }
                 let Some(first) = self.waiting[class].pop_front() else { break };
                 let result = if admission == Admission::Grant {
-                    // Only now: a rejected chunk will never be overwritten.
+                    // Recorded only for granted requests: a rejected chunk is never overwritten.
                     self.holds_chunk(request.whole);
                     self.granted += request.bytes;
                     self.granted_returns += request.freed;

@@ -150,7 +150,7 @@ def test_an_inline_volume_that_3fs_could_not_remove_is_swept(driver: Driver) -> 
     assert f"{driver.inline.parent}/csi-2/data" in driver.files.paths()
 
 
-def test_a_sweep_lists_the_own_node_and_reads_no_records(driver: Driver) -> None:
+def test_a_sweep_lists_only_its_node_and_reads_no_records(driver: Driver) -> None:
     other = InlineVolumes(
         "node-b",
         driver.clusters,
@@ -198,7 +198,7 @@ def test_an_interrupted_inline_volume_leaves_nothing(driver: Driver, broken_at: 
     def enter(call: str) -> Any:
         calls[0] += 1
         if calls[0] == broken_at:
-            raise threefs.Unavailable("the line was cut")
+            raise threefs.Unavailable("the connection was lost")
         return inner(call)
 
     driver.files._begin_call = enter  # type: ignore[method-assign]

@@ -53,7 +53,7 @@ class LauncherServer:
         self._path.chmod(0o666)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the socket and its connections."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:

@@ -8,10 +8,10 @@ import asyncio
 import pytest
 from flyer.api import Phase
 
-AT_ONCE = 4  # concurrent clusters, which are mostly idle
+CONCURRENT_CLUSTERS = 4  # they are mostly idle
 
 
-async def live(cluster, until):
+async def run_two_jobs(cluster, until):
     """The second job preempts the first and ends; then the first resumes and ends."""
     # Longer than a failover on a busy host; otherwise "low" is killed before it saves.
     preemption = {
@@ -53,7 +53,7 @@ async def kill_once(make_cluster, until, after, *, performed, writes):
             first.name, die, after=after, performed=performed, writes=writes, ignore="leases"
         )
         try:
-            await live(cluster, until)
+            await run_two_jobs(cluster, until)
         except AssertionError as error:
             calls = [call for call in cluster.server.faults.calls if call.resource != "leases"]
             last = next((c for c in reversed(calls) if c.agent == first.name), None)
@@ -61,23 +61,23 @@ async def kill_once(make_cluster, until, after, *, performed, writes):
         return death.seen >= after
 
 
-async def every(make_cluster, until, *, performed, writes):
+async def kill_at_every_call(make_cluster, until, *, performed, writes):
     """Kill at the first, the second, … call until the lifecycle has fewer calls."""
     after = 1
     while True:
-        batch = range(after, after + AT_ONCE)
+        batch = range(after, after + CONCURRENT_CLUSTERS)
         died = await asyncio.gather(
             *(kill_once(make_cluster, until, n, performed=performed, writes=writes) for n in batch)
         )
-        after += AT_ONCE
+        after += CONCURRENT_CLUSTERS
         if not all(died):
-            return after - AT_ONCE + sum(died) - 1
+            return after - CONCURRENT_CLUSTERS + sum(died) - 1
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("performed", [True, False])
 async def test_killed_with_every_write(make_cluster, until, performed):
-    deaths = await every(make_cluster, until, performed=performed, writes=True)
+    deaths = await kill_at_every_call(make_cluster, until, performed=performed, writes=True)
     assert deaths >= 15
 
 
@@ -85,7 +85,7 @@ async def test_killed_with_every_write(make_cluster, until, performed):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("performed", [True, False])
 async def test_killed_with_every_call(make_cluster, until, performed):
-    deaths = await every(make_cluster, until, performed=performed, writes=False)
+    deaths = await kill_at_every_call(make_cluster, until, performed=performed, writes=False)
     assert deaths >= 20
 
 
@@ -107,4 +107,4 @@ async def test_killed_while_it_takes_over(make_cluster, until):
                 faults.kill(operator.name, die, after=delays.pop(), writes=True, ignore="leases")
 
         next_operator()
-        await live(cluster, until)
+        await run_two_jobs(cluster, until)

@@ -113,7 +113,7 @@ impl Replica {
     }
 
     /// Forwards the client's payload to a SERVING successor, or the whole
-    /// content if the payload has left the memory.
+    /// content if the payload was dropped.
     fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
         let (change, payload, payload_checksum) = match &state.work {

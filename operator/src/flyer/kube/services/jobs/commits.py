@@ -74,7 +74,7 @@ class Commits:
         self._known: dict[str, FlyerJobStatus | None] = {}
         self._under_way: set[str] = set()
         self._api = api.with_limiter(asyncio.Semaphore(CONCURRENCY_MAX))
-        # For jobs whose status was rejected before: all other commits wait for theirs.
+        # For jobs whose status was rejected before: short timeouts, because other commits wait.
         self._suspect_api = api.with_limiter(asyncio.Semaphore(CONCURRENCY_MAX))
         self._suspect_api.limits = replace(api.limits, call_seconds=SUSPECT_CALL_SECONDS)
         # Entered around `explain`.
@@ -156,7 +156,7 @@ class Commits:
                 raise
             self._quarantine_job(commit, error)
             raise QuarantinedError(str(error)) from error
-        raise QuarantinedError(f"{commit.job}: a bug")
+        raise QuarantinedError(f"{commit.job}: internal error")
 
     async def wait_observed(self, job: str) -> None:
         """Wait, for a bounded time, until the watch has reported the job's latest status.
