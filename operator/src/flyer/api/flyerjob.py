@@ -153,6 +153,9 @@ class Collectives(StrictModel):
 class FlyerJobSpec(StrictModel):
     """Desired state of the job: its command, its number of nodes and how it may be interrupted."""
 
+    # A new field: add it to one of the lists in `mutability`, and to `needs_of` in
+    # `flyer.engine.placement.node_selection` if it decides which nodes the job may have.
+
     nodes: int = Field(
         ge=1,
         le=NODES_MAX,
@@ -262,11 +265,6 @@ class FlyerJobSpec(StrictModel):
         json_schema_extra=atomic_map(),
     )
 
-
-# What else decides where a job runs and what it runs: fixed as `nodes` is, while it has nodes and
-# once it has ended. An admission policy keeps it so, and that a stop is not taken back: rules here
-# would compare templates with every write of the status. `nodes` is compared with the status.
-FIXED_FIELDS = ("ranksPerNode", "nodeClass", "zone", "crossZone", "template")
 
 JOB_RULES = (
     Rule(
@@ -381,7 +379,6 @@ class FlyerJob(StrictModel):
 
 
 __all__ = [
-    "FIXED_FIELDS",
     "JOB_RULES",
     "NAME_CHARS_MAX",
     "CheckpointPolicy",

@@ -28,10 +28,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from flyer.api import names
-from flyer.api.flyerjob import FIXED_FIELDS, WAITING
+from flyer.api.flyerjob import WAITING
 from flyer.api.lifecycle import WAIT
 from flyer.api.limitpolicies import limit_policies
+from flyer.api.mutability import FIXED_FIELDS
 from flyer.api.podpolicies import pod_policies
 from flyer.api.priorities import Priority
 
@@ -240,7 +243,7 @@ def _fixed() -> dict[str, Any]:
             " first (spec.suspend: true) and change it once it is Suspended, or create another"
             " job'",
         }
-        for name in FIXED_FIELDS
+        for name in map(to_camel, FIXED_FIELDS)
     ]
     lower = (
         "(has(object.spec.activeDeadline)"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flyer.api import Phase
+from flyer.api.mutability import CHANGEABLE_FIELDS
 from flyer.engine import events
 from flyer.engine.cycle.attempt_event_handlers import ATTEMPT_HANDLERS
 from flyer.engine.quota.snapshot import holding_of
@@ -141,15 +142,9 @@ def _apply_specification(cycle: CycleState, job: JobState, event: events.JobSubm
     if not job.status.phase.idle:
         queue = job.queue  # the quotas that admitted it stay charged
         # Fields that decide the placement are fixed while the job has nodes.
-        spec = job.spec.replace(
-            priority=spec.priority,
-            active_deadline=_lower(job.spec.active_deadline, spec.active_deadline),
-            progress_deadline=spec.progress_deadline,
-            max_restarts=spec.max_restarts,
-            preemption=spec.preemption,
-            suspend=spec.suspend,
-            stop=spec.stop,
-        )
+        changes = {name: getattr(spec, name) for name in CHANGEABLE_FIELDS}
+        changes["active_deadline"] = _lower(job.spec.active_deadline, spec.active_deadline)
+        spec = job.spec.replace(**changes)
     job = replace(
         job,
         spec=spec,

@@ -20,7 +20,7 @@ from flyer.engine.explain import pending_reasons
 from flyer.engine.explain.pending_reasons import PendingReasonCache
 from flyer.engine.explain.pending_writer import PendingWriter
 from flyer.engine.placement.availability import NodeAvailability
-from flyer.engine.placement.node_selection import needs_of, zone_layout_deadline
+from flyer.engine.placement.node_selection import needs_of, node_requirements, zone_layout_deadline
 from flyer.engine.placement.reservations import Reservation, reservation_for
 from flyer.engine.quota.admission import QuotaAdmission
 from flyer.engine.scheduling_policy import in_refusal_cooldown, queue_position
@@ -28,7 +28,7 @@ from flyer.engine.state import transitions
 from flyer.engine.state.jobs import WAITING, JobState
 
 if TYPE_CHECKING:
-    from flyer.api import FlyerJobSpec, Pending
+    from flyer.api import Pending
     from flyer.engine.state.cycle_state import CycleState
     from flyer.engine.state.queue import ClassKey, Contender
 
@@ -194,7 +194,7 @@ class _SchedulingPass:
         paused = _pause(self._cycle, job)
         if paused is not None:
             return paused
-        shape = _shape(job.spec)
+        shape = _shape(job)
         if shape not in self._verdicts:
             self._verdicts[shape] = pending_reasons.infeasible(self.availability, job)
         return self._verdicts[shape] or self._admission.never(job)
@@ -329,9 +329,9 @@ def _is_never(job: JobState) -> bool:
     return pending is not None and pending.verdict == "Never"
 
 
-def _shape(spec: FlyerJobSpec) -> tuple[object, ...]:
+def _shape(job: JobState) -> tuple[object, ...]:
     """The fields that decide whether a job can ever run."""
-    return spec.nodes, spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone
+    return job.spec.nodes, *node_requirements(job), job.spec.cross_zone
 
 
 def _start_ready_jobs(cycle: CycleState, availability: NodeAvailability) -> None:

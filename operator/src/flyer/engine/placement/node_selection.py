@@ -106,8 +106,8 @@ def needs_of(cycle: CycleState, job: JobState) -> tuple[object, ...]:
     """All requirements of a job on its nodes, except their number and its placement history."""
     spec = job.spec
     return (
-        cycle.level(job), spec.node_class, spec.zone, spec.ranks_per_node, spec.cross_zone,
-        spec.active_deadline, cycle.terms(job), is_crash_looping(cycle, job),
+        cycle.level(job), *node_requirements(job), spec.cross_zone, spec.active_deadline,
+        cycle.terms(job), is_crash_looping(cycle, job),
     )  # fmt: skip
 
 
