@@ -5,7 +5,7 @@
 | `fire-flyer/values.schema.yaml` | `values.yaml`, `.schema.json`, `docs/reference/values.md` |
 | `alerts.py` | `fire-flyer/files/alerts.yaml` |
 | `dashboards.py` | `fire-flyer/files/dashboards/*.json` |
-| the code, read by `metrics.py` | `docs/reference/metrics.md` |
+| the code, read by `metrics_reference.py` | `docs/reference/metrics.md` |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from charts import alerts, dashboards, metrics
+from charts import alerts, dashboards, metrics_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,14 +137,14 @@ def _metrics() -> str:
         "monitors add the label `node`.",
         "",
     ]
-    for component in metrics.COMPONENTS:
+    for component in metrics_reference.COMPONENTS:
         lines += [
             f"## {component.title}",
             "",
             "| metric | type | labels | what |",
             "|---|---|---|---|",
         ]
-        for metric in metrics.metrics(component):
+        for metric in metrics_reference.metrics(component):
             labels = ", ".join(f"`{label}`" for label in metric.labels)
             lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.what} |")
         lines.append("")

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from charts import alerts, dashboards, generate, metrics
-from charts.metrics import COMPONENTS, Metric
+from charts import alerts, dashboards, generate, metrics_reference
+from charts.metrics_reference import COMPONENTS, Metric
 from charts.tests.alert_cases import CASES
 from charts.tests.conftest import CHART, Render
 
 ROOT = generate.ROOT
-METRICS = {metric.name: metric for component in COMPONENTS for metric in metrics.metrics(component)}
+METRICS = {
+    metric.name: metric
+    for component in COMPONENTS
+    for metric in metrics_reference.metrics(component)
+}
 OWN_METRICS = re.compile(r"\b(?:flyer|threefs)_[a-z0-9_]+\b")
 FOREIGN_METRICS = re.compile(r"\b(?:apiserver_flowcontrol|kubelet_volume_stats|kube)_[a-z_]+\b")
 """Metrics of the API server, the kubelet and kube-state-metrics."""

@@ -221,7 +221,13 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::List { at, .. }
         | MetaQuery::GetAttribute { at, .. }
         | MetaQuery::ListAttributes { at } => at.path.is_empty(),
-        _ => false,
+        MetaQuery::ReportOpenFiles { .. }
+        | MetaQuery::Quotas { .. }
+        | MetaQuery::PathOf { .. }
+        | MetaQuery::Status
+        | MetaQuery::Capabilities { .. }
+        | MetaQuery::StatMany { .. }
+        | MetaQuery::StatChunks { .. } => false,
     }
 }
 
@@ -230,7 +236,20 @@ fn change_is_by_inode(change: &MetaChange) -> bool {
         MetaChange::SetLength { at, .. }
         | MetaChange::SetAttributes { at, .. }
         | MetaChange::SetAttribute { at, .. } => at.path.is_empty(),
-        _ => false,
+        MetaChange::Create { .. }
+        | MetaChange::Open { .. }
+        | MetaChange::Close { .. }
+        | MetaChange::ReportLengths { .. }
+        | MetaChange::Reserve { .. }
+        | MetaChange::MakeDirectory { .. }
+        | MetaChange::MakeSymlink { .. }
+        | MetaChange::MakeSpecial { .. }
+        | MetaChange::Link { .. }
+        | MetaChange::Rename { .. }
+        | MetaChange::Unlink { .. }
+        | MetaChange::RemoveDirectory { .. }
+        | MetaChange::RemoveTree { .. }
+        | MetaChange::SetQuota { .. } => false,
     }
 }
 

@@ -25,7 +25,21 @@ pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
             MetaChange::Reserve { reservations } => {
                 inodes(reservations.len()) + capabilities(reservations.len())
             }
-            _ => 0,
+            MetaChange::Create { .. }
+            | MetaChange::Open { .. }
+            | MetaChange::Close { .. }
+            | MetaChange::SetLength { .. }
+            | MetaChange::MakeDirectory { .. }
+            | MetaChange::MakeSymlink { .. }
+            | MetaChange::MakeSpecial { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::Rename { .. }
+            | MetaChange::Unlink { .. }
+            | MetaChange::RemoveDirectory { .. }
+            | MetaChange::RemoveTree { .. }
+            | MetaChange::SetAttributes { .. }
+            | MetaChange::SetAttribute { .. }
+            | MetaChange::SetQuota { .. } => 0,
         },
     }
 }

@@ -68,7 +68,19 @@ impl Tree {
             | MetaChange::MakeDirectory { .. }
             | MetaChange::MakeSymlink { .. }
             | MetaChange::MakeSpecial { .. } => 1,
-            _ => 0,
+            MetaChange::Open { .. }
+            | MetaChange::Close { .. }
+            | MetaChange::ReportLengths { .. }
+            | MetaChange::Reserve { .. }
+            | MetaChange::SetLength { .. }
+            | MetaChange::Link { .. }
+            | MetaChange::Rename { .. }
+            | MetaChange::Unlink { .. }
+            | MetaChange::RemoveDirectory { .. }
+            | MetaChange::RemoveTree { .. }
+            | MetaChange::SetAttributes { .. }
+            | MetaChange::SetAttribute { .. }
+            | MetaChange::SetQuota { .. } => 0,
         };
         let first_inode = self.fresh_inodes(names, deadline).await?;
         let (uptime, excess_allowed) = (self.uptime(), true);

@@ -33,15 +33,25 @@ pub(crate) fn full(room: Option<Room>) -> Option<MetaError> {
 
 /// Whether a change adds permanent rows.
 pub(crate) fn grows(change: &MetaChange) -> bool {
-    matches!(
-        change,
+    match change {
         MetaChange::Create { .. }
-            | MetaChange::MakeDirectory { .. }
-            | MetaChange::MakeSymlink { .. }
-            | MetaChange::MakeSpecial { .. }
-            | MetaChange::Link { .. }
-            | MetaChange::SetAttribute { value: Some(_), .. }
-    )
+        | MetaChange::MakeDirectory { .. }
+        | MetaChange::MakeSymlink { .. }
+        | MetaChange::MakeSpecial { .. }
+        | MetaChange::Link { .. } => true,
+        MetaChange::SetAttribute { value, .. } => value.is_some(),
+        MetaChange::Open { .. }
+        | MetaChange::Close { .. }
+        | MetaChange::ReportLengths { .. }
+        | MetaChange::Reserve { .. }
+        | MetaChange::SetLength { .. }
+        | MetaChange::Rename { .. }
+        | MetaChange::Unlink { .. }
+        | MetaChange::RemoveDirectory { .. }
+        | MetaChange::RemoveTree { .. }
+        | MetaChange::SetAttributes { .. }
+        | MetaChange::SetQuota { .. } => false,
+    }
 }
 
 /// Whether a change reports written chunks, which may need further rows.

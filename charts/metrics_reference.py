@@ -1,4 +1,4 @@
-"""Every metric that a component serves, read from the code that defines it.
+"""Reference of metrics: every metric that a component serves, read from the code that defines it.
 
 Dashboards, alerts and pages may speak of nothing else. Names must stand as literals in a call of
 prometheus_client's constructors: what is not found here is not documented.
