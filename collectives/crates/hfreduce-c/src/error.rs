@@ -123,7 +123,7 @@ impl From<CollectiveError> for Failure {
             ErrorKind::Io => IO,
             kind => STATUSES
                 .iter()
-                .find(|(word, _)| *word == kind.word())
+                .find(|(name, _)| *name == kind.name())
                 .map_or(INTERNAL, |(_, status)| *status),
         };
         Self { status, message: error.to_string(), engine: Some(Box::new(error)) }
@@ -154,13 +154,13 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> Status {
         Ok(Ok(())) => OK,
         Ok(Err(failure)) => failure.keep(),
         Err(panic) => {
-            let message = format!("a fault of the library: {}", words(&*panic));
+            let message = format!("a fault of the library: {}", panic_message(&*panic));
             Failure { status: INTERNAL, message, engine: None }.keep()
         }
     }
 }
 
-fn words(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
@@ -267,11 +267,11 @@ mod tests {
     }
 
     #[test]
-    fn every_status_has_its_word() {
-        for (word, status) in STATUSES {
+    fn every_status_has_its_name() {
+        for (expected, status) in STATUSES {
             // SAFETY: a literal.
             let name = unsafe { std::ffi::CStr::from_ptr(hfr_status_name(status)) };
-            assert_eq!(name.to_str().unwrap(), word);
+            assert_eq!(name.to_str().unwrap(), expected);
         }
     }
 

@@ -40,7 +40,7 @@ fn facts() -> Vec<(String, usize)> {
         operation phase message);
     offsets!("hfr_member", Member: size rank info info_bytes);
     facts.extend(
-        STATUSES.map(|(word, status)| (format!("HFR_{}", word.to_uppercase()), status as usize)),
+        STATUSES.map(|(name, status)| (format!("HFR_{}", name.to_uppercase()), status as usize)),
     );
     facts.extend(
         DType::ALL.map(|d| (format!("HFR_{}", d.name().to_uppercase()), usize::from(d.code()))),

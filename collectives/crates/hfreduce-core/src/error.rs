@@ -31,7 +31,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// The stable name.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::PeerDied => "peer_died",
             Self::PeerStalled => "peer_stalled",
@@ -190,7 +190,7 @@ impl std::fmt::Display for CollectiveError {
         if !self.phase.is_empty() {
             write!(formatter, " while {}", self.phase)?;
         }
-        write!(formatter, ": {} ({}): {detail}", self.cause.peer_description(), kind.word())?;
+        write!(formatter, ": {} ({}): {detail}", self.cause.peer_description(), kind.name())?;
         if *seen_by != self.rank {
             write!(formatter, " (seen by rank {seen_by}")?;
             if self.cause.sequence >= 0 {

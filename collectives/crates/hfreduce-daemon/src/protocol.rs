@@ -164,7 +164,7 @@ pub(crate) fn await_message<W: DeserializeOwned>(
         if let Some(message) = line.next_message() {
             return Ok(message);
         }
-        if let Some(why) = line.ended() {
+        if let Some(why) = line.end_reason() {
             return Err(why.to_owned());
         }
         let remaining = until.saturating_duration_since(Instant::now());

@@ -68,7 +68,7 @@ fn a_rank() {
         if let Err(error) = work.map_err(WaitError::Failed).and_then(|work| work.wait(None)) {
             let cause = comm.error().unwrap().cause;
             data.fill(rank as f32);
-            println!("\n@failed {} {}", cause.kind.word(), cause.peer.map_or(-1, i64::from));
+            println!("\n@failed {} {}", cause.kind.name(), cause.peer.map_or(-1, i64::from));
             eprintln!("rank {rank}: {error}");
             // Requested once a stopped rank has resumed.
             if lines.next().is_some() {

@@ -212,11 +212,11 @@ fn with_fault(
     })
 }
 
-fn all_report(errors: &[CollectiveError], kind: ErrorKind, culprits: &[u32], word: &str) {
+fn all_report(errors: &[CollectiveError], kind: ErrorKind, culprits: &[u32], expected: &str) {
     for error in errors {
         assert_eq!(error.cause.kind, kind, "{error}");
         assert!(error.cause.peer.is_some_and(|peer| culprits.contains(&peer)), "{error}");
-        assert!(error.cause.detail.contains(word), "{error}");
+        assert!(error.cause.detail.contains(expected), "{error}");
     }
 }
 

@@ -58,7 +58,7 @@ pub fn to_exception(py: Python<'_>, error: &EngineError) -> PyErr {
     let value = raised.value(py);
     let cause = &error.cause;
     let set = || -> PyResult<()> {
-        value.setattr("kind", cause.kind.word())?;
+        value.setattr("kind", cause.kind.name())?;
         value.setattr("job", &*error.job)?;
         value.setattr("rank", error.rank)?;
         value.setattr("node", &*error.node)?;

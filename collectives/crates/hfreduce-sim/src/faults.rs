@@ -121,7 +121,7 @@ pub fn try_seeds(
         let mut scenario = Scenario::of(seed).map_err(|error| error.to_string())?;
         scenario.bug = bug;
         scenario.check(&scenario.run())?;
-        *kinds.entry(scenario.fault.word()).or_insert(0) += 1;
+        *kinds.entry(scenario.fault.name()).or_insert(0) += 1;
     }
     Ok(kinds)
 }

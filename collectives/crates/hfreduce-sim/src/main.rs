@@ -19,9 +19,9 @@ hfreduce-sim: simulate the collective engine on a cluster
 ";
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<String> = std::env::args().skip(1).collect();
     let mut stdout = std::io::stdout().lock();
-    match run(&words).map(|text| stdout.write_all(text.as_bytes())) {
+    match run(&args).map(|text| stdout.write_all(text.as_bytes())) {
         Ok(_) => ExitCode::SUCCESS,
         Err(why) => {
             let _ = writeln!(std::io::stderr(), "hfreduce-sim: {why}");
@@ -30,8 +30,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(words: &[String]) -> Result<String, String> {
-    let Some((verb, options)) = words.split_first() else { return Ok(USAGE.into()) };
+fn run(args: &[String]) -> Result<String, String> {
+    let Some((verb, options)) = args.split_first() else { return Ok(USAGE.into()) };
     match verb.as_str() {
         "figure7" => draw_figure7(&Options::read(options, &["-o", "--json", "--nodes"])?),
         "allreduce" => one_allreduce(&Options::read(
@@ -47,14 +47,17 @@ fn run(words: &[String]) -> Result<String, String> {
 struct Options(Vec<(String, String)>);
 
 impl Options {
-    fn read(words: &[String], known: &[&str]) -> Result<Self, String> {
+    fn read(args: &[String], known_options: &[&str]) -> Result<Self, String> {
         let mut read = Vec::new();
-        let mut words = words.iter();
-        while let Some(name) = words.next() {
-            if !known.contains(&name.as_str()) {
-                return Err(format!("unknown option `{name}`: expected {}", known.join(", ")));
+        let mut args = args.iter();
+        while let Some(name) = args.next() {
+            if !known_options.contains(&name.as_str()) {
+                return Err(format!(
+                    "unknown option `{name}`: expected {}",
+                    known_options.join(", ")
+                ));
             }
-            let value = words.next().ok_or_else(|| format!("`{name}` needs a value"))?;
+            let value = args.next().ok_or_else(|| format!("`{name}` needs a value"))?;
             read.push((name.clone(), value.clone()));
         }
         Ok(Self(read))

@@ -25,7 +25,7 @@ pub enum Fault {
 
 impl Fault {
     /// The name of the fault's kind.
-    pub fn word(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Fault::Killed => "killed",
             Fault::Stopped(None) => "stopped",

@@ -17,7 +17,7 @@ pub struct MessageSocket<S = TcpStream> {
     bytes_max: usize,
     received: ByteQueue,
     outgoing: ByteQueue,
-    ended: Option<String>,
+    end_reason: Option<String>,
 }
 
 /// A queue of bytes. Its consumed front is released once it is longer than the rest, so that many
@@ -47,10 +47,10 @@ impl ByteQueue {
 }
 
 /// Encodes a message with its length.
-pub fn framed(word: &impl Serialize) -> Vec<u8> {
-    let word = serde_json::to_vec(word).unwrap_or_default();
-    let mut bytes = (word.len() as u32).to_le_bytes().to_vec();
-    bytes.extend(word);
+pub fn framed(message: &impl Serialize) -> Vec<u8> {
+    let message = serde_json::to_vec(message).unwrap_or_default();
+    let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(message);
     bytes
 }
 
@@ -73,7 +73,7 @@ impl<S: Read + Write> MessageSocket<S> {
             bytes_max,
             received: ByteQueue::default(),
             outgoing: ByteQueue::default(),
-            ended: None,
+            end_reason: None,
         }
     }
 
@@ -88,8 +88,8 @@ impl<S: Read + Write> MessageSocket<S> {
     }
 
     /// Queues a message.
-    pub fn send(&mut self, word: &impl Serialize) {
-        self.outgoing.all.extend(framed(word));
+    pub fn send(&mut self, message: &impl Serialize) {
+        self.outgoing.all.extend(framed(message));
         self.flush();
     }
 
@@ -100,7 +100,7 @@ impl<S: Read + Write> MessageSocket<S> {
 
     /// Sends as much as possible; true if nothing is queued or the peer has disconnected.
     pub fn flush(&mut self) -> bool {
-        while !self.outgoing.rest().is_empty() && self.ended.is_none() {
+        while !self.outgoing.rest().is_empty() && self.end_reason.is_none() {
             match self.stream.write(self.outgoing.rest()) {
                 Ok(bytes) => self.outgoing.take(bytes),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
@@ -121,10 +121,10 @@ impl<S: Read + Write> MessageSocket<S> {
             self.end(format!("a message of {length} bytes, over {}", self.bytes_max));
             return None;
         }
-        let word = serde_json::from_slice(rest.get(..length)?);
+        let message = serde_json::from_slice(rest.get(..length)?);
         self.received.take(4 + length);
-        match word {
-            Ok(word) => Some(word),
+        match message {
+            Ok(message) => Some(message),
             Err(error) => {
                 self.end(format!("invalid message: {error}"));
                 None
@@ -136,29 +136,29 @@ impl<S: Read + Write> MessageSocket<S> {
     pub fn has_more(&mut self) -> bool {
         let before = self.received.rest().len();
         self.receive();
-        self.received.rest().len() > before || self.ended.is_some()
+        self.received.rest().len() > before || self.end_reason.is_some()
     }
 
     /// Why the connection ended, once all messages were read.
-    pub fn ended(&self) -> Option<&str> {
-        self.ended.as_deref()
+    pub fn end_reason(&self) -> Option<&str> {
+        self.end_reason.as_deref()
     }
 
     /// Discards received bytes and accepts no more.
     pub fn end(&mut self, why: String) {
         self.received.clear();
-        self.ended = Some(why);
+        self.end_reason = Some(why);
     }
 
     fn receive(&mut self) {
         let mut some = [0; READ_BYTES];
-        while self.ended.is_none() && self.received.rest().len() < 4 + self.bytes_max {
+        while self.end_reason.is_none() && self.received.rest().len() < 4 + self.bytes_max {
             match self.stream.read(&mut some) {
-                Ok(0) => self.ended = Some("its connection was closed".into()),
+                Ok(0) => self.end_reason = Some("its connection was closed".into()),
                 Ok(bytes) => self.received.all.extend(&some[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => self.ended = Some(format!("its connection failed: {error}")),
+                Err(error) => self.end_reason = Some(format!("its connection failed: {error}")),
             }
         }
     }

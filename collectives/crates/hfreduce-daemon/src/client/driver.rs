@@ -93,7 +93,7 @@ impl Backend for ClientDriver {
     }
 
     fn close(&mut self, _next: u64, until: Instant) {
-        if self.line.ended().is_some() {
+        if self.line.end_reason().is_some() {
             return;
         }
         self.peer_closed = true;
@@ -104,7 +104,7 @@ impl Backend for ClientDriver {
             match self.line.next_message() {
                 Some(Response::Left) => return,
                 Some(_) => {}
-                None if self.line.ended().is_some() => return,
+                None if self.line.end_reason().is_some() => return,
                 None => self.sleep(until.saturating_duration_since(Instant::now()).min(TICK)),
             }
         }
@@ -239,7 +239,7 @@ impl ClientDriver {
         if any {
             self.last_message_at = Instant::now();
         }
-        if let Some(why) = self.line.ended() {
+        if let Some(why) = self.line.end_reason() {
             // A broken daemon session may end before the rank has read the reason.
             let detail = format!(
                 "{} on this node, which runs this rank, ended: {why}; see its log",
@@ -367,7 +367,7 @@ impl ClientDriver {
             match self.line.next_message() {
                 Some(Response::Broken { retired, .. }) => self.end_peer_access(retired),
                 Some(_) => {}
-                None if self.line.ended().is_some() => self.quiet = true,
+                None if self.line.end_reason().is_some() => self.quiet = true,
                 None => self.sleep(until.saturating_duration_since(Instant::now())),
             }
         }
@@ -405,7 +405,7 @@ impl ClientDriver {
             self.wants_room = full;
             let _ = self.poller.want_room(self.line.stream(), TOKEN_DAEMON, full);
         }
-        if self.line.ended().is_some() {
+        if self.line.end_reason().is_some() {
             self.poller.forget(self.line.stream());
         }
         self.shared.counters.sleeps.fetch_add(1, Ordering::Relaxed);

@@ -34,7 +34,7 @@ impl<'a> ClientConnection<'a> {
 
     /// True once its process or its connection has ended; messages sent before are still read.
     pub fn is_gone(&self) -> bool {
-        if self.line.ended().is_some() {
+        if self.line.end_reason().is_some() {
             return true;
         }
         let Some(process) = &self.process else { return false };

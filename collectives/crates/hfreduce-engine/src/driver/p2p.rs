@@ -66,7 +66,7 @@ struct Outgoing {
     _charge: Charge,
     dialing: bool,
     /// Frames that wait for the connection, and messages that wait for their turn.
-    words: VecDeque<(Head, Vec<u8>)>,
+    frames: VecDeque<(Head, Vec<u8>)>,
     messages: VecDeque<OutgoingMessage>,
     /// Message slots that the peer has not copied yet.
     staged: usize,

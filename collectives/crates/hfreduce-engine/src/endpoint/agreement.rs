@@ -215,7 +215,7 @@ impl<'a> AgreementDriver<'a> {
                 self.unheard.remove(number);
                 self.core.received(*number, message);
             }
-            if let Some(why) = line.ended() {
+            if let Some(why) = line.end_reason() {
                 self.core.disconnected(*number, ErrorKind::PeerDied, why);
                 ended.push(*number);
             }

@@ -87,7 +87,7 @@ proptest! {
         drop(sender);
         let mut line = MessageSocket::new(receiver).unwrap();
         let mut messages = 0;
-        while line.ended().is_none() {
+        while line.end_reason().is_none() {
             messages += usize::from(line.next_message::<Message>().is_some());
         }
         while line.next_message::<Message>().is_some() {

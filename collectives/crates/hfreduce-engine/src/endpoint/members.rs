@@ -9,7 +9,7 @@ pub struct MemberList {
     /// Position of this rank in the list.
     pub own: usize,
     /// The list, for messages.
-    pub words: String,
+    pub description: String,
 }
 
 /// Validates a list that was given to rank `rank` of an epoch with these infos.
@@ -19,8 +19,8 @@ pub fn choose(members: &[Member], infos: &[Info], rank: u32) -> Result<MemberLis
     let own = list.iter().position(|info| Some(info.id) == id).ok_or_else(|| {
         format!("rank {rank} is not in the list of members; close() leaves the group")
     })?;
-    let words = words(members, &list);
-    Ok(MemberList { list, own, words })
+    let description = describe(members, &list);
+    Ok(MemberList { list, own, description })
 }
 
 fn list(members: &[Member], infos: &[Info]) -> Result<Vec<Info>, String> {
@@ -48,7 +48,7 @@ fn list(members: &[Member], infos: &[Info]) -> Result<Vec<Info>, String> {
     }
 }
 
-fn words(members: &[Member], list: &[Info]) -> String {
+fn describe(members: &[Member], list: &[Info]) -> String {
     let names = members.iter().zip(list).take(32).map(|(member, info)| match member {
         Member::Rank(rank) => rank.to_string(),
         Member::Newcomer(_) => format!("a newcomer on {}", info.node),

@@ -128,7 +128,7 @@ impl Communicator {
             _ => None,
         };
         let previous_epoch = Some((origin.epoch, completed.unwrap_or_else(|| self.completed())));
-        let list = (next.list, next.words);
+        let list = (next.list, next.description);
         go(place, Some(next.own), list, previous_epoch, deadline, watch)
             .map_err(|why| why.into_error(&origin.options, &rank_of))
     }

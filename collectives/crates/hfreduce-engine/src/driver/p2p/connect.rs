@@ -106,7 +106,7 @@ impl P2p {
         payload: Vec<u8>,
     ) -> Result<(), Fault> {
         let outgoing = self.outgoing.entry(peer).or_default();
-        outgoing.words.push_back((head, payload));
+        outgoing.frames.push_back((head, payload));
         if outgoing.connection.is_some() || outgoing.dialing {
             return Ok(());
         }

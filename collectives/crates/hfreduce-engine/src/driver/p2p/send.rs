@@ -43,8 +43,8 @@ impl P2p {
         let Some(outgoing) = self.outgoing.get_mut(&peer) else { return false };
         let Some(connection) = &mut outgoing.connection else { return false };
         let mut loaded = false;
-        while let Some((word, payload)) = outgoing.words.pop_front() {
-            connection.push(&word, Payload::Owned(payload), Note::default());
+        while let Some((head, payload)) = outgoing.frames.pop_front() {
+            connection.push(&head, Payload::Owned(payload), Note::default());
             loaded = true;
         }
         while connection.queued() < QUEUED_MAX {

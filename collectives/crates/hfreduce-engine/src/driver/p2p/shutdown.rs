@@ -11,7 +11,7 @@ impl P2p {
     pub(in crate::driver) fn detach(&mut self, poller: &Poller) {
         for outgoing in self.outgoing.values_mut() {
             outgoing.messages.clear();
-            outgoing.words.clear();
+            outgoing.frames.clear();
         }
         for incoming in self.incoming.values_mut() {
             incoming.receiving = None;
