@@ -36,12 +36,12 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub enum ArenaError {
     /// The arena is full or too fragmented.
     #[error(
-        "{wanted} bytes of shared memory are wanted, {used} of {limit} are in use: raise the limit \
-         or give blocks back"
+        "{requested} bytes of shared memory were requested, {used} of {limit} are in use: raise the \
+         limit or free blocks"
     )]
     Full {
         /// Requested size in bytes.
-        wanted: usize,
+        requested: usize,
         /// Allocated bytes of all blocks.
         used: usize,
         /// Size of the arena in bytes.
@@ -67,7 +67,7 @@ pub struct Arena {
 #[derive(Debug, Default)]
 struct Blocks {
     /// Start of each block, and its requested size in bytes.
-    taken: BTreeMap<usize, usize>,
+    allocated: BTreeMap<usize, usize>,
     free: BTreeMap<usize, usize>,
     used: usize,
 }
@@ -167,10 +167,10 @@ impl Arena {
         }
         let mut blocks = self.blocks();
         let (used, limit) = (blocks.used, self.segment.bytes());
-        let full = ArenaError::Full { wanted: bytes, used, limit };
+        let full = ArenaError::Full { requested: bytes, used, limit };
         let whole = whole(bytes).ok_or(full.clone())?;
         let offset = blocks.take(whole).ok_or(full)?;
-        blocks.taken.insert(offset, bytes);
+        blocks.allocated.insert(offset, bytes);
         blocks.used += whole;
         Ok(Block { arena: self.clone(), offset, bytes })
     }
@@ -184,11 +184,11 @@ impl Arena {
         let end = offset.checked_add(bytes)?;
         if self.delegated.load(Ordering::Acquire) {
             let whole_pages = offset.is_multiple_of(PAGE_BYTES);
-            let found = Location { offset: offset as u64, whole_pages };
-            return (end <= self.segment.bytes()).then_some(found);
+            let location = Location { offset: offset as u64, whole_pages };
+            return (end <= self.segment.bytes()).then_some(location);
         }
         let blocks = self.blocks();
-        let (start, length) = blocks.taken.range(..=offset).next_back()?;
+        let (start, length) = blocks.allocated.range(..=offset).next_back()?;
         let block_end = start + length;
         let whole_pages = offset.is_multiple_of(PAGE_BYTES)
             && (end == block_end || end.is_multiple_of(PAGE_BYTES));
@@ -221,12 +221,12 @@ impl Arena {
             let nowhere = std::ptr::null_mut();
             let copy = rustix::mm::mmap_anonymous(nowhere, bytes, access, MapFlags::PRIVATE)?;
             std::ptr::copy_nonoverlapping(place.cast_const(), copy.cast(), bytes);
-            let moved =
+            let remapped =
                 rustix::mm::mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, place.cast());
-            if moved.is_err() {
+            if remapped.is_err() {
                 let _ = rustix::mm::munmap(copy, bytes);
             }
-            moved?;
+            remapped?;
         }
         Ok(())
     }
@@ -241,7 +241,7 @@ impl Arena {
         }
         let Some(whole) = whole(bytes) else { return };
         let mut blocks = self.blocks();
-        blocks.taken.remove(&offset);
+        blocks.allocated.remove(&offset);
         blocks.used -= whole;
         if self.is_retired() {
             return; // Peers may still write there: never allocate it again.

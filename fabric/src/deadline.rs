@@ -19,7 +19,7 @@ impl Deadline {
 
     /// Time left, or `None` once the deadline has passed.
     pub fn remaining(&self) -> Option<Duration> {
-        self.0.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+        self.0.checked_duration_since(Instant::now()).filter(|remaining| !remaining.is_zero())
     }
 
     /// True once the deadline has passed.
@@ -51,14 +51,14 @@ impl<'a> Timed<'a> {
         Self { stream, deadline }
     }
 
-    fn left(&self) -> io::Result<Duration> {
+    fn remaining(&self) -> io::Result<Duration> {
         self.deadline.remaining().ok_or_else(|| io::ErrorKind::TimedOut.into())
     }
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.set_read_timeout(Some(self.remaining()?))?;
         let mut stream = self.stream;
         stream.read(buffer)
     }
@@ -66,7 +66,7 @@ impl Read for Timed<'_> {
 
 impl Write for Timed<'_> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.set_write_timeout(Some(self.remaining()?))?;
         let mut stream = self.stream;
         stream.write(buffer)
     }

@@ -49,13 +49,13 @@ impl Drop for Registration {
 /// Replaces `descriptor` in every child that is forked while the registration exists.
 pub fn close_in_children(descriptor: &impl AsRawFd) -> Registration {
     prepare();
-    let wanted = descriptor.as_raw_fd();
+    let fd = descriptor.as_raw_fd();
     let mut block = &FIRST;
     loop {
         for slot in &block.slots {
-            let taken =
-                slot.compare_exchange(FREE, wanted, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            if taken {
+            let claimed =
+                slot.compare_exchange(FREE, fd, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            if claimed {
                 return Registration(slot);
             }
         }
@@ -65,8 +65,8 @@ pub fn close_in_children(descriptor: &impl AsRawFd) -> Registration {
 
 /// The next block, which is created if it does not exist.
 fn next_of(block: &'static Block) -> &'static Block {
-    let found = block.next.load(Ordering::Acquire);
-    if found.is_null() {
+    let next = block.next.load(Ordering::Acquire);
+    if next.is_null() {
         let new = Box::into_raw(Box::new(Block::new()));
         let null = std::ptr::null_mut();
         let set = block.next.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire);

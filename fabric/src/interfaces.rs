@@ -64,9 +64,9 @@ pub struct InvalidSelector(String);
 
 /// No interface matches the selector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no interface that is up matches `{wanted}`; available: {there}")]
+#[error("no interface that is up matches `{selector}`; available: {there}")]
 pub struct NoMatchingInterface {
-    wanted: String,
+    selector: String,
     there: String,
 }
 
@@ -87,8 +87,8 @@ impl TryFrom<String> for AddressSelector {
 }
 
 impl From<AddressSelector> for String {
-    fn from(wanted: AddressSelector) -> Self {
-        wanted.to_string()
+    fn from(selector: AddressSelector) -> Self {
+        selector.to_string()
     }
 }
 
@@ -135,9 +135,9 @@ impl Of {
             let most = if base.is_ipv4() { 32 } else { 128 };
             return (bits <= most).then_some(Self::Network(base, bits));
         }
-        let named = !text.is_empty() && text.len() <= NAME_BYTES_MAX;
+        let is_valid_length = !text.is_empty() && text.len() <= NAME_BYTES_MAX;
         let plain = text.chars().all(|c| !c.is_whitespace() && !c.is_control() && c != '!');
-        (named && plain).then(|| Self::Name(text.to_owned()))
+        (is_valid_length && plain).then(|| Self::Name(text.to_owned()))
     }
 
     fn fits(&self, one: &Interface) -> bool {
@@ -179,27 +179,29 @@ impl AddressSelector {
     ) -> Result<Vec<Interface>, NoMatchingInterface> {
         let mut all = interfaces.to_vec();
         all.sort_by_key(|one| one.rank(route));
-        let mut chosen: Vec<Interface> = Vec::new();
+        let mut selected: Vec<Interface> = Vec::new();
         for of in self.0.iter().filter(|term| !term.excluded).map(|term| &term.of) {
-            for interface in all.iter().filter(|found| of.fits(found)).map(|found| of.of(found)) {
-                if !chosen.iter().any(|other| other.address == interface.address) {
-                    chosen.push(interface);
+            for interface in
+                all.iter().filter(|interface| of.fits(interface)).map(|interface| of.of(interface))
+            {
+                if !selected.iter().any(|other| other.address == interface.address) {
+                    selected.push(interface);
                 }
             }
         }
         if self.0.iter().all(|term| term.excluded) {
-            chosen = all.clone();
+            selected = all.clone();
         }
-        chosen.retain(|one| !self.0.iter().any(|term| term.excluded && term.of.fits(one)));
-        if self.0.iter().all(|term| term.excluded) && chosen.iter().any(|one| !one.loopback) {
-            chosen.retain(|one| !one.loopback);
+        selected.retain(|one| !self.0.iter().any(|term| term.excluded && term.of.fits(one)));
+        if self.0.iter().all(|term| term.excluded) && selected.iter().any(|one| !one.loopback) {
+            selected.retain(|one| !one.loopback);
         }
-        if chosen.is_empty() && !self.is_default() {
+        if selected.is_empty() && !self.is_default() {
             let there: Vec<String> = all.iter().map(ToString::to_string).collect();
             let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-            return Err(NoMatchingInterface { wanted: self.to_string(), there });
+            return Err(NoMatchingInterface { selector: self.to_string(), there });
         }
-        Ok(chosen)
+        Ok(selected)
     }
 }
 
@@ -238,9 +240,9 @@ pub fn source_towards(host: Option<&str>) -> Option<IpAddr> {
         IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
         IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
     ];
-    let found = host.map(|host| (host, 0).to_socket_addrs().into_iter().flatten());
-    let found = found.into_iter().flatten().map(|address| address.ip());
-    found.chain(anywhere).filter_map(source).find(|source| !source.is_loopback())
+    let host_addresses = host.map(|host| (host, 0).to_socket_addrs().into_iter().flatten());
+    let host_addresses = host_addresses.into_iter().flatten().map(|address| address.ip());
+    host_addresses.chain(anywhere).filter_map(source).find(|source| !source.is_loopback())
 }
 
 fn source(peer: IpAddr) -> Option<IpAddr> {
@@ -261,7 +263,7 @@ pub fn interfaces() -> Vec<Interface> {
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
         return Vec::new();
     }
-    let mut found = Vec::new();
+    let mut interfaces = Vec::new();
     let mut at = list;
     while !at.is_null() {
         // SAFETY: this function owns the list until freeifaddrs, and `at` is one of its entries.
@@ -295,11 +297,11 @@ pub fn interfaces() -> Vec<Interface> {
             }
             _ => continue,
         };
-        found.push(Interface { name, address, loopback });
+        interfaces.push(Interface { name, address, loopback });
     }
     // SAFETY: `list` came from getifaddrs and is freed once.
     unsafe { libc::freeifaddrs(list) };
-    found
+    interfaces
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-fn machine() -> Vec<Interface> {
+fn node_interfaces() -> Vec<Interface> {
     [
         ("lo", "127.0.0.1"),
         ("docker0", "172.17.0.1"),
@@ -20,11 +20,11 @@ fn machine() -> Vec<Interface> {
     .into()
 }
 
-fn names(wanted: &str, route: Option<&str>) -> Vec<String> {
-    let wanted = AddressSelector::try_from(wanted.to_owned()).unwrap();
+fn names(selector: &str, route: Option<&str>) -> Vec<String> {
+    let selector = AddressSelector::try_from(selector.to_owned()).unwrap();
     let route = route.map(|route| route.parse().unwrap());
-    let chosen = wanted.select(&machine(), route).unwrap();
-    chosen.into_iter().map(|one| one.name).collect()
+    let interfaces = selector.select(&node_interfaces(), route).unwrap();
+    interfaces.into_iter().map(|interface| interface.name).collect()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn the_default_route_is_first_and_addresses_shared_by_machines_are_last() {
 
 #[test]
 fn named_interfaces_are_used_in_the_order_of_the_names() {
-    for (wanted, chosen) in [
+    for (selector, expected) in [
         ("eth0", &["eth0"][..]),
         ("10.0.0.5", &["eth0"]),
         ("ib*, eth0", &["ib0", "ib1", "eth0"]),
@@ -52,7 +52,7 @@ fn named_interfaces_are_used_in_the_order_of_the_names() {
         ("!172.16.0.0/12,!fd00::5", &["eth0", "ib0", "ib1"]),
         ("lo", &["lo"]),
     ] {
-        assert_eq!(names(wanted, None), chosen, "{wanted}");
+        assert_eq!(names(selector, None), expected, "{selector}");
     }
     assert_eq!(names("ib*,eth0", Some("10.100.1.5")), ["ib1", "ib0", "eth0"]);
 }
@@ -60,25 +60,31 @@ fn named_interfaces_are_used_in_the_order_of_the_names() {
 #[test]
 fn a_loopback_address_is_used_unchanged() {
     assert_eq!(names("lo,!::1", None), ["lo"]);
-    let wanted: AddressSelector = "127.0.0.7".parse().unwrap();
-    let chosen = wanted.select(&machine(), None).unwrap();
-    assert_eq!(chosen[0].to_string(), "lo 127.0.0.7");
+    let selector: AddressSelector = "127.0.0.7".parse().unwrap();
+    let interfaces = selector.select(&node_interfaces(), None).unwrap();
+    assert_eq!(interfaces[0].to_string(), "lo 127.0.0.7");
 }
 
 #[test]
 fn a_machine_with_only_loopback_uses_it() {
-    let wanted = AddressSelector::default();
-    assert_eq!(wanted.select(&machine()[..1], None).unwrap(), machine()[..1]);
-    assert_eq!(wanted.select(&[], None).unwrap(), []);
+    let selector = AddressSelector::default();
+    assert_eq!(selector.select(&node_interfaces()[..1], None).unwrap(), node_interfaces()[..1]);
+    assert_eq!(selector.select(&[], None).unwrap(), []);
 }
 
 #[test]
 fn a_selector_without_a_match_is_an_error_that_lists_the_interfaces() {
-    for wanted in ["ib9", "192.168.0.0/16", "10.0.0.6", "ib0,!ib*", "!*"] {
-        let error =
-            wanted.parse::<AddressSelector>().unwrap().select(&machine(), None).unwrap_err();
+    for selector in ["ib9", "192.168.0.0/16", "10.0.0.6", "ib0,!ib*", "!*"] {
+        let error = selector
+            .parse::<AddressSelector>()
+            .unwrap()
+            .select(&node_interfaces(), None)
+            .unwrap_err();
         let text = error.to_string();
-        assert!(text.contains(&format!("`{wanted}`")) && text.contains("ib1 10.100.1.5"), "{text}");
+        assert!(
+            text.contains(&format!("`{selector}`")) && text.contains("ib1 10.100.1.5"),
+            "{text}"
+        );
     }
 }
 
@@ -119,9 +125,9 @@ fn this_machine_has_interfaces_and_routes_end_at_one_of_them() {
 proptest! {
     #[test]
     fn any_text_is_refused_or_survives_a_round_trip(text in "[!a-z0-9*?./:, ]{0,24}") {
-        if let Ok(wanted) = text.parse::<AddressSelector>() {
-            prop_assert_eq!(wanted.to_string().parse::<AddressSelector>().unwrap(), wanted.clone());
-            let _ = wanted.select(&machine(), None);
+        if let Ok(selector) = text.parse::<AddressSelector>() {
+            prop_assert_eq!(selector.to_string().parse::<AddressSelector>().unwrap(), selector.clone());
+            let _ = selector.select(&node_interfaces(), None);
         }
     }
 }

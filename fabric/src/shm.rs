@@ -21,7 +21,7 @@ use rustix::net::{
 };
 
 use crate::deadline::Deadline;
-use mapping::{Mapped, map};
+use mapping::{SharedMapping, map};
 
 /// Maximum number of descriptors in one message (the kernel allows 253).
 pub const DESCRIPTORS_MAX: usize = 250;
@@ -32,7 +32,7 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 #[derive(Debug)]
 pub struct Segment {
     fd: OwnedFd,
-    mapped: Mapped,
+    mapping: SharedMapping,
 }
 
 impl Segment {
@@ -58,23 +58,23 @@ impl Segment {
     }
 
     fn map(fd: OwnedFd, bytes: usize) -> io::Result<Self> {
-        let mapped = map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
-        Ok(Self { fd, mapped })
+        let mapping = map(&fd, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(Self { fd, mapping })
     }
 
     /// First byte of the segment. Valid for [`Segment::bytes`] bytes while the segment lives.
     pub fn base(&self) -> *mut u8 {
-        self.mapped.base.as_ptr()
+        self.mapping.base.as_ptr()
     }
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
-        self.mapped.bytes
+        self.mapping.bytes
     }
 
     /// Address of a range; `None` if it is not entirely inside the segment.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
-        self.mapped.at(offset, bytes)
+        self.mapping.at(offset, bytes)
     }
 
     /// The descriptor, to pass to a peer.
@@ -96,7 +96,7 @@ impl Segment {
 /// A peer's [`Segment`], to read from. Unmapped when dropped.
 #[derive(Debug)]
 pub struct View {
-    mapped: Mapped,
+    mapping: SharedMapping,
 }
 
 impl View {
@@ -106,12 +106,12 @@ impl View {
     /// As [`Segment::open`].
     pub fn open(fd: &OwnedFd, bytes: usize) -> io::Result<Self> {
         check_sealed(fd, bytes)?;
-        Ok(Self { mapped: map(fd, bytes, ProtFlags::READ)? })
+        Ok(Self { mapping: map(fd, bytes, ProtFlags::READ)? })
     }
 
     /// Address of a range; `None` if it is not entirely inside the view.
     pub fn at(&self, offset: u64, bytes: usize) -> Option<*const u8> {
-        self.mapped.at(offset, bytes).map(<*mut u8>::cast_const)
+        self.mapping.at(offset, bytes).map(<*mut u8>::cast_const)
     }
 }
 
@@ -198,14 +198,14 @@ fn wait_readable(fd: impl AsFd, deadline: Deadline) -> io::Result<()> {
 
 fn same_user(stream: UnixStream) -> io::Result<UnixStream> {
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
-    let ours = rustix::process::geteuid();
-    if peer != ours {
+    let own_uid = rustix::process::geteuid();
+    if peer != own_uid {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!(
                 "the peer of the socket runs as user {}, this process as {}",
                 peer.as_raw(),
-                ours.as_raw()
+                own_uid.as_raw()
             ),
         ));
     }
@@ -274,11 +274,11 @@ pub fn send_descriptors(
         control.push(SendAncillaryMessage::ScmRights(descriptors));
     }
     let message_slices = [rustix::io::IoSlice::new(message)];
-    let sent = until_done(deadline, |remaining| {
+    let sent_bytes = until_done(deadline, |remaining| {
         stream.set_write_timeout(Some(remaining))?;
         Ok(rustix::net::sendmsg(stream, &message_slices, &mut control, SendFlags::NOSIGNAL)?)
     })?;
-    if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    if sent_bytes == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// Receives one message of [`send_descriptors`]; the message must have exactly this length.
@@ -296,7 +296,7 @@ pub fn receive_descriptors(
     let length = message.len();
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
     let mut message_slices = [rustix::io::IoSliceMut::new(message)];
-    let received = until_done(deadline, |remaining| {
+    let received_bytes = until_done(deadline, |remaining| {
         stream.set_read_timeout(Some(remaining))?;
         Ok(rustix::net::recvmsg(stream, &mut message_slices, &mut control, flags)?)
     })?;
@@ -306,10 +306,10 @@ pub fn receive_descriptors(
             descriptors.extend(rights);
         }
     }
-    if received.bytes == 0 {
+    if received_bytes.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    if received.bytes != length || received.flags.contains(ReturnFlags::CTRUNC) {
+    if received_bytes.bytes != length || received_bytes.flags.contains(ReturnFlags::CTRUNC) {
         return Err(io::ErrorKind::InvalidData.into());
     }
     Ok(descriptors)
@@ -376,8 +376,8 @@ mod tests {
         let Ok(fd) = rustix::fs::memfd_create("huge", flags) else { return };
         rustix::fs::ftruncate(&fd, 32 << 20).unwrap();
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
-        let refused = Segment::open(fd, 32 << 20).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
+        let error = Segment::open(fd, 32 << 20).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
     }
 
     #[test]

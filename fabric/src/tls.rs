@@ -37,7 +37,8 @@ pub(crate) const BINDING_LABEL: &[u8] = b"EXPORTER-Channel-Binding";
 const NAME: &str = "3fs.invalid";
 /// Content type of a handshake record: the first byte that a TLS client sends.
 pub(crate) const HANDSHAKE_RECORD: u8 = 0x16;
-/// A fatal `protocol_version` alert: the reply to a peer whose use of TLS differs from ours.
+/// A fatal `protocol_version` alert: the reply to a peer that uses TLS where this side does not, or
+/// the reverse.
 pub(crate) const MISMATCH: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 70];
 /// Bytes read from a peer before it has authenticated. A client hello, a finished message, and the
 /// first message of our handshake with the longest ticket and a proof are 2 KiB.
@@ -93,9 +94,9 @@ impl ServiceTls {
 /// The context of the listening side, with a new key.
 pub(crate) fn server_context() -> Result<Arc<ServerConfig>, Error> {
     let provider = Arc::new(provider());
-    let failed = |_| Error::General("generating a key failed".into());
+    let key_error = |_| Error::General("generating a key failed".into());
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new())
-        .map_err(failed)?;
+        .map_err(key_error)?;
     let key = PrivatePkcs8KeyDer::from(pkcs8.as_ref().to_vec());
     let key = provider.key_provider.load_private_key(key.into())?;
     let public = key.public_key().ok_or(Error::General("the key has no public key".into()))?;

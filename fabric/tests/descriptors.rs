@@ -13,7 +13,7 @@ fn is_limited(test: &str, soft: u32, hard: u32) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let done = Command::new("sh")
+    let child = Command::new("sh")
         .arg("-c")
         .arg(format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" \"$@\""))
         .arg(std::env::current_exe().unwrap())
@@ -21,8 +21,8 @@ fn is_limited(test: &str, soft: u32, hard: u32) -> bool {
         .env(CHILD, "1")
         .output()
         .unwrap();
-    let output = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success() && output.contains("1 passed"), "{output}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && output.contains("1 passed"), "{output}");
     false
 }
 
@@ -58,8 +58,9 @@ fn a_hard_limit_that_is_too_low_is_named_with_the_remedy() {
         return;
     }
     let text = reserve(2046, "a group of 1024 ranks").unwrap_err().to_string();
-    let wanted = ["a group of 1024 ranks needs 20", "limit is 200", "ulimit -n 20", "LimitNOFILE"];
-    assert!(wanted.iter().all(|part| text.contains(part)), "{text}");
+    let expected =
+        ["a group of 1024 ranks needs 20", "limit is 200", "ulimit -n 20", "LimitNOFILE"];
+    assert!(expected.iter().all(|part| text.contains(part)), "{text}");
     assert_eq!(soft(), 64);
     // A failed reservation is not counted.
     let _fits = reserve(100, "a group").unwrap();

@@ -176,13 +176,13 @@ mod tests {
 
     #[test]
     fn a_capability_is_for_one_object_one_volume_one_right_and_one_time() {
-        let (ours, volume) = (ring("1:0123456789abcdef0123456789abcdef"), ticket(7, false));
-        let signed = Capability::sign(&ours, &volume, 42, vec![1, 2, 3], NOW);
-        assert!(signed.check(&ours, &volume, 42, true, NOW).is_ok());
+        let (cluster_ring, volume) = (ring("1:0123456789abcdef0123456789abcdef"), ticket(7, false));
+        let signed = Capability::sign(&cluster_ring, &volume, 42, vec![1, 2, 3], NOW);
+        assert!(signed.check(&cluster_ring, &volume, 42, true, NOW).is_ok());
         let code = |result: Result<(), Fault>| result.unwrap_err().code;
         let forbidden = FaultCode::Forbidden;
-        assert_eq!(code(signed.check(&ours, &volume, 43, false, NOW)), forbidden);
-        assert_eq!(code(signed.check(&ours, &ticket(8, false), 42, false, NOW)), forbidden);
+        assert_eq!(code(signed.check(&cluster_ring, &volume, 43, false, NOW)), forbidden);
+        assert_eq!(code(signed.check(&cluster_ring, &ticket(8, false), 42, false, NOW)), forbidden);
         for forged in [
             Capability { object: 43, ..signed.clone() },
             Capability { expires_unix_s: NOW + 9999, ..signed.clone() },
@@ -191,9 +191,12 @@ mod tests {
             Capability { terms: vec![1, 2], ..signed.clone() },
             Capability { terms: Vec::new(), ..signed.clone() },
         ] {
-            assert_eq!(code(forged.check(&ours, &volume, forged.object, false, NOW)), forbidden);
+            assert_eq!(
+                code(forged.check(&cluster_ring, &volume, forged.object, false, NOW)),
+                forbidden
+            );
         }
-        let expired = signed.check(&ours, &volume, 42, false, NOW + 100);
+        let expired = signed.check(&cluster_ring, &volume, 42, false, NOW + 100);
         assert_eq!(code(expired), FaultCode::Expired);
         let rotated = ring("2:ffffffffffffffffffffffffffffffff");
         assert_eq!(code(signed.check(&rotated, &volume, 42, false, NOW)), FaultCode::Expired);
@@ -207,9 +210,9 @@ mod tests {
         assert_eq!(nothing, encode(&("request", None::<u8>)).unwrap());
         let former = encode(&Some((1u32, 42u64, true, NOW, [7u8; 32]))).unwrap();
         let presented: Presented = decode(&former).unwrap();
-        let refused = presented.capability().unwrap_err();
-        assert_eq!(refused.code, FaultCode::BadRequest);
-        assert!(refused.detail.contains("upgrade the client"), "{refused}");
+        let fault = presented.capability().unwrap_err();
+        assert_eq!(fault.code, FaultCode::BadRequest);
+        assert!(fault.detail.contains("upgrade the client"), "{fault}");
     }
 
     #[test]

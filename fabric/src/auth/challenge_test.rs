@@ -54,28 +54,30 @@ fn meet<T>(
         let (stream, _) = listener.accept().unwrap();
         accept(&stream, &key, context, soon())
     });
-    let dialed = dialer(TcpStream::connect(address).unwrap());
-    (acceptor.join().unwrap(), dialed)
+    let dialer_result = dialer(TcpStream::connect(address).unwrap());
+    (acceptor.join().unwrap(), dialer_result)
 }
 
 #[test]
 fn peers_with_the_same_key_are_accepted() {
-    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(1), CONTEXT, &[], soon()));
-    assert!(accepted.is_ok() && dialed.is_ok());
+    let (acceptor_result, dialer_result) =
+        meet(key(1), CONTEXT, |s| dial(&s, &key(1), CONTEXT, &[], soon()));
+    assert!(acceptor_result.is_ok() && dialer_result.is_ok());
 }
 
 #[test]
 fn another_key_is_refused_on_both_sides() {
-    let (accepted, dialed) = meet(key(1), CONTEXT, |s| dial(&s, &key(2), CONTEXT, &[], soon()));
-    assert!(accepted.is_err());
-    assert!(matches!(dialed, Err(AuthError::WrongKey { .. })));
+    let (acceptor_result, dialer_result) =
+        meet(key(1), CONTEXT, |s| dial(&s, &key(2), CONTEXT, &[], soon()));
+    assert!(acceptor_result.is_err());
+    assert!(matches!(dialer_result, Err(AuthError::WrongKey { .. })));
 }
 
 #[test]
 fn a_proof_for_one_service_is_invalid_at_another() {
-    let (accepted, dialed) =
+    let (acceptor_result, dialer_result) =
         meet(key(1), "threefs/meta", |s| dial(&s, &key(1), CONTEXT, &[], soon()));
-    assert!(accepted.is_err() && dialed.is_err());
+    assert!(acceptor_result.is_err() && dialer_result.is_err());
 }
 
 #[test]
@@ -94,21 +96,21 @@ fn a_modified_greeting_is_refused() {
 #[test]
 fn a_dialer_without_the_key_cannot_pass_by_reflection() {
     // It answers the challenge with the proof of the acceptor.
-    let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
+    let (acceptor_result, ()) = meet(key(1), CONTEXT, |mut stream| {
         stream.write_all(&[&MAGIC[..], &[7; 32]].concat()).unwrap();
         let mut challenge = [0; CHALLENGE_BYTES];
         stream.read_exact(&mut challenge).unwrap();
         stream.write_all(&challenge[32..]).unwrap();
     });
-    assert!(matches!(accepted, Err(AuthError::WrongKey { .. })));
+    assert!(matches!(acceptor_result, Err(AuthError::WrongKey { .. })));
 }
 
 #[test]
 fn data_of_another_protocol_is_reported_as_such() {
-    let (accepted, ()) = meet(key(1), CONTEXT, |mut stream| {
+    let (acceptor_result, ()) = meet(key(1), CONTEXT, |mut stream| {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a-long-enough-name\r\n\r\n").unwrap();
     });
-    let error = accepted.unwrap_err();
+    let error = acceptor_result.unwrap_err();
     assert!(matches!(error, AuthError::NotOurProtocol { .. }), "{error}");
     assert!(error.to_string().contains(CONTEXT));
 }

@@ -204,7 +204,7 @@ pub struct Acceptor {
     transcript: Transcript,
     nonce: [u8; 32],
     key_id: u32,
-    known: bool,
+    key_is_known: bool,
     ticket: Option<Ticket>,
 }
 
@@ -224,7 +224,7 @@ impl Acceptor {
     ) -> Result<(Self, [u8; CHALLENGE_BYTES]), AuthError> {
         // The acceptor cannot prove a key that is not in the ring. It signs with one that is, and
         // the dialer finds the proof invalid.
-        let (key, known) = match ring.get(hello.key_id) {
+        let (key, key_is_known) = match ring.get(hello.key_id) {
             Some(key) => (key, true),
             None => (ring.signing().1, false),
         };
@@ -247,14 +247,17 @@ impl Acceptor {
         let mut challenge = [0; CHALLENGE_BYTES];
         challenge[..32].copy_from_slice(&nonce);
         challenge[32..].copy_from_slice(&transcript.proof("acceptor", &nonce));
-        Ok((Self { transcript, nonce, key_id: hello.key_id, known, ticket: decoded }, challenge))
+        Ok((
+            Self { transcript, nonce, key_id: hello.key_id, key_is_known, ticket: decoded },
+            challenge,
+        ))
     }
 
     /// The key id that the dialer named, if it is not in the local ring: the dialer will
     /// disconnect.
     pub fn unknown_key(&self) -> Option<AuthError> {
         let (context, id) = (self.transcript.context.clone(), self.key_id);
-        (!self.known).then_some(AuthError::UnknownKey { context, id })
+        (!self.key_is_known).then_some(AuthError::UnknownKey { context, id })
     }
 
     /// The key of the ring that the dialer used.

@@ -43,9 +43,9 @@ fn meet(
 ) -> (Result<Grant, AuthError>, Result<(), AuthError>) {
     let (dialer, mut hello) = Dialer::new(credential, CONTEXT, b"", [1; 32]);
     change(&mut hello);
-    let accepted = accept(&hello, ring, CONTEXT, b"");
-    let (acceptor, challenge) = match accepted {
-        Ok(accepted) => accepted,
+    let result = accept(&hello, ring, CONTEXT, b"");
+    let (acceptor, challenge) = match result {
+        Ok(acceptor) => acceptor,
         Err(error) => return (Err(error), Ok(())),
     };
     let proof = match dialer.answer(&challenge) {
@@ -121,13 +121,13 @@ fn expired_and_foreign_tickets_are_refused_by_name_on_both_sides() {
 #[test]
 fn a_ticket_cannot_be_changed_into_another() {
     // The holder of a ticket changes its directory, its expiry and its mode.
-    let held = ticket().seal(&one()).unwrap();
+    let sealed = ticket().seal(&one()).unwrap();
     for forged in [
         Ticket { directory: 1, ..ticket() },
         Ticket { expires_unix_s: NOW + 1_000_000, ..ticket() },
         Ticket { read_only: false, ..ticket() },
     ] {
-        let text = held.to_text();
+        let text = sealed.to_text();
         let secret = text.trim().rsplit(':').next().unwrap();
         let other = forged.seal(&one()).unwrap().to_text();
         let mixed = format!("{}:{secret}", other.trim().rsplit_once(':').unwrap().0);
@@ -139,13 +139,13 @@ fn a_ticket_cannot_be_changed_into_another() {
 
 #[test]
 fn a_ticket_does_not_open_as_a_service() {
-    let held = ticket().seal(&one()).unwrap();
+    let sealed = ticket().seal(&one()).unwrap();
     // Its secret used as the cluster's key, without the ticket.
-    let secret = Credential::Keys(Arc::new(KeyRing::of(held.secret().clone())));
+    let secret = Credential::Keys(Arc::new(KeyRing::of(sealed.secret().clone())));
     let (grant, _) = meet(&secret, &one(), |hello| hello[40..44].copy_from_slice(&[1, 0, 0, 0]));
     assert!(grant.is_err());
     // The ticket is removed from the first message.
-    let (grant, _) = meet(&Credential::Ticket(Arc::new(held)), &one(), |hello| {
+    let (grant, _) = meet(&Credential::Ticket(Arc::new(sealed)), &one(), |hello| {
         hello.truncate(HELLO_BYTES);
         hello[44..46].copy_from_slice(&[0, 0]);
     });
@@ -199,10 +199,10 @@ proptest! {
         hello in proptest::array::uniform32(any::<u8>()),
         tail in proptest::collection::vec(any::<u8>(), 16..1100),
         proof in proptest::array::uniform32(any::<u8>()),
-        ours in any::<bool>(),
+        valid_header in any::<bool>(),
     ) {
         let mut bytes = [hello.to_vec(), tail].concat();
-        if ours {
+        if valid_header {
             bytes[..8].copy_from_slice(MAGIC);
             bytes[46..48].copy_from_slice(&[0, 0]);
             let most = bytes.len() - HELLO_BYTES;
@@ -214,8 +214,8 @@ proptest! {
             && bytes.len() >= HELLO_BYTES + parsed.ticket_bytes()
         {
             let ticket = &bytes[HELLO_BYTES..HELLO_BYTES + parsed.ticket_bytes()];
-            let accepted = Acceptor::new(&one(), CONTEXT, b"", &parsed, ticket, [2; 32]);
-            if let Ok((acceptor, _)) = accepted {
+            let result = Acceptor::new(&one(), CONTEXT, b"", &parsed, ticket, [2; 32]);
+            if let Ok((acceptor, _)) = result {
                 prop_assert!(acceptor.check(&proof, "default", NOW).1.is_err());
             }
         }

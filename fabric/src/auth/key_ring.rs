@@ -34,7 +34,7 @@ impl KeyRing {
 
     /// The key with this id.
     pub fn get(&self, id: u32) -> Option<&Key> {
-        self.keys.iter().find(|(known, _)| *known == id).map(|(_, key)| key)
+        self.keys.iter().find(|(key_id, _)| *key_id == id).map(|(_, key)| key)
     }
 
     /// Key ids; the signing key comes first.

@@ -22,7 +22,7 @@ impl KeyRing {
     /// [`AuthError::BadKey`] with the line and the reason. Messages never contain a key.
     pub fn parse(path: &Path, content: &[u8]) -> Result<Self, AuthError> {
         let bad = |reason: String| AuthError::BadKey { path: path.display().to_string(), reason };
-        let named = |error: AuthError| match error {
+        let with_path = |error: AuthError| match error {
             AuthError::BadKey { reason, .. } => bad(reason),
             other => other,
         };
@@ -37,7 +37,7 @@ impl KeyRing {
             .filter(|line| !line.is_empty())
             .collect();
         if !lines.iter().any(|line| split_id(line).is_some()) {
-            return Key::from_bytes(content).map(Self::of).map_err(named);
+            return Key::from_bytes(content).map(Self::of).map_err(with_path);
         }
         let mut keys: Vec<(u32, Key)> = Vec::new();
         for (number, line) in lines.iter().enumerate() {
@@ -51,15 +51,15 @@ impl KeyRing {
             if !key.iter().all(u8::is_ascii_graphic) {
                 return Err(bad_line("the key must be printable characters without blanks"));
             }
-            if keys.iter().any(|(known, _)| *known == id) {
+            if keys.iter().any(|(other_id, _)| *other_id == id) {
                 return Err(bad_line(&format!("id {id} is used twice")));
             }
-            let key = Key::from_bytes(key).map_err(named)?;
+            let key = Key::from_bytes(key).map_err(with_path)?;
             keys.push((id, key));
         }
         if keys.len() > KEYS_MAX {
-            let found = keys.len();
-            return Err(bad(format!("{found} keys; at most {KEYS_MAX}: remove the oldest")));
+            let count = keys.len();
+            return Err(bad(format!("{count} keys; at most {KEYS_MAX}: remove the oldest")));
         }
         Ok(Self::new(keys))
     }

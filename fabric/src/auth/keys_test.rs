@@ -73,6 +73,6 @@ fn a_changed_file_is_reloaded_and_an_invalid_one_is_ignored() {
 
 #[test]
 fn keys_are_not_printed() {
-    let shown = format!("{:?} {:?}", parse(FIRST).unwrap(), Keys::from(parse(FIRST).unwrap()));
-    assert_eq!(shown, "KeyRing([0]) KeyRing([0])");
+    let text = format!("{:?} {:?}", parse(FIRST).unwrap(), Keys::from(parse(FIRST).unwrap()));
+    assert_eq!(text, "KeyRing([0]) KeyRing([0])");
 }

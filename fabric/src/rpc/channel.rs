@@ -35,7 +35,7 @@ pub(super) async fn dial(
         return Ok(Stream::Plain(stream));
     }
     let connect = async {
-        let (config, name) = client_context().map_err(failed(context))?;
+        let (config, name) = client_context().map_err(tls_failure(context))?;
         let metered = Metered::new(stream, UNAUTHENTICATED_BYTES_MAX);
         match TlsConnector::from(config).connect(name, metered).await {
             Ok(stream) => Ok(Box::new(TlsStream::Client(stream))),
@@ -46,14 +46,14 @@ pub(super) async fn dial(
         }
     };
     let mut stream = within(context, deadline, connect).await?;
-    let binding = binding(&stream).map_err(failed(context))?;
+    let binding = binding(&stream).map_err(tls_failure(context))?;
     handshake::dial(&mut stream, credential, context, &binding, deadline).await?;
     stream.get_mut().0.authenticated();
     Ok(Stream::Tls(stream))
 }
 
 /// Result of accepting a connection.
-pub(super) enum Accepted {
+pub(super) enum Incoming {
     /// The peer has proved that it holds a key or a ticket.
     Authenticated(Stream, PeerAuth),
     /// The peer disconnected before its first byte, as a probe of the port does.
@@ -80,12 +80,12 @@ impl Acceptor {
         cluster: &str,
         context: &str,
         deadline: Deadline,
-    ) -> Result<Accepted, AuthError> {
+    ) -> Result<Incoming, AuthError> {
         let mut first = [0; 1];
         let peek = async { Ok(stream.peek(&mut first).await.unwrap_or(0)) };
         // A probe may also reset the connection instead of closing it.
         if within(context, deadline, peek).await? == 0 {
-            return Ok(Accepted::Silent);
+            return Ok(Incoming::Silent);
         }
         let is_tls = first[0] == HANDSHAKE_RECORD;
         let tls_error = |source| AuthError::Tls { context: context.into(), source };
@@ -95,22 +95,22 @@ impl Acceptor {
                 let accept = async { acceptor.accept(metered).await.map_err(broken(context)) };
                 let stream = within(context, deadline, accept).await?;
                 let mut stream = Box::new(TlsStream::Server(stream));
-                let binding = binding(&stream).map_err(failed(context))?;
-                let accepted =
+                let binding = binding(&stream).map_err(tls_failure(context))?;
+                let handshake =
                     handshake::accept(&mut stream, ring, cluster, context, &binding, deadline);
-                let Some(peer_auth) = accepted.await? else { return Ok(Accepted::Silent) };
+                let Some(peer_auth) = handshake.await? else { return Ok(Incoming::Silent) };
                 stream.get_mut().0.authenticated();
-                Ok(Accepted::Authenticated(Stream::Tls(stream), peer_auth))
+                Ok(Incoming::Authenticated(Stream::Tls(stream), peer_auth))
             }
             (true, None) => {
                 refuse(&mut stream, deadline).await;
                 Err(tls_error(TlsError::UnexpectedTls))
             }
             (false, _) if self.accepts.plain() => {
-                let accepted =
+                let handshake =
                     handshake::accept(&mut stream, ring, cluster, context, &[], deadline);
-                let Some(peer_auth) = accepted.await? else { return Ok(Accepted::Silent) };
-                Ok(Accepted::Authenticated(Stream::Plain(stream), peer_auth))
+                let Some(peer_auth) = handshake.await? else { return Ok(Incoming::Silent) };
+                Ok(Incoming::Authenticated(Stream::Plain(stream), peer_auth))
             }
             (false, _) => {
                 let mut first = [0; MAGIC_BYTES];
@@ -139,6 +139,6 @@ async fn refuse(stream: &mut TcpStream, deadline: Deadline) {
     let _ = tokio::time::timeout_at(deadline.instant().into(), refuse).await;
 }
 
-fn failed(context: &str) -> impl Fn(rustls::Error) -> AuthError + '_ {
+fn tls_failure(context: &str) -> impl Fn(rustls::Error) -> AuthError + '_ {
     move |error| broken(context)(io::Error::other(error))
 }

@@ -78,10 +78,10 @@ pub(super) enum FrameError {
     Version { version: u8 },
     #[error("unknown frame kind {kind}")]
     Kind { kind: u8 },
-    #[error("the header's checksum is {found:08x}, not {expected:08x}")]
-    HeaderChecksum { found: u32, expected: u32 },
-    #[error("the message's checksum is {found:08x}, not {expected:08x}")]
-    MessageChecksum { found: u32, expected: u32 },
+    #[error("the header's checksum is {received:08x}, not {computed:08x}")]
+    HeaderChecksum { received: u32, computed: u32 },
+    #[error("the message's checksum is {received:08x}, not {computed:08x}")]
+    MessageChecksum { received: u32, computed: u32 },
     #[error("{part} of {bytes} bytes exceeds the limit of {bytes_max}")]
     TooLarge { part: &'static str, bytes: usize, bytes_max: usize },
 }
@@ -114,9 +114,9 @@ impl Header {
         if bytes[4] != VERSION {
             return Err(FrameError::Version { version: bytes[4] });
         }
-        let (found, expected) = (word(32), crc32c::crc32c(&bytes[..32]));
-        if found != expected {
-            return Err(FrameError::HeaderChecksum { found, expected });
+        let (received, computed) = (word(32), crc32c::crc32c(&bytes[..32]));
+        if received != computed {
+            return Err(FrameError::HeaderChecksum { received, computed });
         }
         let kind = match bytes[5] {
             1 => Kind::Request,
@@ -154,11 +154,11 @@ impl Header {
     }
 
     pub(super) fn check_message(&self, message: &[u8]) -> Result<(), FrameError> {
-        let expected = crc32c::crc32c(message);
-        if self.message_crc == expected {
+        let computed = crc32c::crc32c(message);
+        if self.message_crc == computed {
             return Ok(());
         }
-        Err(FrameError::MessageChecksum { found: self.message_crc, expected })
+        Err(FrameError::MessageChecksum { received: self.message_crc, computed })
     }
 }
 
@@ -328,7 +328,7 @@ pub(super) async fn write_frames<H>(
     let mut parts = VecDeque::new();
     while queue.recv_many(&mut frames, FRAMES_PER_WRITE).await > 0 {
         let mut inline = BytesMut::new();
-        let mut held = Vec::with_capacity(frames.len());
+        let mut large_parts = Vec::with_capacity(frames.len());
         for frame in frames.drain(..) {
             inline.extend_from_slice(&frame.header().encode());
             if frame.message.len() <= INLINE_BYTES_MAX {
@@ -343,7 +343,7 @@ pub(super) async fn write_frames<H>(
                 }
                 parts.extend(frame.payload.into_parts());
             }
-            held.push(frame.hold);
+            large_parts.push(frame.hold);
         }
         if !inline.is_empty() {
             parts.push_back(inline.freeze());
@@ -397,9 +397,9 @@ async fn write_parts(
         }
         while written > 0 {
             let Some(part) = parts.front_mut() else { break };
-            let taken = written.min(part.len());
-            part.advance(taken);
-            written -= taken;
+            let part_bytes = written.min(part.len());
+            part.advance(part_bytes);
+            written -= part_bytes;
             if part.is_empty() {
                 parts.pop_front();
             }

@@ -70,12 +70,12 @@ pub(super) async fn accept(
     within(context, deadline, async {
         let mut hello = [0; HELLO_BYTES];
         // A probe may also reset the connection instead of closing it.
-        let received = stream.read(&mut hello[..MAGIC_BYTES]).await.unwrap_or(0);
-        if received == 0 {
+        let first_bytes = stream.read(&mut hello[..MAGIC_BYTES]).await.unwrap_or(0);
+        if first_bytes == 0 {
             return Ok(None);
         }
         let (magic, rest) = hello.split_at_mut(MAGIC_BYTES);
-        stream.read_exact(&mut magic[received..]).await.map_err(broken(context))?;
+        stream.read_exact(&mut magic[first_bytes..]).await.map_err(broken(context))?;
         let mut first = [0; MAGIC_BYTES];
         first.copy_from_slice(magic);
         // An older version sends fewer bytes, so waiting for a full hello would block.
@@ -92,13 +92,13 @@ pub(super) async fn accept(
             return Err(acceptor.unknown_key().unwrap_or_else(|| broken(context)(error)));
         }
         let key_id = acceptor.key_id();
-        let held = ring.get(key_id).cloned();
+        let key = ring.get(key_id).cloned();
         let (verdict, grant) = acceptor.check(&proof, cluster, unix_now().as_secs());
         if let Some(verdict) = verdict {
             send(stream, &[verdict]).await.map_err(broken(context))?;
         }
         let unknown = AuthError::UnknownKey { context: context.into(), id: key_id };
-        let (grant, key) = (grant?, held.ok_or(unknown)?);
+        let (grant, key) = (grant?, key.ok_or(unknown)?);
         Ok(Some(PeerAuth { grant, key_id, key }))
     })
     .await

@@ -62,9 +62,9 @@ impl Payload {
             0 => Bytes::new(),
             1 => self.0.remove(0),
             _ => {
-                let mut joined = BytesMut::with_capacity(self.len());
-                self.0.iter().for_each(|part| joined.extend_from_slice(part));
-                joined.freeze()
+                let mut bytes = BytesMut::with_capacity(self.len());
+                self.0.iter().for_each(|part| bytes.extend_from_slice(part));
+                bytes.freeze()
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::deadline::Deadline;
 
 /// Maximum age of a reading: a tenth of its age is lost from every guarded request.
 pub(super) const READING_AGE_MAX: Duration = Duration::from_secs(5);
-/// Usable part of the remaining time if the receiver's clock may be slower than ours.
+/// Usable part of the remaining time if the receiver's clock may be slower than the local clock.
 const RATE_PERCENT: u32 = 90;
 
 /// Conditions of the requests of one operation.
@@ -36,9 +36,9 @@ pub struct NotAfter {
 impl NotAfter {
     /// Time before which a request that is sent now must have been started.
     pub(super) async fn end(&self, deadline: Deadline) -> Result<BootInstant, LeaseError> {
-        let held = self.lease.wait_valid(deadline).await?;
+        let lease_end = self.lease.wait_valid(deadline).await?;
         let end = BootInstant::now().after(self.end.remaining().unwrap_or_default());
-        Ok(held.map_or(end, |held| held.min(end)))
+        Ok(lease_end.map_or(end, |lease_end| lease_end.min(end)))
     }
 }
 
@@ -59,8 +59,8 @@ impl ConnectionClock {
     /// The instant at which it shows `reading`, or the present if it already has; readings are less
     /// than 24 days away.
     pub(super) fn instant_of(self, reading: u32) -> BootInstant {
-        let left = reading.wrapping_sub(self.reading()).cast_signed().max(0);
-        BootInstant::now().after(Duration::from_millis(u64::from(left.unsigned_abs())))
+        let remaining_ms = reading.wrapping_sub(self.reading()).cast_signed().max(0);
+        BootInstant::now().after(Duration::from_millis(u64::from(remaining_ms.unsigned_abs())))
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) enum PeerClock {
     Nothing,
     /// The server has no clock: an older version.
     Silence,
-    /// It showed `reading` at `at`, or later.
+    /// The clock showed `reading` at `at` or later.
     Reading { reading: u32, at: BootInstant },
 }
 
@@ -97,8 +97,8 @@ impl PeerClock {
     /// A reading that the clock reaches at `end` at the latest; `None` if the server has no clock.
     pub(super) fn reading_before(&self, end: BootInstant) -> Option<u32> {
         let Self::Reading { reading, at } = self else { return None };
-        let left = end.since(*at).as_millis().min(u128::from(u32::MAX / 4)) as u32;
-        Some(reading.wrapping_add((u64::from(left) * u64::from(RATE_PERCENT) / 100) as u32))
+        let remaining_ms = end.since(*at).as_millis().min(u128::from(u32::MAX / 4)) as u32;
+        Some(reading.wrapping_add((u64::from(remaining_ms) * u64::from(RATE_PERCENT) / 100) as u32))
     }
 }
 
@@ -110,11 +110,11 @@ mod tests {
     fn a_clock_reading_never_exceeds_the_true_time_even_with_a_slow_clock() {
         let at = BootInstant::now();
         for reading in [1, 1000, u32::MAX - 5] {
-            let heard = PeerClock::Reading { reading, at };
+            let clock = PeerClock::Reading { reading, at };
             let end = at.after(Duration::from_secs(20));
-            let named = heard.reading_before(end).unwrap().wrapping_sub(reading);
+            let advance = clock.reading_before(end).unwrap().wrapping_sub(reading);
             // After 20 s a clock that is 10 % slow has advanced by 18 s.
-            assert_eq!(named, 18_000);
+            assert_eq!(advance, 18_000);
         }
         let past = PeerClock::Reading { reading: 7, at: at.after(Duration::from_secs(9)) };
         assert_eq!(past.reading_before(at), Some(7));

@@ -167,9 +167,9 @@ impl AsyncRead for Metered {
                     ready!(Pin::new(socket).poll_read(context, &mut fresh))?;
                     (*from, *to) = (0, fresh.filled().len());
                 }
-                let copied = out.remaining().min(*to - *from);
-                out.put_slice(&buffer[*from..*from + copied]);
-                *from += copied;
+                let count = out.remaining().min(*to - *from);
+                out.put_slice(&buffer[*from..*from + count]);
+                *from += count;
             }
         }
         Poll::Ready(Ok(()))

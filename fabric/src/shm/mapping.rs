@@ -51,20 +51,20 @@ impl Drop for Mapping {
 
 /// Handle to a mapping that the owner of one descriptor uses.
 #[cfg(not(one_mapping))]
-pub(super) type Mapped = Mapping;
+pub(super) type SharedMapping = Mapping;
 #[cfg(one_mapping)]
-pub(super) type Mapped = std::sync::Arc<Mapping>;
+pub(super) type SharedMapping = std::sync::Arc<Mapping>;
 
 /// Maps a file, as [`Mapping::new`] does.
 #[cfg(not(one_mapping))]
-pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Mapped> {
+pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<SharedMapping> {
     Mapping::new(fd, bytes, access)
 }
 
 /// The existing mapping of this file, or a new one. The creator maps the file first and with write
 /// access, so a later open has at least the access that it requests.
 #[cfg(one_mapping)]
-pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Mapped> {
+pub(super) fn map(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<SharedMapping> {
     use std::collections::HashMap;
     use std::sync::{LazyLock, Mutex, PoisonError, Weak};
 

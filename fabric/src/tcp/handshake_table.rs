@@ -100,8 +100,8 @@ mod tests {
         table.add(v4(1), 0);
         table.add("2001:db8::1".parse().unwrap(), 1);
         assert_eq!(table.add("2001:db8::2".parse().unwrap(), 2), Some(1));
-        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
-        assert_eq!(source_of(mapped), v4(1));
+        let mapped_address: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        assert_eq!(source_of(mapped_address), v4(1));
     }
 
     #[test]

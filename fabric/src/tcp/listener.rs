@@ -84,9 +84,9 @@ impl Listener {
             vec![PollFd::new(listener, PollFlags::IN), PollFd::new(wakeup, PollFlags::IN)];
         sockets.extend(handshakes.iter().map(|h| PollFd::new(&h.stream, PollFlags::IN)));
         let until = handshakes.iter().map(|handshake| handshake.until).min();
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        if poll(&mut sockets, left.as_ref()).is_err() {
+        let remaining = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let remaining = remaining.and_then(|remaining| Timespec::try_from(remaining).ok());
+        if poll(&mut sockets, remaining.as_ref()).is_err() {
             std::thread::sleep(PAUSE); // Interrupted, or out of memory.
         }
     }
@@ -126,14 +126,14 @@ impl Listener {
     fn advance(self: &Arc<Self>, handshakes: &mut HandshakeTable<Handshake>) {
         let now = Instant::now();
         let mut ends = Vec::new();
-        let ended = handshakes.take_if(|handshake| match self.step(handshake, now) {
+        let finished = handshakes.take_if(|handshake| match self.step(handshake, now) {
             Progress::Pending => false,
             end => {
                 ends.push(end);
                 true
             }
         });
-        for (handshake, end) in ended.into_iter().zip(ends) {
+        for (handshake, end) in finished.into_iter().zip(ends) {
             match end {
                 Progress::Refused(why) => self.refuse(handshake.from, &why),
                 _ => self.hand_over(handshake),
@@ -154,12 +154,12 @@ impl Listener {
     fn try_step(&self, handshake: &mut Handshake) -> Result<bool, String> {
         let broken = |error: io::Error| format!("the handshake failed: {error}");
         loop {
-            let wanted = match handshake.acceptor {
+            let expected_bytes = match handshake.acceptor {
                 None => HELLO_BYTES,
                 Some(_) => self.greeting_bytes + PROOF_BYTES,
             };
-            while handshake.length < wanted {
-                let room = &mut handshake.received[handshake.length..wanted];
+            while handshake.length < expected_bytes {
+                let room = &mut handshake.received[handshake.length..expected_bytes];
                 match (&handshake.stream).read(room) {
                     Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
                     Ok(bytes) => handshake.length += bytes,

@@ -148,10 +148,10 @@ impl Port {
         let admit = Box::new(admit);
         let handler =
             Listener { key, context, class, greeting_bytes, counters: counters.clone(), admit };
-        let (handler, stopped, notified) = (Arc::new(handler), stop.clone(), wakeup.clone());
+        let (handler, stop_flag, notified) = (Arc::new(handler), stop.clone(), wakeup.clone());
         let thread = std::thread::Builder::new()
             .name("fabric-port".into())
-            .spawn(move || handler.run(&listener, &notified, &stopped))?;
+            .spawn(move || handler.run(&listener, &notified, &stop_flag))?;
         Ok(Self { address, counters, stop, wakeup, thread: Some(thread) })
     }
 
@@ -220,10 +220,10 @@ fn try_one(
     greeting: &[u8],
     deadline: Deadline,
 ) -> Result<TcpStream, AttemptError> {
-    let left = deadline.remaining().ok_or(io::ErrorKind::TimedOut);
-    let stream = left
+    let remaining = deadline.remaining().ok_or(io::ErrorKind::TimedOut);
+    let stream = remaining
         .map_err(io::Error::from)
-        .and_then(|left| TcpStream::connect_timeout(&address, left.min(ATTEMPT_TIMEOUT)))
+        .and_then(|remaining| TcpStream::connect_timeout(&address, remaining.min(ATTEMPT_TIMEOUT)))
         .and_then(|stream| prepare(&stream, class).map(|()| stream))
         .map_err(AttemptError::Unreachable)?;
     // A peer that has not authenticated may stay silent.

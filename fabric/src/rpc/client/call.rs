@@ -102,7 +102,7 @@ impl Connection {
                 Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::Overloaded => {
                     self.shared.offer_for_a_while();
                 }
-                ended => return ended,
+                result => return result,
             }
         }
         self.attempt(request, expiry, bytes > DIRECT_BYTES_MAX, deadline, options, start).await
@@ -122,7 +122,7 @@ impl Connection {
         let at = deadline.instant().into();
         let request_id = self.shared.next_request_id.fetch_add(1, Relaxed);
         // Removes the call on every path, including when the caller's future is dropped.
-        let mut pending = PendingCall { connection: self, request_id, granted: false };
+        let mut pending = PendingCall { connection: self, request_id, has_grant: false };
         if offers {
             let announces = (request.message.len(), request.payload.len());
             self.offer(&mut pending, announces, deadline, options, start).await?;
@@ -141,12 +141,12 @@ impl Connection {
         let frame = Outgoing { kind, request_id, time_ms, ..request };
         match tokio::time::timeout_at(at, self.outbox.send(frame)).await {
             Err(_) => return Err(timed_out(false)),
-            Ok(Err(_)) => return Err(self.shared.lost()),
-            Ok(Ok(())) => pending.granted = false,
+            Ok(Err(_)) => return Err(self.shared.connection_lost()),
+            Ok(Ok(())) => pending.has_grant = false,
         }
         match self.shared.wait(reply, start, deadline, options.idle_timeout).await {
             None => Err(timed_out(true)),
-            Some(Err(_)) => Err(self.shared.lost()),
+            Some(Err(_)) => Err(self.shared.connection_lost()),
             Some(Ok(Ok(reply))) => Ok(reply),
             Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
         }
@@ -162,7 +162,7 @@ impl Connection {
         start: Instant,
     ) -> Result<(), RpcError> {
         let request_id = pending.request_id;
-        let (sender, granted) = oneshot::channel();
+        let (sender, grant) = oneshot::channel();
         self.shared.expect(request_id, Awaited::Grant(sender))?;
         let bare = Outgoing::bare(Kind::Offer, request_id, ());
         let (class, time_ms) = (options.class, remaining_ms(deadline));
@@ -174,12 +174,12 @@ impl Connection {
             Ok(Err(_)) => return Err(self.shared.unreachable()),
             Ok(Ok(())) => {}
         }
-        match self.shared.wait(granted, start, deadline, options.idle_timeout).await {
+        match self.shared.wait(grant, start, deadline, options.idle_timeout).await {
             None => Err(not_sent()),
             Some(Err(_)) => Err(self.shared.unreachable()),
             Some(Ok(Err(fault))) => Err(self.shared.faulted(fault)),
             Some(Ok(Ok(()))) => {
-                pending.granted = true;
+                pending.has_grant = true;
                 Ok(())
             }
         }
@@ -222,13 +222,13 @@ struct PendingCall<'a> {
     connection: &'a Connection,
     request_id: u64,
     /// The grant of the server, which has not been used yet.
-    granted: bool,
+    has_grant: bool,
 }
 
 impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         self.connection.shared.lock().calls.remove(&self.request_id);
-        if self.granted {
+        if self.has_grant {
             let decline = Outgoing::bare(Kind::Decline, self.request_id, ());
             let _ = self.connection.outbox.try_send(decline);
         }
@@ -243,7 +243,7 @@ impl Shared {
     /// Registers a pending call. An error means that no more frames can arrive.
     fn expect(&self, request_id: u64, awaited: Awaited) -> Result<(), RpcError> {
         let mut waiting = self.lock();
-        if waiting.ended.is_some() {
+        if waiting.closed_because.is_some() {
             drop(waiting);
             return Err(self.unreachable());
         }
@@ -306,7 +306,7 @@ impl Shared {
         RpcError::Unreachable {
             context: self.config.context.clone(),
             peer: self.peer.clone(),
-            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
+            detail: self.lock().closed_because.clone().unwrap_or_else(|| "closed".into()),
         }
     }
 
@@ -322,11 +322,11 @@ impl Shared {
         RpcError::LeaseLost { context: self.config.context.clone(), peer: self.peer.clone() }
     }
 
-    fn lost(&self) -> RpcError {
+    fn connection_lost(&self) -> RpcError {
         RpcError::Lost {
             context: self.config.context.clone(),
             peer: self.peer.clone(),
-            detail: self.lock().ended.clone().unwrap_or_else(|| "closed".into()),
+            detail: self.lock().closed_because.clone().unwrap_or_else(|| "closed".into()),
         }
     }
 }

@@ -103,18 +103,18 @@ impl Connection {
             offer_until_ms: AtomicU64::new(0),
         });
         let driven = Arc::clone(&shared);
-        // Weak: the queue ends with the connection.
+        // A weak reference: the queue is dropped with the connection.
         let answers = outbox.downgrade();
         let driver = tokio::spawn(async move {
             let stalled = |idle| idle >= driven.config.stall_timeout;
-            let ended = tokio::select! {
-                ended = driven.read(read_half, &answers) => ended.to_string(),
+            let reason = tokio::select! {
+                reason = driven.read(read_half, &answers) => reason.to_string(),
                 written = write_frames(&mut write_half, &mut queue, stalled) => match written {
                     Ok(()) => "closed by this side".into(),
                     Err(error) => error.to_string(),
                 },
             };
-            driven.end(ended);
+            driven.end(reason);
         });
         Self { shared, credential, outbox, call_slots, driver }
     }
@@ -127,7 +127,7 @@ impl Connection {
 
     /// True once no call can succeed on it.
     pub fn is_closed(&self) -> bool {
-        self.shared.lock().ended.is_some()
+        self.shared.lock().closed_because.is_some()
     }
 }
 
@@ -156,11 +156,11 @@ pub(super) struct Shared {
     pub(super) offer_until_ms: AtomicU64,
 }
 
-/// Pending calls; `ended` once no more frames can arrive.
+/// Pending calls; `closed_because` is set once no more frames can arrive.
 #[derive(Default)]
 pub(super) struct Waiting {
     pub(super) calls: HashMap<u64, Awaited>,
-    pub(super) ended: Option<String>,
+    pub(super) closed_because: Option<String>,
 }
 
 pub(super) enum Awaited {
@@ -179,7 +179,7 @@ impl Shared {
 
     fn end(&self, detail: String) {
         let mut waiting = self.lock();
-        waiting.ended.get_or_insert(detail);
+        waiting.closed_because.get_or_insert(detail);
         // Dropping the senders wakes all waiting calls.
         waiting.calls.clear();
     }
@@ -202,7 +202,7 @@ impl Shared {
         let header = read_header(reader, &self.config.limits, stall_timeout).await?;
         self.alive_ms.store(self.started.elapsed().as_millis() as u64, Relaxed);
         if header.kind == Kind::Grant {
-            self.granted(header.request_id, answers);
+            self.on_grant(header.request_id, answers);
             return Ok(());
         }
         if !matches!(header.kind, Kind::Reply | Kind::Fault) {
@@ -234,7 +234,7 @@ impl Shared {
     }
 
     /// The server has reserved memory; if the call has timed out meanwhile, the grant is declined.
-    fn granted(&self, request_id: u64, answers: &WeakOutbox) {
+    fn on_grant(&self, request_id: u64, answers: &WeakOutbox) {
         let mut waiting = self.lock();
         let used = match waiting.calls.remove(&request_id) {
             Some(Awaited::Grant(caller)) => caller.send(Ok(())).is_ok(),

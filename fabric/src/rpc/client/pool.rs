@@ -137,7 +137,7 @@ impl Pool {
                 result => return result,
             };
             match deadline.remaining() {
-                Some(left) if left > pause => tokio::time::sleep(pause).await,
+                Some(remaining) if remaining > pause => tokio::time::sleep(pause).await,
                 _ if error.executed() == Executed::Perhaps => return Err(error),
                 _ => return Err(perhaps.unwrap_or(error)),
             }

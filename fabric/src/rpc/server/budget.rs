@@ -126,17 +126,17 @@ impl Bytes {
         bytes: usize,
         deadline: Deadline,
     ) -> Option<Credit> {
-        let (sender, granted) = oneshot::channel();
+        let (sender, grant) = oneshot::channel();
         let mut pending = {
             let mut state = self.lock();
             let request = state.credits.request(connection, volume, bytes);
             state.waiting.insert(request, sender);
-            let bytes = state.credits.counted(bytes);
+            let bytes = state.credits.credits_of(bytes);
             state.wake();
             PendingCredit { of: Arc::clone(self), connection, request: Some(request), bytes }
         };
-        match tokio::time::timeout_at(deadline.instant().into(), granted).await {
-            Ok(Ok(())) => Some(pending.granted()),
+        match tokio::time::timeout_at(deadline.instant().into(), grant).await {
+            Ok(Ok(())) => Some(pending.take_credit()),
             // Dropping the pending request withdraws it, even if it is granted at this moment.
             _ => None,
         }
@@ -150,16 +150,16 @@ impl Bytes {
     ) -> Option<Credit> {
         let mut state = self.lock();
         let request = state.credits.request(connection, volume, bytes);
-        let granted = state.credits.grant();
-        let mine = granted.contains(&request);
-        for other in granted.into_iter().filter(|it| *it != request) {
+        let grants = state.credits.grant();
+        let is_granted = grants.contains(&request);
+        for other in grants.into_iter().filter(|it| *it != request) {
             state.notify(other);
         }
-        if !mine {
+        if !is_granted {
             state.credits.cancel(connection, request);
             return None;
         }
-        let bytes = state.credits.counted(bytes);
+        let bytes = state.credits.credits_of(bytes);
         Some(Credit { of: Arc::clone(self), connection, bytes })
     }
 
@@ -203,7 +203,7 @@ struct PendingCredit {
 }
 
 impl PendingCredit {
-    fn granted(&mut self) -> Credit {
+    fn take_credit(&mut self) -> Credit {
         self.request = None;
         Credit { of: Arc::clone(&self.of), connection: self.connection, bytes: self.bytes }
     }
@@ -233,7 +233,7 @@ pub(super) struct Credit {
 impl Credit {
     /// True if the memory is sufficient for a body of this length.
     pub(super) fn covers(&self, bytes: usize) -> bool {
-        self.of.lock().credits.counted(bytes) <= self.bytes
+        self.of.lock().credits.credits_of(bytes) <= self.bytes
     }
 
     /// Returns the memory in excess of `bytes`.
@@ -270,7 +270,7 @@ mod tests {
     #[tokio::test]
     async fn a_credit_goes_to_the_next_when_it_is_dropped() {
         let bytes = Bytes::new(10, 1);
-        let held = bytes.acquire(service(1), 10, soon()).await.unwrap();
+        let credit = bytes.acquire(service(1), 10, soon()).await.unwrap();
         assert!(bytes.try_acquire(service(2), 1).is_none());
         let late = bytes.acquire(service(2), 1, Deadline::after(Duration::from_millis(10))).await;
         assert!(late.is_none(), "the deadline ends the wait");
@@ -281,7 +281,7 @@ mod tests {
         while !bytes.is_short(None) {
             tokio::task::yield_now().await;
         }
-        drop(held);
+        drop(credit);
         let mut next = next.await.unwrap().unwrap();
         assert!(next.covers(10) && next.covers(1_000), "all there is covers anything");
         next.shrink(3);
@@ -304,7 +304,7 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_waiter_is_removed() {
         let bytes = Bytes::new(10, 1);
-        let held = bytes.acquire(service(1), 10, soon()).await.unwrap();
+        let credit = bytes.acquire(service(1), 10, soon()).await.unwrap();
         let waiter = tokio::spawn({
             let bytes = Arc::clone(&bytes);
             async move { bytes.acquire(service(2), 10, soon()).await }
@@ -315,7 +315,7 @@ mod tests {
         waiter.abort();
         assert!(waiter.await.is_err());
         assert!(bytes.lock().waiting.is_empty());
-        drop(held);
+        drop(credit);
         assert!(bytes.try_acquire(service(3), 10).is_some());
     }
 }

@@ -76,7 +76,7 @@ impl CallSlots {
         let Some(volume) = volume else { return false };
         let volumes = lock(&self.volumes);
         volumes.total >= volume_limit(self.calls_max)
-            || volumes.by_volume.get(&volume).is_some_and(|held| *held >= self.per_volume_max)
+            || volumes.by_volume.get(&volume).is_some_and(|calls| *calls >= self.per_volume_max)
     }
 
     /// Completes when no call is in flight; new calls are refused from then on.
@@ -114,19 +114,20 @@ mod tests {
     fn volumes_and_services_have_separate_shares() {
         let slots = CallSlots::new(16, 4);
         let take = |volume| (0..16).map_while(|_| slots.take(volume)).collect::<Vec<_>>();
-        let taken = || [None, Some(1), Some(2)].map(|holder| slots.are_exhausted(holder));
+        let exhausted = || [None, Some(1), Some(2)].map(|holder| slots.are_exhausted(holder));
         let first = take(Some(1));
-        assert_eq!(taken(), [false, true, false], "it keeps out itself alone");
+        assert_eq!(exhausted(), [false, true, false], "it keeps out itself alone");
         drop(first);
-        let held: Vec<Vec<CallSlot>> = (1..=4).map(|volume| take(Some(volume))).collect();
-        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 0]);
-        assert_eq!(taken(), [false, true, true], "volumes find none");
+        let slots_by_volume: Vec<Vec<CallSlot>> =
+            (1..=4).map(|volume| take(Some(volume))).collect();
+        assert_eq!(slots_by_volume.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 0]);
+        assert_eq!(exhausted(), [false, true, true], "volumes find none");
         let services = take(None);
         assert_eq!(services.len(), 4);
-        assert_eq!(taken(), [true; 3]);
-        drop((held, services));
+        assert_eq!(exhausted(), [true; 3]);
+        drop((slots_by_volume, services));
         assert!(lock(&slots.volumes).by_volume.is_empty());
-        assert_eq!(taken(), [false; 3]);
+        assert_eq!(exhausted(), [false; 3]);
         assert_eq!(take(Some(1)).len(), 4);
         assert_eq!(take(None).len(), 16);
     }

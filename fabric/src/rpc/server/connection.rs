@@ -63,20 +63,20 @@ struct ConnectionState {
     /// Slots for calls and for offers, per class: a full class does not delay the others.
     calls: Vec<Arc<Semaphore>>,
     offers: Vec<Arc<Semaphore>>,
-    granted: Mutex<HashMap<u64, Granted>>,
+    grants: Mutex<HashMap<u64, ReservedMemory>>,
     closed: watch::Receiver<bool>,
 }
 
 /// Memory that is reserved for a request that has not arrived yet.
-struct Granted {
+struct ReservedMemory {
     credit: Credit,
     /// Dropped with the entry, which cancels the timer of the grant.
     _used: oneshot::Sender<()>,
 }
 
 impl ConnectionState {
-    fn granted(&self) -> MutexGuard<'_, HashMap<u64, Granted>> {
-        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn grants(&self) -> MutexGuard<'_, HashMap<u64, ReservedMemory>> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The volume of the peer's ticket; `None` for a service.
@@ -88,7 +88,7 @@ impl ConnectionState {
         Owner { connection: self.peer.connection, volume: self.volume() }
     }
 
-    async fn ended(&self) {
+    async fn until_closed(&self) {
         let mut closed = self.closed.clone();
         // An error means that the connection's task has exited.
         let _ = closed.wait_for(|closed| *closed).await;
@@ -108,7 +108,7 @@ impl<S: Service> Shared<S> {
             clock: ConnectionClock::start(),
             calls: self.budgets.each_class(self.config.calls_per_connection_max),
             offers: self.budgets.each_class(self.config.calls_per_connection_max),
-            granted: Mutex::default(),
+            grants: Mutex::default(),
             closed,
         });
         let stalled = |idle: Duration| {
@@ -116,17 +116,17 @@ impl<S: Service> Shared<S> {
                 || idle >= self.config.reply_stall_timeout
                     && self.budgets.replies_are_short(state.volume())
         };
-        let ended = tokio::select! {
-            ended = self.read(read_half, &state) => ended,
+        let result = tokio::select! {
+            result = self.read(read_half, &state) => result,
             written = write_frames(&mut write_half, &mut queue, stalled) => {
                 written.map_err(ReadError::from)
             }
-            ended = self.revoked(&peer_auth) => Err(ended),
+            result = self.revoked(&peer_auth) => Err(result),
         };
         // Cancels calls that wait for memory on behalf of this connection.
         close.send_replace(true);
-        state.granted().clear();
-        match ended {
+        state.grants().clear();
+        match result {
             Ok(()) | Err(ReadError::Closed) => {}
             Err(error) => {
                 self.stats.broken.fetch_add(1, Relaxed);
@@ -139,7 +139,7 @@ impl<S: Service> Shared<S> {
     /// key was removed.
     async fn revoked(&self, peer_auth: &PeerAuth) -> ReadError {
         loop {
-            let left = match peer_auth.grant.ticket() {
+            let remaining = match peer_auth.grant.ticket() {
                 // Not in whole seconds: the connection would outlive its ticket by up to one
                 // second.
                 Some(ticket) => {
@@ -147,10 +147,10 @@ impl<S: Service> Shared<S> {
                 }
                 None => self.config.key_poll,
             };
-            if left.is_zero() {
+            if remaining.is_zero() {
                 return ReadError::Expired;
             }
-            tokio::time::sleep(left.min(self.config.key_poll)).await;
+            tokio::time::sleep(remaining.min(self.config.key_poll)).await;
             // A different key under the same id does not keep the connection open.
             let ring = self.config.keys.current();
             if ring.get(peer_auth.key_id).is_none_or(|key| !key.is(&peer_auth.key)) {
@@ -173,7 +173,7 @@ impl<S: Service> Shared<S> {
                     self.read_call(&mut reader, header, state).await?
                 }
                 Kind::Offer => self.reserve_for_offer(&header, state).await,
-                Kind::Decline => drop(state.granted().remove(&header.request_id)),
+                Kind::Decline => drop(state.grants().remove(&header.request_id)),
                 kind @ (Kind::Reply | Kind::Fault | Kind::Grant) => {
                     return Err(ReadError::Direction(kind));
                 }
@@ -226,8 +226,8 @@ impl<S: Service> Shared<S> {
     /// Memory for a call whose body follows: reserved earlier, small, or free at this moment.
     fn admit(&self, header: &Header, state: &ConnectionState) -> Option<InFlight> {
         let bytes = header.message_bytes + header.payload_bytes;
-        let granted = state.granted().remove(&header.request_id).map(|it| it.credit);
-        let credit = match granted {
+        let grant = state.grants().remove(&header.request_id).map(|it| it.credit);
+        let credit = match grant {
             Some(credit) if credit.covers(bytes) => Some(credit),
             _ if bytes <= DIRECT_BYTES_MAX => None,
             _ => {
@@ -257,17 +257,17 @@ impl<S: Service> Shared<S> {
             let _slot = slot;
             let credit = tokio::select! {
                 credit = requests.acquire(state.owner(), bytes, deadline) => credit,
-                () = state.ended() => None,
+                () = state.until_closed() => None,
             };
             // If memory is not available by then, the caller has timed out by its own clock.
             let Some(credit) = credit else { return };
             let (used, unused) = oneshot::channel();
-            state.granted().insert(id, Granted { credit, _used: used });
+            state.grants().insert(id, ReservedMemory { credit, _used: used });
             if state.outbox.send(Outgoing::bare(Kind::Grant, id, None)).await.is_ok() {
                 // Completes immediately when the request arrives or the connection closes.
                 let _ = tokio::time::timeout(grant_timeout, unused).await;
             }
-            state.granted().remove(&id);
+            state.grants().remove(&id);
         });
     }
 
@@ -281,7 +281,7 @@ impl<S: Service> Shared<S> {
         self: Arc<Self>,
         call: Call,
         id: u64,
-        held: InFlight,
+        in_flight: InFlight,
         state: Arc<ConnectionState>,
     ) {
         // A separate task, so that the caller receives a reply even if the handler panics.
@@ -291,7 +291,7 @@ impl<S: Service> Shared<S> {
             tracing::error!(context = self.config.context, %error, "handler panicked");
             Err(Fault::internal("the handler panicked; see the server's log"))
         });
-        self.reply(&state, id, result, Some(held)).await;
+        self.reply(&state, id, result, Some(in_flight)).await;
     }
 
     async fn reply(
@@ -316,7 +316,9 @@ impl<S: Service> Shared<S> {
             Ok(reply) => (Kind::Reply, reply.message, reply.payload),
             Err(fault) => (Kind::Fault, encode(&fault).unwrap_or(Bytes::new()), Payload::empty()),
         };
-        if let Some(reply_memory) = hold.as_ref().and_then(|held| held._reply_memory.as_ref()) {
+        if let Some(reply_memory) =
+            hold.as_ref().and_then(|in_flight| in_flight._reply_memory.as_ref())
+        {
             reply_memory.shrink(message.len() + payload.len());
         }
         let time_ms = state.clock.reading();

@@ -45,7 +45,7 @@ pub struct Credits<K> {
 #[derive(Debug)]
 struct Peer<K> {
     holder: Holder<K>,
-    held: usize,
+    held_bytes: usize,
     waiting: VecDeque<(CreditRequest, usize)>,
     /// The connection waits for its own share and is not scheduled until it returns credits.
     parked: bool,
@@ -54,7 +54,7 @@ struct Peer<K> {
 /// The connections of a holder.
 #[derive(Debug)]
 struct HolderQueue<K> {
-    held: usize,
+    held_bytes: usize,
     /// Connections with waiting requests that are not parked, the next one first.
     ready: VecDeque<K>,
 }
@@ -77,7 +77,9 @@ enum Next<K> {
 impl<K> Peer<K> {
     /// True if the next request is within the share, or no credits are held.
     fn fits(&self, share: usize) -> bool {
-        self.waiting.front().is_some_and(|(_, bytes)| self.held == 0 || self.held + bytes <= share)
+        self.waiting
+            .front()
+            .is_some_and(|(_, bytes)| self.held_bytes == 0 || self.held_bytes + bytes <= share)
     }
 }
 
@@ -102,7 +104,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     /// Number of bytes that a request counts as: at most the total, and at least one, so that every
     /// request holds something to return.
     #[must_use]
-    pub fn counted(&self, bytes: usize) -> usize {
+    pub fn credits_of(&self, bytes: usize) -> usize {
         bytes.clamp(1, self.bytes_max)
     }
 
@@ -111,9 +113,9 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     #[must_use]
     pub fn request(&mut self, peer: K, volume: Option<u64>, bytes: usize) -> CreditRequest {
         self.next_request += 1;
-        let (request, bytes) = (CreditRequest(self.next_request), self.counted(bytes));
+        let (request, bytes) = (CreditRequest(self.next_request), self.credits_of(bytes));
         let holder = volume.map_or(Holder::Service(peer), Holder::Volume);
-        let new = || Peer { holder, held: 0, waiting: VecDeque::new(), parked: false };
+        let new = || Peer { holder, held_bytes: 0, waiting: VecDeque::new(), parked: false };
         let entry = self.peers.entry(peer).or_insert_with(new);
         let first = entry.waiting.is_empty();
         entry.waiting.push_back((request, bytes));
@@ -126,7 +128,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     /// Schedules a connection behind the others of its holder.
     fn enqueue(&mut self, peer: K, holder: Holder<K>) {
         let queue = self.holders.entry(holder);
-        let queue = queue.or_insert_with(|| HolderQueue { held: 0, ready: VecDeque::new() });
+        let queue = queue.or_insert_with(|| HolderQueue { held_bytes: 0, ready: VecDeque::new() });
         if queue.ready.is_empty() {
             self.ready.push_back(holder);
         }
@@ -158,7 +160,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     /// Grants the requests that may proceed now; each holds its credits from now on.
     #[must_use]
     pub fn grant(&mut self) -> Vec<CreditRequest> {
-        let mut granted = Vec::new();
+        let mut grants = Vec::new();
         let mut at = 0;
         let mut volumes_wait = false;
         while let Some(&holder) = self.ready.get(at) {
@@ -169,7 +171,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
                 // volumes.
                 _ if volumes_wait && matches!(holder, Holder::Volume(_)) => at += 1,
                 // The next holder then moves to this position.
-                Next::Grant(peer, bytes) => granted.extend(self.take(at, holder, peer, bytes)),
+                Next::Grant(peer, bytes) => grants.extend(self.take(at, holder, peer, bytes)),
                 Next::FreeBytes => break,
                 // Does not delay other holders.
                 Next::ConnectionShare | Next::VolumeShare => at += 1,
@@ -179,7 +181,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
                 }
             }
         }
-        granted
+        grants
     }
 
     /// The next request of a holder, or the limit that blocks it.
@@ -192,7 +194,7 @@ impl<K: Copy + Eq + Hash> Credits<K> {
         };
         if matches!(holder, Holder::Volume(_)) {
             let share = self.share.max(self.free.saturating_sub(bytes));
-            if queue.held > 0 && queue.held + bytes > share {
+            if queue.held_bytes > 0 && queue.held_bytes + bytes > share {
                 return Next::VolumeShare;
             }
             if self.held_by_volumes > 0
@@ -214,8 +216,8 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     ) -> Option<CreditRequest> {
         let (entry, queue) = (self.peers.get_mut(&peer)?, self.holders.get_mut(&holder)?);
         let (request, _) = entry.waiting.pop_front()?;
-        entry.held += bytes;
-        queue.held += bytes;
+        entry.held_bytes += bytes;
+        queue.held_bytes += bytes;
         self.free -= bytes;
         if matches!(holder, Holder::Volume(_)) {
             self.held_by_volumes += bytes;
@@ -254,9 +256,9 @@ impl<K: Copy + Eq + Hash> Credits<K> {
     pub fn release(&mut self, peer: K, bytes: usize) {
         self.free += bytes;
         if let Some(entry) = self.peers.get_mut(&peer) {
-            entry.held = entry.held.saturating_sub(bytes);
+            entry.held_bytes = entry.held_bytes.saturating_sub(bytes);
             if let Some(queue) = self.holders.get_mut(&entry.holder) {
-                queue.held = queue.held.saturating_sub(bytes);
+                queue.held_bytes = queue.held_bytes.saturating_sub(bytes);
             }
             if matches!(entry.holder, Holder::Volume(_)) {
                 self.held_by_volumes = self.held_by_volumes.saturating_sub(bytes);
@@ -286,12 +288,12 @@ impl<K: Copy + Eq + Hash> Credits<K> {
 
     fn drop_if_idle(&mut self, peer: K) {
         let Some(entry) = self.peers.get(&peer) else { return };
-        if entry.held > 0 || !entry.waiting.is_empty() {
+        if entry.held_bytes > 0 || !entry.waiting.is_empty() {
             return;
         }
         let holder = entry.holder;
         self.peers.remove(&peer);
-        if self.holders.get(&holder).is_some_and(|it| it.held == 0 && it.ready.is_empty()) {
+        if self.holders.get(&holder).is_some_and(|it| it.held_bytes == 0 && it.ready.is_empty()) {
             self.holders.remove(&holder);
         }
     }
@@ -330,35 +332,36 @@ mod tests {
         credits.release('a', 20);
         credits.release('b', 60);
         assert_eq!(credits.grant(), [whole]);
-        credits.release('c', credits.counted(1_000));
+        credits.release('c', credits.credits_of(1_000));
         assert!(credits.is_idle() && credits.ready.is_empty());
     }
 
     #[test]
     fn a_large_request_is_not_starved_by_small_ones() {
         let mut credits = Credits::new(10, 10);
-        let held = credits.request('a', None, 4);
+        let first = credits.request('a', None, 4);
         let large = credits.request('b', None, 8);
         let small = credits.request('c', None, 1);
-        assert_eq!(credits.grant(), [held]);
+        assert_eq!(credits.grant(), [first]);
         credits.release('a', 4);
         assert_eq!(credits.grant(), [large, small]);
     }
 
     /// Total credits of the requests of `of` if each of them requests as much as it may.
-    fn taken(credits: &mut Credits<(u64, u8)>, of: u64, connections: u8) -> Vec<(u64, u8)> {
-        let mut asked = HashMap::new();
+    fn grants_of(credits: &mut Credits<(u64, u8)>, of: u64, connections: u8) -> Vec<(u64, u8)> {
+        let mut peer_of_request = HashMap::new();
         for connection in 0..connections {
             let peer = (of, connection);
             for _ in 0..100 {
-                asked.insert(credits.request(peer, (of > 0).then_some(of), 1), peer);
+                peer_of_request.insert(credits.request(peer, (of > 0).then_some(of), 1), peer);
             }
         }
-        let granted: Vec<_> = credits.grant().iter().map(|it| asked.remove(it).unwrap()).collect();
-        for (request, peer) in asked {
+        let peers: Vec<_> =
+            credits.grant().iter().map(|it| peer_of_request.remove(it).unwrap()).collect();
+        for (request, peer) in peer_of_request {
             credits.cancel(peer, request);
         }
-        granted
+        peers
     }
 
     /// A grant examines no connection that waits for its own share, whatever their number.
@@ -381,13 +384,13 @@ mod tests {
     #[test]
     fn a_volumes_share_does_not_depend_on_its_number_of_connections() {
         let mut credits = Credits::new(64, 8);
-        let alone = taken(&mut credits, 1, 50);
+        let alone = grants_of(&mut credits, 1, 50);
         assert_eq!(alone.len(), 32, "as much stays free");
-        let one = taken(&mut credits, 2, 1);
+        let one = grants_of(&mut credits, 2, 1);
         assert_eq!(one.len(), 8, "a connection has its share");
-        let many = taken(&mut credits, 3, 50);
+        let many = grants_of(&mut credits, 3, 50);
         assert_eq!(many.len(), 8, "all volumes leave a quarter to services");
-        let services = taken(&mut credits, 0, 50);
+        let services = grants_of(&mut credits, 0, 50);
         assert_eq!(services.len(), 16);
         for peer in [alone, one, many, services].concat() {
             credits.release(peer, 1);
@@ -416,12 +419,12 @@ mod tests {
         let many: Vec<CreditRequest> =
             (1..=50).map(|peer| credits.request(peer, Some(1), 1)).collect();
         let one: Vec<CreditRequest> = (0..2).map(|_| credits.request(99, Some(2), 1)).collect();
-        let mut granted = Vec::new();
+        let mut grants = Vec::new();
         for _ in 0..3 {
             credits.release(0, 1);
-            granted.extend(credits.grant());
+            grants.extend(credits.grant());
         }
-        assert_eq!(granted, [many[0], one[0], many[1]]);
+        assert_eq!(grants, [many[0], one[0], many[1]]);
         credits.release(1, 1);
         assert_eq!(credits.grant(), [one[1]]);
     }
@@ -429,8 +432,8 @@ mod tests {
     #[test]
     fn a_waiting_volume_is_overtaken_by_services_but_not_by_other_volumes() {
         let mut credits = Credits::new(16, 8);
-        let held = credits.request(1, Some(1), 8);
-        assert_eq!(credits.grant(), [held]);
+        let first = credits.request(1, Some(1), 8);
+        assert_eq!(credits.grant(), [first]);
         let large = credits.request(2, Some(2), 6);
         let small = credits.request(3, Some(3), 1);
         let service = credits.request(4, None, 4);
@@ -449,21 +452,21 @@ mod tests {
             // Two services, and two volumes, one with two connections.
             let volume = |peer: u8| (peer > 1).then_some(u64::from(peer / 2));
             let mut waiting: Vec<(CreditRequest, u8, usize)> = Vec::new();
-            let mut held: Vec<(CreditRequest, u8, usize)> = Vec::new();
-            let settle = |credits: &mut Credits<u8>, waiting: &mut Vec<(CreditRequest, u8, usize)>, held: &mut Vec<_>| {
+            let mut grants: Vec<(CreditRequest, u8, usize)> = Vec::new();
+            let settle = |credits: &mut Credits<u8>, waiting: &mut Vec<(CreditRequest, u8, usize)>, grants: &mut Vec<_>| {
                 for request in credits.grant() {
                     let at = waiting.iter().position(|it| it.0 == request).unwrap();
-                    held.push(waiting.remove(at));
+                    grants.push(waiting.remove(at));
                 }
             };
             for (peer, bytes, what) in steps {
                 match what {
                     0 => {
                         let request = credits.request(peer, volume(peer), bytes);
-                        waiting.push((request, peer, credits.counted(bytes)));
+                        waiting.push((request, peer, credits.credits_of(bytes)));
                     }
-                    1 if !held.is_empty() => {
-                        let (_, peer, bytes) = held.remove(bytes % held.len());
+                    1 if !grants.is_empty() => {
+                        let (_, peer, bytes) = grants.remove(bytes % grants.len());
                         credits.release(peer, bytes);
                     }
                     2 if !waiting.is_empty() => {
@@ -472,17 +475,17 @@ mod tests {
                     }
                     _ => {}
                 }
-                settle(&mut credits, &mut waiting, &mut held);
-                let sum: usize = held.iter().map(|it| it.2).sum();
+                settle(&mut credits, &mut waiting, &mut grants);
+                let sum: usize = grants.iter().map(|it| it.2).sum();
                 prop_assert_eq!(credits.free + sum, 32);
             }
-            while !(held.is_empty() && waiting.is_empty()) {
-                let before = held.len() + waiting.len();
-                if let Some((_, peer, bytes)) = held.pop() {
+            while !(grants.is_empty() && waiting.is_empty()) {
+                let before = grants.len() + waiting.len();
+                if let Some((_, peer, bytes)) = grants.pop() {
                     credits.release(peer, bytes);
                 }
-                settle(&mut credits, &mut waiting, &mut held);
-                prop_assert!(held.len() + waiting.len() < before, "nothing moves any more");
+                settle(&mut credits, &mut waiting, &mut grants);
+                prop_assert!(grants.len() + waiting.len() < before, "nothing moves any more");
             }
             prop_assert!(credits.is_idle());
         }

@@ -29,7 +29,7 @@ use self::call_slots::volume_limit;
 use self::connection::Shared;
 use self::poll_mutex::{PollMutex, poll_exclusive};
 use self::unauthenticated::Unauthenticated;
-use super::channel::{Accepted, Acceptor};
+use super::channel::{Acceptor, Incoming};
 use super::error::ServerError;
 use super::shutdown::Shutdown;
 use super::stream::prepare;
@@ -92,12 +92,12 @@ impl Server {
         let mut connections = JoinSet::new();
         let mut number = 0;
         loop {
-            let accepted = tokio::select! {
+            let incoming = tokio::select! {
                 () = shutdown.requested() => break,
                 Some(_) = connections.join_next() => continue,
-                accepted = self.listener.accept() => accepted,
+                incoming = self.listener.accept() => incoming,
             };
-            match accepted {
+            match incoming {
                 Ok((stream, address)) => {
                     number += 1;
                     let peer = Peer { address, connection: number };
@@ -196,9 +196,9 @@ impl ConnectionTable {
     fn admits(&self, authenticated: &Authenticated, volume: u64) -> bool {
         let all = volume_limit(self.connections_max);
         let few = (all / FEW_PARTS).max(1);
-        let held = authenticated.by_volume.get(&volume).copied().unwrap_or(0);
+        let connections_of_volume = authenticated.by_volume.get(&volume).copied().unwrap_or(0);
         authenticated.held_by_volumes < volume_limit(all)
-            || authenticated.held_by_volumes < all && held < few
+            || authenticated.held_by_volumes < all && connections_of_volume < few
     }
 }
 
@@ -247,15 +247,15 @@ async fn connection<S: Service>(
     }
     let ring = config.keys.current();
     let handshake = table.acceptor.accept(stream, &ring, &config.cluster, context, deadline);
-    let accepted = tokio::select! {
-        accepted = poll_exclusive(&table.handshakes, handshake) => accepted,
+    let result = tokio::select! {
+        result = poll_exclusive(&table.handshakes, handshake) => result,
         // The sender is dropped when another connection evicts this one.
         _ = evicted => return,
     };
     table.unauthenticated().remove(peer.address.ip(), peer.connection);
-    let (stream, peer_auth) = match accepted {
-        Ok(Accepted::Authenticated(stream, peer_auth)) => (stream, peer_auth),
-        Ok(Accepted::Silent) => {
+    let (stream, peer_auth) = match result {
+        Ok(Incoming::Authenticated(stream, peer_auth)) => (stream, peer_auth),
+        Ok(Incoming::Silent) => {
             stats.silent.fetch_add(1, Relaxed);
             tracing::debug!(context, address = %peer.address, "connection closed unused");
             return;

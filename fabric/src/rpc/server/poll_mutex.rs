@@ -53,7 +53,7 @@ mod tests {
     struct Step<'a> {
         inside: &'a AtomicUsize,
         most: &'a AtomicUsize,
-        left: usize,
+        remaining_steps: usize,
     }
 
     impl Future for Step<'_> {
@@ -63,10 +63,10 @@ mod tests {
             self.most.fetch_max(self.inside.fetch_add(1, SeqCst) + 1, SeqCst);
             std::thread::sleep(Duration::from_micros(100));
             self.inside.fetch_sub(1, SeqCst);
-            if self.left == 0 {
+            if self.remaining_steps == 0 {
                 return Poll::Ready(());
             }
-            self.left -= 1;
+            self.remaining_steps -= 1;
             context.waker().wake_by_ref();
             Poll::Pending
         }
@@ -80,16 +80,16 @@ mod tests {
         let mut tasks = JoinSet::new();
         for number in 0..64 {
             let mutex = Arc::clone(&mutex);
-            let steps = Step { inside: &INSIDE, most: &MOST, left: 5 };
+            let steps = Step { inside: &INSIDE, most: &MOST, remaining_steps: 5 };
             // Some are dropped while they wait, as evicted connections are.
             let patience = Duration::from_millis(if number % 8 == 0 { 1 } else { 60_000 });
             tasks.spawn(async move {
-                let ended = tokio::time::timeout(patience, poll_exclusive(&mutex, steps)).await;
-                assert!(ended.is_ok() || number % 8 == 0);
+                let result = tokio::time::timeout(patience, poll_exclusive(&mutex, steps)).await;
+                assert!(result.is_ok() || number % 8 == 0);
             });
         }
-        while let Some(ended) = tasks.join_next().await {
-            ended.unwrap();
+        while let Some(result) = tasks.join_next().await {
+            result.unwrap();
         }
         assert_eq!(MOST.load(SeqCst), 1);
         assert_eq!(mutex.0.available_permits(), 1);

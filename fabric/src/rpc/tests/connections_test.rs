@@ -29,8 +29,8 @@ async fn callers_wait_for_a_busy_server_but_not_for_a_silent_one() {
         }
         running.gate.add_permits(2);
     };
-    let (held, ()) = tokio::join!(hold(), talks);
-    held.unwrap();
+    let (result, ()) = tokio::join!(hold(), talks);
+    result.unwrap();
 }
 
 async fn silent(running: &Running, last: u8) -> Option<TcpStream> {
@@ -74,8 +74,8 @@ async fn the_connections_of_one_address_are_bounded() {
         connections.push(open(&running).await);
     }
     let over = open(&running).await;
-    let refused = send(&over, b"x", Payload::empty(), 0, soon()).await;
-    assert!(refused.is_err());
+    let result = send(&over, b"x", Payload::empty(), 0, soon()).await;
+    assert!(result.is_err());
     connections.pop();
     // Its slot is released once the server has noticed that it closed.
     let started = Instant::now();
@@ -96,18 +96,18 @@ async fn calls_of_one_volume_do_not_exclude_other_callers() {
     for volume in [1, 1, 1, 2, 3, 4] {
         connections.push(of_volume(&running, volume).await.unwrap());
     }
-    let held = || running.stats.calls.load(Relaxed) - connections.len() as u64;
+    let held_calls = || running.stats.calls.load(Relaxed) - connections.len() as u64;
     let mut holding = JoinSet::new();
     for (connection, expected) in connections.iter().zip([4, 4, 4, 8, 12, 12]) {
         for _ in 0..8 {
-            let before = held() + running.stats.overloaded.load(Relaxed);
+            let before = held_calls() + running.stats.overloaded.load(Relaxed);
             let connection = Arc::clone(connection);
             holding.spawn(async move {
                 drop(send(&connection, b"hold", Payload::empty(), 0, soon()).await);
             });
-            until(|| held() + running.stats.overloaded.load(Relaxed) > before).await;
+            until(|| held_calls() + running.stats.overloaded.load(Relaxed) > before).await;
         }
-        assert_eq!(held(), expected);
+        assert_eq!(held_calls(), expected);
     }
     send(&*open(&running).await, b"x", Payload::empty(), 0, soon()).await.unwrap();
     running.gate.add_permits(16);
@@ -115,8 +115,8 @@ async fn calls_of_one_volume_do_not_exclude_other_callers() {
     send(&connections[5], b"x", Payload::empty(), 0, soon()).await.unwrap();
 }
 
-/// The same holds for the memory of requests and of replies: a volume with many connections has no
-/// more of it, and alternates with a volume that has a single connection.
+/// The same is true of the memory of requests and of replies: a volume with many connections gets
+/// no more of it, and alternates with a volume that has a single connection.
 #[tokio::test]
 async fn a_volume_with_many_connections_leaves_memory_to_one_with_a_single_connection() {
     let running = serve(|config| {
@@ -147,8 +147,8 @@ async fn a_volume_with_many_connections_leaves_memory_to_one_with_a_single_conne
     }
     assert_eq!(running.stats.calls.load(Relaxed), before + 10, "the others wait");
     running.gate.add_permits(32);
-    while let Some(held) = holding.join_next().await {
-        held.unwrap().unwrap();
+    while let Some(result) = holding.join_next().await {
+        result.unwrap().unwrap();
     }
 }
 

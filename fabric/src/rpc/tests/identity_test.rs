@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::rpc_test::{CONTEXT, Running, key, ring, serve, soon, started};
+use super::rpc_test::{CONTEXT, Running, key, ring, serve, serve_default, soon};
 use crate::auth::credentials::Credentials;
 use crate::auth::keys::{KeyRing, Keys};
 use crate::auth::ticket::Ticket;
@@ -72,7 +72,7 @@ async fn keys_are_rotated_under_load_without_a_refused_connection() {
             for call in calls {
                 call.await.unwrap().unwrap();
             }
-            // New connections too, not only open ones.
+            // This applies to new connections as well as to open ones.
             let fresh = Pool::new(
                 &running.address,
                 PoolConfig::new(ConnectionConfig::new(CONTEXT, credentials.clone())),
@@ -130,7 +130,7 @@ async fn a_ticket_opens_for_its_time_and_is_renewed_from_its_file() {
     let file = folder.path().join("ticket");
     let sealed = |expires_in_s| ticket(expires_in_s).seal(&ring()).unwrap().to_text();
     std::fs::write(&file, sealed(2)).unwrap();
-    let running = started().await;
+    let running = serve_default().await;
     let credentials = Credentials::read(&file).unwrap();
     let config = ConnectionConfig::new(CONTEXT, credentials.clone());
     let connection = Connection::open(&running.address, config, soon()).await.unwrap();
@@ -159,7 +159,7 @@ async fn a_renewed_ticket_takes_new_calls_to_a_new_connection() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ticket");
     std::fs::write(&file, ticket(100).seal(&ring()).unwrap().to_text()).unwrap();
-    let running = started().await;
+    let running = serve_default().await;
     let credentials = Credentials::read(&file).unwrap();
     let pool = pool(&running, credentials.clone());
     echo(&pool).await.unwrap();
@@ -172,7 +172,7 @@ async fn a_renewed_ticket_takes_new_calls_to_a_new_connection() {
 
 #[tokio::test]
 async fn unauthenticated_peers_are_refused_whatever_they_send() {
-    let running = started().await;
+    let running = serve_default().await;
     let sealed = ticket(100).seal(&ring()).unwrap();
     let text = sealed.to_text();
     let ticket_bytes = text.split(':').nth(1).unwrap().len() / 2;
@@ -210,7 +210,7 @@ async fn unauthenticated_peers_are_refused_whatever_they_send() {
 
 #[tokio::test]
 async fn a_replayed_handshake_is_refused() {
-    let running = started().await;
+    let running = serve_default().await;
     // A proxy that records what a genuine client sends.
     let proxy = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (at, target) = (proxy.local_addr().unwrap().to_string(), running.address.clone());

@@ -124,7 +124,7 @@ pub(super) async fn until(mut is_so: impl FnMut() -> bool) {
 }
 
 /// A call that holds all memory of a class until the gate opens.
-pub(super) async fn held(
+pub(super) async fn hold_memory(
     running: &Running,
     class: u8,
 ) -> tokio::task::JoinHandle<Result<Reply, RpcError>> {

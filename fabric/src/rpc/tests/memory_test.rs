@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
-use super::load::{KIB, MIB, header, held, large, narrow, open, raw, send, serve, until};
+use super::load::{KIB, MIB, header, hold_memory, large, narrow, open, raw, send, serve, until};
 use super::rpc_test::{CONTEXT, credential, soon};
 use crate::deadline::Deadline;
 use crate::rpc::frame::{Header, Kind};
@@ -18,13 +18,13 @@ use crate::rpc::*;
 #[tokio::test]
 async fn a_full_class_delays_only_its_large_requests() {
     let running = serve(narrow).await;
-    let holder = held(&running, 0).await;
+    let holder = hold_memory(&running, 0).await;
     let connection = open(&running).await;
     let waits = tokio::spawn({
         let connection = Arc::clone(&connection);
         async move { send(&connection, b"x", large(), 0, soon()).await }
     });
-    // On the same connection, behind it.
+    // Sent on the same connection, after the first request.
     send(&connection, b"x", large(), 1, soon()).await.unwrap();
     send(&connection, b"x", Payload::empty(), 0, soon()).await.unwrap();
     assert!(!waits.is_finished());
@@ -42,13 +42,13 @@ async fn a_medium_request_is_sent_without_a_grant_until_memory_is_short() {
     let medium = || Payload::from(Bytes::from(vec![1; 100 * KIB]));
     let connection = open(&running).await;
     send(&connection, b"x", medium(), 0, soon()).await.unwrap();
-    let holder = held(&running, 0).await;
-    let refused = || running.stats.overloaded.load(Relaxed);
+    let holder = hold_memory(&running, 0).await;
+    let overload_count = || running.stats.overloaded.load(Relaxed);
     let waits = tokio::spawn({
         let connection = Arc::clone(&connection);
         async move { send(&connection, b"x", medium(), 0, soon()).await }
     });
-    until(|| refused() == 1).await;
+    until(|| overload_count() == 1).await;
     // From now on it sends offers; other classes have memory.
     let deadline = Deadline::after(Duration::from_millis(50));
     let error = send(&connection, b"x", medium(), 0, deadline).await.unwrap_err();
@@ -57,13 +57,13 @@ async fn a_medium_request_is_sent_without_a_grant_until_memory_is_short() {
     running.gate.add_permits(1);
     holder.await.unwrap().unwrap();
     waits.await.unwrap().unwrap();
-    assert_eq!((refused(), running.stats.calls.load(Relaxed)), (1, 4));
+    assert_eq!((overload_count(), running.stats.calls.load(Relaxed)), (1, 4));
 }
 
 #[tokio::test]
 async fn an_offer_ends_at_its_deadline_without_sending_its_payload() {
     let running = serve(narrow).await;
-    let holder = held(&running, 0).await;
+    let holder = hold_memory(&running, 0).await;
     let connection = open(&running).await;
     let deadline = Deadline::after(Duration::from_millis(50));
     let error = send(&connection, b"x", large(), 0, deadline).await.unwrap_err();
@@ -78,7 +78,7 @@ async fn an_offer_ends_at_its_deadline_without_sending_its_payload() {
 #[tokio::test]
 async fn a_caller_that_gives_up_or_dies_releases_its_memory() {
     let running = serve(narrow).await;
-    let holder = held(&running, 0).await;
+    let holder = hold_memory(&running, 0).await;
     let (gives_up, dies) = (open(&running).await, open(&running).await);
     let offers: Vec<_> = [Arc::clone(&gives_up), Arc::clone(&dies)]
         .into_iter()
@@ -89,7 +89,7 @@ async fn a_caller_that_gives_up_or_dies_releases_its_memory() {
         tokio::task::yield_now().await;
         send(connection, b"x", Payload::empty(), 0, soon()).await.unwrap();
     }
-    // One by dropping its future, the other by closing its connection.
+    // One call is withdrawn by dropping its future, the other by closing its connection.
     offers[0].abort();
     drop(dies);
     offers[1].abort();
@@ -113,7 +113,7 @@ async fn a_peer_that_does_not_use_its_grant_or_stalls_loses_it() {
     send(&*open(&running).await, b"x", large(), 0, soon()).await.unwrap();
     let mut stops = raw(&running).await;
     stops.write_all(&header(Kind::Offer, 1, MIB).encode()).await.unwrap();
-    // Its grant comes after those of the other one, which time out in sequence.
+    // Its grant follows those of the other connection, which time out in sequence.
     until(|| stops.try_read(&mut [0; HEADER_BYTES]).is_ok()).await;
     stops.write_all(&header(Kind::Request, 1, MIB).encode()).await.unwrap();
     stops.write_all(b"x and a few bytes").await.unwrap();
@@ -131,8 +131,9 @@ async fn an_older_caller_without_offers_is_served_as_memory_allows() {
         older.write_all(&vec![0; MIB]).await.unwrap();
     }
     // Refused requests are refused as overload; accepted ones are answered.
-    let seen = || running.stats.calls.load(Relaxed) + running.stats.overloaded.load(Relaxed);
-    until(|| seen() == 3).await;
+    let request_count =
+        || running.stats.calls.load(Relaxed) + running.stats.overloaded.load(Relaxed);
+    until(|| request_count() == 3).await;
     assert!(running.stats.calls.load(Relaxed) >= 1);
 }
 
@@ -147,7 +148,7 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
         config.stall_timeout = Duration::from_secs(600);
     })
     .await;
-    let mut stopped = Vec::new();
+    let mut streams = Vec::new();
     for _ in 0..8 {
         let socket = TcpSocket::new_v4().unwrap();
         // Keeps replies in the server's memory, not in the kernel's.
@@ -161,7 +162,7 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
             stream.write_all(&request.encode()).await.unwrap();
             stream.write_all(b"read").await.unwrap();
         }
-        stopped.push(stream);
+        streams.push(stream);
     }
     let mut readers = JoinSet::new();
     for _ in 0..4 {
@@ -169,7 +170,7 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
         readers.spawn(async move {
             let deadline = soon();
             let mut reads = 0;
-            // Until the holders of memory were disconnected, however fast reads are.
+            // Until the connections that hold memory are closed, regardless of the speed of reads.
             while reads < 20 || stats.broken.load(Relaxed) == 0 {
                 let reply = send(&connection, b"read", Payload::empty(), 1, soon()).await.unwrap();
                 assert_eq!(reply.payload.len(), MIB);
@@ -180,10 +181,10 @@ async fn readers_that_stop_do_not_keep_the_memory_of_replies_from_others() {
             }
         });
     }
-    while let Some(done) = readers.join_next().await {
-        done.unwrap();
+    while let Some(result) = readers.join_next().await {
+        result.unwrap();
     }
-    drop(stopped);
+    drop(streams);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::rpc_test::{CONTEXT, Running, key, ring, soon, started};
+use super::rpc_test::{CONTEXT, Running, key, ring, serve_default, soon};
 use crate::boot_instant::BootInstant;
 use crate::deadline::Deadline;
 use crate::rpc::frame::{HEADER_BYTES, Header, Kind};
@@ -67,7 +67,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_request_that_expires_in_the_socket_is_not_started() {
-    let running = started().await;
+    let running = serve_default().await;
     let network = network(&running).await;
     let connection = connect(&network.address).await;
     let not_after = not_after();
@@ -91,7 +91,7 @@ async fn a_request_that_expires_in_the_socket_is_not_started() {
 
 #[tokio::test]
 async fn an_abandoned_operation_is_not_started_later() {
-    let running = started().await;
+    let running = serve_default().await;
     let network = network(&running).await;
     let connection = connect(&network.address).await;
     call(&connection, &not_after(), LONG).await.unwrap();
@@ -133,7 +133,7 @@ async fn a_handler_receives_the_time_until_which_it_may_start() {
 
 #[tokio::test]
 async fn a_request_with_a_lost_lease_is_not_sent_and_one_without_a_lease_waits() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = connect(&running.address).await;
     let not_after = not_after();
     not_after.lease.renew_until(BootInstant::now());
@@ -155,8 +155,8 @@ async fn an_older_server_is_sent_requests_as_before() {
     let older = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let ring = ring();
-        let accepted = handshake::accept(&mut stream, &ring, DEFAULT_CLUSTER, CONTEXT, &[], soon());
-        accepted.await.unwrap();
+        let accept = handshake::accept(&mut stream, &ring, DEFAULT_CLUSTER, CONTEXT, &[], soon());
+        accept.await.unwrap();
         for _ in 0..3 {
             let mut bytes = [0; HEADER_BYTES];
             stream.read_exact(&mut bytes).await.unwrap();

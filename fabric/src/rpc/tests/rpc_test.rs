@@ -47,9 +47,9 @@ impl Service for Echo {
             b"parse" => drop(decode_request::<(u64, u64, u64, u64, String)>(&call)?),
             _ => {}
         }
-        let (left, right) = (call.payload.slice(..call.payload.len() / 2), call.payload.clone());
-        let right = right.slice(left.len()..);
-        Ok(Reply { message: call.message, payload: vec![left, right].into() })
+        let (first, second) = (call.payload.slice(..call.payload.len() / 2), call.payload.clone());
+        let second = second.slice(first.len()..);
+        Ok(Reply { message: call.message, payload: vec![first, second].into() })
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) async fn serve(address: &str, change: impl FnOnce(&mut ServerConfig))
     Running { address, stats, gate, handle, task }
 }
 
-pub(super) async fn started() -> Running {
+pub(super) async fn serve_default() -> Running {
     serve("127.0.0.1:0", |_| {}).await
 }
 
@@ -110,7 +110,7 @@ fn header(message_bytes: usize, payload_bytes: usize) -> Header {
 
 #[tokio::test]
 async fn messages_and_payloads_of_all_sizes_survive_a_round_trip() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = open(&running).await;
     for length in [0, 1, 2, 4096, 65_537, 5 << 20] {
         let payload: Bytes = (0..length).map(|i| (i % 251) as u8).collect::<Vec<u8>>().into();
@@ -122,7 +122,7 @@ async fn messages_and_payloads_of_all_sizes_survive_a_round_trip() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_calls_share_one_connection_and_do_not_wait_for_each_other() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = Arc::new(open(&running).await);
     let blocked = tokio::spawn({
         let connection = Arc::clone(&connection);
@@ -147,7 +147,7 @@ async fn many_calls_share_one_connection_and_do_not_wait_for_each_other() {
 
 #[tokio::test]
 async fn garbage_ends_its_connection_and_no_other() {
-    let running = started().await;
+    let running = serve_default().await;
     let bystander = open(&running).await;
     let mut stream = raw(&running).await;
     stream.write_all(&[0x5a; 200]).await.unwrap();
@@ -158,7 +158,7 @@ async fn garbage_ends_its_connection_and_no_other() {
 
 #[tokio::test]
 async fn an_unauthenticated_peer_that_sends_garbage_is_refused() {
-    let running = started().await;
+    let running = serve_default().await;
     let mut stream = TcpStream::connect(&running.address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n").await.unwrap();
     assert!(closed_by_peer(&mut stream).await);
@@ -172,7 +172,7 @@ async fn a_silent_unauthenticated_peer_is_dropped() {
     assert!(closed_by_peer(&mut stream).await);
 }
 
-async fn counted(counter: &AtomicU64, expected: u64) {
+async fn until_count(counter: &AtomicU64, expected: u64) {
     let started = Instant::now();
     while counter.load(Relaxed) < expected {
         assert!(
@@ -185,23 +185,23 @@ async fn counted(counter: &AtomicU64, expected: u64) {
 
 #[tokio::test]
 async fn a_port_probe_does_not_count_as_a_refusal() {
-    let running = started().await;
+    let running = serve_default().await;
     drop(TcpStream::connect(&running.address).await.unwrap());
     let reset = TcpStream::connect(&running.address).await.unwrap();
     socket2::SockRef::from(&reset).set_linger(Some(Duration::ZERO)).unwrap();
     drop(reset);
-    counted(&running.stats.silent, 2).await;
+    until_count(&running.stats.silent, 2).await;
     let mut partial = TcpStream::connect(&running.address).await.unwrap();
     partial.write_all(&[7]).await.unwrap();
     drop(partial);
-    counted(&running.stats.refused, 1).await;
+    until_count(&running.stats.refused, 1).await;
     assert_eq!(running.stats.silent.load(Relaxed), 2);
     echo(&open(&running).await, b"x", Bytes::new()).await;
 }
 
 #[tokio::test]
 async fn an_oversized_length_is_refused_before_memory_is_allocated() {
-    let running = started().await;
+    let running = serve_default().await;
     let mut stream = raw(&running).await;
     stream.write_all(&header(5, u32::MAX as usize).encode()).await.unwrap();
     assert!(closed_by_peer(&mut stream).await);
@@ -220,19 +220,19 @@ async fn half_a_frame_does_not_hold_a_slot_forever() {
         config.stall_timeout = SHORT;
     })
     .await;
-    for sent in [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3] {
+    for length in [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3] {
         let mut stream = raw(&running).await;
         let mut frame = header(10, 10).encode().to_vec();
         frame.extend([0; 20]);
-        stream.write_all(&frame[..sent]).await.unwrap();
-        assert!(closed_by_peer(&mut stream).await, "after {sent} bytes");
+        stream.write_all(&frame[..length]).await.unwrap();
+        assert!(closed_by_peer(&mut stream).await, "after {length} bytes");
     }
     echo(&open(&running).await, b"free again", Bytes::new()).await;
 }
 
 #[tokio::test]
 async fn a_changed_message_is_refused() {
-    let running = started().await;
+    let running = serve_default().await;
     let mut stream = raw(&running).await;
     stream.write_all(&header(5, 0).encode()).await.unwrap();
     stream.write_all(b"hello").await.unwrap();
@@ -242,7 +242,7 @@ async fn a_changed_message_is_refused() {
 
 #[tokio::test]
 async fn another_key_or_another_service_is_refused_at_once() {
-    let running = started().await;
+    let running = serve_default().await;
     let other = Key::from_bytes(b"another key of enough bytes").unwrap();
     for config in [ConnectionConfig::new(CONTEXT, other), ConnectionConfig::new("other", key())] {
         let pool = Pool::new(&running.address, PoolConfig::new(config));
@@ -260,12 +260,12 @@ async fn a_peer_that_reads_nothing_is_dropped() {
     let payload = vec![0; 4 << 20];
     for request_id in 0..40 {
         request.request_id = request_id;
-        let sent = async {
+        let send = async {
             stream.write_all(&request.encode()).await?;
             stream.write_all(b"x").await?;
             stream.write_all(&payload).await
         };
-        if !matches!(tokio::time::timeout(Duration::from_millis(500), sent).await, Ok(Ok(()))) {
+        if !matches!(tokio::time::timeout(Duration::from_millis(500), send).await, Ok(Ok(()))) {
             break;
         }
     }
@@ -310,7 +310,7 @@ async fn too_much_in_flight_is_answered_not_queued() {
 
 #[tokio::test]
 async fn a_panicking_handler_returns_an_error_and_the_connection_stays() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = open(&running).await;
     let error =
         connection.call(Bytes::from_static(b"panic"), Payload::empty(), soon()).await.unwrap_err();
@@ -323,7 +323,7 @@ async fn a_panicking_handler_returns_an_error_and_the_connection_stays() {
 
 #[tokio::test]
 async fn a_call_ends_at_its_deadline() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = open(&running).await;
     let deadline = Deadline::after(Duration::from_millis(500));
     let call = connection.call(Bytes::from_static(b"block"), Payload::empty(), deadline);
@@ -334,7 +334,7 @@ async fn a_call_ends_at_its_deadline() {
 
 #[tokio::test]
 async fn a_call_whose_deadline_has_passed_is_not_sent() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = open(&running).await;
     let over = Deadline::after(Duration::ZERO);
     let error = connection.call(Bytes::from_static(b"x"), Payload::empty(), over).await;
@@ -346,7 +346,7 @@ async fn a_call_whose_deadline_has_passed_is_not_sent() {
 
 #[tokio::test]
 async fn a_pool_survives_a_restart_of_the_server() {
-    let running = started().await;
+    let running = serve_default().await;
     let pool = Pool::new(
         &running.address,
         PoolConfig { connections_max: 2, ..PoolConfig::new(ConnectionConfig::new(CONTEXT, key())) },
@@ -367,7 +367,7 @@ async fn a_pool_survives_a_restart_of_the_server() {
 
 #[tokio::test]
 async fn shutdown_lets_running_calls_end() {
-    let running = started().await;
+    let running = serve_default().await;
     let connection = Arc::new(open(&running).await);
     let blocked = tokio::spawn({
         let connection = Arc::clone(&connection);
@@ -394,7 +394,7 @@ async fn a_missing_peer_is_reported_with_its_address_by_the_deadline() {
 
 #[tokio::test]
 async fn a_port_in_use_is_named() {
-    let running = started().await;
+    let running = serve_default().await;
     let error = Server::bind(&running.address, ServerConfig::new(CONTEXT, key())).await.err();
     assert!(error.unwrap().to_string().contains(&running.address));
 }

@@ -41,8 +41,8 @@ async fn unauthenticated_tls_peers_are_refused_whatever_they_send() {
         // The server may close before it has read everything.
         let _ = stream.write_all(case).await;
         let _ = stream.shutdown().await;
-        let answered = until_closed(stream).await;
-        assert!(answered <= 64, "case {number}: {answered} bytes");
+        let reply_bytes = until_closed(stream).await;
+        assert!(reply_bytes <= 64, "case {number}: {reply_bytes} bytes");
     }
     let deadline = soon();
     while running.stats.refused.load(Relaxed) < cases.len() as u64 {
@@ -57,8 +57,8 @@ async fn unauthenticated_tls_peers_are_refused_whatever_they_send() {
 async fn a_bounded_number_of_bytes_is_read_of_a_peer_before_it_authenticates() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    let (accepted, _) = listener.accept().await.unwrap();
-    let mut metered = Metered::new(accepted, 1000);
+    let (accepted_stream, _) = listener.accept().await.unwrap();
+    let mut metered = Metered::new(accepted_stream, 1000);
     peer.write_all(&pattern(100_000, 0)).await.unwrap();
     let mut read = vec![0; 2000];
     let mut length = 0;
@@ -155,14 +155,14 @@ fn request(request_id: u64, payload_bytes: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn frames_are_flushed_through_a_buffering_stream() {
-    let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+    let (local, mut remote) = tokio::io::duplex(1 << 16);
     let (outbox, mut queue) = tokio::sync::mpsc::channel(1);
     tokio::spawn(
-        async move { write_frames(&mut BufWriter::new(ours), &mut queue, |_| false).await },
+        async move { write_frames(&mut BufWriter::new(local), &mut queue, |_| false).await },
     );
     outbox.send(Outgoing::bare(Kind::Grant, 1, ())).await.unwrap();
     let mut frame = [0; HEADER_BYTES];
-    let read = tokio::time::timeout(Duration::from_secs(30), theirs.read_exact(&mut frame));
+    let read = tokio::time::timeout(Duration::from_secs(30), remote.read_exact(&mut frame));
     read.await.expect("the frame").unwrap();
 }
 

@@ -82,15 +82,15 @@ async fn proxy(
 
 async fn recorded(tls: bool) -> Vec<u8> {
     let running = serving(if tls { Accepts::Tls } else { Accepts::Plain }).await;
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let record = Arc::clone(&seen);
+    let traffic = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&traffic);
     let change = move |_, piece: &mut Vec<u8>| record.lock().unwrap().extend_from_slice(piece);
     let address = proxy(&running.address, change).await;
     let connection = open(&address, tls).await.unwrap();
     assert_eq!(echo(&connection, Bytes::from_static(SECRET)).await.unwrap(), SECRET);
-    let seen = seen.lock().unwrap();
-    assert!(seen.len() > 2 * SECRET.len(), "both directions went through the proxy");
-    seen.clone()
+    let traffic = traffic.lock().unwrap();
+    assert!(traffic.len() > 2 * SECRET.len(), "both directions went through the proxy");
+    traffic.clone()
 }
 
 #[tokio::test]
@@ -114,8 +114,11 @@ async fn large_frames_and_many_calls_at_once_arrive_unchanged() {
                 // Around the sizes of a direct request, a record, a buffer, and a chunk.
                 let length = [0, 1, 4 << 10, (8 << 10) + 1, 16 << 10, 65 << 10, 4 << 20]
                     [if number < 6 { 6 } else { number % 6 }];
-                let sent = pattern(length, number);
-                assert!(echo(&connection, sent.clone()).await.unwrap() == sent, "call {number}");
+                let payload = pattern(length, number);
+                assert!(
+                    echo(&connection, payload.clone()).await.unwrap() == payload,
+                    "call {number}"
+                );
             })
         })
         .collect();
@@ -214,12 +217,12 @@ async fn flipped(from_client: bool, nth: usize, payload: usize) {
     let address = proxy(&running.address, change).await;
     let connection = open(&address, true).await.unwrap();
     armed.store(true, Relaxed);
-    let sent = pattern(payload, nth);
+    let request = pattern(payload, nth);
     // Later calls reach the flipped byte if earlier ones were too short.
     let mut failed = false;
     for _ in 0..8 {
-        match echo(&connection, sent.clone()).await {
-            Ok(received) => assert!(received == sent, "changed bytes were taken for data"),
+        match echo(&connection, request.clone()).await {
+            Ok(reply) => assert!(reply == request, "changed bytes were taken for data"),
             Err(error) => {
                 failed = true;
                 assert!(matches!(error, RpcError::Lost { .. } | RpcError::Unreachable { .. }));
@@ -267,9 +270,9 @@ async fn peers_with_different_tls_settings_are_refused_with_the_remedy() {
 async fn a_service_in_transition_accepts_both() {
     let running = serving(Accepts::Both).await;
     for tls in [false, true] {
-        let sent = pattern(100 << 10, 3);
+        let request = pattern(100 << 10, 3);
         let connection = open(&running.address, tls).await.unwrap();
-        assert!(echo(&connection, sent.clone()).await.unwrap() == sent);
+        assert!(echo(&connection, request.clone()).await.unwrap() == request);
     }
     assert_eq!(running.stats.connections.load(Relaxed), 2);
 }

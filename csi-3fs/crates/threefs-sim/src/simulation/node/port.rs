@@ -90,7 +90,7 @@ impl Gate {
     }
 
     /// The budget of a request once it is admitted.
-    fn held(&self, incoming: &Incoming) -> HeldBudget {
+    fn budget_of(&self, incoming: &Incoming) -> HeldBudget {
         let reply_bytes = match &incoming.request {
             StorageRequest::Read(read) => read.length as usize,
             StorageRequest::Repair(_) => crate::simulation::CHUNK_BYTES as usize,
@@ -101,11 +101,11 @@ impl Gate {
             connection: incoming.caller.endpoint,
             request_bytes: match incoming.payload.len() {
                 0 => 0,
-                bytes => self.requests.counted(bytes),
+                bytes => self.requests.credits_of(bytes),
             },
             reply_bytes: match reply_bytes {
                 0 => 0,
-                bytes => self.replies.counted(bytes),
+                bytes => self.replies.credits_of(bytes),
             },
         }
     }
@@ -155,24 +155,26 @@ impl Port {
         matches!(self.waiting.get(&id), Some((_, Step::Granted)))
     }
 
-    /// Requests whose wait is over: for their own bytes, and for those of their reply.
+    /// Requests that no longer wait: those that were granted their own bytes, and those that were
+    /// granted the bytes of their reply.
     pub(crate) fn grant(&mut self, now: u64) -> (Vec<u64>, Vec<u64>) {
         self.drop_expired(now);
-        let (mut granted, mut reserved) = (Vec::new(), Vec::new());
+        let (mut granted_ids, mut reserved_ids) = (Vec::new(), Vec::new());
         for gate in &mut self.gates {
             let tickets = gate.requests.grant();
-            granted.extend(tickets.iter().filter_map(|ticket| gate.tickets.remove(ticket)));
+            granted_ids.extend(tickets.iter().filter_map(|ticket| gate.tickets.remove(ticket)));
             let tickets = gate.replies.grant();
-            reserved.extend(tickets.iter().filter_map(|ticket| gate.reservations.remove(ticket)));
+            reserved_ids
+                .extend(tickets.iter().filter_map(|ticket| gate.reservations.remove(ticket)));
         }
-        for (ids, step) in [(&granted, Step::Granted), (&reserved, Step::Reserved)] {
+        for (ids, step) in [(&granted_ids, Step::Granted), (&reserved_ids, Step::Reserved)] {
             for id in ids {
                 if let Some(waiting) = self.waiting.get_mut(id) {
                     waiting.1 = step;
                 }
             }
         }
-        (granted, reserved)
+        (granted_ids, reserved_ids)
     }
 
     /// Drops requests whose callers have timed out.
@@ -195,7 +197,7 @@ impl Port {
                 let id = gate.reservations.remove(&ticket).unwrap_or_default();
                 if let Some((incoming, _)) = self.waiting.remove(&id) {
                     gate.replies.cancel(incoming.caller.endpoint, ticket);
-                    let mut budget = gate.held(&incoming);
+                    let mut budget = gate.budget_of(&incoming);
                     budget.reply_bytes = 0;
                     gate.release(budget);
                 }
@@ -207,7 +209,7 @@ impl Port {
     pub(crate) fn enter(&mut self, id: u64, now: u64) -> Admission {
         let Some((incoming, step)) = self.waiting.remove(&id) else { return Admission::Nothing };
         let gate = &mut self.gates[usize::from(incoming.class)];
-        let budget = gate.held(&incoming);
+        let budget = gate.budget_of(&incoming);
         if matches!(step, Step::Reserved) {
             return Admission::Admitted(Box::new(incoming), budget);
         }
