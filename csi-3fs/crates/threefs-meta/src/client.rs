@@ -36,13 +36,13 @@ pub enum MetaClientError {
     /// were refused.
     #[error(
         "the change may have been made: its last attempt got no reply ({last}); check before you repeat it; \
-         earlier attempts were refused: {refused}"
+         earlier attempts were refused: {refusal}"
     )]
     Unknown {
         /// Error of the last attempt.
         last: Box<RpcError>,
         /// Why the service refused the earlier attempts.
-        refused: Box<MetaError>,
+        refusal: Box<MetaError>,
     },
 }
 
@@ -166,17 +166,17 @@ impl MetaClient {
         let changes = matches!(request, MetaRequest::Change { .. });
         let not_after = changes.then(|| NotAfter { lease: self.0.lease.clone(), end: deadline });
         // Why the service has refused the call so far: more useful at the deadline than "no reply".
-        let mut refused: Option<MetaError> = None;
+        let mut refusal: Option<MetaError> = None;
         loop {
             let message = Versioned::of(request);
             let attempt = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, not_after.as_ref());
-            let answer = match (attempt.await, refused.take()) {
+            let answer = match (attempt.await, refusal.take()) {
                 (Ok(answer), _) => answer,
-                (Err(last), Some(refused))
+                (Err(last), Some(refusal))
                     if changes && last.retryable() && last.executed() == Executed::Perhaps =>
                 {
-                    let (last, refused) = (Box::new(last), Box::new(refused));
-                    return Err(MetaClientError::Unknown { last, refused });
+                    let (last, refusal) = (Box::new(last), Box::new(refusal));
+                    return Err(MetaClientError::Unknown { last, refusal });
                 }
                 // Retries end one pause before the deadline.
                 (Err(late), Some(error)) if late.retryable() || deadline.passed() => Err(error),
@@ -186,7 +186,7 @@ impl MetaClient {
                 MetaResult::Ok(reply) => return Ok(reply),
                 Err(error) if error.retryable() => match deadline.remaining() {
                     Some(remaining) if remaining > PAUSE => {
-                        refused = Some(error);
+                        refusal = Some(error);
                         tokio::time::sleep(PAUSE).await;
                     }
                     _ => return Err(error.into()),

@@ -26,12 +26,12 @@ impl Identity {
 
     /// Whether mode and owner permit all of `access` ([`READ`] | [`WRITE`] | [`EXECUTE`]). The
     /// first matching class decides, even if a later one would permit more.
-    pub fn allowed(&self, inode: &Inode, access: u32) -> bool {
+    pub fn allows(&self, inode: &Inode, access: u32) -> bool {
         if self.is_root() {
             let executable = inode.is_directory() || inode.mode & 0o111 != 0;
             return access & EXECUTE == 0 || executable;
         }
-        let granted = if self.uid == inode.uid {
+        let mode = if self.uid == inode.uid {
             inode.mode >> 6
         } else if self.in_group(inode.gid) {
             inode.mode >> 3
@@ -40,12 +40,12 @@ impl Identity {
         } else {
             inode.mode
         };
-        granted & access == access
+        mode & access == access
     }
 
-    /// [`Self::allowed`] as a result.
+    /// [`Self::allows`] as a result.
     pub(crate) fn check(&self, inode: &Inode, access: u32, path: &str) -> Result<(), MetaError> {
-        if self.allowed(inode, access) {
+        if self.allows(inode, access) {
             return Ok(());
         }
         let requested: String = [(READ, 'r'), (WRITE, 'w'), (EXECUTE, 'x')]
@@ -125,7 +125,7 @@ mod tests {
         ];
         for (mode, caller, access, expected) in cases {
             assert_eq!(
-                caller.allowed(&inode(mode), access),
+                caller.allows(&inode(mode), access),
                 expected,
                 "{mode:o} {caller:?} {access}"
             );
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn a_check_by_the_kernel_counts_for_the_group_class_only() {
         let checked = |uid| Identity { kernel_checked: true, ..caller(uid, 1, &[]) };
-        assert!(checked(11).allowed(&inode(0o770), READ | WRITE), "one of its groups may be 20");
-        assert!(checked(11).allowed(&inode(0o704), READ));
-        assert!(!checked(11).allowed(&inode(0o700), READ), "no group permits that");
-        assert!(!checked(11).allowed(&inode(0o754), WRITE));
-        assert!(!checked(10).allowed(&inode(0o077), READ), "the owner class decides");
-        assert!(!caller(11, 1, &[]).allowed(&inode(0o770), READ));
+        assert!(checked(11).allows(&inode(0o770), READ | WRITE), "one of its groups may be 20");
+        assert!(checked(11).allows(&inode(0o704), READ));
+        assert!(!checked(11).allows(&inode(0o700), READ), "no group permits that");
+        assert!(!checked(11).allows(&inode(0o754), WRITE));
+        assert!(!checked(10).allows(&inode(0o077), READ), "the owner class decides");
+        assert!(!caller(11, 1, &[]).allows(&inode(0o770), READ));
     }
 }

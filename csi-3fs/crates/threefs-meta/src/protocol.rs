@@ -58,14 +58,14 @@ impl<'a> Versioned<&'a MetaRequest> {
 pub fn decode_request(message: &[u8]) -> Result<MetaRequest, Fault> {
     let version = message.first().copied().unwrap_or_default();
     if version != VERSION {
-        let (theirs, side) = match version {
+        let (client_version, side) = match version {
             0 | 1 => ("no version".to_owned(), "the client"),
             older if older < VERSION => (format!("version {older}"), "the client"),
             newer => (format!("version {newer}"), "the metadata service"),
         };
         return Err(Fault::bad_request(format!(
-            "the client sends {theirs}, this service takes version {VERSION} of the messages of \
-             {CONTEXT}; upgrade {side} so that both are of one release"
+            "the client sends {client_version}, this service takes version {VERSION} of the messages \
+             of {CONTEXT}; upgrade {side} so that both are of one release"
         )));
     }
     let request: Versioned<MetaRequest> =

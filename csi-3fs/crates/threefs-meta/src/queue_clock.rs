@@ -25,12 +25,17 @@ pub(crate) struct QueueClock(VecDeque<(BootInstant, u64)>);
 
 impl QueueClock {
     /// Samples the newest version, and returns the newest one that was sampled at least `wait` ago.
-    pub(crate) fn due(&mut self, now: BootInstant, newest: u64, wait: Duration) -> Option<u64> {
+    pub(crate) fn due_version(
+        &mut self,
+        now: BootInstant,
+        newest: u64,
+        wait: Duration,
+    ) -> Option<u64> {
         let apart = wait / (SAMPLES_MAX - 2);
-        if self.0.back().is_none_or(|(noted, _)| now.since(*noted) >= apart) {
+        if self.0.back().is_none_or(|(sampled_at, _)| now.since(*sampled_at) >= apart) {
             self.0.push_back((now, newest));
         }
-        let old = |(noted, _): &(BootInstant, u64)| now.since(*noted) >= wait;
+        let old = |(sampled_at, _): &(BootInstant, u64)| now.since(*sampled_at) >= wait;
         while self.0.len() > 1 && self.0.get(1).is_some_and(old) {
             self.0.pop_front();
         }
@@ -48,18 +53,18 @@ mod tests {
         let at = |ms: u64| start.after(Duration::from_millis(ms));
         let wait = Duration::from_millis(1000);
         let mut queue_clocks = QueueClock::default();
-        assert_eq!(queue_clocks.due(at(0), 5, wait), None);
+        assert_eq!(queue_clocks.due_version(at(0), 5, wait), None);
         for ms in 1..1000 {
-            assert_eq!(queue_clocks.due(at(ms), 5 + ms, wait), None);
+            assert_eq!(queue_clocks.due_version(at(ms), 5 + ms, wait), None);
         }
-        let count = queue_clocks.due(at(1000), 2000, wait).unwrap();
+        let count = queue_clocks.due_version(at(1000), 2000, wait).unwrap();
         assert_eq!(count, 5, "later entries are younger");
         for ms in 1001..5000 {
-            let count = queue_clocks.due(at(ms), 5 + ms, wait).unwrap();
+            let count = queue_clocks.due_version(at(ms), 5 + ms, wait).unwrap();
             assert!(count <= 5 + ms - 1000, "too early");
             assert!(count + 40 >= 5 + ms - 1000, "too late");
             assert!(queue_clocks.0.len() <= SAMPLES_MAX as usize);
         }
-        assert_eq!(QueueClock::default().due(at(0), 9, Duration::ZERO), Some(9));
+        assert_eq!(QueueClock::default().due_version(at(0), 9, Duration::ZERO), Some(9));
     }
 }

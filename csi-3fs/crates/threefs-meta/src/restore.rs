@@ -28,8 +28,8 @@ pub fn restore(store: EmbeddedConfig, file: &Path) -> BoxFuture<'_, Result<Dumpe
     Box::pin(async move {
         let dumped = threefs_kv::load(&store, DUMP_KIND, file)?;
         let (path, store) = (store.path.clone(), Store::embedded(store)?);
-        let passed = ops::ReserveInodes(INODES_PASSED_OVER);
-        store.transact(Deadline::after(TIMEOUT), &passed).await.map_err(|error| {
+        let reserve = ops::ReserveInodes(INODES_PASSED_OVER);
+        store.transact(Deadline::after(TIMEOUT), &reserve).await.map_err(|error| {
             threefs_kv::KvError::Broken { path: path.clone(), detail: error.to_string() }
         })?;
         store

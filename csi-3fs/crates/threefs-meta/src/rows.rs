@@ -137,13 +137,13 @@ pub(crate) struct DentryRow {
 pub(crate) struct SessionRow {
     pub client: ClientId,
     /// Whether it is charged to its file's quota: rows of earlier releases are not.
-    pub counted: bool,
+    pub charged: bool,
 }
 
 impl SessionRow {
     /// Decodes a row of this release or of an earlier one, which ends after the client.
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
-        decode(key, value).or_else(|_| Ok(Self { client: decode(key, value)?, counted: false }))
+        decode(key, value).or_else(|_| Ok(Self { client: decode(key, value)?, charged: false }))
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) struct RemovalRow {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AnswerRow {
-    pub answered: Nanoseconds,
+    pub answered_at: Nanoseconds,
     /// The encoded `MetaReply`; for a batch, the files that it changed.
     pub reply: Vec<u8>,
     /// The volume of the caller's ticket, which the row counts for; `None` for the cluster key.
@@ -180,8 +180,8 @@ impl AnswerRow {
     /// Decodes a row of this release or of an earlier one, which ends after the reply.
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
         decode(key, value).or_else(|_| {
-            let (answered, reply) = decode(key, value)?;
-            Ok(Self { answered, reply, volume: None, batch: false })
+            let (answered_at, reply) = decode(key, value)?;
+            Ok(Self { answered_at, reply, volume: None, batch: false })
         })
     }
 
@@ -265,9 +265,9 @@ mod tests {
     #[test]
     fn answers_of_earlier_releases_are_decoded_and_not_charged() {
         for reply in [vec![], vec![7; 300]] {
-            let answered = Nanoseconds(-5);
-            let before = postcard::to_allocvec(&(answered, reply.clone())).unwrap();
-            let row = AnswerRow { answered, reply, volume: None, batch: false };
+            let answered_at = Nanoseconds(-5);
+            let before = postcard::to_allocvec(&(answered_at, reply.clone())).unwrap();
+            let row = AnswerRow { answered_at, reply, volume: None, batch: false };
             assert_eq!(AnswerRow::decode(b"IDEM", &before).unwrap(), row);
             let row = AnswerRow { volume: Some(InodeId(u64::MAX)), batch: true, ..row };
             let now = postcard::to_allocvec(&row).unwrap();
@@ -284,7 +284,8 @@ mod tests {
             stripe: 1,
             chains: threefs_core::layout::ChainChoice::Range { base: 0, seed: 0 },
         };
-        for (length, reserved, counted) in [(0, 0, 0), (300, 0, 300), (300, u64::MAX, u64::MAX)] {
+        for (length, reserved, needed_end) in [(0, 0, 0), (300, 0, 300), (300, u64::MAX, u64::MAX)]
+        {
             let time = Nanoseconds(-3);
             let kind = InodeKind::File {
                 layout: layout.clone(),
@@ -310,7 +311,7 @@ mod tests {
             let row = InodeRow { end_max: u64::MAX, ..InodeRow::new(inode) };
             let before = (&row.inode, &row.name, true, false, row.metadata_bytes, row.end_max);
             let before = postcard::to_allocvec(&before).unwrap();
-            let row = InodeRow { charged_end: counted, ..row };
+            let row = InodeRow { charged_end: needed_end, ..row };
             assert_eq!(InodeRow::decode(b"INOD", &before).unwrap(), row);
             let now = postcard::to_allocvec(&row).unwrap();
             assert_eq!(InodeRow::decode(b"INOD", &now).unwrap(), row);
@@ -322,8 +323,8 @@ mod tests {
         for client in [ClientId(0), ClientId(7), ClientId(u128::MAX)] {
             let before = postcard::to_allocvec(&client).unwrap();
             let row = SessionRow::decode(b"INOS", &before).unwrap();
-            assert_eq!(row, SessionRow { client, counted: false });
-            let row = SessionRow { client, counted: true };
+            assert_eq!(row, SessionRow { client, charged: false });
+            let row = SessionRow { client, charged: true };
             let now = postcard::to_allocvec(&row).unwrap();
             assert_eq!(SessionRow::decode(b"INOS", &now).unwrap(), row);
         }

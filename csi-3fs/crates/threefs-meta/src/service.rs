@@ -205,8 +205,8 @@ impl Handler {
         terms: &FileTerms,
         now_unix_s: u64,
     ) -> Result<Capability, MetaError> {
-        let damaged = |error: RpcError| MetaError::Damaged { detail: error.to_string() };
-        let terms = encode(terms).map_err(damaged)?.into();
+        let damage = |error: RpcError| MetaError::Damaged { detail: error.to_string() };
+        let terms = encode(terms).map_err(damage)?.into();
         Ok(Capability::sign(&self.keys.current(), ticket, inode.0, terms, now_unix_s))
     }
 }
@@ -216,8 +216,8 @@ impl Service for Handler {
         let request = decode_request(&call.message)?;
         if !self.registered.load(SeqCst) {
             let detail = "the store is not registered with mgmtd yet".into();
-            let refused: MetaResult = Err(MetaError::Unavailable { detail });
-            return Reply::of(&refused);
+            let refusal: MetaResult = Err(MetaError::Unavailable { detail });
+            return Reply::of(&refusal);
         }
         // Before the reply is built: clients that do not receive replies must not exhaust the
         // memory.
@@ -241,7 +241,7 @@ impl Service for Handler {
                     Ok(reply) => {
                         Box::pin(self.with_capabilities(ticket, reply, call.deadline)).await
                     }
-                    refused => refused,
+                    refusal => refusal,
                 }
             }
             _ => self.tree.answer_for(&call.grant, request, call.deadline).await,

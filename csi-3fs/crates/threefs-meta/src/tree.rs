@@ -52,11 +52,11 @@ pub struct Tree {
     pub(crate) open_files: OpenFiles,
     /// Ages of the garbage collection queues.
     pub(crate) queue_clocks: Mutex<QueueClocks>,
-    started: BootInstant,
+    started_at: BootInstant,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<Range<u64>>,
     /// Set when the store fails such that only a restart recovers.
-    failed: watch::Sender<Option<KvError>>,
+    failure: watch::Sender<Option<KvError>>,
     /// Locks that allow one truncation of a file at a time: see `ops::file::trim`.
     trimming: Mutex<HashMap<InodeId, Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -80,17 +80,17 @@ impl Tree {
             clients: Clients::default(),
             open_files: OpenFiles::new(rand::random()),
             queue_clocks: Mutex::default(),
-            started: BootInstant::now(),
+            started_at: BootInstant::now(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
             inodes: tokio::sync::Mutex::new(0..0),
-            failed: watch::channel(None).0,
+            failure: watch::channel(None).0,
             trimming: Mutex::default(),
         })
     }
 
     /// Milliseconds since the start of the service, suspended time included.
     pub(crate) fn uptime_ms(&self) -> u64 {
-        let uptime = BootInstant::now().since(self.started);
+        let uptime = BootInstant::now().since(self.started_at);
         u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)
     }
 
@@ -109,18 +109,18 @@ impl Tree {
 
     async fn answer_inner(&self, request: MetaRequest, deadline: Deadline) -> MetaResult {
         let deadline = deadline.within(REQUEST_TIMEOUT);
-        let answered = match request {
+        let result = match request {
             MetaRequest::Query { caller, query } => self.query(&caller, &query, deadline).await,
             MetaRequest::Change { id, caller, change } => {
                 self.change(id, &caller, &change, deadline).await
             }
         };
         if let Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) =
-            &answered
+            &result
         {
-            self.failed.send_replace(Some(error.clone()));
+            self.failure.send_replace(Some(error.clone()));
         }
-        Ok(answered?)
+        Ok(result?)
     }
 
     /// Runs a read-only operation.
@@ -137,12 +137,12 @@ impl Tree {
 
     /// Completes when the store has failed such that only a restart recovers.
     pub async fn store_failed(&self) -> KvError {
-        let mut failed = self.failed.subscribe();
+        let mut failure = self.failure.subscribe();
         loop {
-            if let Some(error) = failed.borrow_and_update().clone() {
+            if let Some(error) = failure.borrow_and_update().clone() {
                 return error;
             }
-            if failed.changed().await.is_err() {
+            if failure.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
@@ -178,8 +178,8 @@ impl Tree {
                 if at.path.is_empty() {
                     self.open_files.open(*client, caller.scope, at.directory, self.uptime_ms());
                 }
-                let opened = self.store.transact(deadline, &open).await;
-                match &opened {
+                let result = self.store.transact(deadline, &open).await;
+                match &result {
                     Ok(MetaReply::Inode(inode)) => {
                         self.open_files.open(*client, caller.scope, inode.id, self.uptime_ms());
                     }
@@ -195,7 +195,7 @@ impl Tree {
                     }
                     _ => {}
                 }
-                opened
+                result
             }
             MetaQuery::ReportOpenFiles { client, add, release, all } => {
                 self.clients.note_activity(*client, caller.scope, self.uptime_ms());

@@ -48,9 +48,9 @@ impl Written {
         let before = |end: u32| end.checked_add(1).is_some_and(|next| next < first);
         let lower = self.ranges.partition_point(|(_, end)| before(*end));
         let end = self.ranges.partition_point(|(start, _)| *start <= last.saturating_add(1));
-        let joined = self.ranges.get(lower..end).unwrap_or_default();
-        let first = joined.first().map_or(first, |(start, _)| first.min(*start));
-        let last = joined.last().map_or(last, |(_, end)| last.max(*end));
+        let adjacent = self.ranges.get(lower..end).unwrap_or_default();
+        let first = adjacent.first().map_or(first, |(start, _)| first.min(*start));
+        let last = adjacent.last().map_or(last, |(_, end)| last.max(*end));
         self.ranges.splice(lower..end.max(lower), [(first, last)]);
     }
 

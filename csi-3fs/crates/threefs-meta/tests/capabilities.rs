@@ -105,7 +105,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     control.change(quota, soon()).await.unwrap();
     let sealed = ticket(volume.id);
     let tenant = MetaClient::new(&address, &sealed, ClientId(2));
-    let (file, opened) = tenant.create(At::path("/file"), true, soon()).await.unwrap();
+    let (file, session) = tenant.create(At::path("/file"), true, soon()).await.unwrap();
     let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
     assert_eq!(u64::from(layout.chunk_bytes), MIB);
     let terms_of = |capability: &Capability| {
@@ -116,7 +116,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         assert_eq!(&terms.layout, layout);
         terms.end
     };
-    let asked = async |client: &MetaClient| {
+    let query_terms = async |client: &MetaClient| {
         let inodes = vec![file.id, volume.id, InodeId(1 << 40)];
         match client.query(MetaQuery::Capabilities { inodes }, soon()).await.unwrap() {
             MetaReply::Capabilities(signed) => {
@@ -139,20 +139,20 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(asked(&tenant).await, 0, "nothing is reserved");
+    assert_eq!(query_terms(&tenant).await, 0, "nothing is reserved");
     assert_eq!(reserved(5 * MIB + 1, 0).await, 5 * MIB + 1);
-    assert_eq!(asked(&tenant).await, 5 * MIB + 1);
+    assert_eq!(query_terms(&tenant).await, 5 * MIB + 1);
     // Nothing beyond the quota.
-    let refused = tenant.change(reserve(&file, 101 * MIB, 0), soon()).await;
-    assert!(refused.is_err(), "{refused:?}");
-    assert_eq!(asked(&tenant).await, 5 * MIB + 1);
+    let result = tenant.change(reserve(&file, 101 * MIB, 0), soon()).await;
+    assert!(result.is_err(), "{result:?}");
+    assert_eq!(query_terms(&tenant).await, 5 * MIB + 1);
     // A reservation for an earlier truncate version is void.
     tenant.set_length(At::path("/file"), 0, soon()).await.unwrap();
     assert_eq!(reserved(9 * MIB, 0).await, 0);
-    assert_eq!(asked(&tenant).await, 0);
+    assert_eq!(query_terms(&tenant).await, 0);
     assert_eq!(reserved(2 * MIB, 1).await, 2 * MIB);
     tenant.set_length(At::path("/file"), 8 * MIB, soon()).await.unwrap();
-    assert_eq!(asked(&tenant).await, 8 * MIB);
+    assert_eq!(query_terms(&tenant).await, 8 * MIB);
     // The end of the last session removes the reservation from new capabilities. An eighth of the
     // limit is released at once, the rest when the earlier capabilities have expired.
     let used = async || match control.query(MetaQuery::Quotas { at: At::path("/v") }, soon()).await
@@ -169,10 +169,10 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         }
     };
     assert_eq!((attempt().await, used().await), (50 * MIB, 50 * MIB));
-    let ends = vec![(file.id, SessionId(1)), (file.id, opened.unwrap())];
-    let ended = MetaChange::ReportLengths { reports: Vec::new(), ends };
-    tenant.change(ended, soon()).await.unwrap();
-    assert_eq!((asked(&tenant).await, used().await), (8 * MIB, 50 * MIB - 100 * MIB / 8));
+    let ends = vec![(file.id, SessionId(1)), (file.id, session.unwrap())];
+    let change = MetaChange::ReportLengths { reports: Vec::new(), ends };
+    tenant.change(change, soon()).await.unwrap();
+    assert_eq!((query_terms(&tenant).await, used().await), (8 * MIB, 50 * MIB - 100 * MIB / 8));
     // A retry of the reservation gets the current one.
     assert_eq!(attempt().await, 8 * MIB);
     // A file from outside all quotas, where writers do not reserve, has its length.

@@ -20,7 +20,7 @@ fn key() -> Key {
     Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
 }
 
-/// All of it passes where the service refuses again and again.
+/// The whole time passes if the service refuses every attempt.
 fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(8))
 }
@@ -34,8 +34,8 @@ impl Service for Late {
         if self.0.fetch_add(1, SeqCst) > 0 {
             return Err(Fault::expired());
         }
-        let refused: MetaResult = Err(MetaError::Unavailable { detail: "no chains yet".into() });
-        Reply::of(&refused)
+        let refusal: MetaResult = Err(MetaError::Unavailable { detail: "no chains yet".into() });
+        Reply::of(&refusal)
     }
 }
 
@@ -79,8 +79,8 @@ impl Service for Silent {
         if self.0.fetch_add(1, SeqCst) > 0 {
             return std::future::pending().await;
         }
-        let refused: MetaResult = Err(MetaError::Unavailable { detail: "no chains yet".into() });
-        Reply::of(&refused)
+        let refusal: MetaResult = Err(MetaError::Unavailable { detail: "no chains yet".into() });
+        Reply::of(&refusal)
     }
 }
 

@@ -31,7 +31,7 @@ use calls::Calls;
 /// Makes a copy of this program run as a service: kind, its address, mgmtd's, folder.
 const CHILD: &str = "THREEFS_META_TEST_CHILD";
 /// Bytes that this process has allocated. Resident memory would also count mapped pages of stores,
-/// and what the allocator keeps of memory that tests next to this one have freed.
+/// and freed memory of concurrent tests that the allocator keeps.
 struct Counting;
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
@@ -173,7 +173,7 @@ async fn work_while_services_are_killed() {
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
     let client = MetaClient::new(&meta_address, &key(), ClientId(7));
     client.make_directory(At::path("/d"), false, soon()).await.unwrap();
-    let (sender, mut made) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut renames) = tokio::sync::mpsc::unbounded_channel();
     let workers: Vec<_> = (0..4)
         .map(|worker| {
             let (client, sender) = (client.clone(), sender.clone());
@@ -196,7 +196,7 @@ async fn work_while_services_are_killed() {
     for kill in 0..KILLS {
         // After this many files, at some time during the next one.
         for _ in 0..rand::rng().random_range(15..60) {
-            made.recv().await.unwrap();
+            renames.recv().await.unwrap();
         }
         tokio::time::sleep(Duration::from_micros(rand::rng().random_range(0..5_000))).await;
         services[usize::from(kill % 4 != 0)].kill_and_restart();
@@ -248,10 +248,10 @@ async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunE
     let client = MetaClient::new(meta.address().to_string(), &key(), ClientId(1));
     let serving = meta.serve(shutdown);
     tokio::pin!(serving);
-    let made = client.make_directory(At::path("/d"), true, soon());
+    let request = client.make_directory(At::path("/d"), true, soon());
     tokio::select! {
         ended = &mut serving => return ended,
-        made = made => made.unwrap(),
+        request = request => request.unwrap(),
     };
     handle.request();
     serving.await
@@ -266,13 +266,13 @@ async fn a_store_of_another_cluster_is_refused_until_it_is_adopted() {
     for _ in 0..2 {
         try_meta(path, &mgmtd, "meta").await.unwrap();
     }
-    let refused = |result: Result<(), MetaRunError>| match result {
+    let refusal = |result: Result<(), MetaRunError>| match result {
         Err(MetaRunError::Refused(error)) => error,
         other => panic!("{other:?}"),
     };
-    let error = refused(try_meta(path, &other, "meta").await);
+    let error = refusal(try_meta(path, &other, "meta").await);
     assert!(matches!(error, MgmtdError::TreeOfOtherCluster { .. }), "{error}");
-    let error = refused(try_meta(path, &mgmtd, "empty").await);
+    let error = refusal(try_meta(path, &mgmtd, "empty").await);
     assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
     assert!(error.to_string().contains("threefs meta adopt"), "{error}");
     until_free(async || threefs_meta::adopt(EmbeddedConfig::new(path.join("empty"))).await)
@@ -281,7 +281,7 @@ async fn a_store_of_another_cluster_is_refused_until_it_is_adopted() {
     for _ in 0..2 {
         try_meta(path, &mgmtd, "empty").await.unwrap();
     }
-    let error = refused(try_meta(path, &mgmtd, "meta").await);
+    let error = refusal(try_meta(path, &mgmtd, "meta").await);
     assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
 }
 
@@ -384,7 +384,7 @@ async fn relay_that_stops(server: String, stop: tokio::sync::watch::Receiver<boo
                     _ = stop.wait_for(|stop| *stop) => {}
                     _ = tokio::io::copy(&mut from_server, &mut to_client) => return,
                 }
-                // It stays open, and nothing is read.
+                // The connection stays open, and the relay reads nothing.
                 std::future::pending::<()>().await;
             });
         }
@@ -412,8 +412,8 @@ async fn unread_replies_do_not_fill_the_memory() {
         MetaChange::SetAttribute { at: at.clone(), name: name.clone(), value, mode: SetMode::Any };
     client.change(set, soon()).await.unwrap();
 
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let relay = relay_that_stops(address, stopped).await;
+    let (stop, stop_signal) = tokio::sync::watch::channel(false);
+    let relay = relay_that_stops(address, stop_signal).await;
     let query = MetaQuery::GetAttribute { at, name };
     let request = MetaRequest::Query { caller: Identity::ROOT, query };
     let request = encode(&Versioned::of(&request)).unwrap();
@@ -440,9 +440,10 @@ async fn unread_replies_do_not_fill_the_memory() {
     // connections with the replies that hold the memory.
     loop {
         let ended = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await;
-        let grown = ALLOCATED.load(Relaxed).saturating_sub(before);
-        // 64 MiB of replies, each as it was made and as it is sent, and 8,000 calls; 512 without a bound.
-        assert!(grown < 256 << 20, "{grown} bytes of replies are kept");
+        let growth_bytes = ALLOCATED.load(Relaxed).saturating_sub(before);
+        // 64 MiB of replies, each in encoded and in sent form, and 8,000 calls. Without a bound:
+        // 512 MiB.
+        assert!(growth_bytes < 256 << 20, "{growth_bytes} bytes of replies are kept");
         if ended.is_ok() {
             break;
         }

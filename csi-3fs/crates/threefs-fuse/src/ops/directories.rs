@@ -29,7 +29,7 @@ impl Daemon {
         if !inode.is_directory() {
             return Err(Errno::NOTDIR);
         }
-        if !call.identity().allowed(&inode, READ) {
+        if !call.identity().allows(&inode, READ) {
             return Err(Errno::ACCESS);
         }
         Ok(wire::opened(Body::default(), self.handle(self.listings.open()), 0))
@@ -144,7 +144,7 @@ impl Daemon {
             MetaReply::Inodes(inodes) if inodes.len() == entries.len() => inodes,
             other => return Err(unexpected(&other)),
         };
-        let listed = entries.into_iter().zip(inodes).map(|(entry, inode)| (entry, inode.ok()));
-        Ok((listed.collect(), more))
+        let entries = entries.into_iter().zip(inodes).map(|(entry, inode)| (entry, inode.ok()));
+        Ok((entries.collect(), more))
     }
 }

@@ -63,11 +63,11 @@ impl Tree {
     /// One pass over all due entries. Returns the number of removals that it finished or advanced.
     pub(crate) async fn collect(&self) -> Result<u64, OpError> {
         let mut advanced = 0;
-        if let Some(until) = self.due(rows::REMOVALS).await? {
+        if let Some(until) = self.due_version(rows::REMOVALS).await? {
             advanced += self.mark_removed_dead(until).await?;
         }
         for queue in [rows::DEAD, rows::TOMBSTONES] {
-            if let Some(until) = self.due(queue).await? {
+            if let Some(until) = self.due_version(queue).await? {
                 advanced += self.drop_dead_files(queue, until).await?;
             }
         }
@@ -75,7 +75,7 @@ impl Tree {
     }
 
     /// The version up to which the entries of a queue have waited long enough.
-    async fn due(&self, queue: &'static [u8]) -> Result<Option<u64>, OpError> {
+    async fn due_version(&self, queue: &'static [u8]) -> Result<Option<u64>, OpError> {
         let version = self.store.transact(transaction(), &ops::NewestVersion).await?;
         let mut queue_clocks =
             self.queue_clocks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -84,7 +84,7 @@ impl Tree {
             rows::TOMBSTONES => (&mut queue_clocks.tombstones, self.config.recount_wait_ms),
             _ => (&mut queue_clocks.removed, self.config.gc_delay_ms),
         };
-        Ok(queue_clocks.due(BootInstant::now(), version, Duration::from_millis(wait_ms)))
+        Ok(queue_clocks.due_version(BootInstant::now(), version, Duration::from_millis(wait_ms)))
     }
 
     /// First queue: marks files dead, empties directories, removes entries without chunks.
@@ -93,9 +93,9 @@ impl Tree {
         let mut after = Vec::new();
         loop {
             let page = self.removals(rows::REMOVALS, until, &after).await?;
-            let of_state = |wanted: fn(&RemovalState) -> bool| {
+            let of_state = |matches: fn(&RemovalState) -> bool| {
                 let files = page.iter().filter(|it| it.row.kind != EntryKind::Directory);
-                files.filter(move |it| wanted(&it.state))
+                files.filter(move |it| matches(&it.state))
             };
             let files: Vec<&ListedRemoval> =
                 of_state(|state| matches!(state, RemovalState::Chunks { .. })).collect();
@@ -103,10 +103,10 @@ impl Tree {
                 let mark = ops::MarkDead { removals: &files, open_files: &self.open_files };
                 advanced += self.store.transact(transaction(), &mark).await? as u64;
             }
-            let held: Vec<&ListedRemoval> =
+            let uncharged: Vec<&ListedRemoval> =
                 of_state(|state| *state == RemovalState::InUse { charged: false }).collect();
-            if !held.is_empty() {
-                self.store.transact(transaction(), &ops::ChargeOpen(&held)).await?;
+            if !uncharged.is_empty() {
+                self.store.transact(transaction(), &ops::ChargeOpen(&uncharged)).await?;
             }
             let rows: Vec<ListedRemoval> =
                 of_state(|state| *state == RemovalState::Rows).cloned().collect();
@@ -238,7 +238,7 @@ impl Tree {
         }
     }
 
-    async fn forget_answers(&self, due: impl Fn(ClientId, u64) -> bool) -> Result<(), OpError> {
+    async fn forget_answers(&self, is_due: impl Fn(ClientId, u64) -> bool) -> Result<(), OpError> {
         let mut after = Vec::new();
         loop {
             let list = ops::ListRows { prefix: rows::ANSWERS, after: &after, limit: PAGE };
@@ -246,7 +246,7 @@ impl Tree {
             let mut of_client: BTreeMap<ClientId, Vec<u64>> = BTreeMap::new();
             for (key, _) in &page {
                 let (client, sequence) = rows::answer_of_key(key)?;
-                if due(client, sequence) {
+                if is_due(client, sequence) {
                     of_client.entry(client).or_default().push(sequence);
                 }
             }
@@ -303,23 +303,23 @@ async fn forget(
     files: Vec<DeadFile>,
 ) -> Vec<ListedRemoval> {
     let results = trimmer.forget(&files, Deadline::after(FORGET_TIMEOUT)).await;
-    let mut done = Vec::with_capacity(dead.len());
-    let mut failed: Option<(String, usize)> = None;
+    let mut trimmed = Vec::with_capacity(dead.len());
+    let mut failure: Option<(String, usize)> = None;
     for (removal, result) in dead.into_iter().zip(results) {
         match result {
-            Ok(()) => done.push(removal),
+            Ok(()) => trimmed.push(removal),
             Err(error) => {
-                let (_, count) = failed.get_or_insert((error, 0));
+                let (_, count) = failure.get_or_insert((error, 0));
                 *count += 1;
             }
         }
     }
-    if let Some((error, files)) = failed {
+    if let Some((error, files)) = failure {
         tracing::info!(
             files,
             error,
             "chunks of removed files could not be dropped, will be retried"
         );
     }
-    done
+    trimmed
 }

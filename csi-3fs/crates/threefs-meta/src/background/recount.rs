@@ -57,14 +57,14 @@ impl Tree {
     }
 
     async fn recount_page(&self, page: Vec<RecountEntry>, now: Uptime) -> Result<(), OpError> {
-        let (due, former): (Vec<_>, Vec<_>) =
+        let (due_files, former_files): (Vec<_>, Vec<_>) =
             page.into_iter().partition(|file| file.since.run_id == now.run_id);
-        if !former.is_empty() {
-            let anew = ops::RestartRecountWait { files: &former, now };
+        if !former_files.is_empty() {
+            let anew = ops::RestartRecountWait { files: &former_files, now };
             self.store.transact(transaction(), &anew).await?;
         }
         let mut tasks: JoinSet<()> = JoinSet::new();
-        for file in due {
+        for file in due_files {
             if tasks.len() >= COUNTED_AT_ONCE {
                 // A task that panicked is retried in the next round.
                 let _ = tasks.join_next().await;
@@ -82,15 +82,15 @@ async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: RecountEntry)
     let RecountEntry { inode, needed_end, charged_end, ref layout, .. } = file;
     let range = needed_end..charged_end;
     let answer = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
-    let counted = match answer {
+    let result = match answer {
         Ok(stored_end) => {
             let recount = ops::Recount { file: &file, stored_end };
-            let counted = store.transact(transaction(), &recount).await;
-            counted.map_err(|error| error.to_string())
+            let result = store.transact(transaction(), &recount).await;
+            result.map_err(|error| error.to_string())
         }
         Err(error) => Err(error),
     };
-    if let Err(error) = counted {
+    if let Err(error) = result {
         tracing::debug!(%inode, error, "recount failed, will be retried in the next round");
     }
 }

@@ -35,7 +35,7 @@ where
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        if let Some(reply) = answered(txn, self.id, self.floor).await? {
+        if let Some(reply) = stored_reply(txn, self.id, self.floor).await? {
             return Ok(reply);
         }
         let reply = self.operation.run(txn).await?;
@@ -59,8 +59,8 @@ impl<O> Dedup<'_, O> {
         };
         let encoded = encoded.map_err(|error| KvError::bad_row(&key, error.to_string()))?;
         answers::forget(txn, self.id.client, self.finished.clone()).await?;
-        let (answered, reply, volume) = (self.now, encoded, self.volume);
-        let row = AnswerRow { answered, reply, volume, batch: changed.is_some() };
+        let (answered_at, reply, volume) = (self.now, encoded, self.volume);
+        let row = AnswerRow { answered_at, reply, volume, batch: changed.is_some() };
         answers::keep(txn, &key, &row, self.room).await
     }
 }
@@ -89,7 +89,7 @@ async fn now_of(txn: &mut Transaction, changed: Vec<Changed>) -> Result<MetaRepl
     Ok(MetaReply::Inodes(inodes))
 }
 
-async fn answered(
+async fn stored_reply(
     txn: &mut Transaction,
     id: RequestId,
     floor: &AtomicU64,

@@ -58,13 +58,13 @@ impl Operation for ListRemovals<'_> {
         if !self.after.is_empty() {
             range = range.after(self.after);
         }
-        let mut listed = Vec::new();
+        let mut removals = Vec::new();
         for (key, value) in txn.snapshot_range(&range, self.limit).await? {
             let row: RemovalRow = rows::decode(&key, &value)?;
             let state = state_of(txn, self.queue, &row, self.open_files).await?;
-            listed.push(ListedRemoval { key, row, state });
+            removals.push(ListedRemoval { key, row, state });
         }
-        Ok(listed)
+        Ok(removals)
     }
 }
 
@@ -117,7 +117,7 @@ impl Operation for MarkDead<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<usize, OpError> {
-        let mut marked = 0;
+        let mut marked_count = 0;
         for removal in self.removals {
             let state = state_of(txn, rows::REMOVALS, &removal.row, self.open_files).await?;
             if !matches!(state, RemovalState::Chunks { .. }) {
@@ -129,9 +129,9 @@ impl Operation for MarkDead<'_> {
             store(txn, &mut row)?;
             txn.clear(&removal.key);
             queue(txn, rows::DEAD, &removal.row)?;
-            marked += 1;
+            marked_count += 1;
         }
-        Ok(marked)
+        Ok(marked_count)
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) enum FinalSymlink {
 #[derive(Clone, Debug)]
 pub(crate) enum Resolved {
     /// A name in a directory, with its entry if it exists.
-    Entry { parent: InodeId, name: String, found: Option<DentryRow> },
+    Entry { parent: InodeId, name: String, entry: Option<DentryRow> },
     /// An inode without a name: the start itself, or the target of `..`.
     Inode(InodeId),
 }
@@ -76,8 +76,8 @@ pub(crate) async fn lookup(
             continue;
         }
         check_name(&name)?;
-        let found: Option<DentryRow> = rows::read(txn, &rows::dentry(parent, &name)).await?;
-        let symlink = found.filter(|entry| entry.kind == EntryKind::Symlink);
+        let entry: Option<DentryRow> = rows::read(txn, &rows::dentry(parent, &name)).await?;
+        let symlink = entry.filter(|entry| entry.kind == EntryKind::Symlink);
         if let Some(entry) = symlink
             && (!names.is_empty() || last == FinalSymlink::Follow)
         {
@@ -97,7 +97,7 @@ pub(crate) async fn lookup(
             resolved = Resolved::Inode(if target.starts_with('/') { root } else { parent });
             continue;
         }
-        resolved = Resolved::Entry { parent, name, found };
+        resolved = Resolved::Entry { parent, name, entry };
     }
     Ok(resolved)
 }
@@ -114,11 +114,11 @@ async fn directory_of(
             row if row.inode.is_directory() => Ok(*id),
             _ => Err(not_a_directory(at)),
         },
-        Resolved::Entry { found: Some(entry), .. } => match entry.kind {
+        Resolved::Entry { entry: Some(entry), .. } => match entry.kind {
             EntryKind::Directory => Ok(entry.inode),
             _ => Err(not_a_directory(at)),
         },
-        Resolved::Entry { found: None, .. } => Err(not_found(&at.path, at.directory)),
+        Resolved::Entry { entry: None, .. } => Err(not_found(&at.path, at.directory)),
     }
 }
 
@@ -131,8 +131,8 @@ pub(crate) async fn find(
 ) -> Result<InodeRow, OpError> {
     match lookup(txn, caller, at, last).await? {
         Resolved::Inode(id) => load(txn, id, &at.path).await,
-        Resolved::Entry { found: Some(entry), .. } => load_named(txn, entry, &at.path).await,
-        Resolved::Entry { found: None, .. } => Err(not_found(&at.path, at.directory)),
+        Resolved::Entry { entry: Some(entry), .. } => load_named(txn, entry, &at.path).await,
+        Resolved::Entry { entry: None, .. } => Err(not_found(&at.path, at.directory)),
     }
 }
 
@@ -140,7 +140,7 @@ pub(crate) async fn find(
 pub(crate) struct NameInDirectory {
     pub parent: InodeRow,
     pub name: String,
-    pub found: Option<DentryRow>,
+    pub entry: Option<DentryRow>,
 }
 
 /// Looks up a location as a name in a directory. The caller checks write permission with
@@ -161,12 +161,12 @@ pub(crate) async fn lookup_name(
             reason: "the path must end with a name".into(),
         }
         .into()),
-        Resolved::Entry { parent, name, found } => {
+        Resolved::Entry { parent, name, entry } => {
             let parent = load(txn, parent, &at.path).await?;
             match parent.parent() {
                 None => Err(not_a_directory(at)),
                 Some(REMOVED) => Err(not_found(&at.path, at.directory)),
-                Some(_) => Ok(NameInDirectory { parent, name, found }),
+                Some(_) => Ok(NameInDirectory { parent, name, entry }),
             }
         }
     }

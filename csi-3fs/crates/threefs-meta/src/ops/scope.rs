@@ -77,11 +77,11 @@ impl Operation for PartitionByScope<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<ScopePartition, OpError> {
         let mut sides = ScopePartition::default();
-        let removed = is_removed(txn, self.scope).await?;
+        let scope_is_removed = is_removed(txn, self.scope).await?;
         for id in self.inodes {
             let row = rows::read_inode(txn, *id).await?;
             let Some(row) = row else { continue };
-            let inside = !removed && contains(txn, self.scope, &row).await?;
+            let inside = !scope_is_removed && contains(txn, self.scope, &row).await?;
             if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
         }
         Ok(sides)

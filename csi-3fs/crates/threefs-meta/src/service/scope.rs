@@ -57,7 +57,7 @@ impl Tree {
                 }
             }
         }
-        let refused = self.confine(scope, &mut request, deadline).await?;
+        let refusals = self.confine(scope, &mut request, deadline).await?;
         let mut reply = self.answer(request, deadline).await?;
         match &mut reply {
             // Quotas above the directory belong to the control plane.
@@ -68,7 +68,7 @@ impl Tree {
             MetaReply::Names(names) => names.retain(|name| !name.starts_with(RESERVED_ATTRIBUTES)),
             // In the order of the request.
             MetaReply::Inodes(inodes) => {
-                for (position, error) in refused {
+                for (position, error) in refusals {
                     inodes.insert(position.min(inodes.len()), Err(error));
                 }
             }
@@ -85,7 +85,7 @@ impl Tree {
         request: &mut MetaRequest,
         deadline: Deadline,
     ) -> Result<Vec<(usize, MetaError)>, MetaError> {
-        let mut refused = Vec::new();
+        let mut refusals = Vec::new();
         match request {
             // An inode that does not exist yet may later belong to another volume.
             MetaRequest::Query { query: MetaQuery::ReportOpenFiles { add, .. }, .. } => {
@@ -99,33 +99,34 @@ impl Tree {
                 *add = inside;
             }
             MetaRequest::Change { change: MetaChange::Close { inode, report, .. }, .. } => {
-                let named: Vec<_> =
+                let inodes: Vec<_> =
                     report.iter().map(|report| report.inode).chain([*inode]).collect();
-                let sides = self.sides(scope, &named, deadline).await?;
+                let sides = self.sides(scope, &inodes, deadline).await?;
                 if let Some(inode) = sides.outside.first() {
                     return Err(outside(*inode, scope));
                 }
             }
             MetaRequest::Change { change: MetaChange::ReportLengths { reports, ends }, .. } => {
                 check_batch("reports", reports.len().max(ends.len()))?;
-                let ended: Vec<_> = ends.iter().map(|(inode, _)| *inode).collect();
-                let sides = self.sides(scope, &ended, deadline).await?;
+                let inodes: Vec<_> = ends.iter().map(|(inode, _)| *inode).collect();
+                let sides = self.sides(scope, &inodes, deadline).await?;
                 ends.retain(|(inode, _)| !sides.outside.contains(inode));
-                let named: Vec<_> = reports.iter().map(|report| report.inode).collect();
-                let sides = self.sides(scope, &named, deadline).await?;
-                refused = refuse(&named, &sides, scope);
+                let inodes: Vec<_> = reports.iter().map(|report| report.inode).collect();
+                let sides = self.sides(scope, &inodes, deadline).await?;
+                refusals = refuse(&inodes, &sides, scope);
                 reports.retain(|report| !sides.outside.contains(&report.inode));
             }
             MetaRequest::Change { change: MetaChange::Reserve { reservations }, .. } => {
                 check_batch("reservations", reservations.len())?;
-                let named: Vec<_> = reservations.iter().map(|wanted| wanted.inode).collect();
-                let sides = self.sides(scope, &named, deadline).await?;
-                refused = refuse(&named, &sides, scope);
-                reservations.retain(|wanted| !sides.outside.contains(&wanted.inode));
+                let inodes: Vec<_> =
+                    reservations.iter().map(|reservation| reservation.inode).collect();
+                let sides = self.sides(scope, &inodes, deadline).await?;
+                refusals = refuse(&inodes, &sides, scope);
+                reservations.retain(|reservation| !sides.outside.contains(&reservation.inode));
             }
             _ => {}
         }
-        Ok(refused)
+        Ok(refusals)
     }
 
     /// Capability terms of files; `None` if it is not a readable file.
@@ -152,8 +153,8 @@ impl Tree {
     }
 }
 
-fn refuse(named: &[InodeId], sides: &ScopePartition, scope: InodeId) -> Vec<(usize, MetaError)> {
-    let places = named.iter().enumerate().filter(|(_, inode)| sides.outside.contains(inode));
+fn refuse(inodes: &[InodeId], sides: &ScopePartition, scope: InodeId) -> Vec<(usize, MetaError)> {
+    let places = inodes.iter().enumerate().filter(|(_, inode)| sides.outside.contains(inode));
     places.map(|(position, inode)| (position, outside(*inode, scope))).collect()
 }
 
@@ -162,12 +163,12 @@ pub(crate) fn outside(inode: InodeId, scope: InodeId) -> MetaError {
 }
 
 fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
-    let refused = |what: &str, why: &str| {
+    let refusal = |what: &str, why: &str| {
         let path = ticket.path.clone();
         let reason = format!("{what} {why}, and the credential is for this directory alone");
         Err(MetaError::NotPermitted { path, reason })
     };
-    let control = |what: &str| refused(what, "needs the cluster key");
+    let control = |what: &str| refusal(what, "needs the cluster key");
     match request {
         MetaRequest::Query { query, .. } => match query {
             MetaQuery::PathOf { .. } => control("the path of a directory"),

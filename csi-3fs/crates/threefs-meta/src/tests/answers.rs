@@ -81,7 +81,7 @@ impl Volumes {
     }
 
     /// Bytes of answers in the store, independent of the counters.
-    async fn kept(&self) -> i64 {
+    async fn stored_bytes(&self) -> i64 {
         let mut txn = self.fixture.store.begin().await.unwrap();
         let all = threefs_kv::KeyRange::prefix(rows::ANSWERS);
         let rows = txn.range(&all, usize::MAX).await.unwrap();
@@ -98,7 +98,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
     for ids in [1, u128::MAX] {
         let volumes = Volumes::new().await;
         let (mut sequence, mut first) = (0, None);
-        let refused = loop {
+        let error = loop {
             sequence += 1;
             let client = ClientId(7 + u128::from(sequence) % ids);
             let id = RequestId { client, sequence, finished_below: 0 };
@@ -106,13 +106,17 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
                 Ok(reply) => _ = first.get_or_insert(reply),
                 Err(error) => break error,
             }
-            assert!(sequence < 5_000, "{} bytes are kept", volumes.kept().await);
+            assert!(sequence < 5_000, "{} bytes are kept", volumes.stored_bytes().await);
         };
-        assert!(matches!(refused, MetaError::AnswersFull { .. }), "{refused}");
-        assert!(refused.retryable());
-        let text = refused.to_string();
+        assert!(matches!(error, MetaError::AnswersFull { .. }), "{error}");
+        assert!(error.retryable());
+        let text = error.to_string();
         assert!(text.contains(&BOUND.to_string()) && text.contains("acknowledge"), "{text}");
-        assert!((BOUND / 2..=BOUND).contains(&volumes.kept().await), "{}", volumes.kept().await);
+        assert!(
+            (BOUND / 2..=BOUND).contains(&volumes.stored_bytes().await),
+            "{}",
+            volumes.stored_bytes().await
+        );
         check_tree(&volumes.fixture.store).await;
 
         // No answer was dropped that may be requested again, and nothing is executed twice.
@@ -142,7 +146,7 @@ async fn a_ticket_does_not_fill_the_store_with_answers() {
         // Answers of stopped clients count until they are swept.
         let tree = &volumes.fixture.tree;
         tree.sweep(tree.config.answer_keep_ms + tree.uptime_ms() + 1_000).await.unwrap();
-        assert_eq!(volumes.kept().await, 0);
+        assert_eq!(volumes.stored_bytes().await, 0);
         check_tree(&volumes.fixture.store).await;
     }
 }
@@ -167,7 +171,7 @@ async fn a_batch_keeps_a_short_record_and_its_retry_reads_the_current_files() {
     let change = MetaChange::ReportLengths { reports, ends: Vec::new() };
     let id = RequestId { client: ClientId(1), sequence: 1, finished_below: 0 };
     let first = volumes.ask(volumes.a, id, change.clone()).await.unwrap();
-    assert!(volumes.kept().await < 20 * FILES as i64, "{}", volumes.kept().await);
+    assert!(volumes.stored_bytes().await < 20 * FILES as i64, "{}", volumes.stored_bytes().await);
     assert_eq!(volumes.ask(volumes.a, id, change.clone()).await.unwrap(), first);
     let cut = MetaChange::SetLength { at: At::path("/a/0"), length: 0 };
     volumes.fixture.change(cut).await.unwrap();

@@ -105,7 +105,7 @@ async fn many_clients_leave_a_tree_on_disk() {
 async fn two_renames_that_would_form_a_cycle_do_not_both_succeed() {
     for round in 0..100 {
         let fixture = Arc::new(Fixture::interleaving().await);
-        // By inode, so that no path is read: only the walk to the root can conflict.
+        // Addresses are inodes, so no path is read: only the walk to the root can conflict.
         let (one, two) =
             (fixture.make_directory("/x/1").await, fixture.make_directory("/y/2").await);
         let into = |name: &str, directory| MetaChange::Rename {
@@ -132,8 +132,8 @@ async fn a_name_added_while_its_directory_is_removed_is_not_lost() {
         let adds = tokio::spawn(async move { adds.change(create("/d/file")).await });
         let remove = MetaChange::RemoveDirectory { at: At::path("/d") };
         let removes = tokio::spawn(async move { removes.change(remove).await });
-        let (added, removed) = (adds.await.unwrap(), removes.await.unwrap());
-        assert!(added.is_ok() != removed.is_ok(), "{added:?}, {removed:?}");
+        let (add_result, remove_result) = (adds.await.unwrap(), removes.await.unwrap());
+        assert!(add_result.is_ok() != remove_result.is_ok(), "{add_result:?}, {remove_result:?}");
         check_tree(&fixture.store).await;
     }
 }

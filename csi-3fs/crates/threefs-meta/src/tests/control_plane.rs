@@ -89,8 +89,8 @@ async fn reserved_attributes_are_restricted_to_the_control_plane() {
         let error = query_as(&fixture, &tenant, get).await;
         assert!(matches!(error, Err(MetaError::NoAttribute { .. })), "{error:?}");
         let list = MetaQuery::ListAttributes { at: At::path("/v") };
-        let listed = query_as(&fixture, &tenant, list).await.unwrap();
-        assert_eq!(listed, MetaReply::Names(Vec::new()));
+        let names = query_as(&fixture, &tenant, list).await.unwrap();
+        assert_eq!(names, MetaReply::Names(Vec::new()));
     }
     change_as(&fixture, &Identity::ROOT, attribute("/v", "user.threefsx", Some(b"1")))
         .await
@@ -113,16 +113,16 @@ async fn a_limit_of_inodes_bounds_all_metadata_of_a_volume() {
     };
     fixture.change(quota).await.unwrap();
     let value = vec![7; 64 << 10];
-    let mut refused = None;
+    let mut refusal = None;
     for number in 0..100 {
         fixture.create(&format!("/v/{number}")).await;
         let set = attribute(&format!("/v/{number}"), "user.a", Some(&value));
         if let Err(error) = fixture.change(set).await {
-            refused = Some((number, error));
+            refusal = Some((number, error));
             break;
         }
     }
-    let (number, error) = refused.expect("attributes must count");
+    let (number, error) = refusal.expect("attributes must count");
     assert!(number < 20 && error.to_string().contains("attributes"), "{number}: {error}");
     check_tree(&fixture.store).await;
     // Names of one inode are not inodes, but count as metadata.
@@ -218,15 +218,15 @@ async fn a_store_that_is_nearly_full_still_removes() {
     let link = MetaChange::Link { from: At::path("/0"), to: At::path("/link") };
     let create = crate::tests::fixture::make_directory("/d", false);
     for change in [create, symlink("/l", "x"), link, open("/writer")] {
-        let refused = fixture.change(change).await;
-        assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "{refused:?}");
+        let result = fixture.change(change).await;
+        assert!(matches!(result, Err(MetaError::NoSpace { .. })), "{result:?}");
     }
     // An existing session continues; a new one is refused without a trace.
     fixture.change(reserve(&writer, 1, 10)).await.unwrap();
-    let Ok(MetaReply::Inodes(refused)) = fixture.change(reserve(&writer, 2, 20)).await else {
+    let Ok(MetaReply::Inodes(results)) = fixture.change(reserve(&writer, 2, 20)).await else {
         panic!("a batch is refused by file")
     };
-    assert!(matches!(refused[..], [Err(MetaError::NoSpace { .. })]), "{refused:?}");
+    assert!(matches!(results[..], [Err(MetaError::NoSpace { .. })]), "{results:?}");
     let Ok(MetaReply::Inodes(inodes)) = fixture.change(reserve(&writer, 1, 11)).await else {
         panic!()
     };
@@ -237,8 +237,8 @@ async fn a_store_that_is_nearly_full_still_removes() {
     fixture.change(cut).await.unwrap();
     change_as(&fixture, &Identity::CONTROL_PLANE, open("/writer")).await.unwrap();
     report_places(&fixture, "/0", 0..100).await.unwrap();
-    let refused = report_places(&fixture, "/0", 0..300).await;
-    assert!(matches!(refused, Err(MetaError::NoSpace { .. })), "more than its inode keeps");
+    let result = report_places(&fixture, "/0", 0..300).await;
+    assert!(matches!(result, Err(MetaError::NoSpace { .. })), "more than its inode keeps");
     let caller = Identity::CONTROL_PLANE;
     change_as(&fixture, &caller, attribute("/0", RECORD, Some(b"{}"))).await.unwrap();
     for number in 0..files {

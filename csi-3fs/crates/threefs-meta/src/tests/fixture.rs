@@ -38,9 +38,9 @@ pub(crate) struct Recorder {
     pub ends: Mutex<Vec<(InodeId, u64)>>,
     pub refuse: AtomicBool,
     /// End of the stored bytes of files.
-    pub stored: Mutex<BTreeMap<InodeId, u64>>,
+    pub stored_ends: Mutex<BTreeMap<InodeId, u64>>,
     /// The ranges of `stored_end` queries.
-    pub asked: Mutex<Vec<(InodeId, Range<u64>)>>,
+    pub queried_ranges: Mutex<Vec<(InodeId, Range<u64>)>>,
 }
 
 impl ChunkTrimmer for Recorder {
@@ -85,11 +85,11 @@ impl ChunkTrimmer for Recorder {
         range: Range<u64>,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<u64, String>> {
-        self.asked.lock().unwrap().push((inode, range.clone()));
-        let stored = self.stored.lock().unwrap().get(&inode).copied().unwrap_or_default();
+        self.queried_ranges.lock().unwrap().push((inode, range.clone()));
+        let stored_end = self.stored_ends.lock().unwrap().get(&inode).copied().unwrap_or_default();
         let end = match self.refuse.load(SeqCst) {
             true => Err("storage is away".into()),
-            false => Ok(stored.clamp(range.start, range.end)),
+            false => Ok(stored_end.clamp(range.start, range.end)),
         };
         Box::pin(std::future::ready(end))
     }

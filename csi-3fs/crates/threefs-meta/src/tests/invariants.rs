@@ -78,10 +78,10 @@ async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, 
     }
     for (key, value) in txn.range(&KeyRange::prefix(b"DSUB"), usize::MAX).await.unwrap() {
         let id = rows::inode_of_key(&key).unwrap();
-        let counted = i64::from_le_bytes(value.try_into().unwrap());
+        let counter = i64::from_le_bytes(value.try_into().unwrap());
         let row = inodes.get(&id).unwrap_or_else(|| panic!("{id} has a counter but no inode"));
         if row.parent() != Some(REMOVED) {
-            assert_eq!(counted, expected.remove(&id).unwrap_or_default(), "{id}: directories");
+            assert_eq!(counter, expected.remove(&id).unwrap_or_default(), "{id}: directories");
         }
     }
     expected.retain(|id, _| inodes[id].parent() != Some(REMOVED));
@@ -90,7 +90,7 @@ async fn check_subdirectories(txn: &mut Transaction, inodes: &BTreeMap<InodeId, 
 
 /// Charged metadata bytes equal those of names, attributes, targets and sessions.
 async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(InodeId, String)]) {
-    let named: usize = names.iter().map(|(_, name)| name.len() + 64).sum();
+    let name_bytes: usize = names.iter().map(|(_, name)| name.len() + 64).sum();
     let prefix = rows::attributes(row.inode.id);
     let attributes = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await.unwrap();
     let attributes: usize =
@@ -102,7 +102,7 @@ async fn check_metadata_bytes(txn: &mut Transaction, row: &InodeRow, names: &[(I
     let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
     let sessions = txn.range(&sessions, usize::MAX).await.unwrap().len();
     let sessions = sessions * SESSION_ROW_BYTES as usize;
-    let expected = (named + attributes + target + sessions) as u64;
+    let expected = (name_bytes + attributes + target + sessions) as u64;
     if row.parent() != Some(REMOVED) {
         assert_eq!(row.metadata_bytes, expected, "{}: metadata", row.inode.id);
     }
@@ -125,30 +125,30 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
             quota => quota,
         };
         while let Some((id, quota)) = next.and_then(|id| Some((id, quotas.get(&id)?))) {
-            let counted = expected.entry(id).or_default();
+            let sums = expected.entry(id).or_default();
             assert!(
                 row.charged_end >= row.needed_end() + row.excess,
                 "{id} is charged less than it needs"
             );
-            counted.0 += (row.charged_end - row.excess) as i64;
-            counted.1 += row.excess as i64;
-            counted.2 += 1;
-            counted.3 += row.metadata_bytes as i64;
+            sums.0 += (row.charged_end - row.excess) as i64;
+            sums.1 += row.excess as i64;
+            sums.2 += 1;
+            sums.3 += row.metadata_bytes as i64;
             next = quota.above;
         }
     }
     for id in quotas.keys() {
-        let mut counted = async |key: Vec<u8>| {
+        let mut counter = async |key: Vec<u8>| {
             let bytes = txn.get(&key).await.unwrap();
             bytes.map_or(0, |bytes| i64::from_le_bytes(bytes.try_into().unwrap()))
         };
-        let counted = (
-            counted(rows::quota_bytes(*id)).await,
-            counted(rows::quota_excess(*id)).await,
-            counted(rows::quota_inodes(*id)).await,
-            counted(rows::quota_metadata(*id)).await,
+        let counters = (
+            counter(rows::quota_bytes(*id)).await,
+            counter(rows::quota_excess(*id)).await,
+            counter(rows::quota_inodes(*id)).await,
+            counter(rows::quota_metadata(*id)).await,
         );
-        assert_eq!(counted, expected.get(id).copied().unwrap_or_default(), "use of quota {id}");
+        assert_eq!(counters, expected.get(id).copied().unwrap_or_default(), "use of quota {id}");
     }
 }
 
@@ -164,8 +164,8 @@ async fn check_answers(txn: &mut Transaction) {
     for (key, value) in txn.range(&KeyRange::prefix(rows::ANSWER_BYTES), usize::MAX).await.unwrap()
     {
         let volume = rows::inode_of_key(&key).unwrap();
-        let counted = i64::from_le_bytes(value.try_into().unwrap());
-        assert_eq!(counted, expected.remove(&volume).unwrap_or_default(), "answers of {volume}");
+        let counter = i64::from_le_bytes(value.try_into().unwrap());
+        assert_eq!(counter, expected.remove(&volume).unwrap_or_default(), "answers of {volume}");
     }
     assert!(expected.is_empty(), "answers that are not counted: {expected:?}");
 }

@@ -51,7 +51,7 @@ impl Model {
         Ok(self.holder(path)?.get(&path[path.len() - 1]).cloned())
     }
 
-    fn put(&mut self, path: &[String], node: Node) -> Result<(), Refusal> {
+    fn insert(&mut self, path: &[String], node: Node) -> Result<(), Refusal> {
         self.holder(path)?.insert(path[path.len() - 1].clone(), node);
         Ok(())
     }
@@ -76,23 +76,23 @@ impl Model {
                 None => {
                     self.lengths.push(0);
                     let number = self.lengths.len() - 1;
-                    self.put(path, Node::File(number))
+                    self.insert(path, Node::File(number))
                 }
             },
             Action::MakeDirectory(path) => match self.find(path)? {
                 Some(_) => Err("Exists"),
-                None => self.put(path, Node::Directory(BTreeMap::new())),
+                None => self.insert(path, Node::Directory(BTreeMap::new())),
             },
             Action::MakeDirectories(path) => {
-                let mut tried = self.clone();
+                let mut attempt = self.clone();
                 for end in 1..=path.len() {
-                    match tried.find(&path[..end])? {
-                        None => tried.put(&path[..end], Node::Directory(BTreeMap::new()))?,
+                    match attempt.find(&path[..end])? {
+                        None => attempt.insert(&path[..end], Node::Directory(BTreeMap::new()))?,
                         Some(Node::File(_)) if end == path.len() => return Err("Exists"),
                         Some(_) => {}
                     }
                 }
-                *self = tried;
+                *self = attempt;
                 Ok(())
             }
             Action::Link(from, to) => {
@@ -102,7 +102,7 @@ impl Model {
                 };
                 match self.find(to)? {
                     Some(_) => Err("Exists"),
-                    None => self.put(to, Node::File(number)),
+                    None => self.insert(to, Node::File(number)),
                 }
             }
             Action::Rename(from, to, no_replace) => self.rename(from, to, *no_replace),
@@ -135,15 +135,15 @@ impl Model {
     fn rename(&mut self, from: &[String], to: &[String], no_replace: bool) -> Result<(), Refusal> {
         let source = self.find(from)?;
         let target = self.find(to)?;
-        let moved = source.ok_or("NotFound")?;
+        let node = source.ok_or("NotFound")?;
         if target.is_some() && no_replace {
             return Err("Exists");
         }
-        if from == to || matches!((&moved, &target), (Node::File(a), Some(Node::File(b))) if a == b)
+        if from == to || matches!((&node, &target), (Node::File(a), Some(Node::File(b))) if a == b)
         {
             return Ok(());
         }
-        let is_directory = matches!(moved, Node::Directory(_));
+        let is_directory = matches!(node, Node::Directory(_));
         if is_directory && to.starts_with(from) {
             return Err("Invalid");
         }
@@ -154,7 +154,7 @@ impl Model {
             _ => {}
         }
         self.take(from)?;
-        self.put(to, moved)
+        self.insert(to, node)
     }
 
     /// Every path with its length, directories with `None`.

@@ -195,7 +195,7 @@ async fn attributes_are_set_read_listed_and_bounded() {
     let list = MetaQuery::ListAttributes { at: At::path("/file") };
     let names = fixture.query(list.clone()).await.unwrap();
     assert_eq!(names, crate::MetaReply::Names(vec!["user.a".into(), "user.b".into()]));
-    let refused = [
+    let refused_changes = [
         (set("user.a", Some(vec![]), SetMode::Create), "already exists"),
         (set("user.c", Some(vec![]), SetMode::Replace), "no attribute"),
         (set("user.c", Some(vec![]), SetMode::Was(vec![])), "no attribute"),
@@ -205,7 +205,7 @@ async fn attributes_are_set_read_listed_and_bounded() {
         (set("user.", Some(vec![]), ANY), "must start with `user.`"),
         (set("user.big", Some(vec![0; 65537]), ANY), "at most 65536"),
     ];
-    for (change, text) in refused {
+    for (change, text) in refused_changes {
         let error = fixture.change(change.clone()).await.unwrap_err().to_string();
         assert!(error.contains(text), "{change:?}: {error}");
     }

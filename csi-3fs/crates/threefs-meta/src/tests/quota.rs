@@ -78,21 +78,21 @@ async fn every_enclosing_quota_is_enforced_and_named_in_the_error() {
     fixture.change(set_quota("/v", Some(100), Some(3))).await.unwrap();
     fixture.change(set_quota("/v/inner", Some(1000), None)).await.unwrap();
     let file = fixture.create("/v/inner/file").await;
-    let refused = refusal(&fixture, report(&file, 101, &[])).await;
+    let error = refusal(&fixture, report(&file, 101, &[])).await;
     assert!(
-        matches!(refused, MetaError::QuotaExceeded { directory, .. } if directory == outer.id),
-        "{refused}"
+        matches!(error, MetaError::QuotaExceeded { directory, .. } if directory == outer.id),
+        "{error}"
     );
     fixture.change(report(&file, 100, &[])).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (100, 2));
     assert_eq!(used(&fixture, "/v/inner").await, (100, 1));
     fixture.create("/v/third").await;
-    let refused = refusal(&fixture, create("/v/inner/fourth")).await;
-    assert!(refused.to_string().contains("allows 3 inodes: 3 are in use"), "{refused}");
+    let error = refusal(&fixture, create("/v/inner/fourth")).await;
+    assert!(error.to_string().contains("allows 3 inodes: 3 are in use"), "{error}");
     // Below the current usage: nothing new fits, existing data stays.
     fixture.change(set_quota("/v/inner", Some(50), None)).await.unwrap();
-    let refused = refusal(&fixture, report(&file, 101, &[])).await;
-    assert!(refused.to_string().contains(&inner.id.to_string()), "{refused}");
+    let error = refusal(&fixture, report(&file, 101, &[])).await;
+    assert!(error.to_string().contains(&inner.id.to_string()), "{error}");
     let cut = MetaChange::SetLength { at: At::path("/v/inner/file"), length: 60 };
     fixture.change(cut).await.unwrap();
     fixture.recount().await;
@@ -119,8 +119,8 @@ async fn a_quota_on_a_directory_in_use_counts_everything_below_it() {
     fixture.change(set_quota("/v", Some(100), Some(100))).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (70, 6));
     check_tree(&fixture.store).await;
-    let refused = refusal(&fixture, rename("/v/a", "/a")).await;
-    assert!(matches!(refused, MetaError::CrossQuota { .. }), "{refused}");
+    let error = refusal(&fixture, rename("/v/a", "/a")).await;
+    assert!(matches!(error, MetaError::CrossQuota { .. }), "{error}");
     // A directory with a quota can be moved anywhere, with its charge.
     fixture.change(rename("/v/own", "/own")).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (30, 4));
@@ -129,8 +129,8 @@ async fn a_quota_on_a_directory_in_use_counts_everything_below_it() {
     // One name inside and one outside: it cannot belong to two quotas.
     let link = MetaChange::Link { from: At::path("/v/again"), to: At::path("/v/a/b/more") };
     fixture.change(link).await.unwrap();
-    let refused = refusal(&fixture, set_quota("/v/a/b", None, None)).await;
-    assert!(matches!(refused, MetaError::CrossQuota { .. }), "{refused}");
+    let error = refusal(&fixture, set_quota("/v/a/b", None, None)).await;
+    assert!(matches!(error, MetaError::CrossQuota { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -144,8 +144,8 @@ async fn files_move_between_quotas_unless_they_have_several_links() {
     fixture.change(report(&file, 70, &[])).await.unwrap();
     let other = fixture.create("/two/other").await;
     fixture.change(report(&other, 40, &[])).await.unwrap();
-    let refused = refusal(&fixture, rename("/one/file", "/two/file")).await;
-    assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
+    let error = refusal(&fixture, rename("/one/file", "/two/file")).await;
+    assert!(matches!(error, MetaError::QuotaExceeded { .. }), "{error}");
     // A replaced file makes room at once.
     fixture.change(rename("/one/file", "/two/other")).await.unwrap();
     assert_eq!(used(&fixture, "/one").await, (0, 0));
@@ -159,11 +159,11 @@ async fn files_move_between_quotas_unless_they_have_several_links() {
     fixture.change(exchange).await.unwrap();
     assert_eq!((used(&fixture, "/one").await, used(&fixture, "/two").await), ((70, 1), (0, 1)));
     let link = |to: &str| MetaChange::Link { from: At::path("/one/x"), to: At::path(to) };
-    let refused = refusal(&fixture, link("/two/x")).await;
-    assert!(matches!(refused, MetaError::CrossQuota { .. }), "{refused}");
+    let error = refusal(&fixture, link("/two/x")).await;
+    assert!(matches!(error, MetaError::CrossQuota { .. }), "{error}");
     fixture.change(link("/one/y")).await.unwrap();
-    let refused = refusal(&fixture, rename("/one/y", "/two/y")).await;
-    assert!(matches!(refused, MetaError::CrossQuota { .. }), "{refused}");
+    let error = refusal(&fixture, rename("/one/y", "/two/y")).await;
+    assert!(matches!(error, MetaError::CrossQuota { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -175,8 +175,8 @@ async fn a_writer_is_refused_before_it_writes_and_returns_unused_reservations() 
     fixture.change(reserve(&file, 1, 80)).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (80, 1));
     let second = fixture.create("/v/second").await;
-    let refused = refusal(&fixture, reserve(&second, 2, 21)).await;
-    assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
+    let error = refusal(&fixture, reserve(&second, 2, 21)).await;
+    assert!(matches!(error, MetaError::QuotaExceeded { .. }), "{error}");
     fixture.change(report(&file, 30, &[1])).await.unwrap();
     assert_eq!(used(&fixture, "/v").await, (68, 2), "its writer may still have a capability");
     fixture.recount().await;
@@ -249,7 +249,7 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
     fixture.make_directory("/v").await;
     fixture.change(set_quota("/v", None, Some(10))).await.unwrap();
     let file = fixture.create("/v/file").await;
-    // Most of what ten inodes may have, so that few sessions are the rest.
+    // Uses most of the metadata limit of ten inodes, so that few sessions exhaust the rest.
     for number in 0..8 {
         let at = At::path(format!("/v/{number}"));
         fixture.create(&at.path).await;
@@ -270,24 +270,24 @@ async fn write_sessions_count_for_the_metadata_of_their_volume() {
         };
         MetaChange::Reserve { reservations: (first..first + BATCH).map(reservation).collect() }
     };
-    let mut started = 0;
-    let refused = loop {
-        match fixture.change(batch(started)).await {
-            Ok(_) => started += BATCH,
+    let mut sessions = 0;
+    let error = loop {
+        match fixture.change(batch(sessions)).await {
+            Ok(_) => sessions += BATCH,
             Err(error) => break error,
         }
-        assert!(started < 1 << 12, "the number of sessions is unlimited");
+        assert!(sessions < 1 << 12, "the number of sessions is unlimited");
     };
-    assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
-    assert!(refused.to_string().contains("write sessions"), "{refused}");
-    assert!(started >= 1 << 10, "{started}");
+    assert!(matches!(error, MetaError::QuotaExceeded { .. }), "{error}");
+    assert!(error.to_string().contains("write sessions"), "{error}");
+    assert!(sessions >= 1 << 10, "{sessions}");
     check_tree(&fixture.store).await;
     // An existing one costs nothing more.
     fixture.change(batch(0)).await.unwrap();
     let open = MetaChange::Open { at: At::path("/v/file"), write: true };
     fixture.change(open.clone()).await.unwrap();
     check_tree(&fixture.store).await;
-    for first in (0..started).step_by(BATCH as usize) {
+    for first in (0..sessions).step_by(BATCH as usize) {
         let ends: Vec<u128> = (first..first + BATCH).collect();
         fixture.change(report(&file, 1, &ends)).await.unwrap();
     }

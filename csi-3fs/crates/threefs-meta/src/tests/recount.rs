@@ -78,7 +78,7 @@ async fn returned_bytes_count_until_their_capabilities_expire() {
         fixture.recount().await;
         assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (68, 0), "{step}");
     }
-    assert!(fixture.recorder.asked.lock().unwrap().is_empty(), "it would be too early");
+    assert!(fixture.recorder.queried_ranges.lock().unwrap().is_empty(), "it would be too early");
     // Writing the same file again charges only what it needs.
     reserve(&fixture, file.id, 70).await;
     assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (70, 70));
@@ -96,7 +96,7 @@ async fn returned_bytes_count_until_their_capabilities_expire() {
 async fn unreported_stored_bytes_stay_counted_and_are_not_truncated() {
     let (fixture, file) = volume(config()).await;
     reserve(&fixture, file.id, 80).await;
-    fixture.recorder.stored.lock().unwrap().insert(file.id, 50);
+    fixture.recorder.stored_ends.lock().unwrap().insert(file.id, 50);
     end(&fixture, file.id).await;
     fixture.recorder.refuse.store(true, SeqCst);
     fixture.recount().await;
@@ -106,9 +106,12 @@ async fn unreported_stored_bytes_stay_counted_and_are_not_truncated() {
     assert_eq!((used(&fixture).await, granted_end(&fixture, file.id).await), (50, 0));
     assert_eq!(fixture.stat("/v/file").await.unwrap().length(), 0, "the length was not reported");
     assert!(fixture.recorder.trims.lock().unwrap().is_empty());
-    assert_eq!(fixture.recorder.asked.lock().unwrap()[..], [(file.id, 0..80), (file.id, 0..80)]);
+    assert_eq!(
+        fixture.recorder.queried_ranges.lock().unwrap()[..],
+        [(file.id, 0..80), (file.id, 0..80)]
+    );
     fixture.recount().await;
-    assert_eq!(fixture.recorder.asked.lock().unwrap().len(), 2, "it is counted");
+    assert_eq!(fixture.recorder.queried_ranges.lock().unwrap().len(), 2, "it is counted");
     // A disconnected client reports it now: that needs no space.
     let written = Written::default();
     let report = LengthReport { inode: file.id, length: 50, truncate_version: 0, written };
@@ -122,9 +125,12 @@ async fn unreported_stored_bytes_stay_counted_and_are_not_truncated() {
     fixture.change(change).await.unwrap_err();
     fixture.recorder.refuse.store(false, SeqCst);
     fixture.recount().await;
-    assert_eq!((used(&fixture).await, fixture.recorder.asked.lock().unwrap().len()), (38, 2));
+    assert_eq!(
+        (used(&fixture).await, fixture.recorder.queried_ranges.lock().unwrap().len()),
+        (38, 2)
+    );
     fixture.tree.finish_trim(file.id, soon()).await.unwrap();
-    fixture.recorder.stored.lock().unwrap().insert(file.id, 20);
+    fixture.recorder.stored_ends.lock().unwrap().insert(file.id, 20);
     fixture.recount().await;
     assert_eq!(used(&fixture).await, 20);
     check_tree(&fixture.store).await;
@@ -139,21 +145,24 @@ async fn bytes_returned_meanwhile_wait_for_their_own_expiry() {
     end(&fixture, file.id).await;
     let now = fixture.tree.uptime();
     let list = ops::ListRecounts { after: &[], limit: 10, now, wait_ms: 0 };
-    let (listed, more) = fixture.store.transact(soon(), &list).await.unwrap();
-    assert!(matches!(&listed[..], [one] if one.charged_end == 40) && more.is_none(), "{listed:?}");
+    let (entries, more) = fixture.store.transact(soon(), &list).await.unwrap();
+    assert!(
+        matches!(&entries[..], [one] if one.charged_end == 40) && more.is_none(),
+        "{entries:?}"
+    );
     let listed_ms = fixture.tree.uptime_ms();
     while fixture.tree.uptime_ms() == listed_ms {
         tokio::task::yield_now().await;
     }
     reserve(&fixture, file.id, 90).await;
     end(&fixture, file.id).await;
-    let recount = ops::Recount { file: &listed[0], stored_end: 0 };
+    let recount = ops::Recount { file: &entries[0], stored_end: 0 };
     fixture.store.transact(soon(), &recount).await.unwrap();
     assert_eq!(used(&fixture).await, 78);
     // The current reservation counts.
-    let (listed, _) = fixture.store.transact(soon(), &list).await.unwrap();
+    let (entries, _) = fixture.store.transact(soon(), &list).await.unwrap();
     reserve(&fixture, file.id, 60).await;
-    let recount = ops::Recount { file: &listed[0], stored_end: 0 };
+    let recount = ops::Recount { file: &entries[0], stored_end: 0 };
     fixture.store.transact(soon(), &recount).await.unwrap();
     assert_eq!(used(&fixture).await, 60);
     check_tree(&fixture.store).await;
@@ -166,7 +175,7 @@ async fn the_wait_starts_again_after_a_restart() {
     end(&fixture, file.id).await;
     let again = Fixture::open(fixture.store.clone(), fixture.tree.config).await;
     again.recount().await;
-    assert!(again.recorder.asked.lock().unwrap().is_empty());
+    assert!(again.recorder.queried_ranges.lock().unwrap().is_empty());
     assert_eq!(used(&again).await, 68);
     let until = Deadline::after(Duration::from_secs(60));
     while used(&again).await != 0 {
@@ -210,7 +219,7 @@ async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
     };
     assert!(call(13).await.is_err(), "bytes beyond the excess stay counted");
     call(12).await.unwrap();
-    fixture.recorder.stored.lock().unwrap().extend([(file.id, 100), (second.id, 12)]);
+    fixture.recorder.stored_ends.lock().unwrap().extend([(file.id, 100), (second.id, 12)]);
     for _ in 0..3 {
         fixture.recount().await;
         assert_eq!(used(&fixture).await, 112, "all of it counts, also beyond the limit");
@@ -224,7 +233,7 @@ async fn an_eighth_more_than_the_limit_is_the_most_that_can_be_stored() {
     check_tree(&fixture.store).await;
 }
 
-/// Each change sees the whole room for excess, and one gets it.
+/// Each change reads the same free excess, and one of them takes it.
 #[tokio::test]
 async fn sessions_that_end_concurrently_share_the_excess_limit() {
     let fixture = Arc::new(Fixture::interleaving().await);
@@ -246,8 +255,8 @@ async fn sessions_that_end_concurrently_share_the_excess_limit() {
         let fixture = Arc::clone(&fixture);
         tasks.spawn(async move { end(&fixture, file).await });
     }
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap();
+    while let Some(result) = tasks.join_next().await {
+        result.unwrap();
     }
     assert_eq!(used(&fixture).await, 84);
     check_tree(&fixture.store).await;
@@ -263,8 +272,8 @@ async fn a_change_that_also_returns_bytes_stays_within_the_limit() {
     let report = LengthReport { inode: second.id, length: 1000, truncate_version: 0, written };
     let ends = vec![(file.id, SessionId(1))];
     let change = MetaChange::ReportLengths { reports: vec![report], ends };
-    let refused = fixture.change(change).await.unwrap_err();
-    assert!(matches!(refused, MetaError::QuotaExceeded { .. }), "{refused}");
+    let error = fixture.change(change).await.unwrap_err();
+    assert!(matches!(error, MetaError::QuotaExceeded { .. }), "{error}");
     assert_eq!(used(&fixture).await, 8);
     check_tree(&fixture.store).await;
 }
@@ -283,20 +292,20 @@ async fn excess(fixture: &Fixture, path: &str, end: u64) -> Inode {
 #[tokio::test]
 async fn a_removed_file_that_counts_again_counts_as_used() {
     let (fixture, _) = volume(config()).await;
-    let mut removed = Vec::new();
+    let mut inodes = Vec::new();
     for _ in 0..20 {
-        removed.push(excess(&fixture, "/v/one", 12).await.id);
+        inodes.push(excess(&fixture, "/v/one", 12).await.id);
         assert_eq!(used(&fixture).await, 0);
         fixture.change(MetaChange::Unlink { at: At::path("/v/one") }).await.unwrap();
     }
-    let mut counted = 0;
-    for inode in removed {
+    let mut successes = 0;
+    for inode in inodes {
         let (session, truncate_version) = (SessionId(2), 0);
         let reservation = Reservation { inode, session, end: 1, truncate_version };
         let change = MetaChange::Reserve { reservations: vec![reservation] };
-        counted += u64::from(fixture.change(change).await.is_ok());
+        successes += u64::from(fixture.change(change).await.is_ok());
     }
-    assert_eq!((counted, used(&fixture).await), (8, 96));
+    assert_eq!((successes, used(&fixture).await), (8, 96));
     check_tree(&fixture.store).await;
 }
 
@@ -308,22 +317,22 @@ async fn files_moved_to_another_quota_become_excess_there_within_its_limit() {
     let (bytes_max, inodes_max) = (Some(100), None);
     let quota = MetaChange::SetQuota { at: At::path("/w"), bytes_max, inodes_max };
     fixture.change(quota).await.unwrap();
-    let mut moved = 0;
+    let mut renames = 0;
     for number in 0..20 {
         let path = format!("/w/{number}");
         excess(&fixture, &path, 12).await;
-        moved += u64::from(fixture.change(rename(&path, &format!("/v/{number}"))).await.is_ok());
+        renames += u64::from(fixture.change(rename(&path, &format!("/v/{number}"))).await.is_ok());
         fixture.recount().await;
         check_tree(&fixture.store).await;
     }
-    assert_eq!(moved, 20, "nothing is stored of them");
+    assert_eq!(renames, 20, "nothing is stored of them");
     for number in 20..30 {
         let path = format!("/w/{number}");
         excess(&fixture, &path, 12).await;
-        moved += u64::from(fixture.change(rename(&path, &format!("/v/{number}"))).await.is_ok());
+        renames += u64::from(fixture.change(rename(&path, &format!("/v/{number}"))).await.is_ok());
     }
     // The first of them is excess, and eight count as used.
-    assert_eq!((moved, used(&fixture).await), (29, 96));
+    assert_eq!((renames, used(&fixture).await), (29, 96));
     check_tree(&fixture.store).await;
 }
 
@@ -396,12 +405,12 @@ async fn a_file_that_is_revived_is_counted_again() {
     reserve(&fixture, file.id, 80).await;
     end(&fixture, file.id).await;
     let list = ops::ListRecounts { after: &[], limit: 10, now, wait_ms: 0 };
-    let (listed, _) = fixture.store.transact(soon(), &list).await.unwrap();
+    let (entries, _) = fixture.store.transact(soon(), &list).await.unwrap();
     fixture.change(MetaChange::Unlink { at: At::path("/v/file") }).await.unwrap();
     fixture.recorder.refuse.store(true, SeqCst);
     fixture.tree.collect().await.unwrap();
     assert!(fixture.tree.terms(&[file.id], 9, soon()).await.unwrap()[0].is_none(), "it is dead");
-    let recount = ops::Recount { file: &listed[0], stored_end: 0 };
+    let recount = ops::Recount { file: &entries[0], stored_end: 0 };
     fixture.store.transact(soon(), &recount).await.unwrap();
     let (add, release) = (vec![file.id], Vec::new());
     fixture.query(MetaQuery::ReportOpenFiles { client, add, release, all: true }).await.unwrap();
@@ -451,7 +460,7 @@ impl Backend for ByFours {
     }
 }
 
-/// One volume may have many waiting files, and those of others follow them.
+/// One volume may have many waiting files, and files of other volumes are queued behind them.
 #[tokio::test]
 async fn files_are_counted_concurrently() {
     let by_fours = Arc::new(AtomicBool::new(false));

@@ -64,7 +64,7 @@ async fn reported(fixture: &Fixture, change: MetaChange) -> Inode {
 struct Reader {
     tree: std::sync::OnceLock<std::sync::Weak<Tree>>,
     readable: AtomicBool,
-    asked: AtomicBool,
+    was_called: AtomicBool,
 }
 
 impl ChunkTrimmer for Reader {
@@ -89,7 +89,7 @@ impl ChunkTrimmer for Reader {
                 let request =
                     MetaRequest::Query { caller: Identity::ROOT, query: by_inode(*inode) };
                 self.readable.fetch_or(tree.answer(request, soon()).await.is_ok(), SeqCst);
-                self.asked.store(true, SeqCst);
+                self.was_called.store(true, SeqCst);
             }
             vec![Ok(()); files.len()]
         })
@@ -118,7 +118,7 @@ async fn a_file_is_unreadable_before_its_chunks_are_removed() {
         tree.answer(change, soon()).await.unwrap();
     }
     while tree.collect().await.unwrap() > 0 {}
-    assert!(reader.asked.load(SeqCst));
+    assert!(reader.was_called.load(SeqCst));
     assert!(!reader.readable.load(SeqCst), "its chunks were removed while it was readable");
 }
 
@@ -268,14 +268,14 @@ async fn every_change_has_a_new_version_and_content_a_separate_one() {
         modified: Some(crate::SetTime::At(created.modified)),
     };
     fixture.change(chmod).await.unwrap();
-    let touched = fixture.stat("/file").await.unwrap();
-    assert!(created.version < extended.version && extended.version < touched.version);
+    let chmodded = fixture.stat("/file").await.unwrap();
+    assert!(created.version < extended.version && extended.version < chmodded.version);
     let content = |inode: &Inode| match inode.kind {
         InodeKind::File { content, .. } => content,
         _ => panic!(),
     };
-    assert_eq!(touched.modified, created.modified, "the time was set back");
-    assert_eq!(content(&touched), content(&extended));
+    assert_eq!(chmodded.modified, created.modified, "the time was set back");
+    assert_eq!(content(&chmodded), content(&extended));
     assert!(content(&extended) > content(&created));
 }
 
@@ -302,8 +302,8 @@ async fn only_chains_that_can_hold_chunks_are_queried() {
         fixture.change(unlink(path)).await.unwrap();
     }
     fixture.collect_all().await;
-    let removed = fixture.recorder.ends.lock().unwrap().clone();
-    for ends in [cut, removed] {
+    let ends_of_removal = fixture.recorder.ends.lock().unwrap().clone();
+    for ends in [cut, ends_of_removal] {
         // A writer that stopped without a report may have written up to its reservation.
         assert!(ends.contains(&(small.id, 5 * CHUNK)), "{ends:?}");
         assert!(
@@ -338,7 +338,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
     let folder = tempfile::tempdir().unwrap();
     let config = |name: &str| EmbeddedConfig::new(folder.path().join(name));
     let file = folder.path().join("dump");
-    let kept = {
+    let file_inode = {
         let fixture =
             Fixture::open(Store::embedded(config("old")).unwrap(), crate::tests::fixture::config())
                 .await;
@@ -358,7 +358,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
     crate::restore(config("new"), &file).await.unwrap();
     let store = Store::embedded(config("new")).unwrap();
     let fixture = Fixture::open(store, crate::tests::fixture::config()).await;
-    assert_eq!(fixture.stat("/kept").await.unwrap(), kept);
+    assert_eq!(fixture.stat("/kept").await.unwrap(), file_inode);
     assert!(fixture.stat("/lost").await.is_err());
     assert!(fixture.create("/new").await.id > lost_file.id);
     check_tree(&fixture.store).await;

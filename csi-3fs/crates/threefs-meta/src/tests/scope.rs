@@ -99,11 +99,11 @@ async fn the_directory_of_the_credential_is_its_root() {
     let volumes = Volumes::new().await;
     assert_eq!(volumes.stat(At::path("/")).await.unwrap(), volumes.a.id);
     assert_eq!(volumes.stat(At::path("")).await.unwrap(), volumes.a.id);
-    let created = volumes.change(create("/data/file")).await.unwrap();
-    let MetaReply::Opened { inode, .. } = created else { panic!("{created:?}") };
+    let reply = volumes.change(create("/data/file")).await.unwrap();
+    let MetaReply::Opened { inode, .. } = reply else { panic!("{reply:?}") };
     assert_eq!(volumes.fixture.stat("/volumes/a/data/file").await.unwrap().id, inode.id);
     assert_eq!(volumes.stat(At::inode(inode.id)).await.unwrap(), inode.id);
-    // `..` stays inside, however often.
+    // Any number of `..` stays inside.
     for path in ["..", "/..", "/../..", "/data/../..", "/data/../../../..", "data/deep/../../.."] {
         assert_eq!(volumes.stat(At::path(path)).await.unwrap(), volumes.a.id, "{path}");
     }
@@ -160,8 +160,8 @@ async fn one_foreign_file_in_a_batch_does_not_affect_the_others() {
     let volumes = Volumes::new().await;
     let mut own = Vec::new();
     for path in ["/data/one", "/data/two"] {
-        let created = volumes.change(create(path)).await.unwrap();
-        let MetaReply::Opened { inode, .. } = created else { panic!("{created:?}") };
+        let reply = volumes.change(create(path)).await.unwrap();
+        let MetaReply::Opened { inode, .. } = reply else { panic!("{reply:?}") };
         own.push(inode.id);
     }
     let reports = [own[0], volumes.secret.id, own[1], volumes.b.id].map(|inode| LengthReport {
@@ -185,8 +185,8 @@ async fn one_foreign_file_in_a_batch_does_not_affect_the_others() {
 #[tokio::test]
 async fn sessions_of_files_elsewhere_are_not_ended() {
     let volumes = Volumes::new().await;
-    let created = volumes.change(create("/data/own")).await.unwrap();
-    let MetaReply::Opened { inode: own, .. } = created else { panic!("{created:?}") };
+    let reply = volumes.change(create("/data/own")).await.unwrap();
+    let MetaReply::Opened { inode: own, .. } = reply else { panic!("{reply:?}") };
     let (session, end, truncate_version) = (SessionId(7), 1 << 20, 0);
     for inode in [own.id, volumes.secret.id] {
         let reservations = vec![Reservation { inode, session, end, truncate_version }];
@@ -195,12 +195,12 @@ async fn sessions_of_files_elsewhere_are_not_ended() {
     // Even by a client that knows their names.
     let ends = vec![(own.id, session), (volumes.secret.id, session)];
     volumes.change(MetaChange::ReportLengths { reports: vec![], ends }).await.unwrap();
-    for (path, kept) in [("/volumes/a/data/own", 0), ("/volumes/b/data/secret", end)] {
+    for (path, expected) in [("/volumes/a/data/own", 0), ("/volumes/b/data/secret", end)] {
         let InodeKind::File { reserved, .. } = volumes.fixture.stat(path).await.unwrap().kind
         else {
             panic!("{path} is not a file")
         };
-        assert_eq!(reserved, kept, "{path}");
+        assert_eq!(reserved, expected, "{path}");
     }
     let ends = vec![(own.id, session); BATCH_MAX + 1];
     let many = volumes.change(MetaChange::ReportLengths { reports: vec![], ends }).await;
@@ -210,16 +210,16 @@ async fn sessions_of_files_elsewhere_are_not_ended() {
 #[tokio::test]
 async fn a_recreated_volume_refuses_credentials_of_the_former_one() {
     let volumes = Volumes::new().await;
-    let created = volumes.change(create("/data/former")).await.unwrap();
-    let MetaReply::Opened { inode: former, .. } = created else { panic!("{created:?}") };
+    let reply = volumes.change(create("/data/former")).await.unwrap();
+    let MetaReply::Opened { inode: former, .. } = reply else { panic!("{reply:?}") };
     let at = At::path("/volumes/a");
     volumes.fixture.change(MetaChange::RemoveTree { at: at.clone() }).await.unwrap();
-    let gone = |result: Result<InodeId, MetaError>| {
+    let assert_not_found = |result: Result<InodeId, MetaError>| {
         assert!(matches!(result, Err(MetaError::NotFound { .. })), "{result:?}");
     };
     // At once: continuous creation of files must not prevent the collection.
-    gone(volumes.stat(At::path("/")).await);
-    gone(volumes.stat(At::inode(former.id)).await);
+    assert_not_found(volumes.stat(At::path("/")).await);
+    assert_not_found(volumes.stat(At::inode(former.id)).await);
     for path in ["/more", "/data/more"] {
         assert!(volumes.change(create(path)).await.is_err(), "{path}");
     }
@@ -233,7 +233,7 @@ async fn a_recreated_volume_refuses_credentials_of_the_former_one() {
     assert_ne!(again.id, volumes.a.id);
     let inodes = [former.id, again.id, secret.id].map(At::inode);
     for at in [At::path("/"), At::path("/secret")].into_iter().chain(inodes) {
-        gone(volumes.stat(at).await);
+        assert_not_found(volumes.stat(at).await);
     }
     assert!(volumes.change(create("/more")).await.is_err());
 }
@@ -254,8 +254,8 @@ async fn inodes_outside_the_volume_cannot_be_held() {
     volumes.fixture.collect_all().await;
     for victim in [volumes.secret.id, later.id] {
         let at = At::inode(victim);
-        let gone = volumes.fixture.query(MetaQuery::Stat { at, follow: false }).await;
-        assert!(matches!(gone, Err(MetaError::NotFound { .. })), "{gone:?}");
+        let result = volumes.fixture.query(MetaQuery::Stat { at, follow: false }).await;
+        assert!(matches!(result, Err(MetaError::NotFound { .. })), "{result:?}");
     }
 }
 
@@ -316,9 +316,9 @@ async fn quotas_above_the_directory_are_not_shown() {
     let all = volumes.fixture.query(MetaQuery::Quotas { at: At::path("/volumes/a") }).await;
     let Ok(MetaReply::Quotas(all)) = all else { panic!("{all:?}") };
     assert_eq!(all.len(), 2);
-    let shown = volumes.query(MetaQuery::Quotas { at: At::path("/data") }).await;
-    let Ok(MetaReply::Quotas(shown)) = shown else { panic!("{shown:?}") };
-    assert_eq!(shown.iter().map(|quota| quota.directory).collect::<Vec<_>>(), [volumes.a.id]);
+    let reply = volumes.query(MetaQuery::Quotas { at: At::path("/data") }).await;
+    let Ok(MetaReply::Quotas(quotas)) = reply else { panic!("{reply:?}") };
+    assert_eq!(quotas.iter().map(|quota| quota.directory).collect::<Vec<_>>(), [volumes.a.id]);
 }
 
 #[tokio::test]

@@ -42,14 +42,14 @@ fn report(inode: &Inode, length: u64) -> LengthReport {
     LengthReport { inode: inode.id, length, truncate_version, written }
 }
 
-async fn opened(fixture: &Fixture, path: &str) -> (Inode, SessionId) {
+async fn open_session(fixture: &Fixture, path: &str) -> (Inode, SessionId) {
     match fixture.change(open(path)).await.unwrap() {
         MetaReply::Opened { inode, session, .. } => (inode, session.unwrap()),
         other => panic!("{other:?}"),
     }
 }
 
-async fn refused(fixture: &Fixture, change: MetaChange) -> String {
+async fn refusal_text(fixture: &Fixture, change: MetaChange) -> String {
     fixture.change(change).await.unwrap_err().to_string()
 }
 
@@ -81,9 +81,9 @@ async fn symbolic_links_are_followed_and_cycles_detected() {
         write: false,
         track_open: false,
     };
-    assert!(refused(&fixture, exclusive).await.contains("already exists"));
-    let created = fixture.create("/dangling").await;
-    assert_eq!(fixture.stat("/d/made").await.unwrap().id, created.id);
+    assert!(refusal_text(&fixture, exclusive).await.contains("already exists"));
+    let target = fixture.create("/dangling").await;
+    assert_eq!(fixture.stat("/d/made").await.unwrap().id, target.id);
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn invalid_names_and_locations_are_refused_with_the_reason() {
         (open("/"), "is a directory"),
     ];
     for (change, text) in cases {
-        let error = refused(&fixture, change.clone()).await;
+        let error = refusal_text(&fixture, change.clone()).await;
         assert!(error.contains(text), "{change:?}: {error}");
     }
     let bad_layout = LayoutDefaults { chunk_bytes: 100_000, stripe: 0 };
@@ -119,11 +119,11 @@ async fn invalid_names_and_locations_are_refused_with_the_reason() {
         write: false,
         track_open: false,
     };
-    assert!(refused(&fixture, change).await.contains("100000"));
+    assert!(refusal_text(&fixture, change).await.contains("100000"));
     let written = crate::Written::default();
     let report = LengthReport { inode: ROOT, length: 1, truncate_version: 0, written };
     let reports = vec![report; BATCH_MAX + 1];
-    let error = refused(&fixture, MetaChange::ReportLengths { reports, ends: vec![] }).await;
+    let error = refusal_text(&fixture, MetaChange::ReportLengths { reports, ends: vec![] }).await;
     assert!(error.contains("at most 1024"), "{error}");
     check_tree(&fixture.store).await;
 }
@@ -158,7 +158,7 @@ async fn files_use_their_layout_that_of_the_directory_or_the_default() {
 async fn a_removed_file_keeps_its_chunks_while_a_client_writes() {
     let fixture = Fixture::memory().await;
     let file = fixture.create("/file").await;
-    let (_, session) = opened(&fixture, "/file").await;
+    let (_, session) = open_session(&fixture, "/file").await;
     fixture.change(unlink("/file")).await.unwrap();
     assert!(fixture.stat("/file").await.is_err());
     fixture.collect_all().await;
@@ -213,7 +213,7 @@ async fn sessions_of_expired_clients_end() {
     let quick = TreeConfig { session_timeout_ms: 1, ..config() };
     let fixture = Fixture::open(Store::memory(), quick).await;
     fixture.create("/file").await;
-    opened(&fixture, "/file").await;
+    open_session(&fixture, "/file").await;
     fixture.change(unlink("/file")).await.unwrap();
     fixture.collect_all().await;
     assert!(fixture.recorder.trims.lock().unwrap().is_empty());
@@ -369,8 +369,8 @@ async fn a_commit_with_unknown_outcome_is_recognised_by_its_retry_and_ends_the_s
     unsure.store(true, SeqCst);
     let error = fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
     assert!(error.retryable(), "{error}");
-    let failed = fixture.tree.store_failed().await;
-    assert!(matches!(failed, KvError::CommitUnknown { .. }));
+    let error = fixture.tree.store_failed().await;
+    assert!(matches!(error, KvError::CommitUnknown { .. }));
     unsure.store(false, SeqCst);
     assert!(matches!(fixture.tree.answer(request, soon()).await, Ok(MetaReply::Inode(_))));
 }

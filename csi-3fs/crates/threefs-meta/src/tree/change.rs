@@ -133,11 +133,11 @@ impl Tree {
                 let (mode, exclusive, layout) = (*mode, *exclusive, *layout);
                 let create =
                     ops::Create { caller, at, mode, exclusive, layout, layouts, write, inputs };
-                let created = self.run_once(call, create).await?;
-                if let (true, MetaReply::Opened { inode, .. }) = (*track_open, &created) {
+                let reply = self.run_once(call, create).await?;
+                if let (true, MetaReply::Opened { inode, .. }) = (*track_open, &reply) {
                     self.open_files.open(client, caller.scope, inode.id, self.uptime_ms());
                 }
-                return Ok(created);
+                return Ok(reply);
             }
             MetaChange::SetLength { at, length } => {
                 let start = ops::StartTrim { caller, at, length: *length, inputs };

@@ -69,8 +69,9 @@ impl SetAttributes<'_> {
         let same_user = self.uid.is_none_or(|uid| uid == inode.uid);
         let own_group =
             self.gid.is_none_or(|gid| gid == inode.gid || self.caller.may_be_in_group(gid));
-        let allowed = self.caller.is_root() || (self.caller.owns(inode) && same_user && own_group);
-        if !allowed {
+        let may_change_mode =
+            self.caller.is_root() || (self.caller.owns(inode) && same_user && own_group);
+        if !may_change_mode {
             return Err(self.not_permitted("can set its group, to one of its own groups"));
         }
         inode.uid = self.uid.unwrap_or(inode.uid);

@@ -105,12 +105,12 @@ impl Operation for SetAttribute<'_> {
             None if !exists => return Err(none(self.at, self.name)),
             None => txn.clear(&key),
             Some(value) => {
-                let others: usize = attributes
+                let other_bytes: usize = attributes
                     .iter()
                     .filter(|(name, _)| name != self.name)
                     .map(|(name, bytes)| name.len() + bytes)
                     .sum();
-                let total = others + self.name.len() + value.len();
+                let total = other_bytes + self.name.len() + value.len();
                 if value.len() > ATTRIBUTE_BYTES_MAX || total > ATTRIBUTES_BYTES_MAX {
                     let detail = format!(
                         "attribute `{}` of {} bytes: one holds at most {ATTRIBUTE_BYTES_MAX}, all \

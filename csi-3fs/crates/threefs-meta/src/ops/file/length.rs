@@ -119,7 +119,7 @@ pub(crate) async fn start_session(
         return Err(full.clone().into());
     }
     quota::charge_metadata(txn, row, SESSION_BYTES).await?;
-    Ok(rows::write(txn, &key, &SessionRow { client, counted: true })?)
+    Ok(rows::write(txn, &key, &SessionRow { client, charged: true })?)
 }
 
 /// Charges the growth of a file. A file that lost its last name while it was closed counts again.
@@ -145,15 +145,15 @@ pub(crate) async fn end_session(
     context: &RecountContext,
 ) -> Result<(), OpError> {
     let key = rows::session(inode, session);
-    let stored = txn.get(&key).await?;
-    let ended = stored.map(|value| SessionRow::decode(&key, &value)).transpose()?;
+    let value = txn.get(&key).await?;
+    let session_row = value.map(|value| SessionRow::decode(&key, &value)).transpose()?;
     txn.clear(&key);
     let is_last = txn.range(&KeyRange::prefix(&rows::sessions(inode)), 1).await?.is_empty();
     let Some(mut row) = rows::read_inode(txn, inode).await? else {
         return Ok(());
     };
-    let counted = ended.is_some_and(|ended| ended.counted);
-    if counted {
+    let charged = session_row.is_some_and(|session_row| session_row.charged);
+    if charged {
         quota::charge_metadata(txn, &mut row, -SESSION_BYTES).await?;
     }
     let InodeKind::File { reserved, .. } = &mut row.inode.kind else { return Ok(()) };
@@ -165,7 +165,7 @@ pub(crate) async fn end_session(
         }
         recount::queue_recount(txn, &mut row, context).await?;
     }
-    if counted || gives_back {
+    if charged || gives_back {
         store(txn, &mut row)?;
     }
     Ok(())
@@ -197,10 +197,10 @@ pub(crate) async fn grow(
     reported.merge(&report.written);
     reported.cut(report.length, layout.chunk_bytes);
     written.merge(&reported);
-    let moved = written.shorten(RANGES_MAX);
-    if !moved.is_empty() {
+    let excess = written.shorten(RANGES_MAX);
+    if !excess.is_empty() {
         written.set_more(true);
-        written_rows::add(txn, report.inode, &moved, inputs.full.as_ref()).await?;
+        written_rows::add(txn, report.inode, &excess, inputs.full.as_ref()).await?;
     }
     row.end_max = row.end_max.max(report.length);
     // Also without growth: something was written.

@@ -98,7 +98,7 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
     if chunks > u64::from(u32::MAX) {
         return Ok(());
     }
-    let mut opened = None;
+    let mut split_range = None;
     for level in 0..LEVELS {
         let shift = PAGE_SHIFT * u32::from(level);
         let unit = chunks >> shift;
@@ -109,7 +109,7 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
         }
         // A full page of which only the first part stays.
         if page.contains(unit % PAGE_BITS) && unit << shift < chunks {
-            opened = Some((unit << shift, chunks));
+            split_range = Some((unit << shift, chunks));
         }
         page.clear_from(unit % PAGE_BITS);
         let key = rows::written(inode, level, unit / PAGE_BITS);
@@ -118,7 +118,7 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
             false => txn.set(&key, page.encode()),
         }
     }
-    if let Some((first, end)) = opened {
+    if let Some((first, end)) = split_range {
         add_range(txn, inode, first, end, None).await?;
     }
     Ok(())

@@ -48,18 +48,18 @@ impl<L: Layouts> Operation for Create<'_, L> {
         // As in POSIX, an exclusive creation does not follow a symbolic link.
         let last = if self.exclusive { FinalSymlink::Keep } else { FinalSymlink::Follow };
         let resolved = lookup(txn, self.caller, self.at, last).await?;
-        let found = match &resolved {
+        let existing = match &resolved {
             Resolved::Inode(_) => Some(find(txn, self.caller, self.at, last).await?),
-            Resolved::Entry { found: Some(entry), .. } => {
+            Resolved::Entry { entry: Some(entry), .. } => {
                 Some(load_named(txn, *entry, &self.at.path).await?)
             }
-            Resolved::Entry { found: None, .. } => None,
+            Resolved::Entry { entry: None, .. } => None,
         };
-        if let Some(row) = found {
+        if let Some(row) = existing {
             if self.exclusive {
                 return Err(MetaError::Exists { path: self.at.path.clone() }.into());
             }
-            return opened(txn, row, self.at, self.write, false, None).await;
+            return open_inode(txn, row, self.at, self.write, false, None).await;
         }
         let name_in = lookup_name(txn, self.caller, self.at, last).await?;
         name_in.check(self.caller, self.at)?;
@@ -72,7 +72,7 @@ impl<L: Layouts> Operation for Create<'_, L> {
         let new_inode = NewInode { caller, parent: &parent.inode, inputs, mode };
         let mut row = new_inode.file(inputs.first_inode, layout);
         insert(txn, &parent, &name, &mut row, inputs).await?;
-        opened(txn, row, self.at, self.write, true, None).await
+        open_inode(txn, row, self.at, self.write, true, None).await
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) async fn insert(
     quota::charge(txn, row.inode.quota, Charge::of(row)).await
 }
 
-async fn opened(
+async fn open_inode(
     txn: &mut Transaction,
     mut row: InodeRow,
     at: &At,
@@ -129,7 +129,7 @@ async fn opened(
         // Also conflicts with garbage collection, which reads the inode before it drops the chunks.
         store(txn, &mut row)?;
     }
-    let session = write.map(|wanted| wanted.session);
+    let session = write.map(|request| request.session);
     Ok(MetaReply::Opened { inode: crate::ops::visible(txn, row).await?, session, created })
 }
 
@@ -150,7 +150,7 @@ impl Operation for Open<'_> {
         let row = find(txn, self.caller, self.at, FinalSymlink::Follow).await?;
         let access = if self.write.is_some() { WRITE } else { READ };
         self.caller.check(&row.inode, access, &self.at.path)?;
-        opened(txn, row, self.at, self.write, false, self.full.as_ref()).await
+        open_inode(txn, row, self.at, self.write, false, self.full.as_ref()).await
     }
 }
 
@@ -177,7 +177,7 @@ impl Operation for Symlink<'_> {
             .into());
         }
         let name_in = lookup_name(txn, self.caller, self.at, FinalSymlink::Keep).await?;
-        if name_in.found.is_some() {
+        if name_in.entry.is_some() {
             return Err(MetaError::Exists { path: self.at.path.clone() }.into());
         }
         name_in.check(self.caller, self.at)?;

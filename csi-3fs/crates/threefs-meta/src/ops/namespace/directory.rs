@@ -33,7 +33,7 @@ impl Operation for MakeDirectory<'_> {
         self.defaults.validate()?;
         if !self.parents {
             let name_in = lookup_name(txn, self.caller, self.at, FinalSymlink::Keep).await?;
-            if name_in.found.is_some() {
+            if name_in.entry.is_some() {
                 return Err(MetaError::Exists { path: self.at.path.clone() }.into());
             }
             let row = self.make(txn, &name_in, self.inputs.first_inode).await?;
@@ -79,10 +79,10 @@ impl MakeDirectory<'_> {
             let at = At { directory: self.at.directory, path: prefix.clone() };
             last = Some(match lookup(txn, self.caller, &at, FinalSymlink::Follow).await? {
                 Resolved::Inode(id) => load(txn, id, &prefix).await?,
-                Resolved::Entry { found: Some(entry), .. } => {
+                Resolved::Entry { entry: Some(entry), .. } => {
                     load_named(txn, entry, &prefix).await?
                 }
-                Resolved::Entry { found: None, .. } => {
+                Resolved::Entry { entry: None, .. } => {
                     let name_in = lookup_name(txn, self.caller, &at, FinalSymlink::Follow).await?;
                     let id = InodeId(self.inputs.first_inode.0 + number);
                     self.make(txn, &name_in, id).await?

@@ -31,7 +31,7 @@ impl Operation for Link<'_> {
             return Err(not_found(&self.from.path, row.inode.id));
         }
         let name_in = lookup_name(txn, self.caller, self.to, FinalSymlink::Keep).await?;
-        if name_in.found.is_some() {
+        if name_in.entry.is_some() {
             return Err(MetaError::Exists { path: self.to.path.clone() }.into());
         }
         name_in.check(self.caller, self.to)?;

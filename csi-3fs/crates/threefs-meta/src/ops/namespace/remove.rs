@@ -144,7 +144,7 @@ async fn existing(
     at: &At,
 ) -> Result<(NameInDirectory, DentryRow, InodeRow), OpError> {
     let name_in = lookup_name(txn, caller, at, FinalSymlink::Keep).await?;
-    let entry = name_in.found.ok_or_else(|| not_found(&at.path, at.directory))?;
+    let entry = name_in.entry.ok_or_else(|| not_found(&at.path, at.directory))?;
     name_in.check(caller, at)?;
     let row = load_named(txn, entry, &at.path).await?;
     caller.check_sticky(&name_in.parent.inode, &row.inode, &at.path)?;

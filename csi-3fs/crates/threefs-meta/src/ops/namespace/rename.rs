@@ -39,14 +39,14 @@ impl Operation for Rename<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let from = lookup_name(txn, self.caller, self.from, FinalSymlink::Keep).await?;
         let to = lookup_name(txn, self.caller, self.to, FinalSymlink::Keep).await?;
-        let entry = from.found.ok_or_else(|| not_found(&self.from.path, self.from.directory))?;
+        let entry = from.entry.ok_or_else(|| not_found(&self.from.path, self.from.directory))?;
         from.check(self.caller, self.from)?;
         to.check(self.caller, self.to)?;
         let row = load_named(txn, entry, &self.from.path).await?;
         let (source, destination) =
             (End { name_in: &from, at: self.from }, End { name_in: &to, at: self.to });
         self.check_mover(&source, &row)?;
-        match (to.found, self.mode) {
+        match (to.entry, self.mode) {
             (Some(_), RenameMode::NoReplace) => {
                 return Err(MetaError::Exists { path: self.to.path.clone() }.into());
             }
@@ -60,7 +60,7 @@ impl Operation for Rename<'_> {
             (Some(there), RenameMode::Exchange) => {
                 let other = load_named(txn, there, &self.to.path).await?;
                 self.check_mover(&destination, &other)?;
-                self.put(txn, other, there, &destination, &source).await?;
+                self.move_inode(txn, other, there, &destination, &source).await?;
             }
             (Some(there), _) => {
                 if entry.kind == EntryKind::Directory {
@@ -71,7 +71,7 @@ impl Operation for Rename<'_> {
             }
             (None, _) => txn.clear(&rows::dentry(from.parent.inode.id, &from.name)),
         }
-        let row = self.put(txn, row, entry, &source, &destination).await?;
+        let row = self.move_inode(txn, row, entry, &source, &destination).await?;
         touch(txn, from.parent.inode.id, self.inputs.now);
         touch(txn, to.parent.inode.id, self.inputs.now);
         Ok(MetaReply::Inode(visible(txn, row).await?))
@@ -87,7 +87,7 @@ impl Rename<'_> {
     }
 
     /// Gives an inode its new name.
-    async fn put(
+    async fn move_inode(
         &self,
         txn: &mut Transaction,
         mut row: InodeRow,
@@ -125,13 +125,13 @@ impl Rename<'_> {
     async fn refuse_circle(
         &self,
         txn: &mut Transaction,
-        moved: InodeId,
+        directory: InodeId,
         new_parent: InodeId,
         at: &At,
     ) -> Result<(), OpError> {
         let mut above = new_parent;
         while above != ROOT {
-            if above == moved {
+            if above == directory {
                 return Err(MetaError::Invalid {
                     field: "to".into(),
                     value: at.path.clone(),
@@ -156,17 +156,17 @@ impl Rename<'_> {
         to: &NameInDirectory,
     ) -> Result<(), OpError> {
         let path = || self.to.path.clone();
-        let replaced = load_named(txn, there, &self.to.path).await?;
-        self.caller.check_sticky(&to.parent.inode, &replaced.inode, &self.to.path)?;
+        let target = load_named(txn, there, &self.to.path).await?;
+        self.caller.check_sticky(&to.parent.inode, &target.inode, &self.to.path)?;
         match (entry.kind, there.kind) {
             (EntryKind::Directory, EntryKind::Directory) => {
-                remove_empty(txn, &replaced, &self.to.path).await?;
+                remove_empty(txn, &target, &self.to.path).await?;
                 count_subdirectories(txn, to.parent.inode.id, -1);
                 Ok(())
             }
             (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),
             (_, EntryKind::Directory) => Err(MetaError::IsADirectory { path: path() }.into()),
-            _ => drop_link(txn, replaced, &to.name, self.inputs.now, self.open_files).await,
+            _ => drop_link(txn, target, &to.name, self.inputs.now, self.open_files).await,
         }
     }
 }

@@ -30,7 +30,7 @@ impl Operation for MakeSpecial<'_> {
             return Err(MetaError::NotPermitted { path: self.at.path.clone(), reason }.into());
         }
         let name_in = lookup_name(txn, self.caller, self.at, FinalSymlink::Keep).await?;
-        if name_in.found.is_some() {
+        if name_in.entry.is_some() {
             return Err(MetaError::Exists { path: self.at.path.clone() }.into());
         }
         name_in.check(self.caller, self.at)?;

@@ -207,7 +207,7 @@ fn limit(max: Option<u64>) -> i64 {
 }
 
 /// Current usage of a quota. Conflicts with concurrent charges.
-pub(crate) async fn counted(txn: &mut Transaction, quota: InodeId) -> Result<Charge, OpError> {
+pub(crate) async fn current_use(txn: &mut Transaction, quota: InodeId) -> Result<Charge, OpError> {
     let mut read = async |key: Vec<u8>| -> Result<i64, KvError> {
         let bytes = txn.get(&key).await?;
         bytes.map_or(Ok(0), |bytes| counter(&key, bytes))
@@ -242,14 +242,14 @@ pub(crate) async fn move_to(
         let (path, reason) = (path.to_owned(), reason.to_owned());
         Err(MetaError::CrossQuota { path, reason }.into())
     };
-    let mut moved = released;
+    let mut new_charge = released;
     if row.inode.quota == Some(row.inode.id) {
-        let inside = counted(txn, row.inode.id).await?;
-        moved.bytes += inside.bytes;
-        moved.excess += inside.excess;
-        moved.inodes += inside.inodes;
-        moved.metadata += inside.metadata;
-        released = moved;
+        let inside = current_use(txn, row.inode.id).await?;
+        new_charge.bytes += inside.bytes;
+        new_charge.excess += inside.excess;
+        new_charge.inodes += inside.inodes;
+        new_charge.metadata += inside.metadata;
+        released = new_charge;
         let key = rows::quota(row.inode.id);
         if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
             own.above = new;
@@ -271,10 +271,10 @@ pub(crate) async fn move_to(
         }
         // The new quota may have no room for it.
         row.excess = 0;
-        moved = Charge::of(row);
+        new_charge = Charge::of(row);
     }
     charge(txn, old, released.negated()).await?;
-    charge(txn, new, moved).await?;
+    charge(txn, new, new_charge).await?;
     let unneeded = row.charged_end.saturating_sub(row.needed_end());
     if new.is_some() && unneeded > 0 && context.excess_allowed {
         row.excess = make_excess(txn, new, unneeded).await?;
@@ -292,7 +292,7 @@ pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), 
     let Some(mut own) = own else {
         return release(txn, row).await;
     };
-    let mut all = counted(txn, row.inode.id).await?;
+    let mut all = current_use(txn, row.inode.id).await?;
     all.inodes += 1;
     all.metadata += count(row.metadata_bytes);
     charge(txn, own.above, all.negated()).await?;

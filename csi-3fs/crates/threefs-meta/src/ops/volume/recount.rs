@@ -22,13 +22,13 @@ pub(crate) async fn queue_recount(
     row: &mut InodeRow,
     context: &RecountContext,
 ) -> Result<(), OpError> {
-    let needed = row.needed_end();
-    if row.charged_end <= needed {
+    let needed_end = row.needed_end();
+    if row.charged_end <= needed_end {
         return Ok(());
     }
     rows::write(txn, &rows::recount(row.inode.id), &RecountRow { since: context.now })?;
     if context.excess_allowed && row.charged {
-        let unneeded = row.charged_end - needed - row.excess;
+        let unneeded = row.charged_end - needed_end - row.excess;
         row.excess += quota::make_excess(txn, row.inode.quota, unneeded).await?;
     }
     Ok(())
@@ -65,7 +65,7 @@ impl Operation for ListRecounts<'_> {
         }
         let page = txn.snapshot_range(&range, self.limit).await?;
         let last = page.last().filter(|_| page.len() == self.limit).map(|(key, _)| key.clone());
-        let mut listed = Vec::new();
+        let mut entries = Vec::new();
         for (key, value) in page {
             let RecountRow { since } = rows::decode(&key, &value)?;
             // Most files are still waiting: nothing else is read for them.
@@ -83,10 +83,10 @@ impl Operation for ListRecounts<'_> {
             }
             let (needed_end, charged_end) = (row.needed_end(), row.charged_end);
             if let InodeKind::File { layout, .. } = row.inode.kind {
-                listed.push(RecountEntry { inode, since, layout, needed_end, charged_end });
+                entries.push(RecountEntry { inode, since, layout, needed_end, charged_end });
             }
         }
-        Ok((listed, last))
+        Ok((entries, last))
     }
 }
 

@@ -7,7 +7,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
-use crate::ops::volume::quota::{Charge, counted, metadata_max, owner};
+use crate::ops::volume::quota::{Charge, current_use, metadata_max, owner};
 use crate::ops::{Inputs, OpError, load, store};
 use crate::protocol::{At, MetaError, MetaReply, QuotaUse};
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow};
@@ -55,7 +55,7 @@ impl Operation for SetQuota<'_> {
         };
         let quota = QuotaRow { bytes_max: self.bytes_max, inodes_max: self.inodes_max, above };
         rows::write(txn, &rows::quota(id), &quota)?;
-        let used = counted(txn, id).await?;
+        let used = current_use(txn, id).await?;
         Ok(MetaReply::Quotas(vec![quota_use(id, &quota, used)]))
     }
 }
@@ -76,12 +76,12 @@ async fn adopt(
     let mut names_seen: HashMap<InodeId, u32> = HashMap::new();
     let mut files: BTreeMap<InodeId, InodeRow> = BTreeMap::new();
     let mut open = vec![directory];
-    let mut seen = 0;
+    let mut entries = 0;
     while let Some(parent) = open.pop() {
         let names = KeyRange::prefix(&rows::dentries(parent));
         let page = txn.range(&names, ADOPT_MAX + 1).await?;
-        seen += page.len();
-        if seen > ADOPT_MAX {
+        entries += page.len();
+        if entries > ADOPT_MAX {
             return Err(MetaError::Invalid {
                 field: "path".into(),
                 value: path.into(),
@@ -102,7 +102,7 @@ async fn adopt(
             }
             total = total.plus(Charge::of(&row)).ok_or_else(too_much)?;
             if row.inode.quota == Some(entry.inode) {
-                let inside = counted(txn, entry.inode).await?;
+                let inside = current_use(txn, entry.inode).await?;
                 total = total.plus(inside).ok_or_else(too_much)?;
                 let key = rows::quota(entry.inode);
                 if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
@@ -144,7 +144,7 @@ impl Operation for Quotas<'_> {
         let mut next = row.inode.quota;
         while let Some(id) = next {
             let Some(quota) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
-            quotas.push(quota_use(id, &quota, counted(txn, id).await?));
+            quotas.push(quota_use(id, &quota, current_use(txn, id).await?));
             next = quota.above;
         }
         Ok(MetaReply::Quotas(quotas))

@@ -10,8 +10,8 @@ async fn the_layout_of_a_file_bounds_its_length() {
     // A sparse pebibyte has only a length.
     fixture.change(set(1 << 50)).await.unwrap();
     assert_eq!(fixture.stat("/file").await.unwrap().length(), 1 << 50);
-    let refused = refusal(&fixture, set(1 << 53)).await;
-    assert!(matches!(refused, MetaError::FileTooLarge { .. }), "{refused}");
+    let error = refusal(&fixture, set(1 << 53)).await;
+    assert!(matches!(error, MetaError::FileTooLarge { .. }), "{error}");
     assert_eq!(LayoutDefaults::default().chunk_bytes, 0);
 }
 
@@ -29,7 +29,7 @@ async fn a_reported_length_over_the_maximum_is_refused() {
         let MetaError::FileTooLarge { detail } = error else { return false };
         detail.contains(&max.to_string())
     };
-    let refused = |reply: Result<MetaReply, MetaError>| match reply {
+    let is_refused = |reply: Result<MetaReply, MetaError>| match reply {
         Ok(MetaReply::Inodes(inodes)) => {
             inodes.into_iter().all(|inode| inode.is_err_and(names_the_bound))
         }
@@ -37,13 +37,13 @@ async fn a_reported_length_over_the_maximum_is_refused() {
         Ok(_) => false,
     };
     for length in [max + 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1, u64::MAX] {
-        assert!(refused(fixture.change(report(&file, length, &[])).await), "report {length}");
-        assert!(refused(fixture.change(reserve(&file, 1, length)).await), "reserve {length}");
+        assert!(is_refused(fixture.change(report(&file, length, &[])).await), "report {length}");
+        assert!(is_refused(fixture.change(reserve(&file, 1, length)).await), "reserve {length}");
         let written = crate::Written::of_bytes(0, length, layout.chunk_bytes);
         let report = LengthReport { inode: file.id, length, truncate_version: 0, written };
         let close =
             MetaChange::Close { inode: file.id, session: SessionId(1), report: Some(report) };
-        assert!(refused(fixture.change(close).await), "close {length}");
+        assert!(is_refused(fixture.change(close).await), "close {length}");
         assert_eq!(fixture.stat("/v/file").await.unwrap(), file);
         assert_eq!(used(&fixture, "/v").await, (0, 1));
         check_tree(&fixture.store).await;
@@ -63,7 +63,7 @@ async fn sparse_files_exhaust_only_the_counters_of_their_volume() {
     }
     let hostile = fixture.stat("/v/hostile").await.unwrap().id;
     let layout = LayoutDefaults { chunk_bytes: 64 << 20, stripe: 1 };
-    let mut refused = 0;
+    let mut refusals = 0;
     // As many of the longest files as fit, then the rest.
     let lengths = [1 << 58; 31].into_iter().chain((0..=58).rev().map(|shift| 1 << shift));
     for (number, length) in lengths.enumerate() {
@@ -74,15 +74,17 @@ async fn sparse_files_exhaust_only_the_counters_of_their_volume() {
         fixture.change(create).await.unwrap();
         match fixture.change(MetaChange::SetLength { at, length }).await {
             Ok(_) => {}
-            Err(MetaError::QuotaExceeded { directory, .. }) if directory == hostile => refused += 1,
+            Err(MetaError::QuotaExceeded { directory, .. }) if directory == hostile => {
+                refusals += 1
+            }
             Err(error) => panic!("{error}"),
         }
     }
-    assert!(refused > 0);
+    assert!(refusals > 0);
     check_tree(&fixture.store).await;
     let file = fixture.create("/v/other/file").await;
     fixture.change(report(&file, 1 << 52, &[])).await.unwrap();
-    // What is above all others does not fit into another counter: a separate limit would not be exact.
+    // The sum of these lengths exceeds a counter, so a limit of the directory would not be exact.
     let plain = fixture.make_directory("/plain").await;
     for number in 0..33 {
         let at = At::entry(plain.id, number.to_string());

@@ -90,7 +90,7 @@ async fn a_repeated_truncation_does_not_remove_later_data() {
         fixture.recorder.refuse.store(true, SeqCst);
         fixture.tree.answer(request.clone(), soon()).await.unwrap_err();
         fixture.recorder.refuse.store(false, SeqCst);
-        let (file, _) = opened(&fixture, "/file").await;
+        let (file, _) = open_session(&fixture, "/file").await;
         assert_eq!(file.length(), length);
         let reports = vec![report(&file, 50)];
         fixture.change(MetaChange::ReportLengths { reports, ends: vec![] }).await.unwrap();
@@ -140,9 +140,9 @@ async fn a_truncation_pending_in_storage_excludes_writers_until_it_completes() {
     let next = Fixture::open(fixture.store.clone(), config()).await;
     next.tree.finish_all_trims().await.unwrap();
     assert_eq!(*next.recorder.trims.lock().unwrap(), [(file.id, 3)]);
-    let (opened, _) = opened(&next, "/file").await;
-    assert_eq!(opened.length(), 3);
-    next.change(MetaChange::ReportLengths { reports: vec![report(&opened, 7)], ends: vec![] })
+    let (file, _) = open_session(&next, "/file").await;
+    assert_eq!(file.length(), 3);
+    next.change(MetaChange::ReportLengths { reports: vec![report(&file, 7)], ends: vec![] })
         .await
         .unwrap();
 }
