@@ -304,7 +304,7 @@ proptest! {
     }
 }
 
-/// Why there are classes: with one budget for all requests, the chains deadlock.
+/// The reason for the classes: with one budget for all requests, the chains deadlock.
 #[test]
 fn one_budget_for_all_deadlocks() {
     let mut cluster = Cluster::start(|_| 0);

@@ -40,7 +40,7 @@ pub enum Cause {
     LastIsBack,
     /// An operator has promoted it to head.
     Promoted,
-    /// Another target serves again, so LASTSRV does not apply any more.
+    /// Another target serves again, so LASTSRV no longer applies.
     OtherServes,
     /// The sync is complete.
     Synced,
@@ -228,15 +228,15 @@ fn waiting_targets(
 /// Why a target cannot be promoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotPromotable {
-    /// The chain has no such target.
+    /// The target is not in this chain.
     Absent,
     /// Another target serves: a promotion is not needed.
     Served,
-    /// It may already lead, and does so as soon as it is alive.
+    /// The target may already lead: it becomes the head once it is alive.
     MayLead,
 }
 
-/// The chain with `target` as its head. The last serving targets no longer may lead: if one of them
+/// The chain with `target` as its head. The last serving targets can no longer lead: if one of them
 /// comes back, it is synced from `target`, and updates that only it had are lost.
 ///
 /// # Errors

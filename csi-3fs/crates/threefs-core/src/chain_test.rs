@@ -174,7 +174,8 @@ fn a_serving_target_that_reports_doubtful_data_is_synced_again() {
     let transition = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW));
     assert_eq!(transition.chain.state_of(TargetId(2)), Some(Offline));
     assert_eq!(transition.reasons[0].cause, Cause::NotSure);
-    // About an older version it only means that the target does not know the newer one yet.
+    // In a report about an older version, it only means that the target does not know the newer
+    // one.
     let early = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW - 1));
     assert_eq!(early.chain, before);
 }
@@ -251,7 +252,7 @@ proptest! {
         if before.head().is_some() {
             prop_assert!(serves || last >= 1);
         }
-        // Every change has its reason.
+        // Every change has a reason.
         let changed = after
             .targets
             .iter()

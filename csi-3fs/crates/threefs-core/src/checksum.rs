@@ -54,8 +54,8 @@ mod tests {
         let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at * 7 % 251) as u8).collect();
         for cut in [1, 4095, 4096, 4097, 15_904, 15_905, 19_999] {
             let (a, b) = bytes.split_at(cut);
-            let joined = Checksum::of(a).followed_by(Checksum::of(b), b.len());
-            assert_eq!(joined, Checksum::of(&bytes), "{cut}");
+            let combined = Checksum::of(a).followed_by(Checksum::of(b), b.len());
+            assert_eq!(combined, Checksum::of(&bytes), "{cut}");
         }
     }
 }

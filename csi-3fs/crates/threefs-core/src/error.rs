@@ -26,14 +26,17 @@ pub enum Remedy {
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum StorageError {
     /// Sender and receiver know different versions of the chain; the older one must be refreshed.
-    #[error("{chain}: request is for version {theirs}, this replica has version {mine}")]
+    #[error(
+        "{chain}: request is for version {request_version}, this replica has version \
+         {replica_version}"
+    )]
     ChainVersionMismatch {
         /// The chain.
         chain: ChainId,
         /// The version in the request.
-        theirs: ChainVersion,
+        request_version: ChainVersion,
         /// The version of this replica.
-        mine: ChainVersion,
+        replica_version: ChainVersion,
     },
     /// Client updates go to the head.
     #[error("{target} is not the head of {chain}: send updates to its first SERVING target")]
@@ -127,14 +130,14 @@ pub enum StorageError {
         successor: ClientId,
     },
     /// Payload or chunk does not match its checksum.
-    #[error("{chunk}: checksum {got}, expected {expected}")]
+    #[error("{chunk}: checksum {computed}, expected {expected}")]
     ChecksumMismatch {
         /// Which chunk.
         chunk: ChunkId,
         /// The expected checksum.
         expected: Checksum,
         /// The computed checksum.
-        got: Checksum,
+        computed: Checksum,
     },
     /// The bytes on disk do not match their checksum. Other replicas have them; the repair has
     /// started.

@@ -44,7 +44,7 @@ impl InodeRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     last: u64,
-    touched: u64,
+    last_touch: u64,
 }
 
 /// Bounded set of forgotten inodes.
@@ -69,15 +69,15 @@ impl ForgottenInodes {
             (first, last) = (before, last.max(run.last));
         }
         let reach = last.saturating_add(1);
-        let joined: Vec<u64> = self.runs.range(first..=reach).map(|(start, _)| *start).collect();
-        for start in joined {
+        let adjacent: Vec<u64> = self.runs.range(first..=reach).map(|(start, _)| *start).collect();
+        for start in adjacent {
             if let Some(run) = self.runs.remove(&start) {
                 last = last.max(run.last);
-                self.oldest_first.remove(&run.touched);
+                self.oldest_first.remove(&run.last_touch);
             }
         }
         self.touches += 1;
-        self.runs.insert(first, Run { last, touched: self.touches });
+        self.runs.insert(first, Run { last, last_touch: self.touches });
         self.oldest_first.insert(self.touches, first);
         if self.runs.len() > FORGOTTEN_RANGES_MAX
             && let Some((_, oldest)) = self.oldest_first.pop_first()

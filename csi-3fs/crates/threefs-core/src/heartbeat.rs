@@ -105,7 +105,7 @@ pub struct HeartbeatReply {
 /// The serving lease of a node. Pure; the driver feeds it heartbeat replies and routing.
 #[derive(Clone, Debug, Default)]
 pub struct ServingLease {
-    known: RoutingVersion,
+    known_version: RoutingVersion,
     valid_until: Option<Millis>,
     // The newest lease whose routing this node does not have yet.
     waiting: Option<(RoutingVersion, Millis)>,
@@ -115,7 +115,7 @@ impl ServingLease {
     /// Handles the reply to the heartbeat that was sent at `sent_at`.
     pub fn heartbeat_answered(&mut self, sent_at: Millis, reply: HeartbeatReply) {
         let until = sent_at.after(reply.lease_ms);
-        if reply.routing_version <= self.known {
+        if reply.routing_version <= self.known_version {
             self.valid_until = self.valid_until.max(Some(until));
         } else if self.waiting.is_none_or(|(_, waiting_until)| until >= waiting_until) {
             self.waiting = Some((reply.routing_version, until));
@@ -124,9 +124,9 @@ impl ServingLease {
 
     /// Handles routing `version`, after all replicas of this node have received it.
     pub fn routing_known(&mut self, version: RoutingVersion) {
-        self.known = self.known.max(version);
-        if let Some((needed, until)) = self.waiting
-            && needed <= self.known
+        self.known_version = self.known_version.max(version);
+        if let Some((needed_version, until)) = self.waiting
+            && needed_version <= self.known_version
         {
             self.valid_until = self.valid_until.max(Some(until));
             self.waiting = None;

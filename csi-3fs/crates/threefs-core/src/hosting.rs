@@ -52,13 +52,13 @@ impl Reopening {
     }
 
     /// Records that the store was opened.
-    pub fn opened(&mut self, now: Millis) {
+    pub fn record_open(&mut self, now: Millis) {
         self.opened_at = Some(now);
     }
 
     /// Records a failure of the store or of opening it; returns the milliseconds to wait before it
     /// is opened again.
-    pub fn failed(&mut self, now: Millis) -> u64 {
+    pub fn record_failure(&mut self, now: Millis) -> u64 {
         let recovered = |at: Millis| now.since(at) >= self.pauses.recovered_ms;
         if self.opened_at.take().is_some_and(recovered) {
             self.failures = 0;
@@ -93,39 +93,42 @@ mod tests {
     #[test]
     fn pauses_double_and_a_long_success_resets_them() {
         let mut store = Reopening::new(Pauses { min_ms: 10, max_ms: 50, recovered_ms: 100 });
-        assert_eq!([0, 1, 2, 3].map(|at| store.failed(Millis(at))), [10, 20, 40, 50]);
-        store.opened(Millis(100));
-        assert_eq!(store.failed(Millis(199)), 50, "it has not recovered yet");
-        store.opened(Millis(200));
-        assert_eq!(store.failed(Millis(300)), 10);
-        assert_eq!(store.failed(Millis(1_000)), 20, "it was not open in between");
+        assert_eq!([0, 1, 2, 3].map(|at| store.record_failure(Millis(at))), [10, 20, 40, 50]);
+        store.record_open(Millis(100));
+        assert_eq!(store.record_failure(Millis(199)), 50, "it has not recovered yet");
+        store.record_open(Millis(200));
+        assert_eq!(store.record_failure(Millis(300)), 10);
+        assert_eq!(store.record_failure(Millis(1_000)), 20, "it was not open in between");
         assert_eq!(Pauses::default().after(u32::MAX), 60_000);
     }
 
     #[test]
     fn a_damaged_store_is_set_aside_only_if_the_chain_serves_without_it() {
         use PublicState::{LastSrv, Offline, Serving, Syncing};
-        let damaged = StoreError::Damaged { reason: "a frame is missing".into() };
+        let damage = StoreError::Damaged { reason: "a frame is missing".into() };
         let io = StoreError::Io { operation: "open".into(), reason: "no".into() };
-        let chain = |mine, other| Chain {
+        let chain = |state, other_state| Chain {
             id: ChainId(1),
             version: ChainVersion(3),
             targets: vec![
-                ChainTarget { target: TargetId(1), node: NodeId(1), state: other },
-                ChainTarget { target: TargetId(2), node: NodeId(2), state: mine },
+                ChainTarget { target: TargetId(1), node: NodeId(1), state: other_state },
+                ChainTarget { target: TargetId(2), node: NodeId(2), state },
             ],
         };
         let set_aside =
             |error, chain: Option<&Chain>, lease| sets_aside(error, chain, TargetId(2), lease);
         let without = chain(Offline, Serving);
-        assert!(set_aside(&damaged, Some(&without), true));
+        assert!(set_aside(&damage, Some(&without), true));
         assert!(!set_aside(&io, Some(&without), true));
-        assert!(!set_aside(&damaged, Some(&without), false), "the routing may be outdated");
-        assert!(!set_aside(&damaged, None, true));
-        for (mine, other) in
+        assert!(!set_aside(&damage, Some(&without), false), "the routing may be outdated");
+        assert!(!set_aside(&damage, None, true));
+        for (state, other_state) in
             [(Serving, Serving), (Syncing, Serving), (LastSrv, Offline), (Offline, LastSrv)]
         {
-            assert!(!set_aside(&damaged, Some(&chain(mine, other)), true), "{mine} {other}");
+            assert!(
+                !set_aside(&damage, Some(&chain(state, other_state)), true),
+                "{state} {other_state}"
+            );
         }
     }
 }

@@ -46,7 +46,7 @@ id!(
     /// Version of a chunk. 0 = never written; an update of version v makes v + 1.
     ChunkVersion(u64), "");
 id!(
-    /// One incarnation of a service process. Each start has another one, drawn by the driver.
+    /// One incarnation of a service process. The driver draws a new one at each start.
     Incarnation(u64), "");
 id!(
     /// A file, directory or symlink.

@@ -411,8 +411,8 @@ pub enum StorageReply {
     },
     /// To SyncDone.
     SyncEnded,
-    /// To QueryChunks: existing chunks in order, with their committed lengths. A last one of length
-    /// 0 does not exist: it marks how far the query has come.
+    /// To QueryChunks: existing chunks in order, with their committed lengths. A last entry of
+    /// length 0 is not a chunk: it marks where the query stopped.
     Chunks {
         /// (index, length).
         chunks: Vec<LastChunk>,
@@ -447,10 +447,10 @@ pub fn verify_payload(request: &StorageRequest, payload: &[u8]) -> Result<(), St
             });
         }
     };
-    let got = Checksum::of(payload);
-    if got == expected {
+    let computed = Checksum::of(payload);
+    if computed == expected {
         Ok(())
     } else {
-        Err(StorageError::ChecksumMismatch { chunk, expected, got })
+        Err(StorageError::ChecksumMismatch { chunk, expected, computed })
     }
 }

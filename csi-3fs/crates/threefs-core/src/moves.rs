@@ -48,10 +48,12 @@ pub fn follow(before: &Chain, next: Chain, this: &Move) -> (Chain, bool) {
 #[must_use]
 pub fn abandon(chain: &Chain, this: &Move) -> Option<Chain> {
     let stays = |place: &&ChainTarget| place.target != this.destination;
-    let needed = |place: &&ChainTarget| stays(place) && place.target != this.source;
+    let is_needed = |place: &&ChainTarget| stays(place) && place.target != this.source;
     let serves = |place: &ChainTarget| place.state == PublicState::Serving;
     let away = chain.state_of(this.destination) == Some(PublicState::Offline);
-    if !away || chain.serving().next().is_none() || !chain.targets.iter().filter(needed).all(serves)
+    if !away
+        || chain.serving().next().is_none()
+        || !chain.targets.iter().filter(is_needed).all(serves)
     {
         return None;
     }
@@ -62,7 +64,7 @@ pub fn abandon(chain: &Chain, this: &Move) -> Option<Chain> {
 /// The targets without the source, if it has stopped serving and is replaced.
 fn finish(chain: &Chain, this: &Move) -> Option<Vec<ChainTarget>> {
     let serves = chain.state_of(this.source) == Some(PublicState::Serving);
-    if serves || !this.replaced(chain) {
+    if serves || !this.source_is_replaced(chain) {
         return None;
     }
     let stays = |place: &&ChainTarget| place.target != this.source;
@@ -96,12 +98,12 @@ mod tests {
             for other in states {
                 for destination in states {
                     let chain = chain([source, Serving, other, destination]);
-                    let replaced = other == Serving && destination == Serving;
-                    assert_eq!(MOVE.retires(&chain, TargetId(1)), replaced);
+                    let is_replaced = other == Serving && destination == Serving;
+                    assert_eq!(MOVE.retires(&chain, TargetId(1)), is_replaced);
                     assert!(!MOVE.retires(&chain, TargetId(2)));
-                    let finished = finish(&chain, &MOVE);
-                    assert_eq!(finished.is_some(), replaced && source != Serving);
-                    if let Some(targets) = finished {
+                    let next = finish(&chain, &MOVE);
+                    assert_eq!(next.is_some(), is_replaced && source != Serving);
+                    if let Some(targets) = next {
                         assert!(targets.iter().all(|place| place.state == Serving));
                         assert_eq!(targets.len(), 3);
                     }
@@ -153,9 +155,9 @@ mod tests {
     #[test]
     fn a_move_starts_with_an_empty_target() {
         let chain = chain([Serving, Serving, Serving, Serving]);
-        let started = start(&chain, TargetId(9), NodeId(9));
-        assert_eq!(started.version, ChainVersion(6));
-        assert_eq!(started.state_of(TargetId(9)), Some(Offline));
-        assert_eq!(started.targets[..4], chain.targets[..]);
+        let next = start(&chain, TargetId(9), NodeId(9));
+        assert_eq!(next.version, ChainVersion(6));
+        assert_eq!(next.state_of(TargetId(9)), Some(Offline));
+        assert_eq!(next.targets[..4], chain.targets[..]);
     }
 }

@@ -26,8 +26,8 @@ fn head_with_a_removed_chunk() -> Bench {
     let (op, _) = apply_op(&bench.ask(StorageRequest::Update(request), b""));
     bench.set(state(4, tags(4)), Some(removed(5)));
     let (call, ..) = call_of(&bench.give(Event::Applied { op, result: Ok(removed(5)) }));
-    let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
-    bench.answer(call, Ok(StorageReply::Updated(gone)));
+    let updated = Updated { version: ChunkVersion(5), ..Updated::nothing() };
+    bench.answer(call, Ok(StorageReply::Updated(updated)));
     bench.set(removed(5), None);
     bench.give(Event::Committed { op, result: Ok(removed(5)) });
     bench
@@ -76,8 +76,8 @@ fn the_head_purges_after_its_successor_and_continues_with_a_higher_version() {
     assert_eq!(node, NodeId(2));
     assert!(matches!(request, StorageRequest::Purge(purge)
         if purge.version == ChunkVersion(5) && purge.number == 1));
-    let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
-    let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(gone))));
+    let updated = Updated { version: ChunkVersion(5), ..Updated::nothing() };
+    let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(updated))));
     assert!(bench.purged(op, 5).is_empty());
     assert!(bench.replica.is_idle());
     let (op, update) = apply_op(&bench.update(1, RequestTag { sequence: 9, ..TAG }));
@@ -133,11 +133,11 @@ fn a_rewritten_chunk_is_not_purged() {
     bench.set(state(6, tags(6)), None);
     bench.now += PURGE_AFTER_MS;
     assert!(bench.tick().is_empty());
-    // Nor if the request arrives late.
+    // A late request does not remove it either.
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
     bench.set(state(6, tags(6)), None);
-    let refused = error_of(&bench.purge(2, 1, 5, 1));
-    assert!(matches!(refused, StorageError::ChunkConflict { .. }));
+    let error = error_of(&bench.purge(2, 1, 5, 1));
+    assert!(matches!(error, StorageError::ChunkConflict { .. }));
 }
 
 #[test]
@@ -157,13 +157,13 @@ fn purges_wait_while_a_replica_is_syncing() {
     let mut bench = head_with_a_removed_chunk();
     bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Syncing)])));
     bench.now += PURGE_AFTER_MS;
-    let asked = |action: &Action| {
+    let is_purge = |action: &Action| {
         matches!(action, Action::Call { request: StorageRequest::Purge(_), .. })
             || matches!(action, Action::Purge { .. })
     };
-    assert!(!bench.tick().iter().any(asked));
+    assert!(!bench.tick().iter().any(is_purge));
     bench.now += PURGE_AFTER_MS;
-    assert!(!bench.tick().iter().any(asked));
+    assert!(!bench.tick().iter().any(is_purge));
 }
 
 #[test]
@@ -173,8 +173,8 @@ fn a_replica_between_two_others_purges_after_its_successor() {
     let (call, node, request) = call_of(&bench.purge(2, 1, 5, 7));
     assert_eq!(node, NodeId(3));
     assert!(request.class() > 1, "{request:?} needs a higher class than its own request");
-    let gone = Updated { version: ChunkVersion(5), ..Updated::nothing() };
-    let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(gone))));
+    let updated = Updated { version: ChunkVersion(5), ..Updated::nothing() };
+    let op = purge_op(&bench.answer(call, Ok(StorageReply::Updated(updated))));
     match &bench.purged(op, 5)[..] {
         [Action::Reply { result: Ok(StorageReply::Updated(done)), .. }] => {
             assert_eq!(done.version, ChunkVersion(5));

@@ -12,15 +12,18 @@ fn a_silent_successor_gets_retries_until_the_chain_excludes_it() {
     bench.now = 101;
     let (second, node, _) = call_of(&bench.give(Event::Tick));
     assert_eq!(node, NodeId(2));
-    assert!(bench.answer(first, Ok(done(1))).is_empty(), "given up, however late it comes");
+    assert!(
+        bench.answer(first, Ok(updated_reply(1))).is_empty(),
+        "given up, however late it comes"
+    );
     let routing = Event::Routing(chain(4, &[(1, Serving), (3, Serving), (2, Offline)]));
     let (third, node, _) = call_of(&bench.give(routing));
     assert_eq!(node, NodeId(3));
     assert!(
-        bench.answer(second, Ok(done(1))).is_empty(),
+        bench.answer(second, Ok(updated_reply(1))).is_empty(),
         "an answer for a former chain is ignored"
     );
-    assert!(matches!(bench.answer(third, Ok(done(1)))[..], [Action::Commit { .. }]));
+    assert!(matches!(bench.answer(third, Ok(updated_reply(1)))[..], [Action::Commit { .. }]));
 }
 
 #[test]
@@ -94,7 +97,7 @@ fn a_damaged_chunk_is_fetched_from_a_replica_that_has_the_same_version() {
 
 #[test]
 fn a_restarted_replica_waits_for_the_manager_and_rolls_pending_updates_forward() {
-    let mut bench = Bench::started(1);
+    let mut bench = Bench::new(1);
     bench.set(state(6, tags(6)), Some(state(7, tags(7))));
     bench.give(Event::Lease { valid_until: Millis(10_000) });
     assert!(bench.give(Event::Routing(chain(3, &[(1, Serving)]))).is_empty());
@@ -137,8 +140,8 @@ fn a_store_that_fails_during_an_aborted_update_goes_offline() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
     let (op, _) = apply_op(&bench.forward(2, 1, 1));
     bench.give(Event::Routing(chain(4, &[(1, LastSrv), (2, LastSrv)])));
-    let failed = StoreError::Io { operation: "flush".to_owned(), reason: "broken".to_owned() };
-    bench.give(Event::Applied { op, result: Err(failed) });
+    let error = StoreError::Io { operation: "flush".to_owned(), reason: "broken".to_owned() };
+    bench.give(Event::Applied { op, result: Err(error) });
     assert!(bench.replica.has_failed());
 }
 
@@ -155,8 +158,8 @@ fn a_leaving_replica_serves_no_requests_whatever_routing_it_receives() {
         bench.give(Event::Lease { valid_until: Millis(20_000) });
         assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::Offline);
         assert!(!bench.replica.serves(Millis(bench.now)), "{states:?}");
-        let refused = bench.update(1, TAG);
-        assert!(matches!(refused[..], [Action::Reply { result: Err(_), .. }]), "{refused:?}");
+        let actions = bench.update(1, TAG);
+        assert!(matches!(actions[..], [Action::Reply { result: Err(_), .. }]), "{actions:?}");
     }
 }
 
@@ -166,15 +169,15 @@ fn a_forward_from_another_sender_or_chain_version_is_refused() {
     let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving), (3, Serving)]);
     for from in [2, 3, 9] {
         let (from, target) = (TargetId(from), TargetId(2));
-        let refused = error_of(&bench.forward(2, from.0, 1));
-        assert_eq!(refused, StorageError::NotPredecessor { from, target });
+        let error = error_of(&bench.forward(2, from.0, 1));
+        assert_eq!(error, StorageError::NotPredecessor { from, target });
     }
     for version in [2, 4] {
         let to = Address { chain_version: ChainVersion(version), ..bench.to(2) };
         let request = StorageRequest::Forward(forward_request(to, 1, 1));
-        let refused = bench.ask(request, b"data");
-        let Some(Action::Reply { result: Err(error), .. }) = refused.last() else {
-            panic!("{refused:?}")
+        let actions = bench.ask(request, b"data");
+        let Some(Action::Reply { result: Err(error), .. }) = actions.last() else {
+            panic!("{actions:?}")
         };
         assert!(matches!(error, StorageError::ChainVersionMismatch { .. }), "{error}");
     }

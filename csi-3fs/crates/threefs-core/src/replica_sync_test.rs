@@ -12,7 +12,7 @@ fn a_former_head_that_is_syncing_does_not_complete_its_pending_updates() {
     let replies = bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
     let state = Syncing;
     assert_eq!(error_of(&replies), StorageError::NotServing { target: TargetId(1), state });
-    assert!(bench.answer(call, Ok(done(1))).is_empty(), "the stale answer is ignored");
+    assert!(bench.answer(call, Ok(updated_reply(1))).is_empty(), "the stale answer is ignored");
     assert!(bench.replica.is_idle());
 }
 
@@ -50,7 +50,7 @@ fn replace(bench: &Bench, session: SyncSession, sequence: u64, version: u64) -> 
 
 #[test]
 fn a_syncing_target_accepts_any_version_of_its_session_but_no_late_update() {
-    let mut bench = Bench::started(1);
+    let mut bench = Bench::new(1);
     bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
     bench.set(state(9, tags(9)), None);
     let start =
@@ -78,7 +78,7 @@ fn a_syncing_target_accepts_any_version_of_its_session_but_no_late_update() {
 /// chain, held the slots for whole chunks that they waited for.
 #[test]
 fn full_chunk_requests_stop_once_the_target_serves() {
-    let mut bench = Bench::started(1);
+    let mut bench = Bench::new(1);
     bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing), (3, Waiting)])));
     let to = bench.to(1);
     let start = StorageRequest::SyncStart(SyncStart { to, from: TargetId(2), round: 1 });
@@ -101,7 +101,7 @@ fn full_chunk_requests_stop_once_the_target_serves() {
 /// of an earlier report.
 #[test]
 fn a_target_that_ran_full_during_its_sync_refuses_to_serve() {
-    let mut bench = Bench::started(1);
+    let mut bench = Bench::new(1);
     bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
     let to = bench.to(1);
     let start = StorageRequest::SyncStart(SyncStart { to, from: TargetId(2), round: 1 });
@@ -144,7 +144,7 @@ fn a_replica_that_missed_an_update_demotes_itself_and_reports_it() {
 /// again, the comparison missed it, and the successor served without it.
 #[test]
 fn a_sync_does_not_end_before_updates_in_progress() {
-    let mut bench = Bench::started(1);
+    let mut bench = Bench::new(1);
     bench.set(ChunkState::default(), Some(state(1, tags(1))));
     bench.give(Event::Routing(chain(4, &[(1, LastSrv)])));
     let actions = bench.give(Event::Routing(chain(5, &[(1, Serving), (2, Syncing)])));
@@ -159,25 +159,25 @@ fn a_sync_does_not_end_before_updates_in_progress() {
     let content = (state(1, tags(1)), Bytes::from_static(b"data"));
     let (replace, _, request) = call_of(&bench.give(Event::Content { op, result: Ok(content) }));
     assert!(matches!(request, StorageRequest::Replace(_)));
-    assert!(matches!(bench.answer(replace, Ok(done(1)))[..], [Action::Commit { .. }]));
+    assert!(matches!(bench.answer(replace, Ok(updated_reply(1)))[..], [Action::Commit { .. }]));
     let actions = bench.committed(op, 1);
     let [Action::ReadContent { op: send, which: Which::Committed, .. }] = actions[..] else {
         panic!("{actions:?}");
     };
     let content = (state(1, tags(1)), Bytes::from_static(b"data"));
     let (replace, ..) = call_of(&bench.give(Event::Content { op: send, result: Ok(content) }));
-    let (_, _, request) = call_of(&bench.answer(replace, Ok(done(1))));
+    let (_, _, request) = call_of(&bench.answer(replace, Ok(updated_reply(1))));
     assert!(matches!(request, StorageRequest::SyncDone(_)));
 }
 
 #[test]
 fn a_sync_is_accepted_only_from_the_predecessor_and_ends_only_in_its_session() {
-    let mut bench = Bench::started(1);
+    let mut bench = Bench::new(1);
     bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing), (3, Offline)])));
     let to = bench.to(1);
     let start = |from| StorageRequest::SyncStart(SyncStart { to, from: TargetId(from), round: 1 });
-    let refused = error_of(&bench.ask(start(3), b""));
-    assert!(matches!(refused, StorageError::NotPredecessor { .. }), "{refused}");
+    let error = error_of(&bench.ask(start(3), b""));
+    assert!(matches!(error, StorageError::NotPredecessor { .. }), "{error}");
     let session = match &bench.ask(start(2), b"")[..] {
         [Action::Reply { result: Ok(StorageReply::SyncStarted { session, .. }), .. }] => *session,
         other => panic!("{other:?}"),
@@ -195,8 +195,8 @@ fn a_sync_is_accepted_only_from_the_predecessor_and_ends_only_in_its_session() {
     if let StorageRequest::Replace(request) = &mut request {
         request.from = TargetId(3);
     }
-    let refused = error_of(&bench.ask(request, b"data"));
-    assert!(matches!(refused, StorageError::NotPredecessor { .. }), "{refused}");
+    let error = error_of(&bench.ask(request, b"data"));
+    assert!(matches!(error, StorageError::NotPredecessor { .. }), "{error}");
     bench.ask(StorageRequest::SyncDone(SyncDone { to, session }), b"");
     assert_eq!(bench.replica.report(Millis(1)).state, LocalState::UpToDate);
 }

@@ -131,14 +131,14 @@ fn forward_request(to: Address, from: u64, version: u64) -> ForwardRequest {
 impl Bench {
     /// Target `me` of a chain that it has served since before the test.
     fn serving(me: u64, version: u32, states: &[(u64, PublicState)]) -> Self {
-        let mut bench = Self::started(me);
+        let mut bench = Self::new(me);
         bench.give(Event::Routing(chain(1, &[(me, LastSrv)])));
         bench.give(Event::Routing(chain(version, states)));
         bench.give(Event::Lease { valid_until: Millis(10_000) });
         bench
     }
 
-    fn started(me: u64) -> Self {
+    fn new(me: u64) -> Self {
         let mut config = Config::new(TargetId(me), CHAIN, Incarnation(77));
         config.call_timeout_ms = 100;
         let replica = Replica::new(config);
@@ -202,7 +202,7 @@ impl Bench {
     }
 }
 
-fn done(version: u64) -> StorageReply {
+fn updated_reply(version: u64) -> StorageReply {
     StorageReply::Updated(Updated {
         version: ChunkVersion(version),
         length: 4,
@@ -241,12 +241,12 @@ fn the_head_applies_forwards_commits_and_replies_in_this_order() {
     assert_eq!(node, NodeId(2));
     assert!(matches!(request, StorageRequest::Forward(forward)
         if forward.version == ChunkVersion(1) && forward.tag == TAG));
-    match &bench.answer(call, Ok(done(1)))[..] {
+    match &bench.answer(call, Ok(updated_reply(1)))[..] {
         [Action::Commit { version: ChunkVersion(1), chain_version: ChainVersion(3), .. }] => {}
         other => panic!("{other:?}"),
     }
     match &bench.committed(op, 1)[..] {
-        [Action::Reply { token: Token(1), result }] => assert_eq!(*result, Ok(done(1))),
+        [Action::Reply { token: Token(1), result }] => assert_eq!(*result, Ok(updated_reply(1))),
         other => panic!("{other:?}"),
     }
     assert!(bench.replica.is_idle());
@@ -264,7 +264,7 @@ fn a_retry_gets_the_first_reply_and_an_older_request_none() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
     bench.set(state(6, tags(6)), None);
     match &bench.update(1, TAG)[..] {
-        [Action::Reply { result, .. }] => assert_eq!(*result, Ok(done(6))),
+        [Action::Reply { result, .. }] => assert_eq!(*result, Ok(updated_reply(6))),
         other => panic!("{other:?}"),
     }
     let older = RequestTag { sequence: 3, ..TAG };
@@ -317,11 +317,11 @@ fn an_expired_update_is_not_started_even_if_it_expired_in_the_queue() {
     assert!(bench.update(1, waits).is_empty());
     bench.now += 5;
     bench.applied(op, 7);
-    let ended = bench.committed(op, 7);
+    let actions = bench.committed(op, 7);
     let expired = StorageError::Expired { target: TargetId(1) };
-    let refused = |action: &Action| matches!(action, Action::Reply { result: Err(error), .. } if *error == expired);
-    assert!(ended.iter().any(refused), "{ended:?}");
-    assert!(!ended.iter().any(|action| matches!(action, Action::Apply { .. })), "{ended:?}");
+    let is_expired = |action: &Action| matches!(action, Action::Reply { result: Err(error), .. } if *error == expired);
+    assert!(actions.iter().any(is_expired), "{actions:?}");
+    assert!(!actions.iter().any(|action| matches!(action, Action::Apply { .. })), "{actions:?}");
     // An update completed in time is still answered later.
     bench.set(state(7, tags(7).with(waits, ChunkVersion(7))), None);
     assert!(matches!(bench.update(1, waits)[..], [Action::Reply { result: Ok(_), .. }]));
@@ -341,11 +341,11 @@ fn a_pending_update_or_a_missing_lease_refuses_reads() {
         StorageError::ChunkNotCommit { chunk: CHUNK }
     );
     bench.now = 10_000;
-    let refused = bench.ask(request, b"");
+    let actions = bench.ask(request, b"");
     assert!(
-        refused.iter().any(|action| matches!(action, Action::Reply { result: Err(error), .. }
+        actions.iter().any(|action| matches!(action, Action::Reply { result: Err(error), .. }
             if *error == StorageError::NoLease { target: TargetId(2) })),
-        "{refused:?}"
+        "{actions:?}"
     );
 }
 
@@ -359,8 +359,8 @@ fn a_forward_has_the_priority_of_the_requests_that_wait_for_it() {
             _ => None,
         })
     };
-    let started = bench.forward(2, 1, 4);
-    let Some(Action::Apply { op, .. }) = started.first() else { panic!("{started:?}") };
+    let actions = bench.forward(2, 1, 4);
+    let Some(Action::Apply { op, .. }) = actions.first() else { panic!("{actions:?}") };
     assert_eq!(hop_of(&bench.applied(*op, 4)), Some(2));
     // A copy of the same forward that was sent at a higher hop now waits for it as well.
     let request = ForwardRequest { hop: 4, ..forward_request(bench.to(2), 1, 4) };
@@ -380,7 +380,7 @@ fn a_query_scans_a_bounded_number_of_removed_chunks() {
         let committed = ChunkState { removed: index < REMOVED, ..state(2, tags(2)) };
         bench.metas.0.insert(chunk, ChunkMeta { chunk, committed, pending: None });
     }
-    let (mut after, mut listed, mut answers) = (None, Vec::new(), 0);
+    let (mut after, mut existing, mut answers) = (None, Vec::new(), 0);
     loop {
         answers += 1;
         let (to, inode) = (bench.to(1), CHUNK.inode);
@@ -393,13 +393,13 @@ fn a_query_scans_a_bounded_number_of_removed_chunks() {
         };
         assert!(chunks.len() <= 5, "{chunks:?}");
         let newest = chunks.last().map(|it| it.index);
-        listed.extend(chunks.into_iter().filter(|it| it.length > 0).map(|it| it.index));
+        existing.extend(chunks.into_iter().filter(|it| it.length > 0).map(|it| it.index));
         if last {
             break;
         }
         assert!(newest > after, "it continues");
         after = newest;
     }
-    assert_eq!(listed, (REMOVED..=REMOVED + 5).collect::<Vec<_>>());
+    assert_eq!(existing, (REMOVED..=REMOVED + 5).collect::<Vec<_>>());
     assert!(answers >= 3, "{answers} answers for {REMOVED} removed chunks");
 }

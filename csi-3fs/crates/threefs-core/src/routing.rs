@@ -158,7 +158,7 @@ impl fmt::Display for Move {
 
 impl Move {
     /// Whether all targets but the source serve, so that it is no longer needed.
-    pub(crate) fn replaced(&self, chain: &Chain) -> bool {
+    pub(crate) fn source_is_replaced(&self, chain: &Chain) -> bool {
         chain.place(self.destination).is_some()
             && chain
                 .targets
@@ -169,7 +169,7 @@ impl Move {
     /// Whether `target` is to stop serving.
     #[must_use]
     pub fn retires(&self, chain: &Chain, target: TargetId) -> bool {
-        target == self.source && self.replaced(chain)
+        target == self.source && self.source_is_replaced(chain)
     }
 }
 

@@ -32,35 +32,37 @@ pub struct FileTerms {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TermsError {
     /// Another chunk size.
-    #[error("{chunk} with a chunk size of {named}: the chunk size of its file is {chunk_bytes}")]
+    #[error(
+        "{chunk} with a chunk size of {in_update}: the chunk size of its file is {chunk_bytes}"
+    )]
     ChunkBytes {
         /// The chunk.
         chunk: ChunkId,
         /// As in the update.
-        named: u32,
+        in_update: u32,
         /// As in the layout.
         chunk_bytes: u32,
     },
     /// Another chain.
-    #[error("{chunk} on {named}: the layout of its file places it on {chain}")]
+    #[error("{chunk} on {in_update}: the layout of its file places it on {chain}")]
     Chain {
         /// The chunk.
         chunk: ChunkId,
         /// As in the update.
-        named: ChainId,
+        in_update: ChainId,
         /// As in the layout.
         chain: ChainId,
     },
     /// Beyond the reservation at the time of the signature.
     #[error(
-        "an update of {chunk} ends at byte {named} of its file, but the capability permits bytes below \
-         {end}; reserve the range and get a new one"
+        "an update of {chunk} ends at byte {in_update} of its file, but the capability permits bytes \
+         below {end}; reserve the range and get a new one"
     )]
     BeyondEnd {
         /// The chunk.
         chunk: ChunkId,
         /// The end of the update.
-        named: u64,
+        in_update: u64,
         /// The permitted end.
         end: u64,
     },
@@ -104,21 +106,21 @@ impl FileTerms {
         routing: &RoutingInfo,
         now_unix_s: u64,
     ) -> Result<(), TermsError> {
-        let UpdateRequest { chunk, to, chunk_bytes: named, .. } = *update;
+        let UpdateRequest { chunk, to, chunk_bytes: in_update, .. } = *update;
         let (chunk_bytes, end) = (self.layout.chunk_bytes, self.end);
         let until_unix_s = self.until_unix_s;
-        if named != chunk_bytes {
-            return Err(TermsError::ChunkBytes { chunk, named, chunk_bytes });
+        if in_update != chunk_bytes {
+            return Err(TermsError::ChunkBytes { chunk, in_update, chunk_bytes });
         }
         let chains = self.layout.resolve(routing)?;
         // A layout has at least one chain.
         let place = chunk.index as usize % chains.len().max(1);
         let chain = chains.get(place).copied().unwrap_or_default();
         if to.chain != chain {
-            return Err(TermsError::Chain { chunk, named: to.chain, chain });
+            return Err(TermsError::Chain { chunk, in_update: to.chain, chain });
         }
         match end_of(update, payload_bytes) {
-            named if named > end => Err(TermsError::BeyondEnd { chunk, named, end }),
+            in_update if in_update > end => Err(TermsError::BeyondEnd { chunk, in_update, end }),
             _ if now_unix_s >= until_unix_s => {
                 Err(TermsError::WriteExpired { chunk, until_unix_s })
             }
@@ -255,7 +257,7 @@ mod tests {
         );
         let error = terms.check(&write, 41, &routing, 8).unwrap_err();
         assert!(
-            matches!(error, TermsError::BeyondEnd { named, .. } if named == start + 101),
+            matches!(error, TermsError::BeyondEnd { in_update, .. } if in_update == start + 101),
             "{error}"
         );
         let nothing = FileTerms { layout: layout(), end: 0, until_unix_s: 9 };

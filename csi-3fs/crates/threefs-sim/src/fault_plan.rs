@@ -12,11 +12,11 @@ pub const FAULTS_END_US: u64 = 700_000;
 /// Start or end of a fault.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// The process dies, the machine does not; it restarts after this time.
+    /// The process crashes, and is restarted after this time; the node keeps running.
     Crash { node: usize, back_after_us: u64 },
     /// The process is asked to shut down: it leaves its chain first.
     Leave { node: usize, back_after_us: u64 },
-    /// End of the time to leave.
+    /// End of the grace period of a shutdown.
     Left { node: usize, back_after_us: u64 },
     /// The node loses its disk; an empty one replaces it.
     LoseDisk { node: usize, back_after_us: u64 },
@@ -28,9 +28,9 @@ pub enum Fault {
     RestoreLog { node: usize, chain: usize, store: StoreId },
     /// A node's clock jumps ahead, as after a suspend.
     Jump { node: usize, by_ms: u64 },
-    /// All machines lose power at once.
+    /// All nodes lose power at once.
     PowerLoss { back_after_us: u64 },
-    /// The dead process restarts.
+    /// The crashed process restarts.
     Restart { node: usize },
     /// The process is stopped, as by SIGSTOP.
     Pause { node: usize, for_us: u64 },
@@ -142,8 +142,8 @@ pub fn more(seed: u64, mutation: Mutation, nodes: usize, chains: usize) -> Vec<(
     let crashing = matches!(mutation, Mutation::SkipFlushAtOpen | Mutation::KeepCache);
     some(crashing, 0.1, 3, |node, time| Fault::Crash { node, back_after_us: time / 10 });
     let failing = matches!(mutation, Mutation::KeepClosed | Mutation::KeepCache);
-    let damaged = matches!(mutation, Mutation::KeepDamaged | Mutation::SetAsideLast);
-    for (forced, chance) in [(failing, 0.2), (damaged, 0.15)] {
+    let damages = matches!(mutation, Mutation::KeepDamaged | Mutation::SetAsideLast);
+    for (forced, chance) in [(failing, 0.2), (damages, 0.15)] {
         let times = if rng.random_bool(chance) || forced { rng.random_range(1..=3) } else { 0 };
         for _ in 0..times {
             let at = rng.random_range(10_000..FAULTS_END_US - 50_000);

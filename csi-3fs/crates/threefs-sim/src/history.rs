@@ -24,12 +24,12 @@ pub struct Intent {
 }
 
 #[derive(Clone, Debug)]
-struct Done {
+struct CompletedRequest {
     invoked: u64,
     completed: u64,
     version: ChunkVersion,
-    /// It made the version, which must be later than all earlier results.
-    made: bool,
+    /// The request is an update: its version must be later than all earlier results.
+    is_write: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ struct CommittedVersion {
 #[derive(Debug, Default)]
 pub struct History {
     intents: BTreeMap<RequestTag, Intent>,
-    done: BTreeMap<ChunkId, Vec<Done>>,
+    completed_requests: BTreeMap<ChunkId, Vec<CompletedRequest>>,
     committed_versions: BTreeMap<(ChunkId, ChunkVersion), CommittedVersion>,
     versions: BTreeMap<RequestTag, ChunkVersion>,
     /// Last promotion of a target without all updates of a chunk.
@@ -72,9 +72,9 @@ impl History {
         chunk: ChunkId,
         version: ChunkVersion,
         tag: RequestTag,
-        made: &Version,
+        content_version: &Version,
     ) -> Result<(), String> {
-        let content = &made.bytes;
+        let content = &content_version.bytes;
         if let Some(before) = self.committed_versions.get(&(chunk, version)) {
             if before.tag != tag || before.content != content {
                 return Err(format!(
@@ -90,7 +90,7 @@ impl History {
             return Err(format!("{tag} made versions {before} and {version} of {chunk}"));
         }
         let committed_versions =
-            CommittedVersion { tag, content: content.clone(), fresh: made.fresh };
+            CommittedVersion { tag, content: content.clone(), fresh: content_version.fresh };
         self.committed_versions.insert((chunk, version), committed_versions);
         self.check_content(chunk, version)?;
         self.check_content(chunk, version.next())
@@ -102,9 +102,9 @@ impl History {
         *floor = version.max(*floor);
     }
 
-    /// The version that a reported version stands for.
+    /// The actual version of a chunk with this reported version: 0 stands for the purged version.
     #[must_use]
-    pub fn named(&self, chunk: ChunkId, version: ChunkVersion) -> ChunkVersion {
+    pub fn resolve_version(&self, chunk: ChunkId, version: ChunkVersion) -> ChunkVersion {
         match version {
             ChunkVersion(0) => self.purged.get(&chunk).copied().unwrap_or_default(),
             version => version,
@@ -156,7 +156,7 @@ impl History {
         if self.is_before_promotion(chunk, invoked) {
             return Ok(());
         }
-        let version = self.named(chunk, version);
+        let version = self.resolve_version(chunk, version);
         let removed_nothing =
             intent.change == ContentChange::Remove && self.versions.get(&tag) != Some(&version);
         if !removed_nothing {
@@ -178,11 +178,11 @@ impl History {
         }
         self.answers += 1;
         let is_write = !removed_nothing;
-        self.done.entry(chunk).or_default().push(Done {
+        self.completed_requests.entry(chunk).or_default().push(CompletedRequest {
             invoked,
             completed,
             version,
-            made: is_write,
+            is_write,
         });
         Ok(())
     }
@@ -202,7 +202,7 @@ impl History {
         if self.is_before_promotion(chunk, invoked) {
             return Ok(());
         }
-        let version = self.named(chunk, version);
+        let version = self.resolve_version(chunk, version);
         if let Some(committed_versions) = self.committed_versions.get(&(chunk, version))
             && committed_versions.content != content
         {
@@ -212,7 +212,12 @@ impl History {
             ));
         }
         self.answers += 1;
-        self.done.entry(chunk).or_default().push(Done { invoked, completed, version, made: false });
+        self.completed_requests.entry(chunk).or_default().push(CompletedRequest {
+            invoked,
+            completed,
+            version,
+            is_write: false,
+        });
         Ok(())
     }
 
@@ -235,13 +240,16 @@ impl History {
             self.versions.retain(|tag, version| {
                 self.intents.get(tag).is_none_or(|it| it.chunk != chunk) || *version <= newest
             });
-            if let Some(applied) = copy.state.tags.newest() {
-                let committed_versions =
-                    CommittedVersion { tag: applied.tag, content: copy.bytes, fresh: copy.fresh };
+            if let Some(newest_tag) = copy.state.tags.newest() {
+                let committed_versions = CommittedVersion {
+                    tag: newest_tag.tag,
+                    content: copy.bytes,
+                    fresh: copy.fresh,
+                };
                 self.committed_versions.insert((chunk, newest), committed_versions);
-                self.versions.insert(applied.tag, newest);
+                self.versions.insert(newest_tag.tag, newest);
             }
-            self.done.remove(&chunk);
+            self.completed_requests.remove(&chunk);
             self.purged.remove(&chunk);
             self.promoted_at.insert(chunk, now);
         }
@@ -257,25 +265,26 @@ impl History {
     /// # Errors
     /// A request that started after another had ended precedes it.
     pub fn check_order(&self) -> Result<(), String> {
-        for (chunk, requests) in &self.done {
-            let mut by_start: Vec<&Done> = requests.iter().collect();
+        for (chunk, requests) in &self.completed_requests {
+            let mut by_start: Vec<&CompletedRequest> = requests.iter().collect();
             by_start.sort_by_key(|request| request.invoked);
-            let mut by_end: Vec<&Done> = requests.iter().collect();
+            let mut by_end: Vec<&CompletedRequest> = requests.iter().collect();
             by_end.sort_by_key(|request| request.completed);
-            let mut ended = by_end.into_iter().peekable();
+            let mut completions = by_end.into_iter().peekable();
             let mut newest = ChunkVersion(0);
             for request in by_start {
-                while let Some(before) = ended.next_if(|before| before.completed < request.invoked)
+                while let Some(before) =
+                    completions.next_if(|before| before.completed < request.invoked)
                 {
                     newest = newest.max(before.version);
                 }
                 let too_old = request.version < newest
-                    || (request.made && request.version == newest && newest.0 > 0);
+                    || (request.is_write && request.version == newest && newest.0 > 0);
                 if too_old {
                     return Err(format!(
                         "{chunk}: {} of version {} started at {} us, after version {newest} was \
                          known to a client",
-                        if request.made { "an update" } else { "a read" },
+                        if request.is_write { "an update" } else { "a read" },
                         request.version,
                         request.invoked
                     ));
@@ -288,12 +297,17 @@ impl History {
     /// The newest version of a chunk that any client knows.
     #[must_use]
     pub fn newest_known(&self, chunk: ChunkId) -> ChunkVersion {
-        let versions = self.done.get(&chunk).into_iter().flatten().map(|request| request.version);
+        let versions = self
+            .completed_requests
+            .get(&chunk)
+            .into_iter()
+            .flatten()
+            .map(|request| request.version);
         versions.max().unwrap_or_default()
     }
 
     /// Chunks used by clients.
     pub fn chunks(&self) -> impl Iterator<Item = ChunkId> {
-        self.done.keys().copied()
+        self.completed_requests.keys().copied()
     }
 }

@@ -121,8 +121,8 @@ impl Manager {
         let Some(this) = routing.moves.values().find(leaves).copied() else { return };
         self.model.write(|routing| {
             let Some(chain) = routing.chains.get_mut(&this.chain) else { return };
-            let leaving = chain.targets.iter_mut();
-            leaving.filter(|it| it.target == this.source).for_each(|it| it.state = Offline);
+            let targets = chain.targets.iter_mut();
+            targets.filter(|it| it.target == this.source).for_each(|it| it.state = Offline);
             chain.targets.sort_by_key(|place| place.state);
             chain.version = chain.version.next();
         });

@@ -127,7 +127,7 @@ pub struct Simulation {
     pub(crate) removal: Removal,
     damaged: Vec<u32>,
     /// A disk or a store is permanently lost: at most one per schedule.
-    lost: bool,
+    data_is_lost: bool,
     new_stores: u64,
     promotions: u64,
     /// The chain version of the last promotion in each chain.
@@ -199,7 +199,7 @@ impl Simulation {
             moves,
             fencing,
             damaged: Vec::new(),
-            lost: false,
+            data_is_lost: false,
             new_stores: 0,
             promotions: 0,
             promoted: BTreeMap::new(),
@@ -241,20 +241,20 @@ impl Simulation {
         for node in 0..self.nodes.len() {
             self.start_node(node)?;
         }
-        while let Some(Reverse(due)) = self.queue.pop() {
-            self.now = due.at;
+        while let Some(Reverse(next)) = self.queue.pop() {
+            self.now = next.at;
             self.events += 1;
             if self.now > CONVERGED_BY_US {
                 return Err(self.violation(self.convergence_report()));
             }
-            if matches!(due.event, SimEvent::CheckConverged) {
+            if matches!(next.event, SimEvent::CheckConverged) {
                 if self.check_converged()? {
                     return Ok(self.outcome());
                 }
                 self.push(CONVERGENCE_CHECK_US, SimEvent::CheckConverged);
                 continue;
             }
-            self.dispatch(due.event)?;
+            self.dispatch(next.event)?;
         }
         Err(self.violation("no events are left".to_owned()))
     }

@@ -58,7 +58,7 @@ impl Topology {
         let chains = if several { rng.random_range(2..=3) } else { 1 };
         let bounded = rng.random_bool(0.5) || mutation.needs_budgets();
         let (calls_max, part) = (rng.random_range(1..=3), [1, 2, 6][rng.random_range(0..3)]);
-        // More updates than forwards, or as many.
+        // At least as many updates as forwards.
         let updates_max = calls_max * [1, 3][rng.random_range(0..2)];
         let budgets = bounded.then(|| {
             // The product's memory shares; payloads have a few bytes here.

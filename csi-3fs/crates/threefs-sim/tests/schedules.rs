@@ -88,12 +88,14 @@ fn a_seed_is_deterministic() {
 /// `THREEFS_SIM_MUTATION` selects one mutation.
 #[test]
 fn each_seeded_bug_is_detected() {
-    let chosen = std::env::var("THREEFS_SIM_MUTATION").ok();
-    let is_chosen = |it: &Mutation| chosen.as_ref().is_none_or(|name| *name == format!("{it:?}"));
+    let only = std::env::var("THREEFS_SIM_MUTATION").ok();
+    let is_chosen = |it: &Mutation| only.as_ref().is_none_or(|name| *name == format!("{it:?}"));
     let mut survivors = Vec::new();
     for mutation in Mutation::ALL.into_iter().filter(is_chosen) {
         match (0..mutation.schedules()).find_map(|seed| run(seed, mutation).err()) {
-            Some(found) => println!("{mutation:?}: seed {}: {}", found.seed, found.what),
+            Some(violation) => {
+                println!("{mutation:?}: seed {}: {}", violation.seed, violation.what)
+            }
             None => survivors.push(mutation),
         }
     }

@@ -13,9 +13,10 @@ fn every_guarantee_has_tests() {
     for (number, promise) in (1..).zip(promises) {
         assert!(promise.starts_with(&format!("{number}. ")), "S{number} is out of order");
         let tests = promise.split_once("\nTests: ").map_or("", |(_, tests)| tests);
-        let named: Vec<&str> = tests.split('`').filter(|part| part.contains(".rs: ")).collect();
-        assert!(!named.is_empty(), "S{number} names no test");
-        for name in named {
+        let tests_of_promise: Vec<&str> =
+            tests.split('`').filter(|part| part.contains(".rs: ")).collect();
+        assert!(!tests_of_promise.is_empty(), "S{number} names no test");
+        for name in tests_of_promise {
             let (file, test) = name.split_once(": ").unwrap();
             let source = std::fs::read_to_string(root.join("csi-3fs/crates").join(file))
                 .unwrap_or_else(|error| panic!("S{number}: {file}: {error}"));

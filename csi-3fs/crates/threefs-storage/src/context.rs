@@ -40,7 +40,7 @@ impl NodeContext {
     }
 }
 
-/// Clock of this process, in the core's unit. It continues while the machine is suspended, because
+/// Clock of this process, in the core's unit. It continues while the node is suspended, because
 /// the serving lease must expire then.
 pub(crate) struct Clock(BootInstant);
 

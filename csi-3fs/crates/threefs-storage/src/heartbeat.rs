@@ -52,7 +52,7 @@ pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -
     }
 }
 
-/// Passes every routing change to the node, for ever.
+/// Passes every routing change to the node. Never returns.
 pub(crate) async fn follow(node: Arc<Node>, mgmtd: MgmtdClient) {
     let follower = mgmtd.follow();
     let mut routing = follower.receiver();

@@ -36,7 +36,7 @@ pub(crate) struct Node {
     targets: RwLock<BTreeMap<TargetId, TargetSlot>>,
     lease: Mutex<ServingLease>,
     /// Retired targets whose folders are removed or being removed.
-    removed: Mutex<BTreeSet<TargetId>>,
+    removed_targets: Mutex<BTreeSet<TargetId>>,
     /// Set once this node shuts down: every target leaves its chain.
     draining: AtomicBool,
     /// Notified when mgmtd has accepted a heartbeat that reports this.
@@ -82,7 +82,7 @@ impl Node {
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),
-            removed: Mutex::default(),
+            removed_targets: Mutex::default(),
             draining: AtomicBool::new(false),
             drained: Notify::new(),
             data: Mutex::new(data),
@@ -222,9 +222,10 @@ impl Node {
     /// Removes targets that mgmtd has retired, and their data. A target that is merely missing from
     /// the routing is not removed.
     fn remove_retired(&self, routing: &RoutingInfo) {
-        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut removed_targets =
+            self.removed_targets.lock().unwrap_or_else(PoisonError::into_inner);
         for &target in &routing.retired {
-            if !removed.insert(target) {
+            if !removed_targets.insert(target) {
                 continue;
             }
             self.targets.write().unwrap_or_else(PoisonError::into_inner).remove(&target);

@@ -36,17 +36,17 @@ pub(crate) struct Port {
 
 impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
-        let (request, shown): (StorageRequest, Presented) = decode_request(&call)?;
-        let (capability, now) = (shown.capability()?, unix_now_s());
+        let (request, presented): (StorageRequest, Presented) = decode_request(&call)?;
+        let (capability, now) = (presented.capability()?, unix_now_s());
         let routing = || self.node.context.routing();
         let (grant, payload_bytes) = (&call.grant, call.payload.len());
         permit(grant, &request, payload_bytes, capability, &self.keys, now, routing)?;
         if request.class() != call.class {
-            let (sent, class) = (call.class, request.class());
+            let (call_class, class) = (call.class, request.class());
             // A caller of protocol version 1 sends no class, and only updates and reads.
-            if sent != 0 {
+            if call_class != 0 {
                 return Err(Fault::bad_request(format!(
-                    "class {sent} for a request of class {class}"
+                    "class {call_class} for a request of class {class}"
                 )));
             }
         }

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[derive(Default)]
 struct Hanging {
     shut: Mutex<bool>,
-    opened: Condvar,
+    reopened: Condvar,
     /// Reservations wait until the test grants them.
     full: Mutex<bool>,
     waiting: Mutex<Vec<ReserveCallback>>,
@@ -33,12 +33,12 @@ struct Hanging {
 impl Hanging {
     fn set(&self, shut: bool) {
         *self.shut.lock().unwrap() = shut;
-        self.opened.notify_all();
+        self.reopened.notify_all();
     }
 
     fn pass(&self) {
         let shut = self.shut.lock().unwrap();
-        drop(self.opened.wait_while(shut, |shut| *shut).unwrap());
+        drop(self.reopened.wait_while(shut, |shut| *shut).unwrap());
     }
 }
 
@@ -92,7 +92,7 @@ impl ChunkStore for Hanging {
         None
     }
     fn apply(&self, update: &StoreUpdate, _: &[u8]) -> Result<ChunkState, StoreError> {
-        Ok(made(update.version))
+        Ok(chunk_state(update.version))
     }
     fn commit(
         &self,
@@ -100,7 +100,7 @@ impl ChunkStore for Hanging {
         version: ChunkVersion,
         _: ChainVersion,
     ) -> Result<ChunkState, StoreError> {
-        Ok(made(version))
+        Ok(chunk_state(version))
     }
     fn forget(&self, _: ChunkId) -> Result<(), StoreError> {
         Ok(())
@@ -132,7 +132,7 @@ impl ChunkStore for Hanging {
     }
 }
 
-fn made(version: ChunkVersion) -> ChunkState {
+fn chunk_state(version: ChunkVersion) -> ChunkState {
     ChunkState { version, ..ChunkState::default() }
 }
 
@@ -262,8 +262,8 @@ async fn updates_waiting_for_space_block_no_thread() {
     assert_eq!(target.report().report.state, LocalState::UpToDate);
     *store.full.lock().unwrap() = false;
     assert!(write(&target, UPDATES).await.is_ok(), "other updates continue");
-    let rejected = store.waiting.lock().unwrap().pop().unwrap();
-    rejected(Err(StoreError::NoSpace { needed_bytes: 4 }));
+    let callback = store.waiting.lock().unwrap().pop().unwrap();
+    callback(Err(StoreError::NoSpace { needed_bytes: 4 }));
     for ready in std::mem::take(&mut *store.waiting.lock().unwrap()) {
         ready(Ok(Reservation::default()));
     }

@@ -91,11 +91,11 @@ impl Inner {
                 return;
             }
             state.idle += 1;
-            let (woken, waited) =
+            let (woken, timeout) =
                 self.ready.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = woken;
             state.idle -= 1;
-            if waited.timed_out() && state.jobs.is_empty() {
+            if timeout.timed_out() && state.jobs.is_empty() {
                 return;
             }
         }
@@ -123,7 +123,7 @@ mod tests {
         let workers = Workers::new("test");
         let (release, hang) = mpsc::channel::<()>();
         let hang = Arc::new(Mutex::new(hang));
-        let (sender, ended) = mpsc::channel();
+        let (sender, completions) = mpsc::channel();
         for _ in 0..8 {
             let (hang, sender) = (Arc::clone(&hang), sender.clone());
             workers.run(move || {
@@ -133,17 +133,17 @@ mod tests {
         }
         let last = sender.clone();
         workers.run(move || last.send("ran").unwrap());
-        assert_eq!(ended.recv_timeout(LONG), Ok("ran"));
+        assert_eq!(completions.recv_timeout(LONG), Ok("ran"));
         drop(release);
         for _ in 0..8 {
-            assert_eq!(ended.recv_timeout(LONG), Ok("hung"));
+            assert_eq!(completions.recv_timeout(LONG), Ok("hung"));
         }
     }
 
     #[test]
     fn excess_jobs_wait_and_a_panic_ends_only_its_thread() {
         let workers = Workers::new("test");
-        let (sender, ended) = mpsc::channel();
+        let (sender, numbers_of_jobs) = mpsc::channel();
         for number in 0..THREADS_MAX * 4 {
             let sender = sender.clone();
             workers.run(move || {
@@ -152,7 +152,7 @@ mod tests {
             });
         }
         let mut numbers: Vec<usize> =
-            (0..THREADS_MAX * 4).map(|_| ended.recv_timeout(LONG).unwrap()).collect();
+            (0..THREADS_MAX * 4).map(|_| numbers_of_jobs.recv_timeout(LONG).unwrap()).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..THREADS_MAX * 4).collect::<Vec<_>>());
         assert!(workers.0.lock().threads <= THREADS_MAX);

@@ -302,7 +302,7 @@ pub enum Alert {
         /// The successor.
         successor: TargetId,
         /// Chunks sent.
-        sent: u64,
+        sent_chunks: u64,
     },
 }
 
@@ -337,8 +337,8 @@ impl fmt::Display for Alert {
             Self::SuccessorFull { target, successor } => {
                 write!(f, "{successor} has no space left: updates wait on {target}")
             }
-            Self::SyncEnded { target, successor, sent } => {
-                write!(f, "{target} has synced {successor}, {sent} chunks sent")
+            Self::SyncEnded { target, successor, sent_chunks } => {
+                write!(f, "{target} has synced {successor}, {sent_chunks} chunks sent")
             }
         }
     }

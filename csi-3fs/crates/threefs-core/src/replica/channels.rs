@@ -14,9 +14,9 @@ const CHANNELS_OF_CLIENT_MAX: usize = 4_096;
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     sequence: u64,
-    done: Option<(ChunkId, ChunkVersion)>,
+    result: Option<(ChunkId, ChunkVersion)>,
     /// Last use, as a count of uses.
-    used: u64,
+    last_use: u64,
 }
 
 /// The newest update of each channel.
@@ -48,7 +48,7 @@ impl Channels {
         }
         match self.newest.get(&(tag.client, tag.channel)) {
             Some(newest) if newest.sequence > tag.sequence => TagStatus::Outdated,
-            Some(Newest { sequence, done: Some((done_chunk, version)), .. })
+            Some(Newest { sequence, result: Some((done_chunk, version)), .. })
                 if *sequence == tag.sequence && *done_chunk == chunk =>
             {
                 TagStatus::Done(*version)
@@ -64,11 +64,11 @@ impl Channels {
         newest.filter(|newest| newest.supersedes(client))
     }
 
-    pub(super) fn started(&mut self, tag: RequestTag) {
+    pub(super) fn record_start(&mut self, tag: RequestTag) {
         self.set(tag, None);
     }
 
-    pub(super) fn done(&mut self, tag: RequestTag, chunk: ChunkId, version: ChunkVersion) {
+    pub(super) fn record_result(&mut self, tag: RequestTag, chunk: ChunkId, version: ChunkVersion) {
         self.set(tag, Some((chunk, version)));
     }
 
@@ -76,9 +76,9 @@ impl Channels {
         let key = (tag.client, tag.channel);
         let before = self.newest.get(&key).copied();
         let (sequence, result) = match before {
-            Some(newest) if newest.sequence > tag.sequence => (newest.sequence, newest.done),
+            Some(newest) if newest.sequence > tag.sequence => (newest.sequence, newest.result),
             Some(newest) if newest.sequence == tag.sequence => {
-                (tag.sequence, result.or(newest.done))
+                (tag.sequence, result.or(newest.result))
             }
             _ => (tag.sequence, result),
         };
@@ -86,11 +86,11 @@ impl Channels {
             self.remove(key);
         }
         self.uses += 1;
-        let used = self.uses;
-        self.newest.insert(key, Newest { sequence, done: result, used });
-        self.by_use.insert(used, key);
+        let last_use = self.uses;
+        self.newest.insert(key, Newest { sequence, result, last_use });
+        self.by_use.insert(last_use, key);
         let own = self.of_client.entry(tag.client).or_default();
-        own.insert(used, tag.channel);
+        own.insert(last_use, tag.channel);
         if own.len() > CHANNELS_OF_CLIENT_MAX
             && let Some((_, &channel)) = own.first_key_value()
         {
@@ -104,10 +104,10 @@ impl Channels {
     }
 
     fn remove(&mut self, key: (ClientId, ChannelId)) {
-        let Some(removed) = self.newest.remove(&key) else { return };
-        self.by_use.remove(&removed.used);
+        let Some(evicted) = self.newest.remove(&key) else { return };
+        self.by_use.remove(&evicted.last_use);
         if let Some(own) = self.of_client.get_mut(&key.0) {
-            own.remove(&removed.used);
+            own.remove(&evicted.last_use);
             if own.is_empty() {
                 self.of_client.remove(&key.0);
             }
@@ -133,12 +133,12 @@ mod tests {
     #[test]
     fn a_client_with_many_channels_evicts_its_own_least_recently_used() {
         let mut channels = Channels::default();
-        channels.done(tag(1, 0, 1), CHUNK, ChunkVersion(7));
-        channels.done(tag(2, 0, 1), CHUNK, ChunkVersion(8));
+        channels.record_result(tag(1, 0, 1), CHUNK, ChunkVersion(7));
+        channels.record_result(tag(2, 0, 1), CHUNK, ChunkVersion(8));
         for channel in 1..=CHANNELS_MAX as u32 * 2 {
-            channels.done(tag(2, channel, 1), CHUNK, ChunkVersion(9));
+            channels.record_result(tag(2, channel, 1), CHUNK, ChunkVersion(9));
             // Used repeatedly, so it is kept.
-            channels.started(tag(2, 1, u64::from(channel)));
+            channels.record_start(tag(2, 1, u64::from(channel)));
         }
         assert_eq!(channels.status(tag(1, 0, 1), CHUNK), TagStatus::Done(ChunkVersion(7)));
         assert_eq!(channels.status(tag(2, 0, 1), CHUNK), TagStatus::New, "least recently used");
@@ -152,7 +152,7 @@ mod tests {
         let lives =
             |life| RequestTag { client: ClientId::with_incarnation(5 << 32, life), ..tag(0, 0, 1) };
         let mut channels = Channels::default();
-        channels.done(lives(2), CHUNK, ChunkVersion(7));
+        channels.record_result(lives(2), CHUNK, ChunkVersion(7));
         assert_eq!(channels.status(lives(1), CHUNK), TagStatus::Superseded(lives(2).client));
         assert_eq!(channels.status(lives(2), CHUNK), TagStatus::Done(ChunkVersion(7)));
         assert_eq!(channels.status(lives(3), CHUNK), TagStatus::New);
@@ -163,7 +163,7 @@ mod tests {
     fn the_total_is_bounded_and_the_least_recently_used_is_evicted() {
         let mut channels = Channels::default();
         for client in 0..=CHANNELS_MAX as u128 {
-            channels.done(tag(client, 0, 1), CHUNK, ChunkVersion(7));
+            channels.record_result(tag(client, 0, 1), CHUNK, ChunkVersion(7));
         }
         assert_eq!(channels.newest.len(), CHANNELS_MAX);
         assert_eq!(channels.of_client.len(), CHANNELS_MAX);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::queue::{Op, Started, Step, Work};
+use super::queue::{Op, OpKind, StartResult, Step};
 use super::update::answer;
 use super::{Action, Alert, CallId, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
 use crate::checksum::Checksum;
@@ -23,7 +23,7 @@ impl Replica {
         chunk: ChunkId,
         waiters: VecDeque<Token>,
         hop: u8,
-    ) -> Started {
+    ) -> StartResult {
         let meta = ctx.meta(chunk);
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
             return answer(ctx, waiters, Err(self.not_serving()));
@@ -35,7 +35,7 @@ impl Replica {
         }
         let op = self.add_op(Op {
             chunk,
-            work: Work::Resolve,
+            kind: OpKind::Resolve,
             step: Step::BackingOff,
             version: pending.version,
             tag: pending.tags.newest().map(|newest| newest.tag),
@@ -47,7 +47,7 @@ impl Replica {
             aborted: false,
         });
         self.proceed(ctx, op);
-        Started::Op(op)
+        StartResult::Op(op)
     }
 
     /// Called after a new chain version: calls to the former successor are repeated to the current one.
@@ -81,16 +81,16 @@ impl Replica {
             return;
         }
         let Some(state) = self.ops.get(&op) else { return };
-        match state.work {
-            Work::Send => return self.proceed_send(ctx, op),
-            Work::Repair => return self.proceed_repair(ctx, op),
+        match state.kind {
+            OpKind::Send => return self.proceed_send(ctx, op),
+            OpKind::Repair => return self.proceed_repair(ctx, op),
             // Retried later, so that it does not block the chunk's queue.
-            Work::Purge { .. } => return self.finish(ctx, op, Err(self.busy())),
+            OpKind::Purge { .. } => return self.finish(ctx, op, Err(self.busy())),
             _ => {}
         }
         let may = match role {
             Role::Serving => true,
-            Role::Syncing => matches!(state.work, Work::Receive { .. }),
+            Role::Syncing => matches!(state.kind, OpKind::Receive { .. }),
             Role::Idle(_) => false,
         };
         if !may {
@@ -116,11 +116,11 @@ impl Replica {
     /// content if the payload was dropped.
     fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
-        let (change, payload, payload_checksum) = match &state.work {
-            Work::Update { request, payload, .. } => {
+        let (change, payload, payload_checksum) = match &state.kind {
+            OpKind::Update { request, payload, .. } => {
                 (request.change, payload.clone(), request.payload_checksum)
             }
-            Work::Forward { request, payload } => {
+            OpKind::Forward { request, payload } => {
                 (request.change, payload.clone(), request.payload_checksum)
             }
             _ if state.pending.as_ref().is_some_and(|pending| pending.removed) => {
@@ -215,7 +215,7 @@ impl Replica {
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::BackingOff;
         let chunk = state.chunk;
-        if matches!(state.work, Work::Send) {
+        if matches!(state.kind, OpKind::Send) {
             return self.send_content(ctx, op, result);
         }
         let (content, payload) = match result {
@@ -254,15 +254,15 @@ impl Replica {
             return;
         }
         state.step = Step::BackingOff;
-        if matches!(state.work, Work::Repair) {
+        if matches!(state.kind, OpKind::Repair) {
             return self.on_repair_answer(ctx, op, result, payload);
         }
-        if matches!(state.work, Work::Purge { .. }) {
+        if matches!(state.kind, OpKind::Purge { .. }) {
             return self.on_purge_answer(ctx, op, result);
         }
         match result {
             Ok(StorageReply::Updated(reply)) if state.is_done_by(&reply) => {
-                if matches!(state.work, Work::Send) {
+                if matches!(state.kind, OpKind::Send) {
                     self.finish(ctx, op, Ok(reply));
                 } else {
                     self.commit(ctx, op);
@@ -330,11 +330,11 @@ impl Replica {
         match result {
             Ok(committed) => {
                 let chunk = state.chunk;
-                if matches!(state.work, Work::Repair) {
+                if matches!(state.kind, OpKind::Repair) {
                     let target = self.config.target;
                     ctx.out.push(Action::Alert(Alert::Repaired { target, chunk }));
                 } else if let Some(tag) = state.tag {
-                    self.channels.done(tag, chunk, committed.version);
+                    self.channels.record_result(tag, chunk, committed.version);
                 }
                 let reply = Updated {
                     version: committed.version,

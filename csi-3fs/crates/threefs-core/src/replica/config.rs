@@ -9,7 +9,7 @@ pub struct Config {
     pub target: TargetId,
     /// Its chain.
     pub chain: ChainId,
-    /// This opening of the store; each has another number.
+    /// Number of this opening of the store; each opening has a different one.
     pub incarnation: Incarnation,
     /// Timeout of a call to another replica, after which it is repeated.
     pub call_timeout_ms: u64,
@@ -17,8 +17,8 @@ pub struct Config {
     pub retry_wait_ms: u64,
     /// Maximum pause before a failed call is repeated.
     pub retry_wait_ms_max: u64,
-    /// A store operation that takes longer makes the target report itself OFFLINE: a hung disk is
-    /// worse than a dead one.
+    /// A store operation that takes longer makes the target report itself OFFLINE: a disk that
+    /// hangs blocks its chain, a disk that fails does not.
     pub store_stall_ms: u64,
     /// How long a SYNCING target without space stays OFFLINE.
     pub full_wait_ms: u64,

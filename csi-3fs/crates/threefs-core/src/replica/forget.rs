@@ -8,7 +8,7 @@
 
 use bytes::Bytes;
 
-use super::queue::Work;
+use super::queue::OpKind;
 use super::{
     Action, CallId, Caller, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token,
 };
@@ -104,7 +104,7 @@ impl Replica {
         let Some(state) = self.ops.get(&op) else { return false };
         let inode = state.chunk.inode;
         // A chunk to be sent to the successor is sent as unknown.
-        if matches!(state.work, Work::Send) || state.step.in_store() {
+        if matches!(state.kind, OpKind::Send) || state.step.in_store() {
             return false;
         }
         let forgotten = self.is_forgotten(ctx, inode);
@@ -195,12 +195,12 @@ impl Replica {
         op: OpId,
         result: Result<StorageReply, StorageError>,
     ) {
-        let Some(ended) = self.forgets.remove(&op) else { return };
-        if let Some((call, at)) = ended.call {
+        let Some(operation) = self.forgets.remove(&op) else { return };
+        if let Some((call, at)) = operation.call {
             self.calls.remove(&call);
             self.timers.remove(&(at, Timer::Forget(op)));
         }
-        if let Some(token) = ended.token {
+        if let Some(token) = operation.token {
             ctx.reply(token, result);
         }
     }

@@ -51,7 +51,7 @@ use crate::time::Millis;
 use channels::Channels;
 use forget::Forgetting;
 use purge::Purges;
-use queue::{ChunkQueue, Op, Work};
+use queue::{ChunkQueue, Op, OpKind};
 use receive::Receiving;
 use resync::Sending;
 use role::{DataState, Role};
@@ -85,7 +85,7 @@ pub struct Replica {
     sessions: u64,
 }
 
-/// What waits for the reply to a call.
+/// Receiver of the reply to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
     Op(OpId),
@@ -93,7 +93,7 @@ enum Caller {
     Sync,
 }
 
-/// What is due at an instant.
+/// Action that a timer starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Op(OpId),
@@ -235,28 +235,28 @@ impl Replica {
         if to.chain_version > self.chain_version() {
             ctx.out.push(Action::RefreshRouting);
         }
-        let refused = match request {
+        let result = match request {
             StorageRequest::Update(request) => self.check_head(ctx, request.to).map(|()| {
                 let chunk = request.chunk;
-                self.enqueue(ctx, chunk, Work::Update { request, payload, expires }, Some(token));
+                self.enqueue(ctx, chunk, OpKind::Update { request, payload, expires }, Some(token));
             }),
             StorageRequest::Forward(request) => {
                 self.check_sender(request.to, request.from, Role::Serving).map(|()| {
                     let chunk = request.chunk;
-                    self.enqueue(ctx, chunk, Work::Forward { request, payload }, Some(token));
+                    self.enqueue(ctx, chunk, OpKind::Forward { request, payload }, Some(token));
                 })
             }
             StorageRequest::Replace(request) => {
                 self.check_sender(request.to, request.from, Role::Syncing).map(|()| {
                     let chunk = request.chunk;
-                    self.enqueue(ctx, chunk, Work::Receive { request, payload }, Some(token));
+                    self.enqueue(ctx, chunk, OpKind::Receive { request, payload }, Some(token));
                 })
             }
             StorageRequest::Purge(request) => {
                 self.check_sender(request.to, request.from, Role::Serving).map(|()| {
                     let (chunk, version) = (request.chunk, request.version);
-                    let work = Work::Purge { version, request: Some(request) };
-                    self.enqueue(ctx, chunk, work, Some(token));
+                    let kind = OpKind::Purge { version, request: Some(request) };
+                    self.enqueue(ctx, chunk, kind, Some(token));
                 })
             }
             StorageRequest::Read(request) => self.read(ctx, token, request),
@@ -268,7 +268,7 @@ impl Replica {
             StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request),
             StorageRequest::QueryLastChunk(request) => self.query_last_chunk(ctx, token, request),
         };
-        if let Err(error) = refused {
+        if let Err(error) = result {
             ctx.reply(token, Err(error));
         }
     }
@@ -296,8 +296,10 @@ impl Replica {
         result: Result<StorageReply, PeerFailure>,
         payload: Bytes,
     ) {
-        if let Err(PeerFailure::Refused(StorageError::ChainVersionMismatch { mine, .. })) = &result
-            && *mine > self.chain_version()
+        if let Err(PeerFailure::Refused(StorageError::ChainVersionMismatch {
+            replica_version, ..
+        })) = &result
+            && *replica_version > self.chain_version()
         {
             ctx.out.push(Action::RefreshRouting);
         }

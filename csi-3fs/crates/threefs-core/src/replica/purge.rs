@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::queue::{Op, Started, Step, Work};
+use super::queue::{Op, OpKind, StartResult, Step};
 use super::update::answer;
 use super::{Action, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
 use crate::error::StorageError;
@@ -41,10 +41,10 @@ const PREDECESSOR_PURGES_MAX: usize = 1 << 12;
 #[derive(Debug, Default)]
 pub(super) struct Purges {
     /// As the head: time, chunk and version of each removal, in order.
-    due: VecDeque<(Millis, ChunkId, ChunkVersion)>,
+    removals: VecDeque<(Millis, ChunkId, ChunkVersion)>,
     scan: StoreScan,
-    /// Whether a removed chunk did not fit into `due`.
-    missed: bool,
+    /// Whether a removed chunk did not fit into `removals`.
+    has_missed: bool,
     under_way: usize,
     wake: Option<Millis>,
     /// Number of purges that this replica has sent to its successor.
@@ -92,10 +92,10 @@ impl Purges {
     }
 
     fn push(&mut self, now: Millis, chunk: ChunkId, version: ChunkVersion) {
-        if self.due.len() < DUE_MAX {
-            self.due.push_back((now, chunk, version));
+        if self.removals.len() < DUE_MAX {
+            self.removals.push_back((now, chunk, version));
         } else {
-            self.missed = true;
+            self.has_missed = true;
         }
     }
 }
@@ -140,10 +140,10 @@ impl Replica {
     fn schedule_purges(&mut self, now: Millis) {
         let wait_ms = self.purge_wait_ms();
         let purges = &mut self.purges;
-        let oldest = purges.due.front().filter(|_| purges.under_way < WINDOW);
+        let oldest = purges.removals.front().filter(|_| purges.under_way < WINDOW);
         let oldest = oldest.map(|(since, ..)| since.after(wait_ms));
         let page = match purges.scan {
-            StoreScan::At(_, at) if purges.due.len() + PAGE <= DUE_MAX => Some(at),
+            StoreScan::At(_, at) if purges.removals.len() + PAGE <= DUE_MAX => Some(at),
             _ => None,
         };
         let next = oldest.into_iter().chain(page).min().map(|at| at.max(now));
@@ -173,11 +173,14 @@ impl Replica {
     /// Scans the next page of the store, if it is due and there is room.
     fn scan_for_removed(&mut self, ctx: &Context<'_>) {
         let purges = &mut self.purges;
-        if purges.missed && purges.scan == StoreScan::Done && purges.due.len() < DUE_MAX / 2 {
-            (purges.missed, purges.scan) = (false, StoreScan::At(None, ctx.now));
+        if purges.has_missed
+            && purges.scan == StoreScan::Done
+            && purges.removals.len() < DUE_MAX / 2
+        {
+            (purges.has_missed, purges.scan) = (false, StoreScan::At(None, ctx.now));
         }
         let StoreScan::At(after, at) = purges.scan else { return };
-        if at > ctx.now || purges.due.len() + PAGE > DUE_MAX {
+        if at > ctx.now || purges.removals.len() + PAGE > DUE_MAX {
             return;
         }
         let page = ctx.metas.metas(after, ChunkId::MAX, PAGE);
@@ -195,16 +198,16 @@ impl Replica {
     fn purge_due(&mut self, ctx: &mut Context<'_>) {
         let wait_ms = self.purge_wait_ms();
         let syncs = self.successor().is_some_and(|next| next.state == PublicState::Syncing);
-        for _ in 0..self.purges.due.len() {
-            let Some(&(since, chunk, version)) = self.purges.due.front() else { return };
+        for _ in 0..self.purges.removals.len() {
+            let Some(&(since, chunk, version)) = self.purges.removals.front() else { return };
             if since.after(wait_ms) > ctx.now || self.purges.under_way >= WINDOW {
                 return;
             }
-            self.purges.due.pop_front();
+            self.purges.removals.pop_front();
             if syncs || self.queues.contains_key(&chunk) || !self.has_lease(ctx.now) {
                 self.purges.push(ctx.now, chunk, version);
             } else {
-                self.enqueue(ctx, chunk, Work::Purge { version, request: None }, None);
+                self.enqueue(ctx, chunk, OpKind::Purge { version, request: None }, None);
             }
         }
     }
@@ -217,14 +220,14 @@ impl Replica {
         version: ChunkVersion,
         request: Option<PurgeRequest>,
         waiters: VecDeque<Token>,
-    ) -> Started {
+    ) -> StartResult {
         if let Some(request) = &request {
             if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
                 return answer(ctx, waiters, Err(error));
             }
             self.purges.record(request);
         } else if !self.is_head() {
-            return Started::Done;
+            return StartResult::Done;
         }
         let meta = ctx.meta(chunk);
         let is_removed = !meta.committed.exists() && meta.committed.version <= version;
@@ -239,7 +242,7 @@ impl Replica {
         let op = self.add_op(Op {
             chunk,
             hop: request.map_or(0, |request| request.hop),
-            work: Work::Purge { version, request },
+            kind: OpKind::Purge { version, request },
             step: Step::BackingOff,
             version,
             tag: None,
@@ -251,7 +254,7 @@ impl Replica {
         });
         let Some(next) = successor.filter(|_| self.config.makes(Check::PurgeDownChain)) else {
             self.store(ctx, op, Step::Forgetting, Action::Purge { op, chunk, version });
-            return Started::Op(op);
+            return StartResult::Op(op);
         };
         self.purges.number += 1;
         let request = PurgeRequest {
@@ -263,7 +266,7 @@ impl Replica {
             hop: self.next_hop(op),
         };
         self.op_call(ctx, op, next, StorageRequest::Purge(request), Bytes::new());
-        Started::Op(op)
+        StartResult::Op(op)
     }
 
     pub(super) fn on_purge_answer(

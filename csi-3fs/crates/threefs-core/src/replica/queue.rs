@@ -18,9 +18,9 @@ use crate::time::Millis;
 /// out.
 const WAITERS_MAX: usize = 16;
 
-/// Purpose of an operation.
+/// Kind of an operation, with its request.
 #[derive(Clone, Debug)]
-pub(super) enum Work {
+pub(super) enum OpKind {
     /// A client's update, on the head.
     Update { request: UpdateRequest, payload: Bytes, expires: Option<Millis> },
     /// An update from the predecessor.
@@ -38,7 +38,7 @@ pub(super) enum Work {
     Purge { version: ChunkVersion, request: Option<PurgeRequest> },
 }
 
-impl Work {
+impl OpKind {
     /// The hop of its request.
     pub(super) fn hop(&self) -> u8 {
         match self {
@@ -79,7 +79,7 @@ impl Step {
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) chunk: ChunkId,
-    pub(super) work: Work,
+    pub(super) kind: OpKind,
     pub(super) step: Step,
     pub(super) version: ChunkVersion,
     pub(super) tag: Option<RequestTag>,
@@ -94,10 +94,10 @@ pub(super) struct Op {
     pub(super) aborted: bool,
 }
 
-/// Waiting work.
+/// An operation that waits in a queue.
 #[derive(Debug)]
-pub(super) struct QueuedWork {
-    pub(super) work: Work,
+pub(super) struct QueuedOp {
+    pub(super) kind: OpKind,
     pub(super) waiters: VecDeque<Token>,
 }
 
@@ -105,35 +105,36 @@ pub(super) struct QueuedWork {
 #[derive(Debug, Default)]
 pub(super) struct ChunkQueue {
     pub(super) active: Option<OpId>,
-    pub(super) waiting: VecDeque<QueuedWork>,
+    pub(super) waiting: VecDeque<QueuedOp>,
 }
 
-/// Result of starting the next work of a queue.
-pub(super) enum Started {
+/// Result of starting the next operation of a queue.
+pub(super) enum StartResult {
     /// An operation has started.
     Op(OpId),
     /// The request was answered at once.
     Done,
-    /// Other work must be done first.
-    After(Work, Box<QueuedWork>),
+    /// Another operation must run first.
+    After(OpKind, Box<QueuedOp>),
 }
 
 impl Replica {
-    /// Appends work to its chunk's queue, or to an equal operation in progress.
+    /// Appends an operation to its chunk's queue, or joins an equal one in progress.
     pub(super) fn enqueue(
         &mut self,
         ctx: &mut Context<'_>,
         chunk: ChunkId,
-        work: Work,
+        kind: OpKind,
         token: Option<Token>,
     ) {
-        if self.ops.len() >= self.config.ops_max && !matches!(work, Work::Send | Work::Resolve) {
+        if self.ops.len() >= self.config.ops_max && !matches!(kind, OpKind::Send | OpKind::Resolve)
+        {
             return self.refuse_busy(ctx, token);
         }
         let queue = self.queues.entry(chunk).or_default();
         if let Some(op) = queue.active.and_then(|id| self.ops.get_mut(&id)) {
-            if op.is_same(&work) && !op.aborted {
-                op.hop = op.hop.max(work.hop());
+            if op.is_same(&kind) && !op.aborted {
+                op.hop = op.hop.max(kind.hop());
                 op.waiters.extend(token);
                 if op.waiters.len() > WAITERS_MAX
                     && let Some(oldest) = op.waiters.pop_front()
@@ -147,7 +148,7 @@ impl Replica {
                 return self.refuse_busy(ctx, token);
             }
         }
-        queue.waiting.push_back(QueuedWork { work, waiters: token.into_iter().collect() });
+        queue.waiting.push_back(QueuedOp { kind, waiters: token.into_iter().collect() });
         self.run_queue(ctx, chunk);
     }
 
@@ -157,7 +158,7 @@ impl Replica {
         }
     }
 
-    /// Starts the next work, if the queue is not blocked.
+    /// Starts the next operation, if the queue is not blocked.
     pub(super) fn run_queue(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
         loop {
             let Some(queue) = self.queues.get_mut(&chunk) else { return };
@@ -169,36 +170,36 @@ impl Replica {
                 return;
             };
             match self.start(ctx, chunk, queued) {
-                Started::Done => {}
-                Started::Op(op) => {
+                StartResult::Done => {}
+                StartResult::Op(op) => {
                     self.queues.entry(chunk).or_default().active = Some(op);
                     return;
                 }
-                Started::After(first, queued) => {
+                StartResult::After(first, queued) => {
                     let waiting = &mut self.queues.entry(chunk).or_default().waiting;
                     waiting.push_front(*queued);
-                    waiting.push_front(QueuedWork { work: first, waiters: VecDeque::new() });
+                    waiting.push_front(QueuedOp { kind: first, waiters: VecDeque::new() });
                 }
             }
         }
     }
 
-    fn start(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: QueuedWork) -> Started {
-        let QueuedWork { work, waiters } = queued;
-        match work {
-            Work::Update { request, payload, expires } => {
+    fn start(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: QueuedOp) -> StartResult {
+        let QueuedOp { kind, waiters } = queued;
+        match kind {
+            OpKind::Update { request, payload, expires } => {
                 self.start_update(ctx, request, payload, expires, waiters)
             }
-            Work::Forward { request, payload } => {
+            OpKind::Forward { request, payload } => {
                 self.start_forward(ctx, request, payload, waiters)
             }
-            Work::Receive { request, payload } => {
+            OpKind::Receive { request, payload } => {
                 self.start_receive(ctx, request, payload, waiters)
             }
-            Work::Resolve => self.start_resolve(ctx, chunk, waiters, 0),
-            Work::Send => self.start_send(ctx, chunk),
-            Work::Repair => self.start_repair(ctx, chunk),
-            Work::Purge { version, request } => {
+            OpKind::Resolve => self.start_resolve(ctx, chunk, waiters, 0),
+            OpKind::Send => self.start_send(ctx, chunk),
+            OpKind::Repair => self.start_repair(ctx, chunk),
+            OpKind::Purge { version, request } => {
                 self.start_purge(ctx, chunk, version, request, waiters)
             }
         }
@@ -210,7 +211,7 @@ impl Replica {
     pub(super) fn next_hop(&self, op: OpId) -> u8 {
         let Some(state) = self.ops.get(&op) else { return 1 };
         let behind = self.queues.get(&state.chunk).into_iter().flat_map(|queue| &queue.waiting);
-        let highest = behind.map(|queued| queued.work.hop()).fold(state.hop, u8::max);
+        let highest = behind.map(|queued| queued.kind.hop()).fold(state.hop, u8::max);
         highest.saturating_add(1)
     }
 
@@ -295,23 +296,23 @@ impl Replica {
         op: OpId,
         result: Result<Updated, StorageError>,
     ) {
-        let Some(ended) = self.ops.remove(&op) else { return };
-        if let Step::Calling(call) = ended.step {
+        let Some(operation) = self.ops.remove(&op) else { return };
+        if let Step::Calling(call) = operation.step {
             self.calls.remove(&call);
         }
-        if let Some(at) = ended.wake {
+        if let Some(at) = operation.wake {
             self.timers.remove(&(at, Timer::Op(op)));
         }
-        for token in ended.waiters {
+        for token in operation.waiters {
             ctx.reply(token, result.clone().map(StorageReply::Updated));
         }
-        if let Some(queue) = self.queues.get_mut(&ended.chunk) {
+        if let Some(queue) = self.queues.get_mut(&operation.chunk) {
             queue.active = None;
         }
-        let is_send = matches!(ended.work, Work::Send) && !ended.aborted;
-        self.run_queue(ctx, ended.chunk);
-        if let Work::Purge { version, request: None } = ended.work {
-            self.purge_ended(ctx, ended.chunk, version, result.is_ok());
+        let is_send = matches!(operation.kind, OpKind::Send) && !operation.aborted;
+        self.run_queue(ctx, operation.chunk);
+        if let OpKind::Purge { version, request: None } = operation.kind {
+            self.purge_ended(ctx, operation.chunk, version, result.is_ok());
         }
         if is_send {
             self.chunk_sent(ctx, result.is_ok());
@@ -370,7 +371,7 @@ impl Replica {
         let aborted: Vec<ChunkId> =
             self.ops.values().filter(|op| op.aborted).map(|op| op.chunk).collect();
         for chunk in aborted {
-            self.enqueue(ctx, chunk, Work::Resolve, None);
+            self.enqueue(ctx, chunk, OpKind::Resolve, None);
         }
         let mut after = None;
         loop {
@@ -378,7 +379,7 @@ impl Replica {
             let Some(last) = page.last().copied() else { return };
             for chunk in page {
                 if self.queues.get(&chunk).is_none_or(|queue| queue.active.is_none()) {
-                    self.enqueue(ctx, chunk, Work::Resolve, None);
+                    self.enqueue(ctx, chunk, OpKind::Resolve, None);
                 }
             }
             after = Some(last);
@@ -387,21 +388,24 @@ impl Replica {
 }
 
 impl Op {
-    /// Whether `work` is the same as this operation.
-    fn is_same(&self, work: &Work) -> bool {
-        match work {
-            Work::Update { request, .. } => self.tag == Some(request.tag),
-            Work::Forward { request, .. } => {
+    /// Whether an operation of `kind` would do the same as this one.
+    fn is_same(&self, kind: &OpKind) -> bool {
+        match kind {
+            OpKind::Update { request, .. } => self.tag == Some(request.tag),
+            OpKind::Forward { request, .. } => {
                 self.tag == Some(request.tag) && self.version == request.version
             }
-            Work::Resolve => {
-                matches!(self.work, Work::Resolve | Work::Update { .. } | Work::Forward { .. })
+            OpKind::Resolve => {
+                matches!(
+                    self.kind,
+                    OpKind::Resolve | OpKind::Update { .. } | OpKind::Forward { .. }
+                )
             }
-            Work::Repair => matches!(self.work, Work::Repair),
-            Work::Purge { version, .. } => {
-                matches!(self.work, Work::Purge { .. }) && self.version == *version
+            OpKind::Repair => matches!(self.kind, OpKind::Repair),
+            OpKind::Purge { version, .. } => {
+                matches!(self.kind, OpKind::Purge { .. }) && self.version == *version
             }
-            Work::Receive { .. } | Work::Send => false,
+            OpKind::Receive { .. } | OpKind::Send => false,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::queue::{Op, Started, Step, Work};
+use super::queue::{Op, OpKind, StartResult, Step};
 use super::update::answer;
 use super::{Action, Check, Context, DataState, Replica, Role, Token};
 use crate::chunk::{ContentChange, StoreUpdate};
@@ -115,14 +115,14 @@ impl Replica {
         let mut released: Vec<Token> = Vec::new();
         for queue in self.queues.values_mut() {
             queue.waiting.retain_mut(|queued| {
-                let received = matches!(queued.work, Work::Receive { .. });
-                if received {
+                let is_receive = matches!(queued.kind, OpKind::Receive { .. });
+                if is_receive {
                     released.extend(queued.waiters.drain(..));
                 }
-                !received
+                !is_receive
             });
         }
-        for op in self.ops.values_mut().filter(|op| matches!(op.work, Work::Receive { .. })) {
+        for op in self.ops.values_mut().filter(|op| matches!(op.kind, OpKind::Receive { .. })) {
             released.extend(op.waiters.drain(..));
         }
         for token in released {
@@ -136,7 +136,7 @@ impl Replica {
         request: ReplaceRequest,
         payload: Bytes,
         waiters: VecDeque<Token>,
-    ) -> Started {
+    ) -> StartResult {
         if let Err(error) = self
             .check_sender(request.to, request.from, Role::Syncing)
             .and_then(|()| self.check_session(request.session))
@@ -168,8 +168,8 @@ impl Replica {
             change: if request.removed { ContentChange::Remove } else { ContentChange::Replace },
         };
         let tag = request.tags.newest().map(|newest| newest.tag);
-        let work = Work::Receive { request, payload: payload.clone() };
-        self.apply(ctx, work, update, payload, tag, waiters)
+        let kind = OpKind::Receive { request, payload: payload.clone() };
+        self.apply(ctx, kind, update, payload, tag, waiters)
     }
 
     /// The predecessor does not know this chunk: it was purged or never acknowledged. The local
@@ -179,12 +179,12 @@ impl Replica {
         ctx: &mut Context<'_>,
         request: ReplaceRequest,
         waiters: VecDeque<Token>,
-    ) -> Started {
+    ) -> StartResult {
         let chunk = request.chunk;
         let op = self.add_op(Op {
             chunk,
             version: request.version,
-            work: Work::Receive { request, payload: Bytes::new() },
+            kind: OpKind::Receive { request, payload: Bytes::new() },
             step: Step::Forgetting,
             tag: None,
             pending: None,
@@ -195,6 +195,6 @@ impl Replica {
             aborted: false,
         });
         self.store(ctx, op, Step::Forgetting, Action::Forget { op, chunk });
-        Started::Op(op)
+        StartResult::Op(op)
     }
 }

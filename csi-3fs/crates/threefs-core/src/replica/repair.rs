@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::commit::no_waiters;
-use super::queue::{Op, Started, Step, Work};
+use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
 use crate::checksum::Checksum;
 use crate::chunk::{ContentChange, StoreUpdate};
@@ -15,25 +15,25 @@ impl Replica {
     /// Queues the repair of a chunk whose committed content is damaged.
     pub(super) fn repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
         if self.role() == Role::Serving {
-            self.enqueue(ctx, chunk, Work::Repair, None);
+            self.enqueue(ctx, chunk, OpKind::Repair, None);
         }
     }
 
-    pub(super) fn start_repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Started {
+    pub(super) fn start_repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> StartResult {
         let meta = ctx.meta(chunk);
         let repairable = meta.pending.is_none() && meta.committed.exists();
         if !repairable || self.role() != Role::Serving {
-            return Started::Done;
+            return StartResult::Done;
         }
         let target = self.config.target;
         ctx.out.push(Action::Alert(Alert::Damaged { target, chunk }));
         if self.repair_source(0).is_none() {
             ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
-            return Started::Done;
+            return StartResult::Done;
         }
         let op = self.add_op(Op {
             chunk,
-            work: Work::Repair,
+            kind: OpKind::Repair,
             step: Step::BackingOff,
             version: meta.committed.version,
             tag: None,
@@ -45,7 +45,7 @@ impl Replica {
             aborted: false,
         });
         self.proceed_repair(ctx, op);
-        Started::Op(op)
+        StartResult::Op(op)
     }
 
     /// The replica for attempt `attempt` (from 0): each other one once, in chain order.
@@ -82,19 +82,19 @@ impl Replica {
         payload: Bytes,
     ) {
         let Some(state) = self.ops.get(&op) else { return };
-        let damaged = ctx.meta(state.chunk).committed;
+        let committed = ctx.meta(state.chunk).committed;
         let fits = matches!(&result, Ok(StorageReply::Content(content))
-            if content.version == state.version && damaged.version == state.version)
-            && Checksum::of(&payload) == damaged.checksum
-            && payload.len() == damaged.length as usize;
+            if content.version == state.version && committed.version == state.version)
+            && Checksum::of(&payload) == committed.checksum
+            && payload.len() == committed.length as usize;
         if !fits {
             return self.proceed_repair(ctx, op);
         }
         let update = StoreUpdate {
             chunk: state.chunk,
-            version: damaged.version,
-            chain_version: damaged.chain_version,
-            tags: damaged.tags,
+            version: committed.version,
+            chain_version: committed.chain_version,
+            tags: committed.tags,
             change: ContentChange::Replace,
         };
         // Requests of any class may wait for it, and it waits for none.

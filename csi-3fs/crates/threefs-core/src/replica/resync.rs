@@ -10,7 +10,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 
 use super::commit::no_waiters;
-use super::queue::{Op, Started, Step, Work};
+use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Alert, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer};
 use crate::chunk::{ChunkMeta, ChunkState, Which};
 use crate::error::{StorageError, StoreError};
@@ -53,9 +53,9 @@ pub(super) struct Sending {
     page_end: Option<ChunkId>,
     queue: VecDeque<ChunkId>,
     /// Chunks that could not be read here: retried after all others.
-    damaged: BTreeSet<ChunkId>,
+    damaged_chunks: BTreeSet<ChunkId>,
     outstanding: usize,
-    sent: u64,
+    sent_chunks: u64,
     call: Option<CallId>,
     attempt: u32,
     wake: Option<Millis>,
@@ -86,9 +86,9 @@ impl Replica {
             cursor: None,
             page_end: None,
             queue: VecDeque::new(),
-            damaged: BTreeSet::new(),
+            damaged_chunks: BTreeSet::new(),
             outstanding: 0,
-            sent: 0,
+            sent_chunks: 0,
             call: None,
             attempt: 0,
             wake: None,
@@ -104,12 +104,12 @@ impl Replica {
         }
         let error = StorageError::SyncSessionMismatch { target: sending.successor.target };
         for queue in self.queues.values_mut() {
-            queue.waiting.retain(|queued| !matches!(queued.work, Work::Send));
+            queue.waiting.retain(|queued| !matches!(queued.kind, OpKind::Send));
         }
         let sends: Vec<OpId> = self
             .ops
             .iter()
-            .filter(|(_, op)| matches!(op.work, Work::Send))
+            .filter(|(_, op)| matches!(op.kind, OpKind::Send))
             .map(|(id, _)| *id)
             .collect();
         for op in sends {
@@ -177,7 +177,7 @@ impl Replica {
             self.calls.remove(&call);
         }
         if sending.stage == Stage::Copying {
-            sending.queue.extend(std::mem::take(&mut sending.damaged));
+            sending.queue.extend(std::mem::take(&mut sending.damaged_chunks));
             return self.copy_more(ctx);
         }
         self.sync_call(ctx);
@@ -222,8 +222,12 @@ impl Replica {
             (Stage::Ending | Stage::Ended, Ok(StorageReply::SyncEnded)) => {
                 if sending.stage == Stage::Ending {
                     let (target, successor) = (self.config.target, sending.successor.target);
-                    let sent = sending.sent;
-                    ctx.out.push(Action::Alert(Alert::SyncEnded { target, successor, sent }));
+                    let sent_chunks = sending.sent_chunks;
+                    ctx.out.push(Action::Alert(Alert::SyncEnded {
+                        target,
+                        successor,
+                        sent_chunks,
+                    }));
                 }
                 sending.stage = Stage::Ended;
                 self.wake_sync(ctx.now.after(self.config.retry_wait_ms_max));
@@ -324,7 +328,7 @@ impl Replica {
         if sending.outstanding > 0 {
             return;
         }
-        if !sending.damaged.is_empty() {
+        if !sending.damaged_chunks.is_empty() {
             return self.wake_sync(ctx.now.after(self.config.retry_wait_ms_max));
         }
         if let Some(end) = sending.page_end {
@@ -339,7 +343,7 @@ impl Replica {
     /// A chunk of the window was sent.
     pub(super) fn chunk_sent(&mut self, ctx: &mut Context<'_>, equal: bool) {
         if let Some(sending) = &mut self.sending {
-            sending.sent += u64::from(equal);
+            sending.sent_chunks += u64::from(equal);
             sending.outstanding = sending.outstanding.saturating_sub(1);
         }
         self.copy_more(ctx);
@@ -349,23 +353,23 @@ impl Replica {
         let queue = self.queues.entry(chunk).or_default();
         queue
             .waiting
-            .push_back(super::queue::QueuedWork { work: Work::Send, waiters: no_waiters() });
+            .push_back(super::queue::QueuedOp { kind: OpKind::Send, waiters: no_waiters() });
         self.run_queue(ctx, chunk);
     }
 
-    pub(super) fn start_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> Started {
+    pub(super) fn start_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> StartResult {
         if self.session().is_none() || self.role() != Role::Serving {
-            return Started::Done;
+            return StartResult::Done;
         }
         let meta = ctx.meta(chunk);
         if meta.pending.is_some() && !self.is_forgotten(ctx, chunk.inode) {
             // Left behind by an aborted operation: it is rolled forward first.
-            let queued = super::queue::QueuedWork { work: Work::Send, waiters: no_waiters() };
-            return Started::After(Work::Resolve, Box::new(queued));
+            let queued = super::queue::QueuedOp { kind: OpKind::Send, waiters: no_waiters() };
+            return StartResult::After(OpKind::Resolve, Box::new(queued));
         }
         let op = self.add_op(Op {
             chunk,
-            work: Work::Send,
+            kind: OpKind::Send,
             step: Step::BackingOff,
             version: meta.committed.version,
             tag: None,
@@ -377,7 +381,7 @@ impl Replica {
             aborted: false,
         });
         self.proceed_send(ctx, op);
-        Started::Op(op)
+        StartResult::Op(op)
     }
 
     pub(super) fn proceed_send(&mut self, ctx: &mut Context<'_>, op: OpId) {
@@ -415,7 +419,7 @@ impl Replica {
             }
             Err(_) => {
                 if let Some(sending) = &mut self.sending {
-                    sending.damaged.insert(chunk);
+                    sending.damaged_chunks.insert(chunk);
                 }
                 self.finish(ctx, op, Err(self.not_serving()));
                 self.repair(ctx, chunk);

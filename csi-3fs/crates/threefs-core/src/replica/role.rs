@@ -159,8 +159,8 @@ impl Replica {
     pub(super) fn mismatch(&self, to: Address) -> StorageError {
         StorageError::ChainVersionMismatch {
             chain: self.config.chain,
-            theirs: to.chain_version,
-            mine: self.chain_version(),
+            request_version: to.chain_version,
+            replica_version: self.chain_version(),
         }
     }
 

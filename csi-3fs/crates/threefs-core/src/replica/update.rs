@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::channels::TagStatus;
-use super::queue::{Op, QueuedWork, Started, Step, Work};
+use super::queue::{Op, OpKind, QueuedOp, StartResult, Step};
 use super::{Action, Alert, Check, Context, DataState, OpId, Replica, Role, Token};
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ChunkState, ContentChange, StoreUpdate};
@@ -24,7 +24,7 @@ impl Replica {
         payload: Bytes,
         expires: Option<Millis>,
         waiters: VecDeque<Token>,
-    ) -> Started {
+    ) -> StartResult {
         if let Err(error) = self.check_head(ctx, request.to) {
             return answer(ctx, waiters, Err(error));
         }
@@ -35,8 +35,8 @@ impl Replica {
                 // The pending state is dropped with its inode and not resolved.
                 return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
             }
-            let queued = QueuedWork { work: Work::Update { request, payload, expires }, waiters };
-            return Started::After(Work::Resolve, Box::new(queued));
+            let queued = QueuedOp { kind: OpKind::Update { request, payload, expires }, waiters };
+            return StartResult::After(OpKind::Resolve, Box::new(queued));
         }
         match self.admit_update(ctx, &request, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
@@ -48,7 +48,7 @@ impl Replica {
                 answer(ctx, waiters, Err(StorageError::Expired { target: self.config.target }))
             }
             Ok(None) => {
-                self.channels.started(request.tag);
+                self.channels.record_start(request.tag);
                 let before = match meta.committed.version {
                     // It may have been purged.
                     ChunkVersion(0) => ctx.metas.version_floor(),
@@ -63,8 +63,8 @@ impl Replica {
                     change: request.change,
                 };
                 let tag = request.tag;
-                let work = Work::Update { request, payload: payload.clone(), expires };
-                self.apply(ctx, work, update, payload, Some(tag), waiters)
+                let kind = OpKind::Update { request, payload: payload.clone(), expires };
+                self.apply(ctx, kind, update, payload, Some(tag), waiters)
             }
         }
     }
@@ -145,7 +145,7 @@ impl Replica {
         request: ForwardRequest,
         payload: Bytes,
         waiters: VecDeque<Token>,
-    ) -> Started {
+    ) -> StartResult {
         if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
             return answer(ctx, waiters, Err(error));
         }
@@ -172,8 +172,8 @@ impl Replica {
             if meta.committed.checksum == request.chunk_checksum {
                 return answer(ctx, waiters, Ok(self.updated(&meta, update)));
             }
-            let (expected, got) = (request.chunk_checksum, meta.committed.checksum);
-            let reason = StorageError::ChecksumMismatch { chunk, expected, got };
+            let (expected, computed) = (request.chunk_checksum, meta.committed.checksum);
+            let reason = StorageError::ChecksumMismatch { chunk, expected, computed };
             return self.disagree(ctx, chunk, waiters, reason);
         }
         if have > update {
@@ -186,7 +186,7 @@ impl Replica {
             let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
             return self.disagree(ctx, chunk, waiters, reason);
         }
-        self.channels.started(request.tag);
+        self.channels.record_start(request.tag);
         let update = StoreUpdate {
             chunk,
             version: update,
@@ -195,8 +195,8 @@ impl Replica {
             change: request.change,
         };
         let tag = request.tag;
-        let work = Work::Forward { request, payload: payload.clone() };
-        self.apply(ctx, work, update, payload, Some(tag), waiters)
+        let kind = OpKind::Forward { request, payload: payload.clone() };
+        self.apply(ctx, kind, update, payload, Some(tag), waiters)
     }
 
     fn disagree(
@@ -205,7 +205,7 @@ impl Replica {
         chunk: ChunkId,
         waiters: VecDeque<Token>,
         reason: StorageError,
-    ) -> Started {
+    ) -> StartResult {
         let target = self.config.target;
         self.demote(ctx, Alert::Disagreement { target, chunk, reason: reason.clone() });
         answer(ctx, waiters, Err(reason))
@@ -215,22 +215,22 @@ impl Replica {
     pub(super) fn apply(
         &mut self,
         ctx: &mut Context<'_>,
-        work: Work,
+        kind: OpKind,
         update: StoreUpdate,
         payload: Bytes,
         tag: Option<RequestTag>,
         waiters: VecDeque<Token>,
-    ) -> Started {
+    ) -> StartResult {
         // An update that waits for space blocks the requests behind it: their class counts.
-        let hop = match &work {
-            Work::Update { .. } => Some(class::UPDATE),
-            Work::Forward { .. } => Some(1),
+        let hop = match &kind {
+            OpKind::Update { .. } => Some(class::UPDATE),
+            OpKind::Forward { .. } => Some(1),
             _ => None,
         };
         let op = self.add_op(Op {
             chunk: update.chunk,
-            hop: work.hop(),
-            work,
+            hop: kind.hop(),
+            kind,
             step: Step::Applying,
             version: update.version,
             tag,
@@ -245,7 +245,7 @@ impl Replica {
             None => class::REPLACE,
         };
         self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
-        Started::Op(op)
+        StartResult::Op(op)
     }
 
     pub(super) fn on_applied(
@@ -257,22 +257,22 @@ impl Replica {
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::BackingOff;
         let chunk = state.chunk;
-        let expected = match &state.work {
-            Work::Forward { request, .. } => Some(request.chunk_checksum),
-            Work::Receive { request, .. } => Some(request.checksum),
+        let expected = match &state.kind {
+            OpKind::Forward { request, .. } => Some(request.chunk_checksum),
+            OpKind::Receive { request, .. } => Some(request.checksum),
             _ => None,
         };
         match result {
             Ok(pending) => {
-                let got = pending.checksum;
+                let computed = pending.checksum;
                 state.pending = Some(pending);
                 match expected {
-                    Some(expected) if expected != got => {
+                    Some(expected) if expected != computed => {
                         let target = self.config.target;
-                        let reason = StorageError::ChecksumMismatch { chunk, expected, got };
+                        let reason = StorageError::ChecksumMismatch { chunk, expected, computed };
                         self.demote(ctx, Alert::Disagreement { target, chunk, reason });
                     }
-                    _ if matches!(state.work, Work::Repair) => self.commit(ctx, op),
+                    _ if matches!(state.kind, OpKind::Repair) => self.commit(ctx, op),
                     _ => self.proceed(ctx, op),
                 }
             }
@@ -317,9 +317,9 @@ pub(super) fn answer(
     ctx: &mut Context<'_>,
     waiters: VecDeque<Token>,
     result: Result<Updated, StorageError>,
-) -> Started {
+) -> StartResult {
     for token in waiters {
         ctx.reply(token, result.clone().map(StorageReply::Updated));
     }
-    Started::Done
+    StartResult::Done
 }

@@ -123,8 +123,8 @@ impl Simulation {
             self.tasks[task].activity = Activity::Reading { chunk, invoked: self.now };
             return;
         }
-        let removed = self.removal.chunk(self.now);
-        chunk = removed.unwrap_or(chunk);
+        let removed_chunk = self.removal.chunk(self.now);
+        chunk = removed_chunk.unwrap_or(chunk);
         self.updates += 1;
         let (change, payload) = self.random_change();
         let state = &mut self.tasks[task];
@@ -133,7 +133,7 @@ impl Simulation {
             RequestTag { client: state.client, channel: state.channel, sequence: state.sequence };
         let intent = Intent { chunk, change, payload };
         self.history.invoke(tag, intent.clone());
-        let end = match self.removal.at().filter(|_| removed.is_some()) {
+        let end = match self.removal.at().filter(|_| removed_chunk.is_some()) {
             Some(at) => self.fencing.end_by(tag, at, self.now),
             None => self.fencing.start_update(tag, self.now),
         };
@@ -242,7 +242,7 @@ impl Simulation {
             Packet::Response { caller, result, payload } => {
                 match self.rpc_task.remove(&caller.rpc) {
                     Some(task) if self.tasks[task].rpc == Some(caller.rpc) => {
-                        self.answered(task, *result, &payload)
+                        self.on_reply(task, *result, &payload)
                     }
                     _ => Ok(()),
                 }
@@ -260,7 +260,7 @@ impl Simulation {
         }
     }
 
-    fn answered(
+    fn on_reply(
         &mut self,
         task: usize,
         result: Result<StorageReply, StorageError>,

@@ -21,8 +21,9 @@ impl Simulation {
             let members: Vec<At> = self.members().collect();
             for at in members {
                 let slots = self.hosted(at).store.slots().iter();
-                let damaged = slots.filter(|(_, slot)| slot.damaged).map(|(chunk, _)| *chunk);
-                for chunk in damaged.collect::<Vec<ChunkId>>() {
+                let damaged_chunks =
+                    slots.filter(|(_, slot)| slot.damaged).map(|(chunk, _)| *chunk);
+                for chunk in damaged_chunks.collect::<Vec<ChunkId>>() {
                     self.deliver_event(at, Event::DamageFound { chunk })?;
                 }
             }
@@ -53,11 +54,11 @@ impl Simulation {
 
     /// Whether all removed chunks are purged, if this schedule purges chunks.
     fn all_purged(&self) -> bool {
-        let removed = |at: At| {
+        let has_removed_chunk = |at: At| {
             let mut slots = self.hosted(at).store.slots().values();
             slots.any(|slot| slot.committed.state.removed)
         };
-        self.fencing.purge_after_ms().is_none() || !self.members().any(removed)
+        self.fencing.purge_after_ms().is_none() || !self.members().any(has_removed_chunk)
     }
 
     /// The targets that are in their chains.
@@ -100,7 +101,7 @@ impl Simulation {
                 let index = at.node;
                 let slot = self.hosted(at).store.slots().get(&chunk).cloned().unwrap_or_default();
                 let bytes = slot.committed.bytes;
-                let version = self.history.named(chunk, slot.committed.state.version);
+                let version = self.history.resolve_version(chunk, slot.committed.state.version);
                 if slot.pending.is_some() || slot.damaged {
                     return Err(self.violation(format!(
                         "node {index}: {chunk} is {} after convergence",

@@ -167,10 +167,10 @@ impl Simulation {
 
     /// A node comes back with an empty disk.
     fn lose_disk(&mut self, node: usize, back_after_us: u64) {
-        if self.lost || !self.nodes[node].alive {
+        if self.data_is_lost || !self.nodes[node].alive {
             return;
         }
-        self.lost = true;
+        self.data_is_lost = true;
         self.crash(node, back_after_us);
         for chain in 0..self.topology.chains {
             let id = self.new_store_id();
@@ -182,9 +182,9 @@ impl Simulation {
     /// A store cannot be opened in its current state.
     fn damage_log(&mut self, at: At, back_after_us: Option<u64>) {
         let log = match back_after_us {
-            None if self.lost => return,
+            None if self.data_is_lost => return,
             None => {
-                self.lost = true;
+                self.data_is_lost = true;
                 self.repair_all();
                 Log::Destroyed
             }

@@ -121,10 +121,11 @@ impl Simulation {
         let hosted = self.hosted(at);
         let chain = hosted.replica.as_ref().and_then(|replica| replica.chain());
         let head = chain.and_then(|chain| chain.head());
-        let is_applied =
-            hosted.store.slots().get(&update.chunk).is_some_and(|slot| {
-                slot.committed.state.tags.iter().any(|applied| applied.tag == tag)
-            });
+        let is_applied = hosted
+            .store
+            .slots()
+            .get(&update.chunk)
+            .is_some_and(|slot| slot.committed.state.tags.iter().any(|entry| entry.tag == tag));
         // Successors complete what the head has started, and the head repairs its chunks.
         let starts = head.is_some_and(|head| head.target == at.target()) && !is_applied;
         if starts && self.now > *end {

@@ -1,5 +1,5 @@
-//! Removal of a file: its clients stop, its updates expire, all replicas forget its inode, and it
-//! does not come back.
+//! Removal of a file: its clients stop, its updates expire, all replicas forget its inode, and no
+//! chunk of it reappears.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

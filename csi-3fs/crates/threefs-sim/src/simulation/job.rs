@@ -10,7 +10,7 @@ use threefs_core::replica::{OpId, Token};
 /// A disk operation, completed when it is due.
 #[derive(Clone, Debug)]
 pub(crate) enum Job {
-    Apply { op: OpId, update: StoreUpdate, payload: Bytes, started: Option<ChunkState> },
+    Apply { op: OpId, update: StoreUpdate, payload: Bytes, early_result: Option<ChunkState> },
     Commit { op: OpId, result: Result<ChunkState, StoreError> },
     Forgotten { op: OpId },
     Purged { op: OpId },

@@ -44,11 +44,11 @@ impl Simulation {
     /// Delays the routing for a replaced replica and a client, so that the client may send it
     /// requests after all others have changed.
     pub(super) fn delay_routing(&mut self, this: &Move) {
-        let replaced = self
+        let is_replaced = self
             .manager
             .chain(chain_id(CHAIN))
             .is_some_and(|chain| chain.state_of(this.destination) == Some(PublicState::Serving));
-        if self.faults_ended || !replaced || self.moves.random_bool(0.3) {
+        if self.faults_ended || !is_replaced || self.moves.random_bool(0.3) {
             return;
         }
         self.delay_routing_to(this.source);

@@ -204,7 +204,7 @@ impl Simulation {
                 let class = class_of(&request, self.mutation);
                 let incoming =
                     Incoming { caller, request: *request, payload, expires, deadline, class };
-                self.arrived(node, incoming)
+                self.on_request(node, incoming)
             }
             Packet::Response { caller, result, payload } => {
                 let result = (*result).map_err(PeerFailure::Refused);
@@ -253,7 +253,7 @@ impl Simulation {
         self.deliver_event(at, event)
     }
 
-    fn arrived(&mut self, node: usize, incoming: Incoming) -> Result<(), Violation> {
+    fn on_request(&mut self, node: usize, incoming: Incoming) -> Result<(), Violation> {
         let Some(port) = &mut self.nodes[node].port else {
             return self.admitted(node, incoming, None);
         };
@@ -269,12 +269,12 @@ impl Simulation {
     pub(crate) fn grant(&mut self, node: usize) {
         let (now, incarnation) = (self.now, self.nodes[node].incarnation);
         let Some(port) = &mut self.nodes[node].port else { return };
-        let (granted, reserved) = port.grant(now);
-        for id in granted {
+        let (granted_ids, reserved_ids) = port.grant(now);
+        for id in granted_ids {
             let round_trip = self.rng.random_range(100..2_000);
             self.push(round_trip, SimEvent::Enter { node, incarnation, id });
         }
-        for id in reserved {
+        for id in reserved_ids {
             self.push(0, SimEvent::Enter { node, incarnation, id });
         }
     }
@@ -300,10 +300,10 @@ impl Simulation {
         &mut self,
         node: usize,
         incoming: Incoming,
-        held: Option<port::HeldBudget>,
+        budget: Option<port::HeldBudget>,
     ) -> Result<(), Violation> {
         let Incoming { caller, request, payload, expires, .. } = incoming;
-        let origin = Origin { caller, held };
+        let origin = Origin { caller, budget };
         let at = At::of(request.to().target);
         if at.node != node || self.hosted(at).replica.is_none() {
             let error = StorageError::WrongTarget { target: request.to().target };
@@ -321,10 +321,10 @@ impl Simulation {
         result: threefs_core::message::StorageResult,
         payload: bytes::Bytes,
     ) {
-        let Origin { caller, held } = origin;
+        let Origin { caller, budget } = origin;
         self.send(node, caller.endpoint, Packet::response(caller, result, payload));
-        if let (Some(held), Some(port)) = (held, &mut self.nodes[node].port) {
-            port.give_back(held);
+        if let (Some(budget), Some(port)) = (budget, &mut self.nodes[node].port) {
+            port.give_back(budget);
             self.grant(node);
         }
     }

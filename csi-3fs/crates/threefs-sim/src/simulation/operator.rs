@@ -47,8 +47,8 @@ impl Simulation {
     fn promote(&mut self, at: At) -> Result<(), Violation> {
         let before = self.manager.routing();
         let empties = self.manager.would_empty_others(at.target());
-        if let Err(refused) = self.manager.promote(at.target(), Millis(self.now / 1_000)) {
-            self.note(|| format!("NOT PROMOTED: {refused}"));
+        if let Err(error) = self.manager.promote(at.target(), Millis(self.now / 1_000)) {
+            self.note(|| format!("NOT PROMOTED: {error}"));
             self.replace_destroyed(at.chain);
             return Ok(());
         }

@@ -31,7 +31,7 @@ pub(super) async fn run_target(node: Weak<Node>, id: TargetId, chain: ChainId) {
         match this.open(id, chain).await {
             Ok(target) => {
                 let mut failure = target.failure();
-                reopening.opened(this.context.clock.now());
+                reopening.record_open(this.context.clock.now());
                 this.activate(id, chain, target);
                 drop(this);
                 if !has_failed(&mut failure).await {
@@ -39,7 +39,7 @@ pub(super) async fn run_target(node: Weak<Node>, id: TargetId, chain: ChainId) {
                 }
                 let Some(this) = node.upgrade() else { return };
                 this.mark_broken(id, chain);
-                let pause_ms = reopening.failed(this.context.clock.now());
+                let pause_ms = reopening.record_failure(this.context.clock.now());
                 drop(this);
                 // Operations in flight still have the store open.
                 while failure.changed().await.is_ok() {}
@@ -68,7 +68,7 @@ pub(super) async fn run_target(node: Weak<Node>, id: TargetId, chain: ChainId) {
                     "retrying"
                 };
                 tracing::error!("{id} of {chain}: cannot open the store: {error}; {remedy}");
-                let pause_ms = reopening.failed(this.context.clock.now());
+                let pause_ms = reopening.record_failure(this.context.clock.now());
                 drop(this);
                 tokio::time::sleep(pause(pause_ms)).await;
             }
@@ -157,12 +157,12 @@ impl Node {
 
     async fn open(&self, id: TargetId, chain: ChainId) -> Result<Arc<Target>, StoreError> {
         let (folder, disk) = (self.folder(id), self.disk.clone());
-        let opened = tokio::task::spawn_blocking(move || {
+        let task = tokio::task::spawn_blocking(move || {
             let store = (disk.open)(&folder, disk.budget)?;
             let usage = StoreUsage::of(&*store);
             Ok((store, usage))
         });
-        let (store, usage) = opened.await.map_err(|error| StoreError::Io {
+        let (store, usage) = task.await.map_err(|error| StoreError::Io {
             operation: "open the store".into(),
             reason: error.to_string(),
         })??;

@@ -117,8 +117,8 @@ struct Fixture {
     node: Arc<Node>,
     folder: TempDir,
     /// Number of further openings that fail.
-    refused: Arc<AtomicU32>,
-    opened: Arc<AtomicU32>,
+    failing_opens: Arc<AtomicU32>,
+    open_count: Arc<AtomicU32>,
     /// Makes open stores fail.
     fails: Arc<AtomicBool>,
     version: u32,
@@ -128,13 +128,17 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let [refused, opened] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+        let [failing_opens, open_count] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
         let fails = Arc::new(AtomicBool::new(false));
         let open = {
-            let (refused, opened, fails) = (refused.clone(), opened.clone(), fails.clone());
+            let (failing_opens, open_count, fails) =
+                (failing_opens.clone(), open_count.clone(), fails.clone());
             move |folder: &Path, budget| -> Result<Arc<dyn ChunkStore>, StoreError> {
-                opened.fetch_add(1, SeqCst);
-                if refused.fetch_update(SeqCst, SeqCst, |drained| drained.checked_sub(1)).is_ok() {
+                open_count.fetch_add(1, SeqCst);
+                if failing_opens
+                    .fetch_update(SeqCst, SeqCst, |drained| drained.checked_sub(1))
+                    .is_ok()
+                {
                     return Err(no());
                 }
                 let store = crate::store::open(folder, budget)?;
@@ -154,7 +158,15 @@ impl Fixture {
             disk,
             DataFolder::Empty,
         ));
-        Self { node, folder, refused, opened, fails, version: 0, lease_ms: u64::from(u32::MAX) }
+        Self {
+            node,
+            folder,
+            failing_opens,
+            open_count,
+            fails,
+            version: 0,
+            lease_ms: u64::from(u32::MAX),
+        }
     }
 
     /// mgmtd publishes a chain of this target and of one on another node, and grants a lease.
@@ -201,7 +213,7 @@ impl Fixture {
     /// Number of openings that have started.
     async fn until_opened(&self, count: u32) {
         let wait = async {
-            while self.opened.load(SeqCst) < count {
+            while self.open_count.load(SeqCst) < count {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -253,12 +265,12 @@ impl Fixture {
 #[tokio::test]
 async fn opening_a_store_is_retried() {
     let mut fixture = Fixture::new();
-    fixture.refused.store(2, SeqCst);
+    fixture.failing_opens.store(2, SeqCst);
     fixture.routing(PublicState::Offline, PublicState::Serving);
     let away = fixture.until(LocalState::Offline).await;
     assert_eq!(away.store, None);
     let back = fixture.until(LocalState::Online).await;
-    assert_eq!(fixture.opened.load(SeqCst), 3);
+    assert_eq!(fixture.open_count.load(SeqCst), 3);
     assert!(back.store.is_some());
     // It has the routing once its threads have processed the event.
     fixture.until_report(|line| line.report.chain_version == ChainVersion(1)).await;
@@ -279,7 +291,7 @@ async fn a_store_that_fails_is_reopened_without_cached_state() {
     let back = fixture.until(LocalState::Online).await;
     assert_eq!(back.store, id, "the same store");
     // The folder is locked while a store is open, so the old one was closed.
-    assert_eq!(fixture.opened.load(SeqCst), 2);
+    assert_eq!(fixture.open_count.load(SeqCst), 2);
     // It does not serve by its old routing.
     fixture.forget(3).await.unwrap_err();
     fixture.routing(PublicState::LastSrv, PublicState::Offline);
@@ -325,7 +337,7 @@ async fn a_damaged_store_that_may_be_the_last_one_is_kept() {
             fixture.lease_ms = 0;
         }
         fixture.routing(own, other);
-        let so_far = fixture.opened.load(SeqCst);
+        let so_far = fixture.open_count.load(SeqCst);
         fixture.until_opened(so_far + 2).await;
         assert_eq!(fixture.until(LocalState::Offline).await.store, None);
         assert!(fixture.target_folder().exists(), "{own:?} {other:?}");
@@ -337,7 +349,7 @@ async fn a_damaged_store_that_may_be_the_last_one_is_kept() {
 async fn a_retired_target_or_one_of_a_stopped_node_is_not_reopened() {
     for retires in [true, false] {
         let mut fixture = Fixture::new();
-        fixture.refused.store(1_000_000, SeqCst);
+        fixture.failing_opens.store(1_000_000, SeqCst);
         fixture.routing(PublicState::Offline, PublicState::Serving);
         fixture.until(LocalState::Offline).await;
         if retires {

@@ -31,9 +31,9 @@ impl Simulation {
         }
         // The real store shows a pending state at some time between start and end.
         let early = !self.nodes[at.node].full && self.rng.random_bool(0.5);
-        let started = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
-        let started = started.flatten();
-        self.disk(at, 100..2_500, Job::Apply { op, update, payload, started });
+        let early_result = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
+        let early_result = early_result.flatten();
+        self.disk(at, 100..2_500, Job::Apply { op, update, payload, early_result });
     }
 
     pub(super) fn disk(&mut self, at: At, delay: std::ops::Range<u64>, job: Job) {
@@ -53,12 +53,12 @@ impl Simulation {
             self.push(hangs, SimEvent::Disk { at, opening, job: Box::new(job) });
             return Ok(());
         }
-        if let Some(event) = self.failed(at, &job) {
+        if let Some(event) = self.error_event(at, &job) {
             return self.deliver_event(at, event);
         }
         let event = match job {
-            Job::Apply { op, update, payload, started } => {
-                let result = self.end_apply(at, &update, &payload, started);
+            Job::Apply { op, update, payload, early_result } => {
+                let result = self.end_apply(at, &update, &payload, early_result);
                 self.acknowledge_early(at, &result);
                 Event::Applied { op, result }
             }
@@ -74,7 +74,7 @@ impl Simulation {
             }
             Job::Content { op, chunk, which } => {
                 let read = self.hosted(at).store.read(chunk, which);
-                Event::Content { op, result: read.map(|found| (found.state, found.bytes)) }
+                Event::Content { op, result: read.map(|content| (content.state, content.bytes)) }
             }
             Job::Read { token, request, chain_version } => {
                 return self.end_read(at, token, &request, chain_version);
@@ -96,7 +96,7 @@ impl Simulation {
     }
 
     /// Results of the store while it reports I/O errors; client reads are served from its cache.
-    fn failed(&self, at: At, job: &Job) -> Option<Event> {
+    fn error_event(&self, at: At, job: &Job) -> Option<Event> {
         if self.hosted(at).fails_until <= self.now {
             return None;
         }
@@ -121,11 +121,11 @@ impl Simulation {
         at: At,
         update: &StoreUpdate,
         payload: &Bytes,
-        started: Option<ChunkState>,
+        early_result: Option<ChunkState>,
     ) -> Result<ChunkState, StoreError> {
         let (full, mutation) = (self.nodes[at.node].full, self.mutation);
         let store = &mut self.hosted_mut(at).store;
-        let result = match started {
+        let result = match early_result {
             Some(pending) => Ok(pending),
             None if full && !payload.is_empty() => {
                 Err(StoreError::NoSpace { needed_bytes: payload.len() as u64 })
@@ -168,9 +168,9 @@ impl Simulation {
                 Ok(())
             }
             Err(error) => {
-                let damaged = matches!(error, StoreError::Corrupt { .. });
+                let is_damaged = matches!(error, StoreError::Corrupt { .. });
                 self.reply(at, token, Err(error.at(at.target())), Bytes::new());
-                if damaged {
+                if is_damaged {
                     return self.deliver_event(at, Event::DamageFound { chunk: request.chunk });
                 }
                 Ok(())

@@ -38,7 +38,7 @@ impl Simulation {
             return Ok(());
         }
         match self.open_store(at) {
-            Ok(()) => self.opened(at),
+            Ok(()) => self.on_open(at),
             Err(error) if self.is_set_aside(at, &error) => {
                 self.note(|| format!("{} is set aside", self.name(at)));
                 let id = self.new_store_id();
@@ -83,11 +83,11 @@ impl Simulation {
     }
 
     /// Gives a new replica the state of its node.
-    fn opened(&mut self, at: At) -> Result<(), Violation> {
+    fn on_open(&mut self, at: At) -> Result<(), Violation> {
         let (mutation, now) = (self.mutation, self.nodes[at.node].clock(self.now));
         let purge_after_ms = self.fencing.purge_after_ms();
         let hosted = self.hosted_mut(at);
-        hosted.reopening.opened(now);
+        hosted.reopening.record_open(now);
         let replica = replica(at, hosted.opening, mutation, purge_after_ms);
         hosted.start_replica(replica);
         self.deliver_routing(at)?;
@@ -132,7 +132,7 @@ impl Simulation {
     fn open_later(&mut self, at: At) {
         let now = self.nodes[at.node].clock(self.now);
         let incarnation = self.nodes[at.node].incarnation;
-        let pause_ms = self.hosted_mut(at).reopening.failed(now);
+        let pause_ms = self.hosted_mut(at).reopening.record_failure(now);
         let pause = self.rng.random_range(pause_ms * 750..=pause_ms * 1_000);
         self.push(pause, SimEvent::Open { at, incarnation });
     }

@@ -25,7 +25,7 @@ use crate::topology::{At, chain_id};
 #[derive(Debug)]
 pub(crate) struct Origin {
     pub caller: CallerId,
-    pub held: Option<HeldBudget>,
+    pub budget: Option<HeldBudget>,
 }
 
 /// A target on its node.
@@ -121,8 +121,8 @@ impl Hosted {
                 if let Some(predecessor) = chain.predecessor(self.at.target()) {
                     forward.from = predecessor.target;
                 }
-                let known = self.store.slots().get(&forward.chunk);
-                let version = known.map(|slot| slot.committed.state.version);
+                let slot = self.store.slots().get(&forward.chunk);
+                let version = slot.map(|slot| slot.committed.state.version);
                 forward.version = version.unwrap_or_default().next();
             }
             _ => {}
@@ -189,9 +189,9 @@ impl Simulation {
         let Some(replica) = &mut hosted.replica else { return Ok(()) };
         let mut actions = Vec::new();
         replica.handle(now, event, &hosted.store, &mut actions);
-        let (wakeup, failed) = (replica.next_wakeup(), replica.has_failed());
+        let (wakeup, has_failed) = (replica.next_wakeup(), replica.has_failed());
         self.execute(at, actions)?;
-        if failed {
+        if has_failed {
             self.store_failed(at);
         } else if let Some(wake) = wakeup {
             self.wake_at(at, wake);
@@ -200,13 +200,13 @@ impl Simulation {
     }
 
     fn wake_at(&mut self, at: At, wake: Millis) {
-        let due = self.nodes[at.node].moment_of(wake).max(self.now + 1);
+        let wake_at = self.nodes[at.node].moment_of(wake).max(self.now + 1);
         let now = self.now;
         let hosted = self.hosted_mut(at);
-        if hosted.wake_at.is_none_or(|before| due < before || before <= now) {
-            hosted.wake_at = Some(due);
+        if hosted.wake_at.is_none_or(|before| wake_at < before || before <= now) {
+            hosted.wake_at = Some(wake_at);
             let opening = hosted.opening;
-            self.push(due - now, SimEvent::Wake { at, opening });
+            self.push(wake_at - now, SimEvent::Wake { at, opening });
         }
     }
 
