@@ -28,7 +28,7 @@ pub(crate) struct SpaceRequest {
     /// Bytes of the blocks that it writes.
     pub(crate) bytes: u64,
     /// Bytes of the blocks freed by its commit.
-    pub(crate) freed: u64,
+    pub(crate) freed_bytes: u64,
     /// Size of the chunk after the update: overwriting all of it needs this space.
     pub(crate) whole: u64,
 }
@@ -37,7 +37,7 @@ pub(crate) struct SpaceRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Bytes of committed and pending content.
-    pub(crate) held: u64,
+    pub(crate) content_bytes: u64,
     /// Bytes that the commits of all pending states will free.
     pub(crate) returning: u64,
     /// Number of pending states.
@@ -58,7 +58,7 @@ struct Waiting<R> {
 }
 
 impl<R> Waiting<R> {
-    fn rejected(self) -> Completion<R> {
+    fn reject(self) -> Completion<R> {
         (self.ready, Err(StoreError::NoSpace { needed_bytes: self.request.bytes }))
     }
 }
@@ -85,7 +85,7 @@ pub(crate) struct Accounting<R> {
     stores: BTreeMap<u64, Usage>,
     all: Usage,
     next_id: u64,
-    granted: u64,
+    granted_bytes: u64,
     granted_returns: u64,
     reservations: u64,
     /// Largest copy requested so far.
@@ -105,7 +105,7 @@ impl<R> Default for Accounting<R> {
             stores: BTreeMap::new(),
             all: Usage::default(),
             next_id: 0,
-            granted: 0,
+            granted_bytes: 0,
             granted_returns: 0,
             reservations: 0,
             largest: 0,
@@ -120,8 +120,8 @@ impl<R> fmt::Debug for Accounting<R> {
         let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
         f.debug_struct("Accounting")
             .field("allocated", &self.allocated)
-            .field("held", &self.all)
-            .field("granted", &self.granted)
+            .field("content_bytes", &self.all)
+            .field("granted", &self.granted_bytes)
             .field("waiting", &waiting)
             .finish_non_exhaustive()
     }
@@ -153,34 +153,34 @@ impl<R> Accounting<R> {
         self.set_usage(store, Usage::default());
         self.stores.remove(&store);
         let waits = |queue: &mut VecDeque<Waiting<R>>| {
-            let (own, others) =
+            let (own, other_waits) =
                 std::mem::take(queue).into_iter().partition(|it: &Waiting<R>| it.store == store);
-            *queue = others;
+            *queue = other_waits;
             own
         };
         let own: Vec<VecDeque<Waiting<R>>> = self.waiting.iter_mut().map(waits).collect();
-        own.into_iter().flatten().map(Waiting::rejected).collect()
+        own.into_iter().flatten().map(Waiting::reject).collect()
     }
 
     pub(crate) fn set_usage(&mut self, store: u64, now: Usage) {
         let Some(usage) = self.stores.get_mut(&store) else { return };
         let before = std::mem::replace(usage, now);
-        self.all.held = self.all.held + now.held - before.held;
+        self.all.content_bytes = self.all.content_bytes + now.content_bytes - before.content_bytes;
         self.all.returning = self.all.returning + now.returning - before.returning;
         self.all.pending = self.all.pending + now.pending - before.pending;
     }
 
     /// The blocks of a granted request are allocated: from now on the store's usage counts them.
     pub(crate) fn blocks_allocated(&mut self, request: &mut SpaceRequest) {
-        self.granted -= request.bytes;
+        self.granted_bytes -= request.bytes;
         request.bytes = 0;
     }
 
     /// The update of a granted request is pending or has failed: the store's usage counts all of
     /// it.
     pub(crate) fn update_finished(&mut self, request: SpaceRequest) {
-        self.granted -= request.bytes;
-        self.granted_returns -= request.freed;
+        self.granted_bytes -= request.bytes;
+        self.granted_returns -= request.freed_bytes;
         self.reservations -= 1;
     }
 
@@ -192,13 +192,15 @@ impl<R> Accounting<R> {
     /// Free space now, and once all updates in flight have finished. Negative if the disk holds
     /// more than its capacity.
     pub(crate) fn free_space(&self) -> (i64, i64) {
-        let now = self.capacity() as i64 - self.all.held as i64 - self.granted as i64;
+        let now =
+            self.capacity() as i64 - self.all.content_bytes as i64 - self.granted_bytes as i64;
         (now, now + (self.all.returning + self.granted_returns) as i64)
     }
 
     fn admit(&self, request: SpaceRequest) -> Admission {
         let (now, alone) = self.free_space();
-        let (bytes, growth) = (request.bytes as i64, request.bytes as i64 - request.freed as i64);
+        let (bytes, growth) =
+            (request.bytes as i64, request.bytes as i64 - request.freed_bytes as i64);
         let copies = self.largest.saturating_mul(PARTS).min(self.capacity() / RESERVED_PARTS);
         let largest_chunk = self.largest_chunk.max(request.whole);
         let mut reserved = copies.max(largest_chunk.saturating_mul(2)) as i64;
@@ -243,8 +245,8 @@ impl<R> Accounting<R> {
                 let result = if admission == Admission::Grant {
                     // Recorded only for granted requests: a rejected chunk is never overwritten.
                     self.holds_chunk(request.whole);
-                    self.granted += request.bytes;
-                    self.granted_returns += request.freed;
+                    self.granted_bytes += request.bytes;
+                    self.granted_returns += request.freed_bytes;
                     self.reservations += 1;
                     Ok(request)
                 } else {
@@ -262,7 +264,7 @@ impl<R> Accounting<R> {
             let at = queue.iter().position(|it| it.id == wait.0)?;
             queue.remove(at)
         });
-        waiting.map(Waiting::rejected)
+        waiting.map(Waiting::reject)
     }
 
     pub(crate) fn is_waiting(&self, wait: ReserveWait) -> bool {
@@ -280,16 +282,17 @@ mod tests {
         accounting.free_bytes = 1 << 40;
         let store = accounting.add_store();
         let returning = 100 * pending;
-        accounting.set_usage(store, Usage { held: 100_000 + returning, returning, pending });
+        accounting
+            .set_usage(store, Usage { content_bytes: 100_000 + returning, returning, pending });
         accounting
     }
 
     fn overwrite(class: u8) -> SpaceRequest {
-        SpaceRequest { class, bytes: 100, freed: 100, whole: 100 }
+        SpaceRequest { class, bytes: 100, freed_bytes: 100, whole: 100 }
     }
 
     /// Number of granted requests.
-    fn granted(accounting: &mut Accounting<()>, request: SpaceRequest) -> usize {
+    fn grant_count(accounting: &mut Accounting<()>, request: SpaceRequest) -> usize {
         for _ in 0..20 {
             accounting.enqueue(0, request, ());
         }
@@ -300,20 +303,20 @@ mod tests {
     fn each_class_has_space_that_lower_classes_cannot_take() {
         let mut all = accounting(0);
         let by_class: Vec<usize> =
-            (0..CLASSES as u8).map(|class| granted(&mut all, overwrite(class))).collect();
+            (0..CLASSES as u8).map(|class| grant_count(&mut all, overwrite(class))).collect();
         assert_eq!(by_class, [8, 2, 2, 1, 1, 1, 1]);
         assert_eq!(
-            granted(&mut accounting(0), overwrite(class::REPLACE)),
+            grant_count(&mut accounting(0), overwrite(class::REPLACE)),
             16,
             "what the other classes leave"
         );
-        assert_eq!(granted(&mut accounting(8), overwrite(class::UPDATE)), 0, "8 are in flight");
-        assert_eq!(granted(&mut accounting(7), overwrite(class::UPDATE)), 1);
+        assert_eq!(grant_count(&mut accounting(8), overwrite(class::UPDATE)), 0, "8 are in flight");
+        assert_eq!(grant_count(&mut accounting(7), overwrite(class::UPDATE)), 1);
     }
 
     #[test]
     fn growth_beyond_the_capacity_is_rejected_and_overwrites_wait() {
-        let growth = SpaceRequest { class: class::UPDATE, bytes: 100, freed: 0, whole: 100 };
+        let growth = SpaceRequest { class: class::UPDATE, bytes: 100, freed_bytes: 0, whole: 100 };
         let admission = |pending, request| {
             let mut accounting = accounting(pending);
             accounting.largest = 100;
@@ -330,23 +333,25 @@ mod tests {
             Admission::Reject,
             "the copies in flight are not free space"
         );
-        let large = SpaceRequest { class: class::UPDATE, bytes: 1_700, freed: 1_700, whole: 1_700 };
+        let large =
+            SpaceRequest { class: class::UPDATE, bytes: 1_700, freed_bytes: 1_700, whole: 1_700 };
         assert_eq!(admission(0, large), Admission::Reject, "not even without other updates");
         // A chunk that was written in pieces may be overwritten as a whole.
         let mut accounting = accounting(0);
         accounting.holds_chunk(1_500);
-        let growth = SpaceRequest { class: class::UPDATE, bytes: 1, freed: 0, whole: 1 };
+        let growth = SpaceRequest { class: class::UPDATE, bytes: 1, freed_bytes: 0, whole: 1 };
         assert_eq!(accounting.admit(growth), Admission::Reject);
         assert_eq!(accounting.admit(SpaceRequest { class: 1, ..growth }), Admission::Grant);
-        let whole = SpaceRequest { class: 1, bytes: 1_500, freed: 1_500, whole: 1_500 };
+        let whole = SpaceRequest { class: 1, bytes: 1_500, freed_bytes: 1_500, whole: 1_500 };
         assert_eq!(accounting.admit(whole), Admission::Grant);
     }
 
     #[test]
     fn a_rejected_chunk_leaves_space_for_smaller_ones() {
-        let grows_to = |whole| SpaceRequest { class: class::UPDATE, bytes: 10, freed: 0, whole };
+        let grows_to =
+            |whole| SpaceRequest { class: class::UPDATE, bytes: 10, freed_bytes: 0, whole };
         let mut accounting = accounting(0);
-        assert_eq!(granted(&mut accounting, grows_to(1_000)), 0, "it could not be overwritten");
+        assert_eq!(grant_count(&mut accounting, grows_to(1_000)), 0, "it could not be overwritten");
         assert_eq!(accounting.admit(grows_to(10)), Admission::Grant);
         assert_eq!(accounting.admit(grows_to(1_000)), Admission::Reject);
     }
@@ -355,23 +360,23 @@ mod tests {
     fn waits_of_a_closed_store_are_rejected() {
         let mut accounting = accounting(7);
         let closed = accounting.add_store();
-        let large = SpaceRequest { class: class::UPDATE, bytes: 500, freed: 500, whole: 500 };
+        let large = SpaceRequest { class: class::UPDATE, bytes: 500, freed_bytes: 500, whole: 500 };
         accounting.enqueue(closed, large, ());
         accounting.enqueue(0, overwrite(class::UPDATE), ());
         assert!(accounting.grant_waiting().is_empty(), "the second waits behind the first");
-        let rejected = accounting.remove_store(closed);
+        let completions = accounting.remove_store(closed);
         let is_full = |result: &Result<_, _>| matches!(result, Err(StoreError::NoSpace { .. }));
-        assert!(rejected.len() == 1 && rejected.iter().all(|(_, result)| is_full(result)));
+        assert!(completions.len() == 1 && completions.iter().all(|(_, result)| is_full(result)));
         assert_eq!(accounting.grant_waiting().len(), 1);
     }
 
     #[test]
     fn with_space_for_few_copies_updates_are_serialized() {
-        let large = SpaceRequest { class: class::UPDATE, bytes: 500, freed: 500, whole: 500 };
+        let large = SpaceRequest { class: class::UPDATE, bytes: 500, freed_bytes: 500, whole: 500 };
         let mut one = accounting(0);
-        assert_eq!(granted(&mut one, large), 1);
+        assert_eq!(grant_count(&mut one, large), 1);
         assert_eq!(
-            granted(&mut one, SpaceRequest { class: 1, ..large }),
+            grant_count(&mut one, SpaceRequest { class: 1, ..large }),
             2,
             "forwards take what is available"
         );

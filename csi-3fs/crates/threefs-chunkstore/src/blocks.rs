@@ -50,8 +50,8 @@ pub(crate) fn push_extent(extents: &mut Vec<Extent>, next: Extent) {
 
 /// Total number of blocks of the runs, without holes.
 pub(crate) fn blocks_in(extents: &[Extent]) -> u64 {
-    let stored = extents.iter().filter(|extent| !extent.is_hole());
-    stored.map(|extent| u64::from(extent.blocks)).sum()
+    let data_extents = extents.iter().filter(|extent| !extent.is_hole());
+    data_extents.map(|extent| u64::from(extent.blocks)).sum()
 }
 
 /// Blocks `from .. to` of the content that `extents` hold, in order.
@@ -74,12 +74,12 @@ pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
     part
 }
 
-/// The blocks of `held` that are not in `kept`.
+/// The blocks of `current` that are not in `retained`.
 pub(crate) fn difference(current: &[Extent], retained: &[Extent]) -> Vec<Extent> {
     let mut retained: Vec<Extent> =
         retained.iter().copied().filter(|keep| !keep.is_hole()).collect();
     retained.sort();
-    let mut removed = Vec::new();
+    let mut difference = Vec::new();
     for extent in current.iter().filter(|extent| !extent.is_hole()) {
         let mut at = extent.start;
         for keep in retained.iter().filter(|keep| keep.end() > extent.start) {
@@ -87,15 +87,18 @@ pub(crate) fn difference(current: &[Extent], retained: &[Extent]) -> Vec<Extent>
                 break;
             }
             if keep.start > at {
-                push_extent(&mut removed, Extent { start: at, blocks: (keep.start - at) as u32 });
+                push_extent(
+                    &mut difference,
+                    Extent { start: at, blocks: (keep.start - at) as u32 },
+                );
             }
             at = at.max(keep.end());
         }
         if at < extent.end() {
-            push_extent(&mut removed, Extent { start: at, blocks: (extent.end() - at) as u32 });
+            push_extent(&mut difference, Extent { start: at, blocks: (extent.end() - at) as u32 });
         }
     }
-    removed
+    difference
 }
 
 /// Free runs of the data file: by position, to merge neighbors, and by size, for best fit.
@@ -283,10 +286,10 @@ mod tests {
         assert_eq!(slice(&sparse, 1, 4), [run(101, 1), Extent::hole(2)]);
         assert_eq!(slice(&sparse, 3, 6), [Extent::hole(2), run(50, 1)]);
         assert_eq!(difference(&sparse, &[run(101, 1), Extent::hole(9)]), [run(100, 1), run(50, 1)]);
-        let mut joined = vec![Extent::hole(1)];
-        push_extent(&mut joined, Extent::hole(2));
-        push_extent(&mut joined, run(7, 1));
-        assert_eq!(joined, [Extent::hole(3), run(7, 1)]);
+        let mut merged = vec![Extent::hole(1)];
+        push_extent(&mut merged, Extent::hole(2));
+        push_extent(&mut merged, run(7, 1));
+        assert_eq!(merged, [Extent::hole(3), run(7, 1)]);
         assert_eq!(difference(&extents, &[]), extents);
     }
 }

@@ -128,7 +128,7 @@ impl DiskBudget {
     }
 
     /// An existing data file is opened: it counts even if it exceeds the capacity.
-    pub(crate) fn opened(&self, bytes: u64) {
+    pub(crate) fn add_data_file(&self, bytes: u64) {
         self.accounting().allocated += bytes;
     }
 
@@ -170,9 +170,9 @@ impl DiskBudget {
     /// Unregisters a closed store. The caller must call [`Self::grant_waiting`] once its blocks are
     /// released.
     pub(crate) fn remove_store(self: &Arc<Self>, store: u64) {
-        let rejected = self.accounting().remove_store(store);
+        let completions = self.accounting().remove_store(store);
         self.reclaimables().retain(|(id, _)| *id != store);
-        self.complete(rejected);
+        self.complete(completions);
     }
 
     /// Updates the usage of a store. The caller must call [`Self::grant_waiting`] once it holds no lock.
@@ -257,14 +257,14 @@ impl DiskBudget {
     /// bytes.
     pub(crate) fn reclaim_for(&self, store: u64, bytes: u64) -> u64 {
         let _one_at_a_time = self.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
-        let others: Vec<Arc<dyn Reclaim>> = self
+        let other_stores: Vec<Arc<dyn Reclaim>> = self
             .reclaimables()
             .iter()
             .filter(|(id, _)| *id != store)
             .filter_map(|(_, reclaimable)| reclaimable.upgrade())
             .collect();
         let mut reclaimed = 0;
-        for other in others {
+        for other in other_stores {
             if reclaimed >= bytes {
                 break;
             }
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn a_closed_file_is_not_free_space() {
         let budget = DiskBudget::new(0, 0);
-        budget.opened(70);
+        budget.add_data_file(70);
         assert_eq!(budget.capacity(10), 80);
         budget.closed(70);
         assert_eq!(budget.accounting().capacity(), 10);

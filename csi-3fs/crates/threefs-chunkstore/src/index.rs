@@ -112,15 +112,15 @@ impl<F> Inner<F> {
         let number = self.appended;
         let mut released = Vec::new();
         let chunk = record.chunk();
-        let returned = self.returning_of(chunk);
+        let returning_before = self.returning_of(chunk);
         match record {
             Record::Pending { chunk, state, content }
             | Record::Written { chunk, state, content, .. } => {
                 let entry = self.index.entry(chunk).or_default();
                 let content = Arc::new(content);
-                if let Some(dropped) = entry.pending.replace(Version { state, content }) {
+                if let Some(replaced) = entry.pending.replace(Version { state, content }) {
                     released =
-                        difference(&dropped.content.extents, &entry.committed.content.extents);
+                        difference(&replaced.content.extents, &entry.committed.content.extents);
                     // A repeated partial update may use blocks of the dropped one.
                     if let Some(pending) = &entry.pending {
                         released = difference(&released, &pending.content.extents);
@@ -154,7 +154,7 @@ impl<F> Inner<F> {
                 self.index.insert(chunk, Entry { committed, pending: None });
             }
         }
-        self.returning_blocks = self.returning_blocks + self.returning_of(chunk) - returned;
+        self.returning_blocks = self.returning_blocks + self.returning_of(chunk) - returning_before;
         self.release_after(number, released);
     }
 
@@ -178,7 +178,7 @@ impl<F> Inner<F> {
     pub(crate) fn usage(&self) -> Usage {
         let block_bytes = BLOCK_BYTES as u64;
         Usage {
-            held: self.held_blocks * block_bytes,
+            content_bytes: self.held_blocks * block_bytes,
             returning: self.returning_blocks * block_bytes,
             pending: self.with_pending.len() as u64,
         }
@@ -233,20 +233,21 @@ impl<F> Inner<F> {
 
     /// After a replay: marks the blocks of all states as used, and all others as free.
     pub(crate) fn claim_blocks(&mut self) -> Result<(), StoreError> {
-        let held = |entry: &Entry| {
-            let mut held = difference(&entry.committed.content.extents, &[]);
+        let used_extents = |entry: &Entry| {
+            let mut used_extents = difference(&entry.committed.content.extents, &[]);
             if let Some(pending) = &entry.pending {
-                held.extend(difference(&pending.content.extents, &entry.committed.content.extents));
+                used_extents
+                    .extend(difference(&pending.content.extents, &entry.committed.content.extents));
             }
-            held
+            used_extents
         };
         // A truncated data file loses chunks, not the store: data beyond its end reads as zeros,
         // fails its checksums and is repaired from another replica.
-        let end = self.index.values().flat_map(held).map(Extent::end).max().unwrap_or(0);
+        let end = self.index.values().flat_map(used_extents).map(Extent::end).max().unwrap_or(0);
         self.data_blocks = self.data_blocks.max(end);
         self.free.release(0, self.data_blocks);
         for (chunk, entry) in &self.index {
-            for run in held(entry) {
+            for run in used_extents(entry) {
                 if !self.free.claim(run) {
                     let reason = format!("{chunk}: blocks {run:?} are used twice");
                     return Err(StoreError::Damaged { reason });

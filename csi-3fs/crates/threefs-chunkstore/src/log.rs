@@ -186,15 +186,15 @@ fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option
 }
 
 fn decode(mut body: &[u8], take: &mut impl FnMut(Record)) -> io::Result<()> {
-    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "invalid log record");
+    let invalid_record = || io::Error::new(io::ErrorKind::InvalidData, "invalid log record");
     while !body.is_empty() {
-        let (length, rest) = body.split_first_chunk::<4>().ok_or_else(damaged)?;
+        let (length, rest) = body.split_first_chunk::<4>().ok_or_else(invalid_record)?;
         let length = u32::from_le_bytes(*length) as usize;
         if length > rest.len() {
-            return Err(damaged());
+            return Err(invalid_record());
         }
         let (record, rest) = rest.split_at(length);
-        take(postcard::from_bytes(record).map_err(|_| damaged())?);
+        take(postcard::from_bytes(record).map_err(|_| invalid_record())?);
         body = rest;
     }
     Ok(())

@@ -34,7 +34,7 @@ pub(crate) struct Part {
 }
 
 /// Number of blocks that the parts need.
-pub(crate) fn stored(parts: &[Part]) -> u32 {
+pub(crate) fn stored_blocks(parts: &[Part]) -> u32 {
     parts.iter().filter(|part| !part.zeros).map(|part| part.blocks).sum()
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn blocks_needed(
     payload_bytes: usize,
 ) -> (u64, u64) {
     let old = base.state.length as usize;
-    let held = blocks_in(&base.content.extents);
+    let base_blocks = blocks_in(&base.content.extents);
     let patch = |offset: usize, end: usize| {
         let (first, last, written_blocks) = if base.content.extents.len() >= RUNS_MAX {
             let all = blocks_of(old.max(end));
@@ -76,12 +76,12 @@ pub(crate) fn blocks_needed(
         (written_blocks as u64, blocks_in(&slice(&base.content.extents, first, last)))
     };
     match update.change {
-        ContentChange::Remove => (0, held),
-        ContentChange::Replace => (blocks_of(payload_bytes) as u64, held),
+        ContentChange::Remove => (0, base_blocks),
+        ContentChange::Replace => (blocks_of(payload_bytes) as u64, base_blocks),
         ContentChange::Truncate { length } if length as usize <= old => (0, 0),
         ContentChange::Truncate { length } => patch(length as usize, length as usize),
         ContentChange::Write { offset: 0 } if payload_bytes >= old => {
-            (blocks_of(payload_bytes) as u64, held)
+            (blocks_of(payload_bytes) as u64, base_blocks)
         }
         ContentChange::Write { offset } => patch(offset as usize, offset as usize + payload_bytes),
     }

@@ -181,7 +181,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
             self.read_blocks(update.chunk, &base, from, to)
         })?;
         let parts = plan.parts(&base);
-        let runs = match plan::stored(&parts) {
+        let runs = match plan::stored_blocks(&parts) {
             0 => Vec::new(),
             blocks => self.allocate_blocks(blocks, &mut reservation)?,
         };
@@ -326,6 +326,6 @@ impl<D: Disk> Drop for FileChunkStore<D> {
     }
 }
 
-pub(crate) fn failed(operation: &str, error: &std::io::Error) -> StoreError {
+pub(crate) fn io_error(operation: &str, error: &std::io::Error) -> StoreError {
     StoreError::Io { operation: operation.to_owned(), reason: error.to_string() }
 }

@@ -45,7 +45,7 @@ fn put<D: Disk>(
 }
 
 fn read<D: Disk>(store: &FileChunkStore<D>, index: u32) -> Result<Vec<u8>, StoreError> {
-    store.read(chunk(index), Which::Committed, 0, u32::MAX).map(|found| found.bytes)
+    store.read(chunk(index), Which::Committed, 0, u32::MAX).map(|read| read.bytes)
 }
 
 fn config() -> StoreConfig {
@@ -225,20 +225,20 @@ fn a_failed_folder_flush_during_a_compaction_closes_the_store() {
     let disk = MemoryDisk::default();
     let store = FileChunkStore::open_on(disk.clone(), small_log()).unwrap();
     disk.0.lock().unwrap().fail_sync_names = true;
-    let mut promised = Vec::new();
+    let mut acked_indices = Vec::new();
     for index in 0..60 {
         match put(&store, index, 1, 5_000) {
-            Ok(()) => promised.push(index),
+            Ok(()) => acked_indices.push(index),
             Err(error) => {
                 assert!(error.to_string().contains("closed after a failed flush"), "{error}");
                 break;
             }
         }
     }
-    assert!(promised.len() < 60, "the log was not compacted");
+    assert!(acked_indices.len() < 60, "the log was not compacted");
     drop(store);
     let store = FileChunkStore::open_on(disk, small_log()).unwrap();
-    for index in promised {
+    for index in acked_indices {
         assert!(store.meta(chunk(index)).is_some(), "chunk {index} was promised");
     }
 }
@@ -332,9 +332,9 @@ fn stores_of_one_disk_share_its_capacity() {
     assert!(stores.iter().all(|store| store.space().capacity_bytes == 1 << 20));
     // Space that one store frees is available to another.
     let mut stores = stores.into_iter();
-    let kept = stores.next().unwrap();
+    let first = stores.next().unwrap();
     drop(stores);
-    put(&kept, 1_000, 1, 200_000).unwrap();
+    put(&first, 1_000, 1, 200_000).unwrap();
 }
 
 /// A compaction without space must not use up what is left.

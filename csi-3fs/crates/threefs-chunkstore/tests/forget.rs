@@ -150,7 +150,7 @@ fn create_and_remove(chunks: u64) -> Vec<(u64, u64)> {
     let config = StoreConfig { log_bytes: 4 << 20, ..StoreConfig::default() };
     let store = FileChunkStore::open(folder.path(), config).unwrap();
     let files = chunks / CHUNKS_PER_FILE;
-    let mut gone = Vec::new();
+    let mut forgotten = Vec::new();
     let mut figures = Vec::new();
     for file in 0..files {
         let inode = InodeId(file + 1);
@@ -161,16 +161,16 @@ fn create_and_remove(chunks: u64) -> Vec<(u64, u64)> {
         // Every hundredth file is kept, so that the forgotten ones are not one range. Its removed
         // chunks are purged.
         if file % 100 != 0 {
-            gone.push(InodeRange::one(inode));
+            forgotten.push(InodeRange::one(inode));
         } else {
             for index in 1..CHUNKS_PER_FILE as u32 {
                 store.purge(ChunkId::new(inode, index), ChunkVersion(2)).unwrap();
             }
             put(&store, ChunkId::new(inode, 0), 3, ContentChange::Replace).unwrap();
         }
-        if gone.len() == 64 {
-            store.forget_inodes(&gone, ChunkVersion(0)).unwrap();
-            gone.clear();
+        if forgotten.len() == 64 {
+            store.forget_inodes(&forgotten, ChunkVersion(0)).unwrap();
+            forgotten.clear();
         }
         if (file + 1) % (files / 10) == 0 {
             figures.push((resident_bytes(), log_bytes(folder.path())));

@@ -20,7 +20,8 @@ const FOLDER: &str = "THREEFS_KILL_TEST_FOLDER";
 const KILLS: u32 = 50;
 const WRITERS: u32 = 4;
 const CHUNKS_PER_WRITER: u32 = 3;
-/// Timeout for output of a victim: it takes milliseconds, and seconds to start from a cold disk.
+/// Timeout for output of a child: output takes milliseconds, and a start from a cold disk takes
+/// seconds.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config() -> StoreConfig {
@@ -37,9 +38,9 @@ fn content(chunk: ChunkId, version: u64) -> Vec<u8> {
     (0..length).map(|i| (i * 17 + version * 101 + chunk.inode.0) as u8).collect()
 }
 
-/// The victim: writes for ever, and prints each acknowledged version.
+/// The child process: writes until it is killed, and prints each acknowledged version.
 #[test]
-fn victim() {
+fn writer() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let store = Arc::new(FileChunkStore::open(Path::new(&folder), config()).unwrap());
     let writers: Vec<_> = (0..WRITERS)
@@ -92,35 +93,35 @@ fn listen(output: ChildStdout) -> Receiver<Vec<u8>> {
 fn fifty_kills_lose_no_acknowledged_write() {
     let folder = tempfile::tempdir().unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut promised: BTreeMap<ChunkId, u64> = BTreeMap::new();
+    let mut acked_versions: BTreeMap<ChunkId, u64> = BTreeMap::new();
     for kill in 0..KILLS {
-        let mut victim = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "victim", "--nocapture"])
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "writer", "--nocapture"])
             .env(FOLDER, folder.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let lines = listen(victim.stdout.take().unwrap());
-        // A random number of acknowledgements, however long it takes to start; then a moment
-        // between two of them.
-        let mut heard: Vec<Vec<u8>> = Vec::new();
+        let lines = listen(child.stdout.take().unwrap());
+        // Waits for a random number of acknowledgements, then for a random time, so that the kill
+        // falls between two of them.
+        let mut output_lines: Vec<Vec<u8>> = Vec::new();
         let mut hangs = false;
         for _ in 0..rng.random_range(1..60) {
             match lines.recv_timeout(OUTPUT_TIMEOUT) {
-                Ok(line) => heard.push(line),
-                Err(ended) => {
-                    hangs = ended == RecvTimeoutError::Timeout;
+                Ok(line) => output_lines.push(line),
+                Err(error) => {
+                    hangs = error == RecvTimeoutError::Timeout;
                     break;
                 }
             }
         }
         std::thread::sleep(Duration::from_micros(rng.random_range(0..5_000)));
-        victim.kill().unwrap();
-        victim.wait().unwrap();
-        assert!(!hangs, "kill {kill}: no output of the victim for {OUTPUT_TIMEOUT:?}");
-        heard.extend(lines);
-        for line in heard {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!hangs, "kill {kill}: no output of the child for {OUTPUT_TIMEOUT:?}");
+        output_lines.extend(lines);
+        for line in output_lines {
             let line = String::from_utf8_lossy(&line).into_owned();
             let words: Vec<&str> = line.split(' ').collect();
             // The last line may be truncated; "promise" may follow output of the test harness.
@@ -129,22 +130,19 @@ fn fifty_kills_lose_no_acknowledged_write() {
                 && let (Ok(inode), Ok(index), Ok(version)) =
                     (inode.parse(), index.parse(), version.parse::<u64>())
             {
-                let newest = promised.entry(ChunkId::new(InodeId(inode), index)).or_insert(0);
+                let newest = acked_versions.entry(ChunkId::new(InodeId(inode), index)).or_insert(0);
                 *newest = (*newest).max(version);
             }
         }
         let store = FileChunkStore::open(folder.path(), config()).unwrap();
-        for (chunk, version) in &promised {
-            let stored = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
-            let newest = stored.state.version.0;
+        for (chunk, version) in &acked_versions {
+            let read = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
+            let newest = read.state.version.0;
             assert!(newest >= *version, "kill {kill}: {chunk} has {newest}, promised {version}");
-            assert!(
-                stored.bytes == content(*chunk, newest),
-                "kill {kill}: {chunk} version {newest}"
-            );
+            assert!(read.bytes == content(*chunk, newest), "kill {kill}: {chunk} version {newest}");
         }
     }
-    let promises: u64 = promised.values().sum();
-    assert!(promises > 500, "the victims wrote too little: {promises}");
+    let promises: u64 = acked_versions.values().sum();
+    assert!(promises > 500, "the children wrote too little: {promises}");
     println!("{promises} promises in {KILLS} lives");
 }

@@ -124,17 +124,17 @@ impl World {
 
     fn check_read(&self, chunk: ChunkId, offset: u32, length: u32, newest: bool) {
         let which = if newest { Which::Newest } else { Which::Committed };
-        let got = self.store().read(chunk, which, offset, length);
+        let result = self.store().read(chunk, which, offset, length);
         let state = self.model.get(&chunk).map(|entry| match &entry.pending {
             Some(pending) if newest => pending,
             _ => &entry.committed,
         });
         match state.filter(|state| state.version > 0 && !state.removed) {
-            None => assert_eq!(got, Err(StoreError::NotFound { chunk })),
+            None => assert_eq!(result, Err(StoreError::NotFound { chunk })),
             Some(state) => {
                 let from = (offset as usize).min(state.bytes.len());
                 let to = (from + length as usize).min(state.bytes.len());
-                assert_eq!(got.unwrap().bytes, state.bytes[from..to], "{chunk}");
+                assert_eq!(result.unwrap().bytes, state.bytes[from..to], "{chunk}");
             }
         }
     }
@@ -182,7 +182,8 @@ impl World {
             used += entry.committed.bytes.len().div_ceil(4096);
             used += entry.pending.as_ref().map_or(0, |p| p.bytes.len().div_ceil(4096));
         }
-        // No block leaks: shared blocks make it less, never more.
+        // No block leaks: the number of blocks in use is at most that of the model, because blocks
+        // can be shared.
         self.store().flush().unwrap();
         assert!(self.store().space().used_bytes <= used as u64 * 4096);
         let pending: Vec<ChunkId> = self

@@ -129,11 +129,11 @@ impl Round {
             true => ContentChange::Replace,
             false => ContentChange::Write { offset: from as u32 },
         };
-        let rejected = self.update(chunk, change, &bytes);
-        if rejected.is_none() {
+        let error = self.update(chunk, change, &bytes);
+        if error.is_none() {
             chunk.content[from..to].copy_from_slice(&bytes);
         }
-        rejected
+        error
     }
 }
 
@@ -160,7 +160,7 @@ fn write(
     let mut random = ChaCha8Rng::seed_from_u64(seed * 100 + inode);
     let mut chunks = Vec::new();
     let mut index = 0;
-    // Until nothing can grow, not even a little.
+    // Until not even the smallest growth is possible.
     for refusals in 0..20 {
         while let Ok(mut chunk) = round.grow(&mut random, inode, index, round.longest) {
             if random.random_bool(0.3) {
@@ -172,7 +172,7 @@ fn write(
         index += refusals + 1;
     }
     full.fetch_add(1, SeqCst);
-    for done in 0..OVERWRITES {
+    for round_number in 0..OVERWRITES {
         if failed.load(SeqCst) || chunks.is_empty() {
             break;
         }
@@ -180,7 +180,9 @@ fn write(
         if let Some(error) = round.overwrite(&mut random, &mut chunks[at]) {
             failed.store(true, SeqCst);
             let (length, of) = (chunks[at].content.len(), round.longest);
-            panic!("seed {seed}: overwrite {done} of a chunk of {length} of {of} bytes: {error}");
+            panic!(
+                "seed {seed}: overwrite {round_number} of a chunk of {length} of {of} bytes: {error}"
+            );
         }
         // Other writers try to take the space that overwrites need.
         if random.random_bool(0.2)
@@ -213,8 +215,8 @@ fn run_round(seed: u64) {
         let store = &round.stores[chunk.store];
         let read = store.read(chunk.id, Which::Committed, 0, u32::MAX).unwrap();
         assert!(read.bytes == chunk.content, "seed {seed}: {:?}", chunk.id);
-        let rejected = round.overwrite(&mut random, chunk);
-        assert_eq!(rejected, None, "seed {seed}: after reopening");
+        let error = round.overwrite(&mut random, chunk);
+        assert_eq!(error, None, "seed {seed}: after reopening");
     }
 }
 

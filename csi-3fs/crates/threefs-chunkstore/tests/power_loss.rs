@@ -29,7 +29,7 @@ type Picture = BTreeMap<ChunkId, (ChunkState, Vec<u8>, Option<(ChunkState, Vec<u
 
 fn picture(store: &FileChunkStore<MemoryDisk>) -> Picture {
     let content = |chunk, which| match store.read(chunk, which, 0, u32::MAX) {
-        Ok(found) => found.bytes,
+        Ok(read) => read.bytes,
         Err(StoreError::NotFound { .. }) => Vec::new(),
         Err(error) => panic!("{chunk}: {error}"),
     };
@@ -119,11 +119,11 @@ impl Run {
 
     /// States that a loss of power before operation `at` may leave: from the last acknowledged
     /// update to the first call that had not returned.
-    fn allowed(&self, at: usize) -> &[(usize, Picture, bool)] {
-        let promised = self.moments.iter().rposition(|(end, _, promise)| *promise && *end <= at);
+    fn allowed_moments(&self, at: usize) -> &[(usize, Picture, bool)] {
+        let last_acked = self.moments.iter().rposition(|(end, _, promise)| *promise && *end <= at);
         let first_open = self.moments.iter().position(|(end, ..)| *end > at);
         let end = first_open.map_or(self.moments.len(), |first_open| first_open + 1);
-        &self.moments[promised.unwrap_or(0)..end]
+        &self.moments[last_acked.unwrap_or(0)..end]
     }
 }
 
@@ -134,12 +134,12 @@ fn check(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
         .unwrap_or_else(|error| panic!("seed {seed}, before operation {at}: {error}"));
     let recovered = picture(&store);
     // Before the first acknowledged update there may be nothing.
-    let allowed = run.allowed(at);
+    let allowed_moments = run.allowed_moments(at);
     assert!(
-        allowed.iter().any(|(_, picture, _)| *picture == recovered),
+        allowed_moments.iter().any(|(_, picture, _)| *picture == recovered),
         "seed {seed}, before operation {at} of {}: none of {} allowed pictures",
         operations.len(),
-        allowed.len(),
+        allowed_moments.len(),
     );
     // The store continues from there, and later acknowledged updates survive as well.
     let update = StoreUpdate {
@@ -163,14 +163,14 @@ fn check_kill(run: &Run, at: usize, luck: Luck<'_>, seed: u64) {
     let disk = after_kill(&operations, at);
     let store = FileChunkStore::open_on(disk.clone(), config())
         .unwrap_or_else(|error| panic!("seed {seed}, killed before operation {at}: {error}"));
-    let answered = picture(&store);
+    let before_loss = picture(&store);
     let operations = disk.0.lock().unwrap().operations.clone();
     let disk = after_power_loss(&operations, operations.len(), luck);
     drop(store);
     let store = FileChunkStore::open_on(disk, config())
         .unwrap_or_else(|error| panic!("seed {seed}, killed before operation {at}: {error}"));
     assert!(
-        picture(&store) == answered,
+        picture(&store) == before_loss,
         "seed {seed}: killed before operation {at}, opened, then the power failed: state that \
          the store served is lost"
     );

@@ -102,13 +102,14 @@ fn read<D: Disk>(store: &FileChunkStore<D>, index: u32) -> Vec<u8> {
 }
 
 /// Distributes the chunks over the stores of the disk.
-fn filled(stores: &[Arc<Store>]) {
+fn fill(stores: &[Arc<Store>]) {
     for index in 0..CHUNKS {
         put(&stores[index as usize % stores.len()], index, 1).unwrap();
     }
 }
 
-/// Returns when the other threads have stopped making progress: they wait for space, or in here.
+/// Returns when the other threads have stopped making progress: they wait for space, or in this
+/// function.
 fn until_quiet(progress: &AtomicU32) {
     let mut before = None;
     while before.replace(progress.load(SeqCst)) != Some(progress.load(SeqCst)) {
@@ -121,14 +122,15 @@ fn overwrites_on_three_stores_of_one_nearly_full_disk_all_succeed() {
     const WRITERS: u32 = 48;
     const ROUNDS: u32 = 6;
     let stores = stores(&budget());
-    filled(&stores);
+    fill(&stores);
     let progress = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let (stores, progress) = (&stores, &progress);
             scope.spawn(move || {
                 for round in 0..ROUNDS {
-                    // All on one store for a while, then on the next: each needs all the space.
+                    // All updates on one store, then all on the next: each store needs all the
+                    // space.
                     let index = writer * 3 + round * 3 / ROUNDS;
                     let store = &stores[index as usize % 3];
                     let version = u64::from(round % (ROUNDS / 3)) + 2;
@@ -152,7 +154,7 @@ fn chains_over_three_nearly_full_nodes_do_not_deadlock() {
     const WRITERS: u32 = 96;
     let nodes: Vec<_> = (0..3).map(|_| stores(&budget())).collect();
     for node in &nodes {
-        filled(node);
+        fill(node);
     }
     let progress = AtomicU32::new(0);
     std::thread::scope(|scope| {
@@ -187,7 +189,7 @@ fn chains_over_three_nearly_full_nodes_do_not_deadlock() {
 #[test]
 fn updates_leave_space_for_forwards_and_wait_for_commits() {
     let stores = stores(&budget());
-    filled(&stores);
+    fill(&stores);
     let mut pending = Vec::new();
     let mut index = 0;
     let waiting = loop {
@@ -247,7 +249,7 @@ fn growth_is_rejected_immediately_and_leaves_space_for_overwrites() {
 #[test]
 fn a_wait_ends_at_its_deadline() {
     let stores = stores(&budget());
-    filled(&stores);
+    fill(&stores);
     let mut rooms = Vec::new();
     loop {
         let (ready, room) = mpsc::channel();
@@ -272,7 +274,7 @@ fn a_wait_ends_at_its_deadline() {
 /// another store waits behind it.
 fn large_before_small() -> (Vec<Arc<Store>>, (ReserveWait, Answer), Answer) {
     let stores = stores(&budget());
-    filled(&stores);
+    fill(&stores);
     let large = update(0, 2, ContentChange::Replace);
     stores[0].apply(&large, &[1; 8 * CHUNK]).unwrap();
     commit(&stores[0], 0, 2);
@@ -368,15 +370,15 @@ fn free_blocks_of_one_store_are_available_to_another() {
         put(&giver, index, 1).unwrap();
     }
     // Every second chunk, so that the free blocks are scattered over the file.
-    let mut taken = 0;
-    for removed in (0..count).step_by(2).chain((1..count / 2).step_by(2)) {
-        remove(&giver, removed, 2);
-        put(&taker, 10_000 + taken, 1).unwrap();
-        taken += 1;
+    let mut count_of_taker = 0;
+    for index in (0..count).step_by(2).chain((1..count / 2).step_by(2)) {
+        remove(&giver, index, 2);
+        put(&taker, 10_000 + count_of_taker, 1).unwrap();
+        count_of_taker += 1;
     }
     drop((giver, taker));
     let (giver, taker) = (open(&disks[0]), open(&disks[1]));
-    for index in 0..taken {
+    for index in 0..count_of_taker {
         assert_eq!(read(&*taker, 10_000 + index), content(10_000 + index, 1));
     }
     let room = disks.map(|disk| disk.0.lock().unwrap().used() as u64).iter().sum::<u64>();

@@ -66,13 +66,13 @@ struct Asks {
 impl Asks {
     fn ask(&self, call: &str) {
         let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
-        let (answer, answered) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
         std::thread::spawn(move || {
             store.meta(chunk(0));
             store.used_bytes();
             answer.send(()).unwrap();
         });
-        assert!(answered.recv_timeout(ANSWER_TIMEOUT).is_ok(), "{call} is called under the lock");
+        assert!(answers.recv_timeout(ANSWER_TIMEOUT).is_ok(), "{call} is called under the lock");
         self.count.fetch_add(1, SeqCst);
     }
 }
@@ -190,7 +190,7 @@ type Picture = (ChunkVersion, BTreeMap<ChunkId, (u64, Option<u64>)>);
 
 fn picture<D: Disk>(store: &FileChunkStore<D>) -> Picture {
     let metas = store.metas(None, ChunkId::MAX, usize::MAX).into_iter();
-    let known = metas
+    let versions = metas
         .map(|meta| {
             let pending = meta.pending.as_ref().map(|pending| pending.version.0);
             if meta.newest().exists() {
@@ -199,7 +199,7 @@ fn picture<D: Disk>(store: &FileChunkStore<D>) -> Picture {
             (meta.chunk, (meta.committed.version.0, pending))
         })
         .collect();
-    (store.version_floor(), known)
+    (store.version_floor(), versions)
 }
 
 /// All changes of a chunk, before and after it is copied, with kills and losses of power in
@@ -213,13 +213,13 @@ fn changes_during_a_compaction_are_in_the_new_log_once() {
         for index in 0..CHUNKS {
             put(&store, chunk(index), 1, ContentChange::Replace);
         }
-        let (mut versions, mut gone, mut switches) = (BTreeMap::new(), Vec::new(), 0);
+        let (mut versions, mut forgotten, mut switches) = (BTreeMap::new(), Vec::new(), 0);
         let mut name = log_name(&disk);
         for step in 0..3_000_u32 {
             let at = chunk(rng.random_range(0..CHUNKS));
             let version = versions.entry(at).or_insert(1_u64);
             let pending = store.meta(at).is_some_and(|meta| meta.pending.is_some());
-            if gone.contains(&at.inode) {
+            if forgotten.contains(&at.inode) {
                 assert!(store.meta(at).is_none());
             } else {
                 match rng.random_range(0..100) {
@@ -252,7 +252,7 @@ fn changes_during_a_compaction_are_in_the_new_log_once() {
                     }
                     99 => {
                         store.forget_inodes(&[InodeRange::one(at.inode)], ChunkVersion(0)).unwrap();
-                        gone.push(at.inode);
+                        forgotten.push(at.inode);
                     }
                     _ => {}
                 }
@@ -269,9 +269,9 @@ fn changes_during_a_compaction_are_in_the_new_log_once() {
                 } else {
                     after_kill(&operations, usize::MAX)
                 };
-                let opened = FileChunkStore::open_on(crashed.clone(), config()).unwrap();
-                assert_eq!(picture(&opened), expected, "seed {seed}, step {step}");
-                drop(opened);
+                let reopened = FileChunkStore::open_on(crashed.clone(), config()).unwrap();
+                assert_eq!(picture(&reopened), expected, "seed {seed}, step {step}");
+                drop(reopened);
                 if step % 900 == 899 {
                     drop(store);
                     store = FileChunkStore::open_on(disk.clone(), config()).unwrap();

@@ -229,7 +229,7 @@ fn a_commit_at_once_does_not_touch_a_full_log() {
     let disk = MemoryDisk::default();
     let config = StoreConfig { log_bytes: 64 << 10, ..StoreConfig::default() };
     let store = FileChunkStore::open_on(disk.clone(), config).unwrap();
-    let mut left = 0;
+    let mut open_commits = 0;
     for number in 1..40_000 {
         let chunk = ChunkId::new(InodeId(number), 0);
         let version = ChunkVersion(1);
@@ -237,12 +237,12 @@ fn a_commit_at_once_does_not_touch_a_full_log() {
         let change = ContentChange::Remove;
         store.apply(&StoreUpdate { chunk, version, chain_version, tags, change }, &[]).unwrap();
         if store.commit_at_once(chunk, version, chain_version).is_none() {
-            left += 1;
+            open_commits += 1;
             store.commit(chunk, version, chain_version).unwrap();
         }
-        if left > 0 {
+        if open_commits > 0 {
             return;
         }
     }
-    assert!(left > 0, "the log was never full");
+    assert!(open_commits > 0, "the log was never full");
 }

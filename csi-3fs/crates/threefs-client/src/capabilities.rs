@@ -29,7 +29,7 @@ struct Cached {
     /// Bytes of the file below this may be written.
     end: u64,
     /// When it was received: the clock of the service that signed it may differ from the local one.
-    received: BootInstant,
+    received_at: BootInstant,
     /// End of the permission to write, in seconds since 1970.
     until_unix_s: u64,
     /// A renewal is in progress.
@@ -50,7 +50,7 @@ impl Capabilities {
     }
 
     /// Whether this client holds a ticket, and so needs capabilities.
-    pub(crate) fn needed(&self) -> bool {
+    pub(crate) fn are_required(&self) -> bool {
         matches!(self.credentials.current(), Credential::Ticket(_))
     }
 
@@ -69,7 +69,7 @@ impl Capabilities {
             _ => (current.until_unix_s, WRITE_LIFETIME_S),
         };
         let life = Duration::from_secs(life_s);
-        let remaining = life.saturating_sub(now.since(current.received));
+        let remaining = life.saturating_sub(now.since(current.received_at));
         // A new one would expire no later.
         let is_last = ends_unix_s >= sealed.ticket().expires_unix_s;
         if remaining.is_zero() || (remaining <= MARGIN && !is_last) {
@@ -90,8 +90,9 @@ impl Capabilities {
         if cached.len() >= CACHED_MAX {
             cached.clear();
         }
-        let received = BootInstant::now();
-        cached.insert(inode, Cached { capability, end, received, until_unix_s, renewing: false });
+        let received_at = BootInstant::now();
+        cached
+            .insert(inode, Cached { capability, end, received_at, until_unix_s, renewing: false });
         end
     }
 

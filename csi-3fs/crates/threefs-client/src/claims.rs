@@ -88,9 +88,9 @@ impl Client {
                 }
                 Some(claim) => return Ok(claim.clone()),
             };
-            let mine = Claim { holder: holder.into(), beat: beat + 1 };
-            match self.write_claim(path, Some(&mine), mode).await {
-                Ok(()) => return Ok(mine),
+            let claim = Claim { holder: holder.into(), beat: beat + 1 };
+            match self.write_claim(path, Some(&claim), mode).await {
+                Ok(()) => return Ok(claim),
                 Err(ClientError::Meta(
                     MetaError::Exists { .. } | MetaError::NoAttribute { .. },
                 )) if attempts < ATTEMPTS_MAX => {}
@@ -116,9 +116,9 @@ impl Client {
                 }
                 other => return Ok(Renewal::Lost(other)),
             };
-            let mine = Claim { holder: existing.holder.clone(), beat: existing.beat + 1 };
-            match self.write_claim(path, Some(&mine), SetMode::Was(existing.encode())).await {
-                Ok(()) => return Ok(Renewal::Held(mine)),
+            let claim = Claim { holder: existing.holder.clone(), beat: existing.beat + 1 };
+            match self.write_claim(path, Some(&claim), SetMode::Was(existing.encode())).await {
+                Ok(()) => return Ok(Renewal::Held(claim)),
                 Err(ClientError::Meta(
                     MetaError::Exists { .. } | MetaError::NoAttribute { .. },
                 )) if attempts < ATTEMPTS_MAX => {}

@@ -63,8 +63,8 @@ impl Cluster {
     pub(crate) async fn of_three(memory_bytes: usize) -> Self {
         let mut cluster = Self { memory_bytes, ..Self::start(3).await };
         for node in 1..=3 {
-            let started = cluster.start_storage(node);
-            cluster.storage.push(started);
+            let storage = cluster.start_storage(node);
+            cluster.storage.push(storage);
         }
         cluster
     }
@@ -149,7 +149,7 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
         let chain = chains[index as usize % chains.len()].0;
         write(client.clone(), chain, index).await.unwrap();
     }
-    // Its handlers are aborted as by a kill; it restarts on another port.
+    // Aborts its handlers, as a kill does, and restarts it on another port.
     let (handle, task) = cluster.storage.remove(0);
     task.abort();
     drop((handle, task.await));
@@ -157,8 +157,8 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
         let chain = chains[index as usize % chains.len()].0;
         write(client.clone(), chain, index).await.unwrap();
     }
-    let started = cluster.start_storage(1);
-    cluster.storage.push(started);
+    let storage = cluster.start_storage(1);
+    cluster.storage.push(storage);
     whole(&client).await;
     for index in 0..12 {
         let chain = chains[index as usize % chains.len()].0;
@@ -198,26 +198,31 @@ async fn a_large_file_does_not_open_the_breaker_of_a_chain() {
 /// deliver it when the partition ends. Later connections are not delayed.
 struct Network {
     address: String,
-    held: watch::Sender<u64>,
+    blocked_up_to: watch::Sender<u64>,
 }
 
 impl Network {
     async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let held = watch::Sender::new(0);
-        let gate = held.subscribe();
+        let blocked_up_to = watch::Sender::new(0);
+        let gate = blocked_up_to.subscribe();
         tokio::spawn(async move {
             for number in 1.. {
                 let Ok((client, _)) = listener.accept().await else { return };
                 tokio::spawn(relay(client, server.clone(), number, gate.clone()));
             }
         });
-        Self { address, held }
+        Self { address, blocked_up_to }
     }
 }
 
-async fn relay(client: TcpStream, server: String, number: u64, mut held: watch::Receiver<u64>) {
+async fn relay(
+    client: TcpStream,
+    server: String,
+    number: u64,
+    mut blocked_up_to: watch::Receiver<u64>,
+) {
     let Ok(server) = TcpStream::connect(server).await else { return };
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
@@ -225,7 +230,7 @@ async fn relay(client: TcpStream, server: String, number: u64, mut held: watch::
     let mut buffer = vec![0; 64 << 10];
     loop {
         let read = from_client.read(&mut buffer).await.unwrap_or(0);
-        let passes = held.wait_for(|up_to| number > *up_to).await.is_ok();
+        let passes = blocked_up_to.wait_for(|up_to| number > *up_to).await.is_ok();
         if read == 0 || !passes || to_server.write_all(&buffer[..read]).await.is_err() {
             return;
         }
@@ -238,8 +243,8 @@ async fn writes_delayed_by_a_partition_do_not_overwrite_those_of_the_next_holder
     // A separate address, so that the port is free when the service starts.
     let port = TcpListener::bind("127.93.7.1:0").await.unwrap().local_addr().unwrap();
     let network = Network::to(port.to_string()).await;
-    let started = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
-    cluster.storage.push(started);
+    let storage = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
+    cluster.storage.push(storage);
     let what: OperationName = "test".into();
     let deadline = Deadline::after(LONG);
     let write = async |client: &Client, content: &'static [u8]| {
@@ -254,17 +259,17 @@ async fn writes_delayed_by_a_partition_do_not_overwrite_those_of_the_next_holder
     for _ in 0..2 {
         write(&former, b"first").await.unwrap();
     }
-    network.held.send_replace(u64::MAX);
+    network.blocked_up_to.send_replace(u64::MAX);
     let end = BootInstant::now().after(Duration::from_millis(500));
     former.lease().renew_until(end);
-    let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"FORMER")).await;
-    assert!(lost.is_err(), "the write was delayed");
+    let result = tokio::time::timeout(Duration::from_millis(250), write(&former, b"FORMER")).await;
+    assert!(result.is_err(), "the write was delayed");
     // A node that wants the claim waits at least this long.
     tokio::time::sleep(end.remaining()).await;
-    network.held.send_replace(2);
+    network.blocked_up_to.send_replace(2);
     let next = cluster.client();
     write(&next, b"next").await.unwrap();
-    network.held.send_replace(0);
+    network.blocked_up_to.send_replace(0);
     // Answered after the delayed data, over the same connections.
     for client in [&former, &former, &next] {
         let read = client.read(&what, location(1, 0), 0, CHUNK_BYTES, deadline).await;
@@ -277,8 +282,8 @@ async fn a_late_write_of_a_killed_daemon_does_not_overwrite_that_of_its_successo
     let mut cluster = Cluster::start(1).await;
     let port = TcpListener::bind("127.93.7.2:0").await.unwrap().local_addr().unwrap();
     let network = Network::to(port.to_string()).await;
-    let started = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
-    cluster.storage.push(started);
+    let storage = cluster.start_storage_at(1, &port.to_string(), Some(&network.address));
+    cluster.storage.push(storage);
     let what: OperationName = "test".into();
     let deadline = Deadline::after(LONG);
     let write = async |client: &Client, content: &'static [u8]| {
@@ -294,23 +299,23 @@ async fn a_late_write_of_a_killed_daemon_does_not_overwrite_that_of_its_successo
     for _ in 0..2 {
         write(&former, b"first").await.unwrap();
     }
-    network.held.send_replace(u64::MAX);
-    let lost = tokio::time::timeout(Duration::from_millis(250), write(&former, b"XXXXX")).await;
-    assert!(lost.is_err(), "the write was delayed");
-    network.held.send_replace(2);
+    network.blocked_up_to.send_replace(u64::MAX);
+    let result = tokio::time::timeout(Duration::from_millis(250), write(&former, b"XXXXX")).await;
+    assert!(result.is_err(), "the write was delayed");
+    network.blocked_up_to.send_replace(2);
     // The kernel resends the request to the next daemon; then the program writes again.
     let next = cluster.client();
     next.tag_as_mount(mount, 2);
     write(&next, b"XXXXX").await.unwrap();
     write(&next, b"YYYYY").await.unwrap();
-    network.held.send_replace(0);
+    network.blocked_up_to.send_replace(0);
     // Answered after the delayed data, over the same connections.
     for client in [&former, &former, &next] {
         let read = client.read(&what, location(1, 0), 0, CHUNK_BYTES, deadline).await;
         assert_eq!(read.unwrap().unwrap(), &b"YYYYY"[..]);
     }
-    let refused = write(&former, b"XXXXX").await.unwrap_err();
-    assert!(refused.to_string().contains("has replaced it"), "{refused}");
+    let error = write(&former, b"XXXXX").await.unwrap_err();
+    assert!(error.to_string().contains("has replaced it"), "{error}");
 }
 
 /// All budgets of the storage services are filled by client updates that need forwards to each

@@ -132,7 +132,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let current = RoutingVersion(0);
     let promote = MgmtdRequest::Promote { target: TargetId(1), apply: true };
     for (request, expected) in [
-        (MgmtdRequest::Routing { known: current, wait_ms: 0 }, None),
+        (MgmtdRequest::Routing { known_version: current, wait_ms: 0 }, None),
         (MgmtdRequest::Status, None),
         (MgmtdRequest::Rebalance { apply: false, leaving: None }, Some(FaultCode::Forbidden)),
         (
@@ -196,8 +196,8 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let update = requests(OWN).pop().unwrap();
     let own = capability(VOLUME, false, OWN).map_or(Presented::Nothing, Presented::Capability);
     let message = encode(&(&update, own)).unwrap();
-    let refused = code(call(&reader, message, update.class()).await);
-    assert_eq!(refused, Some(FaultCode::Forbidden));
+    let fault_code = code(call(&reader, message, update.class()).await);
+    assert_eq!(fault_code, Some(FaultCode::Forbidden));
 }
 
 /// A ticket holder writes chunks of its file on a chain or at an index outside the file's layout:

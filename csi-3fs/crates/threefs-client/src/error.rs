@@ -163,12 +163,12 @@ impl Attempts {
     }
 
     /// Records a failed attempt.
-    pub(crate) fn failed(&mut self, who: &str, detail: impl ToString) {
+    pub(crate) fn record_failure(&mut self, who: &str, detail: impl ToString) {
         (self.who, self.detail) = (who.into(), detail.to_string());
     }
 
     /// Records that an attempt was sent whose effect is unknown.
-    pub(crate) fn doubt(&mut self) {
+    pub(crate) fn mark_in_doubt(&mut self) {
         self.in_doubt = true;
     }
 
@@ -180,7 +180,7 @@ impl Attempts {
         result: Result<T, CallError>,
     ) -> Result<Result<T, RpcError>, ClientError> {
         match result {
-            Ok(done) => Ok(Ok(done)),
+            Ok(reply) => Ok(Ok(reply)),
             Err(CallError::Rpc(error)) => {
                 self.in_doubt |= error.executed() == Executed::Perhaps;
                 Ok(Err(error))
@@ -199,7 +199,7 @@ impl Attempts {
 
     /// Records a failed call; an error if a retry cannot succeed.
     pub(crate) fn rpc(&mut self, who: &str, error: &RpcError) -> Result<(), ClientError> {
-        self.failed(who, error);
+        self.record_failure(who, error);
         match error {
             // Expired credentials are renewed meanwhile, or the final error reports them.
             RpcError::Refused { .. } if error.retryable() => Ok(()),
@@ -219,7 +219,7 @@ impl Attempts {
     }
 
     /// A permanent error of a storage service.
-    pub(crate) fn refused(&self, who: &str, error: StorageError) -> ClientError {
+    pub(crate) fn refusal(&self, who: &str, error: StorageError) -> ClientError {
         match error {
             StorageError::NoSpace { target } => {
                 ClientError::NoSpace { what: self.what.clone(), target }
@@ -255,13 +255,13 @@ mod tests {
         };
         let mut attempts = Attempts::of("write");
         attempts.call(timed_out(false)).unwrap().unwrap_err();
-        let refused = attempts.call(not_reserved()).unwrap_err();
-        assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");
+        let error = attempts.call(not_reserved()).unwrap_err();
+        assert!(matches!(error, ClientError::NotReserved { .. }), "{error}");
         attempts.call(timed_out(true)).unwrap().unwrap_err();
         let error = attempts.call(not_reserved()).unwrap().unwrap_err();
         assert_eq!(attempts.rpc("meta", &error), Ok(()), "it is retried until the deadline");
         let mut attempts = Attempts::of("write");
-        attempts.doubt();
+        attempts.mark_in_doubt();
         attempts.call(not_reserved()).unwrap().unwrap_err();
     }
 }

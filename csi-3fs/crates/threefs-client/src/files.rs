@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::Client;
 use crate::error::{ClientError, OperationName};
-use crate::window::joined;
+use crate::window::task_result;
 
 const FILE_MODE: u32 = 0o644;
 const DIRECTORY_MODE: u32 = 0o755;
@@ -284,15 +284,15 @@ impl Client {
         let mut creates: JoinSet<Result<FileHandle, ClientError>> = JoinSet::new();
         for path in missing {
             if creates.len() >= CREATES_IN_FLIGHT_MAX
-                && let Some(created) = creates.join_next().await
+                && let Some(result) = creates.join_next().await
             {
-                insert(&mut files, created)?;
+                insert(&mut files, result)?;
             }
             let client = self.clone();
             creates.spawn(async move { client.create(&path, false).await });
         }
-        while let Some(created) = creates.join_next().await {
-            insert(&mut files, created)?;
+        while let Some(result) = creates.join_next().await {
+            insert(&mut files, result)?;
         }
         Ok(files)
     }
@@ -345,9 +345,9 @@ pub(crate) fn inode(reply: MetaReply) -> Result<Inode, ClientError> {
 
 fn insert(
     files: &mut HashMap<String, FileHandle>,
-    created: Result<Result<FileHandle, ClientError>, tokio::task::JoinError>,
+    result: Result<Result<FileHandle, ClientError>, tokio::task::JoinError>,
 ) -> Result<(), ClientError> {
-    let file = joined(created)?;
+    let file = task_result(result)?;
     files.insert(file.path.to_string(), file);
     Ok(())
 }

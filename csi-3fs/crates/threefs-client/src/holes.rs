@@ -15,7 +15,7 @@ use crate::Client;
 use crate::error::{ClientError, OperationName};
 use crate::files::FileHandle;
 use crate::routing::{ChunkLocation, ChunkRange};
-use crate::window::joined;
+use crate::window::task_result;
 
 /// Maximum number of chunks punched concurrently.
 const UPDATES_IN_FLIGHT_MAX: usize = 16;
@@ -33,15 +33,15 @@ enum Punch {
     Empty,
 }
 
-/// `stored`: the chunk's length. Data behind the part must be kept, even if written concurrently,
-/// so the chunk is truncated only if the part extends to the maximum chunk size.
-fn punch(offset: u32, length: u32, stored: u32, chunk_bytes: u32) -> Punch {
+/// `stored_bytes`: the chunk's length. Data behind the part must be kept, even if written
+/// concurrently, so the chunk is truncated only if the part extends to the maximum chunk size.
+fn punch(offset: u32, length: u32, stored_bytes: u32, chunk_bytes: u32) -> Punch {
     let end = offset + length;
     match (offset, end) {
-        _ if offset >= stored => Punch::Leave,
+        _ if offset >= stored_bytes => Punch::Leave,
         (0, end) if end >= chunk_bytes => Punch::Empty,
         (_, end) if end >= chunk_bytes => Punch::End { length: offset },
-        _ => Punch::Zeros { offset, length: end.min(stored) - offset },
+        _ => Punch::Zeros { offset, length: end.min(stored_bytes) - offset },
     }
 }
 
@@ -68,7 +68,7 @@ impl Client {
             if tasks.len() >= UPDATES_IN_FLIGHT_MAX
                 && let Some(finished) = tasks.join_next().await
             {
-                outcome = outcome.and(joined(finished));
+                outcome = outcome.and(task_result(finished));
             }
             if outcome.is_err() {
                 break;
@@ -78,7 +78,7 @@ impl Client {
         }
         // Await all of them: a late copy of a dropped one could follow a later write.
         while let Some(finished) = tasks.join_next().await {
-            outcome = outcome.and(joined(finished));
+            outcome = outcome.and(task_result(finished));
         }
         outcome
     }
@@ -89,11 +89,11 @@ impl Client {
         ChunkRange { location, offset, length }: ChunkRange,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let Some(stored) = self.stored_length(what, location, deadline).await? else {
+        let Some(stored_bytes) = self.stored_length(what, location, deadline).await? else {
             return Ok(());
         };
         let zeros = |length: u32| Bytes::from(vec![0; length as usize]);
-        let (change, payload) = match punch(offset, length, stored, location.chunk_bytes) {
+        let (change, payload) = match punch(offset, length, stored_bytes, location.chunk_bytes) {
             Punch::Leave => return Ok(()),
             Punch::Zeros { offset, length } => (ContentChange::Write { offset }, zeros(length)),
             Punch::End { length } => (ContentChange::Truncate { length }, Bytes::new()),

@@ -33,8 +33,8 @@ impl Client {
         self.0.metadata.query_as(who, what, query, deadline).await
     }
 
-    /// Makes a change with an identity, under a request id of the caller: once, also across daemons
-    /// of a mount.
+    /// Makes a change with an identity, under a request id of the caller: exactly once, even across
+    /// daemons of a mount.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -113,8 +113,9 @@ impl Client {
         let mut end = from;
         for chain in chains {
             let chunk_bytes = file.layout.chunk_bytes;
-            let stored = self.end_on(&what, chain, file.inode, chunk_bytes, from, deadline).await?;
-            end = end.max(stored);
+            let stored_end =
+                self.end_on(&what, chain, file.inode, chunk_bytes, from, deadline).await?;
+            end = end.max(stored_end);
         }
         Ok(end)
     }

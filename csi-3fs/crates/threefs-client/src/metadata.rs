@@ -57,7 +57,7 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.query_as(who, query, deadline).await;
-        result.map_err(|error| self.failed(what, error))
+        result.map_err(|error| self.error_of(what, error))
     }
 
     pub(crate) async fn change_with(
@@ -69,7 +69,9 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_with(id, who, change, deadline).await;
-        result.map(|reply| self.store_capabilities(reply)).map_err(|error| self.failed(what, error))
+        result
+            .map(|reply| self.store_capabilities(reply))
+            .map_err(|error| self.error_of(what, error))
     }
 
     pub(crate) async fn change(
@@ -79,7 +81,9 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
         let result = self.client.change_as(&self.identity, change, deadline).await;
-        result.map(|reply| self.store_capabilities(reply)).map_err(|error| self.failed(what, error))
+        result
+            .map(|reply| self.store_capabilities(reply))
+            .map_err(|error| self.error_of(what, error))
     }
 
     /// Stores the capabilities of a reply.
@@ -100,8 +104,8 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<Presented, CallError> {
         // Clients with the cluster's key need no capability.
-        let needed = file.filter(|_| self.capabilities.needed());
-        let Some((inode, end)) = needed else { return Ok(Presented::Nothing) };
+        let file_with_capability = file.filter(|_| self.capabilities.are_required());
+        let Some((inode, end)) = file_with_capability else { return Ok(Presented::Nothing) };
         if let Some(cached) = self.capabilities.get(inode, end) {
             if cached.renew {
                 let metadata = Arc::clone(self);
@@ -129,7 +133,7 @@ impl Metadata {
         deadline: Deadline,
     ) -> Result<(Capability, u64), RpcError> {
         let query = MetaQuery::Capabilities { inodes: vec![inode] };
-        let refused = |detail: String| RpcError::Faulted {
+        let forbidden = |detail: String| RpcError::Faulted {
             context: threefs_meta::protocol::CONTEXT.into(),
             peer: self.who.clone(),
             fault: Fault::forbidden(detail),
@@ -140,11 +144,11 @@ impl Metadata {
                     let end = self.capabilities.keep(inode, capability.clone());
                     Ok((capability.clone(), end))
                 }
-                _ => Err(refused(format!("{inode} does not exist"))),
+                _ => Err(forbidden(format!("{inode} does not exist"))),
             },
-            Ok(other) => Err(refused(format!("expected a capability, got {other:?}"))),
+            Ok(other) => Err(forbidden(format!("expected a capability, got {other:?}"))),
             Err(MetaClientError::Rpc(error)) => Err(error),
-            Err(error) => Err(refused(error.to_string())),
+            Err(error) => Err(forbidden(error.to_string())),
         }
     }
 
@@ -155,7 +159,7 @@ impl Metadata {
         }
     }
 
-    fn failed(&self, what: &str, error: MetaClientError) -> ClientError {
+    fn error_of(&self, what: &str, error: MetaClientError) -> ClientError {
         let mut attempts = Attempts::of(what);
         match error {
             MetaClientError::Rpc(error) => match attempts.rpc(&self.who, &error) {
@@ -163,11 +167,11 @@ impl Metadata {
                 Err(error) => error,
             },
             MetaClientError::Refused(error) if error.retryable() => {
-                attempts.failed(&self.who, error);
+                attempts.record_failure(&self.who, error);
                 attempts.unavailable(self.timeout)
             }
             unknown @ MetaClientError::Unknown { .. } => {
-                attempts.failed(&self.who, unknown);
+                attempts.record_failure(&self.who, unknown);
                 attempts.unavailable(self.timeout)
             }
             MetaClientError::Refused(error) => ClientError::Meta(error),

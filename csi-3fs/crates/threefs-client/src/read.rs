@@ -22,7 +22,7 @@ use crate::error::{Attempts, ClientError, OperationName};
 use crate::files::FileHandle;
 use crate::routing::{ChunkLocation, ChunkRange, who};
 use crate::storage::{Overload, ROUTING_PAUSE, is_overloaded};
-use crate::window::{ProgressTimeout, joined};
+use crate::window::{ProgressTimeout, task_result};
 
 /// Rounds over all serving replicas, all of them damaged, before the chunk counts as corrupt: a
 /// repair in progress needs a moment.
@@ -54,7 +54,7 @@ impl Client {
         for read in reads {
             let permit = self.0.window.acquire(read.length as usize, &patience).await;
             while let Some(finished) = tasks.try_join_next() {
-                let (read, bytes) = joined(finished)?;
+                let (read, bytes) = task_result(finished)?;
                 deliver(read, bytes.as_deref());
             }
             let (client, patience) = (self.clone(), patience.clone());
@@ -67,7 +67,7 @@ impl Client {
             });
         }
         while let Some(finished) = tasks.join_next().await {
-            let (read, bytes) = joined(finished)?;
+            let (read, bytes) = task_result(finished)?;
             deliver(read, bytes.as_deref());
         }
         Ok(())
@@ -168,8 +168,8 @@ impl Client {
                 let out = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end));
                 let Some(out) = out else { return };
                 let data = bytes.unwrap_or_default();
-                let (filled, rest) = out.split_at_mut(data.len().min(read.length as usize));
-                filled.copy_from_slice(&data[..filled.len()]);
+                let (received, rest) = out.split_at_mut(data.len().min(read.length as usize));
+                received.copy_from_slice(&data[..received.len()]);
                 rest.fill(0);
                 if bytes.is_none() {
                     absent.push(read);
@@ -186,7 +186,7 @@ impl Client {
         }
         let path = files.first().map_or_else(String::new, |file| file.path.to_string());
         let mut attempts = Attempts::of(format!("read `{path}`"));
-        attempts.failed("the file", "it is repeatedly truncated and rewritten");
+        attempts.record_failure("the file", "it is repeatedly truncated and rewritten");
         Err(attempts.unavailable(self.0.config.timeout))
     }
 
@@ -253,7 +253,7 @@ impl Client {
         let mut attempts = Attempts::of(&**what);
         let mut timeout = self.0.config.read_attempt_timeout;
         let mut turn = self.0.read_turn.fetch_add(1, Relaxed);
-        let mut damaged: u32 = 0;
+        let mut damaged_replies: u32 = 0;
         let mut overload = Overload::default();
         while !patience.expired() {
             let deadline = patience.deadline();
@@ -261,7 +261,7 @@ impl Client {
                 break;
             };
             let Some((to, replica, replicas)) = self.replica(&routing, location.chain, turn) else {
-                attempts.failed(&location.chain.to_string(), "it has no SERVING target");
+                attempts.record_failure(&location.chain.to_string(), "it has no SERVING target");
                 self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
                 continue;
             };
@@ -282,17 +282,17 @@ impl Client {
                 Ok((Ok(StorageReply::Read(read)), _)) if read.chunk_length == 0 => return Ok(None),
                 Ok((Ok(StorageReply::Read(read)), payload)) => match verify(read, payload) {
                     Ok(payload) => return Ok(Some(payload)),
-                    Err(detail) => attempts.failed(&who, detail),
+                    Err(detail) => attempts.record_failure(&who, detail),
                 },
                 Ok((Ok(other), _)) => return Err(ClientError::unexpected(&who, &other)),
                 Ok((Err(StorageError::ChunkNotFound { .. }), _)) => return Ok(None),
                 Ok((Err(error @ StorageError::ChunkCorrupt { .. }), _)) => {
-                    attempts.failed(&who, error);
-                    damaged += 1;
-                    if damaged >= replicas * CORRUPT_ROUNDS {
+                    attempts.record_failure(&who, error);
+                    damaged_replies += 1;
+                    if damaged_replies >= replicas * CORRUPT_ROUNDS {
                         return Err(attempts.corrupt(location.chunk));
                     }
-                    if damaged.is_multiple_of(replicas) {
+                    if damaged_replies.is_multiple_of(replicas) {
                         tokio::time::sleep(ROUTING_PAUSE).await;
                     }
                 }
@@ -300,7 +300,7 @@ impl Client {
                     self.after_refusal(&routing, &who, error, &mut attempts, deadline).await?;
                 }
                 Err(error) if is_overloaded(&error) => {
-                    attempts.failed(&who, &error);
+                    attempts.record_failure(&who, &error);
                     overload.pause(deadline).await;
                 }
                 Err(error) => {
@@ -337,10 +337,10 @@ impl Client {
 
 /// The payload of a reply, if it is complete and undamaged.
 fn verify(read: ReadDone, payload: Bytes) -> Result<Bytes, String> {
-    let got = Checksum::of(&payload);
-    if payload.len() != read.length as usize || got != read.checksum {
+    let checksum = Checksum::of(&payload);
+    if payload.len() != read.length as usize || checksum != read.checksum {
         return Err(format!(
-            "received {} bytes with checksum {got}, expected {} bytes with {}",
+            "received {} bytes with checksum {checksum}, expected {} bytes with {}",
             payload.len(),
             read.length,
             read.checksum

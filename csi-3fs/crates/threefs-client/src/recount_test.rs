@@ -40,10 +40,14 @@ async fn used(control: &Client) -> u64 {
     }
 }
 
-async fn until_used(control: &Client, wanted: u64) {
+async fn until_used(control: &Client, expected: u64) {
     let deadline = Deadline::after(LONG);
-    while used(control).await != wanted {
-        assert!(!deadline.passed(), "{} bytes are charged, expected {wanted}", used(control).await);
+    while used(control).await != expected {
+        assert!(
+            !deadline.passed(),
+            "{} bytes are charged, expected {expected}",
+            used(control).await
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -108,13 +112,13 @@ async fn unreported_bytes_are_charged_and_kept() {
     assert_eq!(control.stat("/v/file", true).await.unwrap().length(), 0);
     // A new capability allows no write without a reservation.
     let second = client(ticket(volume).into());
-    let refused = write(&second, &handle, 0, 1).await.unwrap_err();
-    assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");
+    let error = write(&second, &handle, 0, 1).await.unwrap_err();
+    assert!(matches!(error, ClientError::NotReserved { .. }), "{error}");
     let end_of_two = 2 * MIB;
     reserve(&second, &file, end_of_two).await;
     write(&second, &handle, 0, 1).await.unwrap();
-    let refused = write(&second, &handle, end_of_two - 1, 2).await.unwrap_err();
-    assert!(matches!(refused, ClientError::NotReserved { .. }), "{refused}");
+    let error = write(&second, &handle, end_of_two - 1, 2).await.unwrap_err();
+    assert!(matches!(error, ClientError::NotReserved { .. }), "{error}");
     // No acknowledged data is lost: it is visible once the file is extended.
     control.set_length(&handle, 4 * MIB + 5).await.unwrap();
     let mut read = vec![0; MIB as usize + 5];
@@ -133,7 +137,7 @@ async fn unreported_bytes_are_charged_and_kept() {
     tenant.batch_write(vec![range("/kept", 0, 4)], true).await.unwrap();
     until_used(&control, 4).await;
     let writes = vec![range("/kept", 0, MIB as usize), range("/too-large", 1 << 60, 1)];
-    let refused = tenant.batch_write(writes, true).await.unwrap_err();
-    assert!(!matches!(refused, ClientError::NotReserved { .. }), "{refused}");
+    let error = tenant.batch_write(writes, true).await.unwrap_err();
+    assert!(!matches!(error, ClientError::NotReserved { .. }), "{error}");
     until_used(&control, 4).await;
 }

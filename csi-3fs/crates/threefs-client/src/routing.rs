@@ -53,8 +53,8 @@ impl Routing {
             // Queried only for the reason of the delay; the follower delivers the routing.
             let query = deadline.within(ASK);
             match self.mgmtd.routing(RoutingVersion(0), Duration::ZERO, query).await {
-                Ok(_) => attempts.failed(&self.names, "mgmtd has no routing yet"),
-                Err(error) => self.failed(attempts, error)?,
+                Ok(_) => attempts.record_failure(&self.names, "mgmtd has no routing yet"),
+                Err(error) => self.record_failure(attempts, error)?,
             }
             let pause = deadline.within(Duration::from_millis(50));
             self.follower.wait_for(pause, |it| it.version > RoutingVersion(0)).await;
@@ -76,7 +76,7 @@ impl Routing {
     }
 
     /// Records a failed call to mgmtd; an error if a retry cannot succeed.
-    pub(crate) fn failed(
+    pub(crate) fn record_failure(
         &self,
         attempts: &mut Attempts,
         error: MgmtdClientError,
@@ -84,7 +84,7 @@ impl Routing {
         match error {
             MgmtdClientError::Rpc(error) => attempts.rpc(&self.names, &error),
             MgmtdClientError::Refused(error) => {
-                attempts.failed(&self.names, error);
+                attempts.record_failure(&self.names, error);
                 Ok(())
             }
             unexpected @ MgmtdClientError::Unexpected { .. } => Err(ClientError::Protocol {
@@ -146,7 +146,7 @@ impl Client {
         while let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? {
             match layout.resolve(&routing) {
                 Err(error @ LayoutError::NoTable { .. }) if !deadline.passed() => {
-                    attempts.failed("mgmtd", error);
+                    attempts.record_failure("mgmtd", error);
                     self.0.routing.wait_newer(routing.version, deadline).await;
                 }
                 Err(LayoutError::NoTable { .. }) => break,
@@ -167,7 +167,7 @@ pub(crate) fn head(
     let current = routing.chain(chain);
     let Some((current, head)) = current.and_then(|current| Some((current, *current.head()?)))
     else {
-        attempts.failed(&chain.to_string(), describe(routing, chain));
+        attempts.record_failure(&chain.to_string(), describe(routing, chain));
         return None;
     };
     Some((Address { chain, chain_version: current.version, target: head.target }, head))

@@ -31,7 +31,7 @@ impl Client {
     /// Any [`ClientError`]; an unavailable metadata service is not an error.
     pub async fn status(&self) -> Result<Status, ClientError> {
         let deadline = self.deadline();
-        let cluster = self.answered("status", self.0.routing.mgmtd.status(deadline).await)?;
+        let cluster = self.mgmtd_result("status", self.0.routing.mgmtd.status(deadline).await)?;
         let mut attempts = Attempts::of("status");
         // mgmtd has no routing before the first node registers.
         let routing = if cluster.routing_version == RoutingVersion(0) {
@@ -53,7 +53,7 @@ impl Client {
     }
 
     /// Plans moves that balance the storage nodes; with `apply`, starts them. `leaving`: nodes to
-    /// be drained; `None` = those named last.
+    /// be drained; `None` = the nodes of the previous request.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -63,7 +63,7 @@ impl Client {
         leaving: Option<Vec<NodeId>>,
     ) -> Result<RebalancePlan, ClientError> {
         let plan = self.0.routing.mgmtd.rebalance(apply, leaving, self.deadline()).await;
-        self.answered("rebalance", plan)
+        self.mgmtd_result("rebalance", plan)
     }
 
     /// Plans the promotion of `target` to serve its chain, whose last serving targets are lost;
@@ -73,11 +73,11 @@ impl Client {
     /// Any [`ClientError`].
     pub async fn promote(&self, target: TargetId, apply: bool) -> Result<Promotion, ClientError> {
         let promotion = self.0.routing.mgmtd.promote(target, apply, self.deadline()).await;
-        self.answered("promote", promotion)
+        self.mgmtd_result("promote", promotion)
     }
 
     /// The result of a call to mgmtd.
-    pub(crate) fn answered<T>(
+    pub(crate) fn mgmtd_result<T>(
         &self,
         what: &str,
         result: Result<T, MgmtdClientError>,
@@ -90,7 +90,7 @@ impl Client {
             Err(error) => error,
         };
         let mut attempts = Attempts::of(what);
-        self.0.routing.failed(&mut attempts, error)?;
+        self.0.routing.record_failure(&mut attempts, error)?;
         Err(attempts.unavailable(self.0.config.timeout))
     }
 }

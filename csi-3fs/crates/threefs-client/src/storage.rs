@@ -101,7 +101,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         match error.remedy() {
-            Remedy::GiveUp => return Err(attempts.refused(who, error)),
+            Remedy::GiveUp => return Err(attempts.refusal(who, error)),
             Remedy::RefreshRouting => {
                 self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
             }
@@ -109,7 +109,7 @@ impl Client {
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
-        attempts.failed(who, error);
+        attempts.record_failure(who, error);
         Ok(())
     }
 }

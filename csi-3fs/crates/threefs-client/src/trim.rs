@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use crate::Client;
 use crate::error::{Attempts, ClientError, OperationName};
 use crate::routing::ChunkLocation;
-use crate::window::joined;
+use crate::window::task_result;
 
 /// Maximum number of chains called concurrently.
 const CHAINS_AT_ONCE: usize = 16;
@@ -91,7 +91,7 @@ impl Client {
             if tasks.len() >= CHAINS_AT_ONCE
                 && let Some(finished) = tasks.join_next().await
             {
-                outcome = outcome.and(joined(finished));
+                outcome = outcome.and(task_result(finished));
             }
             let (client, what) = (self.clone(), Arc::clone(what));
             tasks.spawn(
@@ -99,7 +99,7 @@ impl Client {
             );
         }
         while let Some(finished) = tasks.join_next().await {
-            outcome = outcome.and(joined(finished));
+            outcome = outcome.and(task_result(finished));
         }
         outcome.map_err(|error| error.to_string())
     }
@@ -256,7 +256,7 @@ impl Client {
                 if tasks.len() >= UPDATES_IN_FLIGHT_MAX
                     && let Some(finished) = tasks.join_next().await
                 {
-                    joined(finished)?;
+                    task_result(finished)?;
                 }
                 let location =
                     ChunkLocation { chain, chunk: ChunkId::new(inode, *index), chunk_bytes };
@@ -266,7 +266,7 @@ impl Client {
                 });
             }
             while let Some(finished) = tasks.join_next().await {
-                joined(finished)?;
+                task_result(finished)?;
             }
             match chunks.last() {
                 Some(current) if !last => after = Some(current.index),

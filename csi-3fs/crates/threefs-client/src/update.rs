@@ -30,33 +30,33 @@ struct State {
     client: ClientId,
     /// Free channels and the sequence number that each takes next.
     free: Vec<(ChannelId, u64)>,
-    opened: u32,
+    channel_count: u32,
 }
 
 impl Channels {
     /// Creates no channels yet.
     pub(crate) fn new(client: ClientId) -> Self {
-        Self { state: Mutex::new(State { client, free: Vec::new(), opened: 0 }) }
+        Self { state: Mutex::new(State { client, free: Vec::new(), channel_count: 0 }) }
     }
 
     /// Sends subsequent updates as another client. Updates in flight keep their tags.
     pub(crate) fn rename(&self, client: ClientId) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { client, free: Vec::new(), opened: 0 };
+        *state = State { client, free: Vec::new(), channel_count: 0 };
     }
 
     /// Returns a tag for one update.
     pub(crate) fn take(&self) -> RequestTag {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (channel, sequence) = state.free.pop().unwrap_or_else(|| {
-            state.opened += 1;
-            (ChannelId(state.opened), 1)
+            state.channel_count += 1;
+            (ChannelId(state.channel_count), 1)
         });
         RequestTag { client: state.client, channel, sequence }
     }
 
     /// The update was answered: its channel can be reused.
-    pub(crate) fn answered(&self, tag: RequestTag) {
+    pub(crate) fn release(&self, tag: RequestTag) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if tag.client == state.client {
             state.free.push((tag.channel, tag.sequence + 1));
@@ -89,7 +89,7 @@ impl Client {
         let result = self.update_tagged(what, location, change, payload, tag, &patience).await;
         // After an error a copy may still be in flight: the channel is abandoned.
         if matches!(result, Ok(_) | Err(ClientError::NotReserved { .. })) {
-            self.0.channels.answered(tag);
+            self.0.channels.release(tag);
         }
         result
     }
@@ -165,8 +165,8 @@ impl Client {
                 result = call => result,
                 // The head was replaced during the call; the new one recognizes the tag.
                 () = other_head => {
-                    attempts.doubt();
-                    attempts.failed(&who, "it was replaced before it answered");
+                    attempts.mark_in_doubt();
+                    attempts.record_failure(&who, "it was replaced before it answered");
                     continue;
                 }
             };
@@ -174,11 +174,11 @@ impl Client {
                 Ok((Ok(reply), _)) => return Ok(Some((who, reply))),
                 Ok((Err(error), _)) => {
                     // The head may have the update, and forward it later.
-                    attempts.doubt();
+                    attempts.mark_in_doubt();
                     self.after_refusal(&routing, &who, error, attempts, deadline).await?;
                 }
                 Err(error) if is_overloaded(&error) => {
-                    attempts.failed(&who, &error);
+                    attempts.record_failure(&who, &error);
                     overload.pause(deadline).await;
                 }
                 Err(error) => {
@@ -200,13 +200,13 @@ mod tests {
     fn a_channel_is_reused_with_the_next_number_only_when_answered() {
         let channels = Channels::new(ClientId(7));
         let first = channels.take();
-        let lost = channels.take();
-        assert_ne!(first.channel, lost.channel);
-        channels.answered(first);
+        let unanswered = channels.take();
+        assert_ne!(first.channel, unanswered.channel);
+        channels.release(first);
         let next = channels.take();
         assert_eq!((next.channel, next.sequence), (first.channel, first.sequence + 1));
         let fresh = channels.take();
-        assert!(fresh.channel != lost.channel && fresh.channel != next.channel);
+        assert!(fresh.channel != unanswered.channel && fresh.channel != next.channel);
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
         let channels = Channels::new(ClientId(7));
         let before = channels.take();
         channels.rename(ClientId(8));
-        channels.answered(before);
+        channels.release(before);
         let after = channels.take();
         assert_eq!((after.client, after.channel, after.sequence), (ClientId(8), ChannelId(1), 1));
         assert_eq!(channels.take().channel, ChannelId(2));

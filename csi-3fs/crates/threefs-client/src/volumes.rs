@@ -67,7 +67,8 @@ impl Client {
         }
     }
 
-    /// Free space at a path or inode: of the tightest quota, otherwise of the storage nodes.
+    /// Free space at a path or inode: that of the quota with the least free space, otherwise that
+    /// of the storage nodes.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -164,7 +165,7 @@ impl Client {
     /// Total and free bytes of the storage nodes, divided by the number of replicas.
     async fn capacity(&self) -> Result<(u64, u64), ClientError> {
         let deadline = self.deadline();
-        let status = self.answered("capacity", self.0.routing.mgmtd.status(deadline).await)?;
+        let status = self.mgmtd_result("capacity", self.0.routing.mgmtd.status(deadline).await)?;
         let mut attempts = Attempts::of("capacity");
         let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? else {
             return Err(attempts.unavailable(self.0.config.timeout));

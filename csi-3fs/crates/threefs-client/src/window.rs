@@ -68,7 +68,7 @@ impl Client {
 }
 
 /// The result of a task.
-pub(crate) fn joined<T>(
+pub(crate) fn task_result<T>(
     finished: Result<Result<T, ClientError>, tokio::task::JoinError>,
 ) -> Result<T, ClientError> {
     finished.unwrap_or_else(|error| {
@@ -82,25 +82,25 @@ pub(crate) fn joined<T>(
 /// Time of the last progress.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    started: Instant,
+    start: Instant,
     last_ms: AtomicU64,
 }
 
 impl Progress {
     /// Starts now.
     pub(crate) fn start() -> Self {
-        Self { started: Instant::now(), last_ms: AtomicU64::new(0) }
+        Self { start: Instant::now(), last_ms: AtomicU64::new(0) }
     }
 
     /// Records that a part has completed.
     pub(crate) fn record_progress(&self) {
-        self.last_ms.fetch_max(self.started.elapsed().as_millis() as u64, Relaxed);
+        self.last_ms.fetch_max(self.start.elapsed().as_millis() as u64, Relaxed);
     }
 
     /// The deadline `timeout` after the last progress.
     pub(crate) fn deadline(&self, timeout: Duration) -> Deadline {
         let end = Duration::from_millis(self.last_ms.load(Relaxed)) + timeout;
-        Deadline::after(end.saturating_sub(self.started.elapsed()))
+        Deadline::after(end.saturating_sub(self.start.elapsed()))
     }
 }
 

@@ -22,7 +22,7 @@ use crate::Client;
 use crate::error::{ClientError, OperationName};
 use crate::files::FileHandle;
 use crate::routing::{ChunkLocation, ChunkRange};
-use crate::window::{ProgressTimeout, joined};
+use crate::window::{ProgressTimeout, task_result};
 
 /// Number of concurrent truncations after which a write gives up.
 const TRUNCATIONS_MAX: usize = 16;
@@ -168,7 +168,7 @@ impl Client {
             // After the deadline, the update itself reports which service did not answer.
             let permit = self.0.window.acquire(bytes, patience).await;
             while let Some(finished) = tasks.try_join_next() {
-                outcome = outcome.and(joined(finished));
+                outcome = outcome.and(task_result(finished));
             }
             if outcome.is_err() {
                 break;
@@ -185,7 +185,7 @@ impl Client {
             });
         }
         while let Some(finished) = tasks.join_next().await {
-            outcome = outcome.and(joined(finished));
+            outcome = outcome.and(task_result(finished));
         }
         outcome
     }

@@ -3,8 +3,8 @@
 //!
 //! Requests in flight are fenced where they arrive: the client's `Lease` lets changes and updates
 //! pass while the claim is held, and each carries the time until which it may be started. So an
-//! operation may take its full timeout, across any number of renewals, and none of it happens once
-//! another node may hold the claim.
+//! operation may take its full timeout, across any number of renewals, and no part of it is
+//! executed once another node may hold the claim.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl Gate {
     }
 
     /// A gate that never opens: another node holds the claim.
-    pub(crate) fn lost() -> Self {
+    pub(crate) fn closed() -> Self {
         Self { state: watch::channel(State::Lost).1 }
     }
 

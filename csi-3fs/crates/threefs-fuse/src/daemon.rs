@@ -137,7 +137,7 @@ impl Daemon {
     ) -> Result<MetaReply, Errno> {
         let by_inode = query_is_by_inode(&query);
         let result = self.client.query_for(&call.identity(), operation, query, call.deadline).await;
-        result.map_err(|error| self.failed(operation, &error, by_inode))
+        result.map_err(|error| self.errno_of(operation, &error, by_inode))
     }
 
     /// Queries as root: the caller was authorized when it opened the inode.
@@ -149,7 +149,7 @@ impl Daemon {
     ) -> Result<MetaReply, Errno> {
         let by_inode = query_is_by_inode(&query);
         let result = self.client.query_for(&Identity::ROOT, operation, query, call.deadline).await;
-        result.map_err(|error| self.failed(operation, &error, by_inode))
+        result.map_err(|error| self.errno_of(operation, &error, by_inode))
     }
 
     /// Makes the change of a request with the caller's identity; once, even if the kernel resends
@@ -185,7 +185,7 @@ impl Daemon {
         call.ticket = Some(ticket);
         let deadline = call.deadline;
         let result = self.client.change_for(id, &identity, operation, change, deadline).await;
-        result.map_err(|error| self.failed(operation, &error, by_inode))
+        result.map_err(|error| self.errno_of(operation, &error, by_inode))
     }
 
     /// Makes a change for the mount itself, as root; it must be idempotent.
@@ -202,7 +202,7 @@ impl Daemon {
     }
 
     /// The errno of an error; logs it, as a warning if the errno alone does not explain the cause.
-    pub(crate) fn failed(&self, operation: &str, error: &ClientError, by_inode: bool) -> Errno {
+    pub(crate) fn errno_of(&self, operation: &str, error: &ClientError, by_inode: bool) -> Errno {
         let number = errno(error, by_inode);
         match number {
             Errno::TIMEDOUT | Errno::IO | Errno::NOSPC | Errno::DQUOT => {

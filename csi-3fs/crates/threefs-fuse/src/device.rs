@@ -12,7 +12,7 @@ use crate::wire::{self, Body, REQUEST_BYTES_MAX, Request};
 pub(crate) struct Device(OwnedFd);
 
 /// Result of a read.
-pub(crate) enum Received {
+pub(crate) enum ReadResult {
     Request(Request),
     /// Nothing usable; read again.
     Nothing,
@@ -38,12 +38,12 @@ impl Device {
     }
 
     /// Waits for a request.
-    pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<Received> {
+    pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<ReadResult> {
         let length = match rustix::io::read(&self.0, buffer.0.as_mut_slice()) {
             Ok(length) => length,
             // Interrupted before or during the read: nothing is lost.
-            Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => return Ok(Received::Nothing),
-            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Received::End),
+            Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => return Ok(ReadResult::Nothing),
+            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(ReadResult::End),
             Err(error) => return Err(error.into()),
         };
         // A request in the reader's buffer keeps all of it: memory in use stays below twice the
@@ -57,9 +57,9 @@ impl Device {
         };
         let Some(request) = Request::parse(bytes) else {
             tracing::error!(length, "invalid request from the kernel");
-            return Ok(Received::Nothing);
+            return Ok(ReadResult::Nothing);
         };
-        Ok(Received::Request(request))
+        Ok(ReadResult::Request(request))
     }
 
     /// Answers a request.

@@ -34,7 +34,7 @@ pub(crate) struct FileState {
     pub reporting: bool,
     /// Version of the newest inode that was applied: a reply that a newer one has overtaken must
     /// not undo it.
-    pub seen: u64,
+    pub applied_version: u64,
     /// Chunks written since the last report.
     pub unreported: Written,
     /// Writes up to here need no further reservation.
@@ -56,14 +56,14 @@ impl OpenFile {
 impl FileState {
     /// Applies the inode of a query's reply, unless this mount has newer state.
     pub(crate) fn learn(&mut self, inode: &Inode) {
-        if inode.version >= self.seen {
+        if inode.version >= self.applied_version {
             self.follow(inode);
         }
     }
 
     /// Applies the inode of a change's reply.
     pub(crate) fn follow(&mut self, inode: &Inode) {
-        self.seen = inode.version;
+        self.applied_version = inode.version;
         let InodeKind::File { length, reserved, truncate_version, written, .. } = &inode.kind
         else {
             return;
@@ -215,7 +215,7 @@ impl OpenFile {
             length: 0,
             dirty: false,
             reporting: false,
-            seen: 0,
+            applied_version: 0,
             unreported: Written::default(),
             reserved: 0,
             in_quota: false,

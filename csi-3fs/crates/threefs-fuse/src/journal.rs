@@ -1,7 +1,7 @@
 //! Mount journal: the state that a daemon leaves to its successor, namely the identity of the
 //! mount, changes in flight, and files whose length or chunks are not reported yet. It is a small
-//! file on tmpfs, so it survives the process however it ends. It need not survive a reboot, because
-//! the mount does not either.
+//! file on tmpfs, so it survives any exit of the process. It need not survive a reboot, because the
+//! mount does not either.
 //!
 //! A change that the kernel resends after a crash must be made only once. So before a change is
 //! sent, the number of its FUSE request is written here together with its sequence number for the
@@ -60,7 +60,7 @@ struct State {
     in_flight: BTreeSet<u64>,
     /// Changes of previous daemons: request to (slot, sequence).
     former: HashMap<u64, (usize, u64)>,
-    opened: Instant,
+    opened_at: Instant,
     /// Files with an unreported length, and the index of their word.
     dirty: HashMap<InodeId, usize>,
     free_dirty: Vec<usize>,
@@ -128,7 +128,7 @@ impl Journal {
             free: Vec::with_capacity(SLOTS),
             in_flight: BTreeSet::new(),
             former: HashMap::new(),
-            opened: Instant::now(),
+            opened_at: Instant::now(),
             dirty: HashMap::new(),
             free_dirty: Vec::with_capacity(DIRTY_MAX),
             ranges: Ranges::open(&words),
@@ -233,7 +233,7 @@ impl Journal {
         if resent && unique != 0 {
             tracing::debug!(unique, "the kernel resent a change that was never started");
         }
-        if state.opened.elapsed() > FORMER_RETENTION && !state.former.is_empty() {
+        if state.opened_at.elapsed() > FORMER_RETENTION && !state.former.is_empty() {
             for (_, (slot, sequence)) in std::mem::take(&mut state.former) {
                 self.words.at(HEADER_WORDS + 2 * slot).store(0, SeqCst);
                 state.in_flight.remove(&sequence);

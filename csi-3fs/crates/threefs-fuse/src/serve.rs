@@ -17,7 +17,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use crate::claim::Gate;
 use crate::config::{FuseConfig, FuseError, Ready};
 use crate::daemon::{Call, Daemon};
-use crate::device::{Buffer, Device, Received};
+use crate::device::{Buffer, Device, ReadResult};
 use crate::files::Files;
 use crate::journal::Journal;
 use crate::listings::Listings;
@@ -66,7 +66,7 @@ async fn run(
             // Programs that use the mount get errors instead of hanging.
             Err(holder) if config.resume => {
                 tracing::error!(by = holder, "lost the claim on this volume");
-                Gate::lost()
+                Gate::closed()
             }
             Err(holder) => return Err(FuseError::Claimed { holder }),
         }),
@@ -112,12 +112,12 @@ async fn run(
     daemon.report_former_lengths(config.timeout).await;
     let mut threads = Vec::new();
     let runtime = tokio::runtime::Handle::current();
-    let (ended, mut over) = tokio::sync::mpsc::channel::<io::Result<()>>(READERS);
+    let (sender, mut results) = tokio::sync::mpsc::channel::<io::Result<()>>(READERS);
     for number in 0..READERS {
-        let (daemon, runtime, ended) = (Arc::clone(&daemon), runtime.clone(), ended.clone());
+        let (daemon, runtime, sender) = (Arc::clone(&daemon), runtime.clone(), sender.clone());
         let thread = std::thread::Builder::new()
             .name(format!("fuse-{number}"))
-            .spawn(move || drop(ended.blocking_send(daemon.read_requests(&runtime))))
+            .spawn(move || drop(sender.blocking_send(daemon.read_requests(&runtime))))
             .map_err(FuseError::Device)?;
         threads.push(thread);
     }
@@ -127,7 +127,7 @@ async fn run(
     let resent = daemon.resumed && daemon.device.resend();
     on_ready(&Ready { ready: true, root: root.0, generation, resumed: daemon.resumed, resent });
     tokio::select! {
-        ended = over.recv() => ended.unwrap_or(Ok(())).map_err(FuseError::Device)?,
+        result = results.recv() => result.unwrap_or(Ok(())).map_err(FuseError::Device)?,
         () = daemon.report_periodically() => {}
     }
     daemon.report_final().await
@@ -155,9 +155,9 @@ impl Daemon {
                 tokio::time::timeout(OVERFLOW_PAUSE, permit).await.ok().and_then(Result::ok)
             });
             match self.device.receive(&mut buffer)? {
-                Received::Request(request) => Arc::clone(self).start(request, permit),
-                Received::Nothing => {}
-                Received::End => return Ok(()),
+                ReadResult::Request(request) => Arc::clone(self).start(request, permit),
+                ReadResult::Nothing => {}
+                ReadResult::End => return Ok(()),
             }
         }
     }

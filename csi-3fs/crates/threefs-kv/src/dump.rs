@@ -83,31 +83,31 @@ pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     let rows = rows.ok_or_else(|| broken("the store has no rows".into()))?;
     let txn = env.read_txn().map_err(|error| broken(error.to_string()))?;
     let draft = file.with_extension("partial");
-    let failed = |source| DumpError::File { path: draft.clone(), source };
-    let mut out = Checksummed::new(BufWriter::new(File::create(&draft).map_err(failed)?));
+    let file_error = |source| DumpError::File { path: draft.clone(), source };
+    let mut out = Checksummed::new(BufWriter::new(File::create(&draft).map_err(file_error)?));
     let mut dumped = Dumped::default();
-    write_head(&mut out, kind).map_err(failed)?;
+    write_head(&mut out, kind).map_err(file_error)?;
     let bounds = (Bound::Included(RESERVED_KEYS_END), Bound::Unbounded);
     for row in rows.range(&txn, &bounds).map_err(|error| broken(error.to_string()))? {
         let (key, value) = row.map_err(|error| broken(error.to_string()))?;
         // Both are far below 4 GiB: the store refuses longer ones.
-        out.write_all(&(key.len() as u32).to_le_bytes()).map_err(failed)?;
-        out.write_all(&(value.len() as u32).to_le_bytes()).map_err(failed)?;
-        out.write_all(key).map_err(failed)?;
-        out.write_all(value).map_err(failed)?;
+        out.write_all(&(key.len() as u32).to_le_bytes()).map_err(file_error)?;
+        out.write_all(&(value.len() as u32).to_le_bytes()).map_err(file_error)?;
+        out.write_all(key).map_err(file_error)?;
+        out.write_all(value).map_err(file_error)?;
         dumped.rows += 1;
         dumped.bytes += (key.len() + value.len()) as u64;
     }
-    out.write_all(&0u32.to_le_bytes()).map_err(failed)?;
-    out.write_all(&dumped.rows.to_le_bytes()).map_err(failed)?;
+    out.write_all(&0u32.to_le_bytes()).map_err(file_error)?;
+    out.write_all(&dumped.rows.to_le_bytes()).map_err(file_error)?;
     let crc = out.crc;
-    out.write_all(&crc.to_le_bytes()).map_err(failed)?;
-    let written = out.inner.into_inner().map_err(|error| failed(error.into_error()))?;
-    written.sync_all().map_err(failed)?;
-    std::fs::rename(&draft, file).map_err(failed)?;
+    out.write_all(&crc.to_le_bytes()).map_err(file_error)?;
+    let written = out.inner.into_inner().map_err(|error| file_error(error.into_error()))?;
+    written.sync_all().map_err(file_error)?;
+    std::fs::rename(&draft, file).map_err(file_error)?;
     let folder = file.parent().filter(|it| !it.as_os_str().is_empty());
     let folder = folder.unwrap_or_else(|| Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error)?;
     Ok(dumped)
 }
 
@@ -130,14 +130,14 @@ pub fn load(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     }
     verify(kind, file)?;
     let draft = store.path.join("loading");
-    let failed = |source| DumpError::File { path: draft.clone(), source };
-    std::fs::create_dir_all(&store.path).map_err(failed)?;
+    let file_error = |source| DumpError::File { path: draft.clone(), source };
+    std::fs::create_dir_all(&store.path).map_err(file_error)?;
     let _owner = take_ownership(&store.path)?;
     // Left behind by an interrupted attempt.
     if draft.exists() {
-        std::fs::remove_dir_all(&draft).map_err(failed)?;
+        std::fs::remove_dir_all(&draft).map_err(file_error)?;
     }
-    std::fs::create_dir(&draft).map_err(failed)?;
+    std::fs::create_dir(&draft).map_err(file_error)?;
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(store.map_bytes_max);
     // SAFETY: this folder was created above, under the lock of its parent folder.
@@ -145,18 +145,18 @@ pub fn load(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, D
     let rows = open_rows(&env).map_err(|error| broken(error.to_string()))?;
     let dumped = fill(&env, rows, kind, file, broken)?;
     env.prepare_for_closing().wait();
-    std::fs::rename(draft.join("data.mdb"), store.path.join("data.mdb")).map_err(failed)?;
-    std::fs::remove_dir_all(&draft).map_err(failed)?;
-    sync_folder(&store.path).map_err(failed)?;
+    std::fs::rename(draft.join("data.mdb"), store.path.join("data.mdb")).map_err(file_error)?;
+    std::fs::remove_dir_all(&draft).map_err(file_error)?;
+    sync_folder(&store.path).map_err(file_error)?;
     Ok(dumped)
 }
 
 fn find_rows(env: &Env<WithoutTls>) -> Result<Option<Rows>, heed::Error> {
-    let opened = env.open_databases_and_commit(env.read_txn()?, |opener, txn| {
+    let database = env.open_databases_and_commit(env.read_txn()?, |opener, txn| {
         let database = opener.open_database::<Bytes, Bytes>(txn, None)?;
         Ok::<_, heed::Error>(database.map_or(CommitOrAbort::Abort(()), CommitOrAbort::Commit))
     })?;
-    match opened {
+    match database {
         CommitOrAbort::Commit(rows) => Ok(Some(rows)),
         CommitOrAbort::Abort(()) => Ok(None),
     }
@@ -202,22 +202,22 @@ fn read_rows(
     file: &Path,
     mut take: impl FnMut(&[u8], &[u8]) -> Result<(), DumpError>,
 ) -> Result<Dumped, DumpError> {
-    let damaged = |detail: &str| DumpError::Damaged {
+    let damage = |detail: &str| DumpError::Damaged {
         path: file.into(),
         kind: kind.into(),
         detail: detail.into(),
     };
-    let opened =
+    let dump_file =
         File::open(file).map_err(|source| DumpError::File { path: file.into(), source })?;
-    let mut input = Checksummed::new(BufReader::new(opened));
-    let cut = |_| damaged("the file is truncated");
+    let mut input = Checksummed::new(BufReader::new(dump_file));
+    let cut = |_| damage("the file is truncated");
     let mut head = vec![0; MAGIC.len() + 1 + kind.len()];
     input.read_exact(&mut head).map_err(cut)?;
     let mut expected = Vec::new();
     write_head(&mut expected, kind)
         .map_err(|source| DumpError::File { path: file.into(), source })?;
     if head != expected {
-        return Err(damaged("the header is wrong"));
+        return Err(damage("the header is wrong"));
     }
     let mut dumped = Dumped::default();
     let mut last: Vec<u8> = Vec::new();
@@ -229,13 +229,13 @@ fn read_rows(
         let value_bytes = input.u32().map_err(cut)? as usize;
         // Checked before memory is allocated.
         if key_bytes > STORED_KEY_BYTES_MAX || value_bytes > VALUE_BYTES_MAX {
-            return Err(damaged("a row exceeds the maximum size"));
+            return Err(damage("a row exceeds the maximum size"));
         }
         let mut row = vec![0; key_bytes + value_bytes];
         input.read_exact(&mut row).map_err(cut)?;
         let (key, value) = row.split_at(key_bytes);
         if key <= last.as_slice() || key < RESERVED_KEYS_END {
-            return Err(damaged("the rows are not in order"));
+            return Err(damage("the rows are not in order"));
         }
         take(key, value)?;
         dumped.rows += 1;
@@ -247,11 +247,11 @@ fn read_rows(
     input.read_exact(&mut count).map_err(cut)?;
     let crc = input.crc;
     if input.u32().map_err(cut)? != crc || u64::from_le_bytes(count) != dumped.rows {
-        return Err(damaged("the checksum is wrong"));
+        return Err(damage("the checksum is wrong"));
     }
     match input.read(&mut [0]) {
         Ok(0) => Ok(dumped),
-        _ => Err(damaged("unexpected data after the end")),
+        _ => Err(damage("unexpected data after the end")),
     }
 }
 

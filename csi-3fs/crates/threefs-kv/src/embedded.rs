@@ -77,7 +77,7 @@ pub(crate) struct Embedded {
 
 struct Job {
     commit: Commit,
-    done: oneshot::Sender<Result<Versionstamp, KvError>>,
+    reply: oneshot::Sender<Result<Versionstamp, KvError>>,
 }
 
 impl Embedded {
@@ -124,13 +124,13 @@ impl Embedded {
 
 pub(crate) fn open_rows(env: &Env<WithoutTls>) -> Result<Rows, heed::Error> {
     let txn = env.write_txn()?;
-    let opened = env.create_databases_and_commit(txn, |opener, txn| {
+    let database = env.create_databases_and_commit(txn, |opener, txn| {
         let rows = opener.create_database::<Bytes, Bytes>(txn, None)?;
         let version = txn_version(txn).to_le_bytes();
         rows.put(txn, VERSION_KEY, &version)?;
         Ok::<_, heed::Error>(CommitOrAbort::<_, ()>::Commit(rows))
     })?;
-    Ok(opened.unwrap_commit())
+    Ok(database.unwrap_commit())
 }
 
 impl Drop for Embedded {
@@ -199,13 +199,13 @@ impl Backend for Embedded {
 
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
         Box::pin(async move {
-            let stopped = || KvError::Broken {
+            let exited = || KvError::Broken {
                 path: self.path.clone(),
                 detail: "the commit thread has exited; restart the service".into(),
             };
-            let (done, answer) = oneshot::channel();
-            let queue = self.queue.as_ref().ok_or_else(stopped)?;
-            queue.send(Job { commit, done }).await.map_err(|_| stopped())?;
+            let (reply, answer) = oneshot::channel();
+            let queue = self.queue.as_ref().ok_or_else(exited)?;
+            queue.send(Job { commit, reply }).await.map_err(|_| exited())?;
             answer.await.unwrap_or_else(|_| {
                 Err(KvError::CommitUnknown { detail: "the commit thread exited".into() })
             })
@@ -334,7 +334,7 @@ impl Committer {
             Ok(txn) => txn,
             Err(error) => {
                 let error = KvError::Broken { path: self.path.clone(), detail: error.to_string() };
-                batch.drain(..).for_each(|job| drop(job.done.send(Err(error.clone()))));
+                batch.drain(..).for_each(|job| drop(job.reply.send(Err(error.clone()))));
                 return;
             }
         };
@@ -350,7 +350,7 @@ impl Committer {
                 .check(&job.commit)
                 .and_then(|()| self.check_counters(&txn, &job.commit));
             if let Err(error) = checked {
-                drop(job.done.send(Err(error)));
+                drop(job.reply.send(Err(error)));
                 continue;
             }
             if result.is_ok() {
@@ -371,10 +371,10 @@ impl Committer {
         match committed {
             Ok(()) => {
                 self.watches.written(version, &batch_keys);
-                // An error means that the caller no longer waits; the commit stands.
+                // An error means that the caller no longer waits; the commit remains valid.
                 admitted
                     .into_iter()
-                    .for_each(|admission| drop(admission.job.done.send(Ok(admission.stamp))));
+                    .for_each(|admission| drop(admission.job.reply.send(Ok(admission.stamp))));
             }
             Err((error, in_commit)) => self.fail(admitted, version, &error, in_commit),
         }
@@ -402,26 +402,26 @@ impl Committer {
         self.resolver = Resolver::new(version - 1, WRITES_MAX);
         admitted
             .into_iter()
-            .for_each(|admission| drop(admission.job.done.send(Err(error.clone()))));
+            .for_each(|admission| drop(admission.job.reply.send(Err(error.clone()))));
     }
 
     /// Checks counters before anything is applied, because a batch is applied as a whole.
     fn check_counters(&self, txn: &RwTxn<'_>, commit: &Commit) -> Result<(), KvError> {
         for mutation in &commit.mutations {
             if let Mutation::Add { key, .. } = mutation {
-                let stored = self.rows.get(txn, key).map_err(|error| KvError::Broken {
+                let value = self.rows.get(txn, key).map_err(|error| KvError::Broken {
                     path: self.path.clone(),
                     detail: error.to_string(),
                 })?;
-                add(key, stored, 0)?;
+                add(key, value, 0)?;
             }
         }
         for addition in &commit.bounded_adds {
-            let stored = self.rows.get(txn, &addition.key).map_err(|error| KvError::Broken {
+            let value = self.rows.get(txn, &addition.key).map_err(|error| KvError::Broken {
                 path: self.path.clone(),
                 detail: error.to_string(),
             })?;
-            add_within(addition, stored)?;
+            add_within(addition, value)?;
         }
         Ok(())
     }
@@ -446,9 +446,9 @@ impl Committer {
                 }
                 Mutation::ClearRange { range } => self.clear_range(txn, range, keys)?,
                 Mutation::Add { key, delta } => {
-                    let stored = self.rows.get(txn, key)?;
+                    let value = self.rows.get(txn, key)?;
                     // Checked before, or set by this transaction as a counter.
-                    let sum = add(key, stored, *delta).unwrap_or(*delta);
+                    let sum = add(key, value, *delta).unwrap_or(*delta);
                     self.rows.put(txn, key, &sum.to_le_bytes())?;
                     keys.push(key.clone());
                 }
@@ -460,9 +460,9 @@ impl Committer {
             }
         }
         for addition in &commit.bounded_adds {
-            let stored = self.rows.get(txn, &addition.key)?;
+            let value = self.rows.get(txn, &addition.key)?;
             // Checked before, or cleared by this transaction.
-            let sum = add_within(addition, stored).unwrap_or(addition.delta);
+            let sum = add_within(addition, value).unwrap_or(addition.delta);
             self.rows.put(txn, &addition.key, &sum.to_le_bytes())?;
             keys.push(addition.key.clone());
         }

@@ -81,8 +81,8 @@ impl State {
                     changes.insert(key.clone(), None);
                 }
                 Mutation::ClearRange { range } => {
-                    let stored = self.rows.range(range.start.clone()..range.end.clone());
-                    let existing = stored.filter(|(_, rows)| visible(rows, self.version).is_some());
+                    let rows = self.rows.range(range.start.clone()..range.end.clone());
+                    let existing = rows.filter(|(_, rows)| visible(rows, self.version).is_some());
                     changes.extend(existing.map(|(key, _)| (key.clone(), None)));
                     for (_, value) in changes.range_mut(range.start.clone()..range.end.clone()) {
                         *value = None;
@@ -194,8 +194,8 @@ impl Snapshot for MemorySnapshot {
         let mut rows = Vec::new();
         if !range.is_empty() {
             let state = lock(&self.state);
-            let stored = state.rows.range(range.start.clone()..range.end.clone());
-            rows = stored
+            let state_rows = state.rows.range(range.start.clone()..range.end.clone());
+            rows = state_rows
                 .filter_map(|(key, versions)| {
                     Some((key.clone(), visible(versions, self.version)?.to_vec()))
                 })

@@ -46,7 +46,7 @@ impl Resolver {
     }
 
     /// Records the keys written by a commit of `version`. For a cleared range, only the rows that
-    /// existed: a transaction that read a row as missing is still right.
+    /// existed: a transaction that read a row as missing is still valid.
     pub(crate) fn record(&mut self, version: u64, keys: Vec<Vec<u8>>) {
         for key in keys {
             self.last_write.insert(key.clone(), version);

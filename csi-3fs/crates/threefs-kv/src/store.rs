@@ -102,8 +102,8 @@ impl Store {
         operation: &O,
         deadline: Deadline,
     ) -> Result<O::Output, O::Error> {
-        let started = tokio::time::timeout_at(deadline.instant().into(), self.begin()).await;
-        let mut transaction = started.unwrap_or_else(|_| {
+        let result = tokio::time::timeout_at(deadline.instant().into(), self.begin()).await;
+        let mut transaction = result.unwrap_or_else(|_| {
             let last = "too many transactions are open".into();
             Err(KvError::DeadlinePassed { attempts: 0, last })
         })?;

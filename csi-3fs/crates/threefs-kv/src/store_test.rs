@@ -279,24 +279,21 @@ async fn a_full_store_reports_it_and_resumes_when_space_is_freed() {
     let map_bytes_max = 1 << 20;
     let path = folder.path().to_owned();
     let store = Store::embedded(EmbeddedConfig { path, map_bytes_max }).unwrap();
-    let mut filled = 0u32;
+    let mut count = 0u32;
     let error = loop {
         let mut txn = store.begin().await.unwrap();
         txn.get(b"guard").await.unwrap();
-        txn.set(&filled.to_be_bytes().map(|byte| byte | 0x40), vec![1; 50_000]);
+        txn.set(&count.to_be_bytes().map(|byte| byte | 0x40), vec![1; 50_000]);
         match txn.commit().await {
-            Ok(_) => filled += 1,
+            Ok(_) => count += 1,
             Err(error) => break error,
         }
     };
     assert!(matches!(error, KvError::NoSpace { .. }), "{error}");
-    assert!(filled > 5);
+    assert!(count > 5);
     // Everything acknowledged is there, and small rows still fit after some are removed.
     let mut txn = store.begin().await.unwrap();
-    assert_eq!(
-        txn.range(&KeyRange::new([0x40], [0xff]), 100).await.unwrap().len(),
-        filled as usize
-    );
+    assert_eq!(txn.range(&KeyRange::new([0x40], [0xff]), 100).await.unwrap().len(), count as usize);
     txn.clear_range(KeyRange::new([0x40], [0xff]));
     txn.commit().await.unwrap();
     let mut txn = store.begin().await.unwrap();

@@ -21,7 +21,7 @@ pub struct Transaction {
     cleared: Vec<KeyRange>,
     bytes: usize,
     /// The first write that exceeded a limit; returned by `commit`, so that writes are infallible.
-    refused: Option<KvError>,
+    limit_error: Option<KvError>,
 }
 
 /// A write of this transaction to a row.
@@ -50,7 +50,7 @@ impl Transaction {
             written: BTreeMap::new(),
             cleared: Vec::new(),
             bytes: 0,
-            refused: None,
+            limit_error: None,
         })
     }
 
@@ -150,7 +150,7 @@ impl Transaction {
             Some(OwnWrite::Value(value)) => match add(key, value.as_deref(), delta) {
                 Ok(sum) => OwnWrite::Value(Some(sum.to_le_bytes().to_vec())),
                 Err(error) => {
-                    self.refused.get_or_insert(error);
+                    self.limit_error.get_or_insert(error);
                     return;
                 }
             },
@@ -206,9 +206,9 @@ impl Transaction {
     /// [`KvError::Conflict`] and [`KvError::TooOld`] (repeat it), [`KvError::TooLarge`],
     /// [`KvError::NoSpace`], [`KvError::CommitUnknown`].
     pub async fn commit(self) -> Result<Versionstamp, KvError> {
-        let Self { backend, snapshot, commit, refused, .. } = self;
-        if let Some(refused) = refused {
-            return Err(refused);
+        let Self { backend, snapshot, commit, limit_error, .. } = self;
+        if let Some(limit_error) = limit_error {
+            return Err(limit_error);
         }
         let writes = !commit.mutations.is_empty() || !commit.bounded_adds.is_empty();
         if !writes && commit.write_keys.is_empty() {
@@ -229,7 +229,7 @@ impl Transaction {
         ];
         for (what, size, size_max) in bounds {
             if size > size_max {
-                self.refused.get_or_insert(KvError::TooLarge { what, size, size_max });
+                self.limit_error.get_or_insert(KvError::TooLarge { what, size, size_max });
             }
         }
     }
@@ -249,12 +249,12 @@ impl Transaction {
         if guard == Isolation::Conflict {
             self.commit.read_keys.push(key.to_vec());
         }
-        let stored = self.snapshot.get(key).await?;
+        let value = self.snapshot.get(key).await?;
         match own {
             Some(OwnWrite::Added(delta)) => {
-                Ok(Some(add(key, stored.as_deref(), delta)?.to_le_bytes().to_vec()))
+                Ok(Some(add(key, value.as_deref(), delta)?.to_le_bytes().to_vec()))
             }
-            _ => Ok(stored),
+            _ => Ok(value),
         }
     }
 
@@ -264,19 +264,20 @@ impl Transaction {
         let mut rest = range.clone();
         while rows.len() < limit && !rest.is_empty() {
             let read_limit = (limit - rows.len()).min(ROWS_PER_READ_MAX);
-            let stored = self.snapshot.range(&rest, read_limit).await?;
+            let stored_rows = self.snapshot.range(&rest, read_limit).await?;
             // The store's rows are known up to here; writes beyond it are merged in the next round.
-            let covered = match stored.last() {
-                Some((last, _)) if stored.len() >= read_limit => {
+            let known_range = match stored_rows.last() {
+                Some((last, _)) if stored_rows.len() >= read_limit => {
                     KeyRange::new(rest.start.clone(), [last.as_slice(), &[0]].concat())
                 }
                 _ => rest.clone(),
             };
-            let mut merged: BTreeMap<Vec<u8>, Vec<u8>> = stored
+            let mut merged: BTreeMap<Vec<u8>, Vec<u8>> = stored_rows
                 .into_iter()
                 .filter(|(key, _)| !self.cleared.iter().any(|range| range.contains(key)))
                 .collect();
-            for (key, own) in self.written.range(covered.start.clone()..covered.end.clone()) {
+            for (key, own) in self.written.range(known_range.start.clone()..known_range.end.clone())
+            {
                 match own {
                     OwnWrite::Value(Some(value)) => {
                         merged.insert(key.clone(), value.clone());
@@ -291,7 +292,7 @@ impl Transaction {
                 }
             }
             rows.extend(merged);
-            rest.start = covered.end;
+            rest.start = known_range.end;
         }
         rows.truncate(limit);
         Ok(rows)

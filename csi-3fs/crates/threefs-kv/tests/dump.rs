@@ -108,25 +108,25 @@ async fn a_truncated_altered_or_foreign_dump_is_refused_and_creates_no_store() {
     dump(&config(&store), "test", &file).unwrap();
     let whole = std::fs::read(&file).unwrap();
     let target = folder.path().join("target");
-    let refused = |bytes: &[u8], kind: &str| {
+    let error_of = |bytes: &[u8], kind: &str| {
         std::fs::write(&file, bytes).unwrap();
         let error = load(&config(&target), kind, &file).unwrap_err();
         assert!(matches!(error, DumpError::Damaged { .. }), "{error}");
         assert!(!target.join("data.mdb").exists());
     };
-    refused(&whole, "other");
-    refused(&[], "test");
-    refused(&[&whole[..], b"x"].concat(), "test");
+    error_of(&whole, "other");
+    error_of(&[], "test");
+    error_of(&[&whole[..], b"x"].concat(), "test");
     for at in (0..whole.len()).step_by(97) {
-        refused(&whole[..at], "test");
+        error_of(&whole[..at], "test");
         let mut altered = whole.clone();
         altered[at] ^= 0x10;
-        refused(&altered, "test");
+        error_of(&altered, "test");
     }
     let mut huge = whole.clone();
     let at = 8 + 1 + 4;
     huge[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
-    refused(&huge, "test");
+    error_of(&huge, "test");
     let error = dump(&config(&folder.path().join("none")), "test", &file).unwrap_err();
     assert!(matches!(error, DumpError::Store(KvError::Broken { .. })), "{error}");
 }

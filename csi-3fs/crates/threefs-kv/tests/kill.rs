@@ -17,7 +17,8 @@ use threefs_kv::{EmbeddedConfig, KeyRange, Store};
 const CHILD: &str = "THREEFS_KV_KILL_CHILD";
 const ROUNDS: usize = 12;
 const WRITERS: u64 = 16;
-/// Maximum silence of a child: it takes milliseconds, and seconds to start from a cold disk.
+/// Maximum time without output of a child: output takes milliseconds, and a start from a cold disk
+/// takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -46,7 +47,7 @@ async fn commit_for_ever(path: &Path) {
             })
         })
         .collect();
-    // None of them ever ends; the first stands for all.
+    // None of the tasks ends, so it is enough to await the first.
     writers.into_iter().next().unwrap().await.unwrap();
 }
 
@@ -91,13 +92,13 @@ fn acknowledged_commits_survive_kill_9() {
             .spawn()
             .unwrap();
         let numbers = listen(child.stdout.take().unwrap());
-        // After this many commits, and then some time between two of them.
+        // After this many commits, and a random time, so that the kill falls between two of them.
         let mut hangs = false;
         for _ in 0..rand::rng().random_range(90..200) {
             match numbers.recv_timeout(PATIENCE) {
                 Ok(number) => _ = acknowledged.insert(number),
-                Err(ended) => {
-                    hangs = ended == RecvTimeoutError::Timeout;
+                Err(error) => {
+                    hangs = error == RecvTimeoutError::Timeout;
                     break;
                 }
             }
@@ -107,12 +108,12 @@ fn acknowledged_commits_survive_kill_9() {
         child.wait().unwrap();
         assert!(!hangs, "round {round}: the child printed nothing for {PATIENCE:?}");
         acknowledged.extend(numbers);
-        let stored: BTreeSet<u64> = runtime()
+        let stored_numbers: BTreeSet<u64> = runtime()
             .block_on(async { rows(&Store::embedded(EmbeddedConfig::new(&path)).unwrap()).await })
             .into_iter()
             .collect();
-        let lost: Vec<_> = acknowledged.difference(&stored).collect();
-        assert!(lost.is_empty(), "round {round}: lost {lost:?}");
+        let missing: Vec<_> = acknowledged.difference(&stored_numbers).collect();
+        assert!(missing.is_empty(), "round {round}: lost {missing:?}");
     }
     assert!(acknowledged.len() > 1000, "only {} commits: too little", acknowledged.len());
 }

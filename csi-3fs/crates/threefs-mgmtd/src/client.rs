@@ -35,12 +35,12 @@ pub enum MgmtdClientError {
     #[error(transparent)]
     Refused(#[from] MgmtdError),
     /// The reply does not match the request: mgmtd has another version.
-    #[error("mgmtd sent {got}, expected {expected}; do both sides run the same version?")]
+    #[error("mgmtd sent {reply_text}, expected {expected}; do both sides run the same version?")]
     Unexpected {
         /// The expected kind of reply.
         expected: &'static str,
         /// The reply, shortened.
-        got: String,
+        reply_text: String,
     },
 }
 
@@ -83,19 +83,19 @@ impl MgmtdClient {
         }
     }
 
-    /// Routing newer than `known`, waiting up to `wait` for it; `None` if there is none.
+    /// Routing newer than `known_version`, waiting up to `wait` for it; `None` if there is none.
     ///
     /// # Errors
     /// No primary replied before the deadline.
     pub async fn routing(
         &self,
-        known: RoutingVersion,
+        known_version: RoutingVersion,
         wait: Duration,
         deadline: Deadline,
     ) -> Result<Option<RoutingInfo>, MgmtdClientError> {
         let wait = deadline.remaining().unwrap_or_default().min(wait);
         let wait_ms = (wait.as_millis() as u64).min(WAIT_MS_MAX);
-        match self.ask(&MgmtdRequest::Routing { known, wait_ms }, wait, deadline).await? {
+        match self.ask(&MgmtdRequest::Routing { known_version, wait_ms }, wait, deadline).await? {
             MgmtdReply::Routing(routing) => Ok(routing),
             other => Err(unexpected("routing", &other)),
         }
@@ -168,8 +168,8 @@ impl MgmtdClient {
         let client = self.clone();
         let task = tokio::spawn(async move {
             loop {
-                let known = sender.borrow().version;
-                match client.routing(known, POLL, Deadline::after(POLL * 2)).await {
+                let known_version = sender.borrow().version;
+                match client.routing(known_version, POLL, Deadline::after(POLL * 2)).await {
                     Ok(Some(routing)) => drop(sender.send_replace(Arc::new(routing))),
                     Ok(None) => {}
                     Err(error) => {
@@ -193,7 +193,7 @@ impl MgmtdClient {
         loop {
             let number = (self.0.primary.load(Relaxed) + attempts) % count;
             let Some(pool) = self.0.pools.get(number) else {
-                return Err(unreachable_nobody());
+                return Err(no_address_error());
             };
             let attempt = deadline.within(wait + ATTEMPT_TIMEOUT);
             let error = match pool
@@ -210,7 +210,7 @@ impl MgmtdClient {
                 Err(error) => return Err(error.into()),
             };
             attempts += 1;
-            if deadline.remaining().is_none_or(|left| left <= PAUSE) {
+            if deadline.remaining().is_none_or(|remaining| remaining <= PAUSE) {
                 return Err(error);
             }
             if attempts % count == 0 {
@@ -220,7 +220,7 @@ impl MgmtdClient {
     }
 }
 
-fn unreachable_nobody() -> MgmtdClientError {
+fn no_address_error() -> MgmtdClientError {
     MgmtdClientError::Rpc(RpcError::Unreachable {
         context: CONTEXT.into(),
         peer: "(none)".into(),
@@ -229,8 +229,8 @@ fn unreachable_nobody() -> MgmtdClientError {
 }
 
 fn unexpected(expected: &'static str, reply: &MgmtdReply) -> MgmtdClientError {
-    let got = format!("{reply:?}").chars().take(60).collect();
-    MgmtdClientError::Unexpected { expected, got }
+    let reply_text = format!("{reply:?}").chars().take(60).collect();
+    MgmtdClientError::Unexpected { expected, reply_text }
 }
 
 /// A copy of the routing, updated in the background. Its first value is empty (version 0).
@@ -257,8 +257,8 @@ impl RoutingFollower {
         mut goal: impl FnMut(&RoutingInfo) -> bool,
     ) -> Option<Arc<RoutingInfo>> {
         let mut receiver = self.receiver.clone();
-        let arrived = receiver.wait_for(|routing| goal(routing));
-        match tokio::time::timeout_at(deadline.instant().into(), arrived).await {
+        let wait = receiver.wait_for(|routing| goal(routing));
+        match tokio::time::timeout_at(deadline.instant().into(), wait).await {
             Ok(Ok(routing)) => Some(Arc::clone(&routing)),
             _ => None,
         }

@@ -34,7 +34,7 @@ impl Manager {
             return Ok(());
         }
         self.grow_inner(view, now).await?;
-        // A step without any effect would have none again.
+        // With the same inputs, the step would again have no effect.
         let after = view.growth_inputs(&self.timers, now);
         view.settled_inputs = (after == growth_inputs).then_some(growth_inputs);
         Ok(())
@@ -67,9 +67,9 @@ impl Manager {
             return Ok(());
         }
         let start = StartMoves { fence: view.fence, moves: &plan };
-        let (version, started) = self.store.transact(deadline(), &start).await?;
-        let mut chains = Vec::with_capacity(started.len());
-        for (this, chain) in started {
+        let (version, started_moves) = self.store.transact(deadline(), &start).await?;
+        let mut chains = Vec::with_capacity(started_moves.len());
+        for (this, chain) in started_moves {
             tracing::info!(routing = version.0, "{this}");
             view.routing.moves.insert(this.chain, this);
             chains.push(chain);
@@ -116,7 +116,7 @@ impl Manager {
             tracing::info!(chains = chains.len(), "chains added for new nodes");
             self.apply(view, version, chains);
         }
-        // All of them at once if possible, but chains that wait for an unavailable node do not
+        // Adds all chains at once if possible; chains that wait for an unavailable node do not
         // block the others.
         let unavailable = self.unavailable(view, now);
         let needless = |place: &ChainTarget| {
@@ -205,8 +205,8 @@ impl Manager {
     }
 
     async fn set_goal(&self, view: &mut View, goal: PlacementGoal) -> Result<(), OpError> {
-        let want = SetPlacementGoal { fence: view.fence, goal: &goal };
-        self.store.transact(deadline(), &want).await?;
+        let set_goal = SetPlacementGoal { fence: view.fence, goal: &goal };
+        self.store.transact(deadline(), &set_goal).await?;
         view.goal = goal;
         Ok(())
     }
@@ -244,9 +244,9 @@ fn waits(chain: &Chain, unavailable: &BTreeSet<NodeId>) -> bool {
 fn unused(view: &View) -> impl Iterator<Item = &Chain> {
     // Each version contains all chains of the earlier ones.
     let table = view.routing.newest_table(FIRST_TABLE);
-    let named: BTreeSet<ChainId> =
+    let table_chains: BTreeSet<ChainId> =
         table.iter().flat_map(|table| table.chains.iter().copied()).collect();
-    view.routing.chains.values().filter(move |chain| !named.contains(&chain.id))
+    view.routing.chains.values().filter(move |chain| !table_chains.contains(&chain.id))
 }
 
 /// Whether all replicas except the one on `from` serve, so that a move can start safely.

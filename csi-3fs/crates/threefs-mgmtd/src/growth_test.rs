@@ -78,7 +78,7 @@ async fn new_nodes_get_an_equal_share_and_no_chain_loses_a_replica() {
     assert_eq!(after.table(table.id, table.version), Some(table));
     assert!(table.chains.iter().all(|id| after.chains.contains_key(id)));
     assert_eq!(after.newest_table(table.id).unwrap().chains.len(), 10);
-    // Nothing else happens.
+    // No other change follows.
     for _ in 0..20 {
         cluster.step().await;
     }
@@ -146,10 +146,10 @@ async fn a_node_that_dies_before_its_chains_start_does_not_delay_others() {
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "chains are added", 0, |it| it.chains.len() == 8).await;
     cluster.nodes[3].dead = true;
-    let started = |it: &RoutingInfo, id: &ChainId| it.chains[id].head().is_some();
+    let has_head = |it: &RoutingInfo, id: &ChainId| it.chains[id].head().is_some();
     let waits: Vec<ChainId> = {
         let routing = cluster.routing();
-        routing.chains.keys().copied().filter(|id| !started(&routing, id)).collect()
+        routing.chains.keys().copied().filter(|id| !has_head(&routing, id)).collect()
     };
     assert!(!waits.is_empty(), "the added node must start them");
     cluster.nodes.push(FakeNode::new(5));
@@ -160,7 +160,7 @@ async fn a_node_that_dies_before_its_chains_start_does_not_delay_others() {
     let routing = cluster.routing();
     let table = routing.newest_table(crate::FIRST_TABLE).unwrap();
     assert!(waits.iter().all(|id| !table.chains.contains(id)));
-    assert!(table.chains.iter().all(|id| started(&routing, id)));
+    assert!(table.chains.iter().all(|id| has_head(&routing, id)));
     // Node 4 will not return: its chains and moves are dropped, so that others proceed.
     cluster.manager.rebalance(true, Some(vec![NodeId(4)]), cluster.now).await.unwrap();
     steps_until(&mut cluster, "all of the others' chains are used", 0, |it| {
@@ -238,17 +238,17 @@ async fn a_drained_node_becomes_empty() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));
     steps_until(&mut cluster, "balance", 3, |it| it.chains.len() == 8 && balanced(it)).await;
-    let refused = cluster.manager.rebalance(true, Some(vec![NodeId(9)]), cluster.now).await;
-    assert_eq!(refused.unwrap_err(), MgmtdError::UnknownNode { node: NodeId(9) });
+    let result = cluster.manager.rebalance(true, Some(vec![NodeId(9)]), cluster.now).await;
+    assert_eq!(result.unwrap_err(), MgmtdError::UnknownNode { node: NodeId(9) });
     let too_many = Some(vec![NodeId(1), NodeId(2)]);
-    let refused = cluster.manager.rebalance(true, too_many, cluster.now).await;
-    assert_eq!(refused.unwrap_err(), MgmtdError::TooFewNodes { staying: 2, replicas: 3 });
+    let result = cluster.manager.rebalance(true, too_many, cluster.now).await;
+    assert_eq!(result.unwrap_err(), MgmtdError::TooFewNodes { staying: 2, replicas: 3 });
     cluster.manager.rebalance(true, Some(vec![NodeId(1)]), cluster.now).await.unwrap();
     steps_until(&mut cluster, "node 1 is empty", 3, |it| {
         states_of(it, 1).is_empty() && it.moves.is_empty()
     })
     .await;
-    // It may die permanently now.
+    // From now on its permanent loss is harmless.
     cluster.nodes[0].dead = true;
     steps_until(&mut cluster, "whole without it", 3, is_whole).await;
 }

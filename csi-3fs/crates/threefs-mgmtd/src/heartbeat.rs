@@ -107,7 +107,7 @@ impl View {
     pub(crate) fn decided(&mut self, version: RoutingVersion, changes: Changes) {
         self.routing.version = version;
         self.stores.extend(changes.stores);
-        for this in changes.ended {
+        for this in changes.ended_moves {
             self.routing.moves.remove(&this.chain);
             self.routing.retired.insert(this.source);
             self.stores.remove(&this.source);

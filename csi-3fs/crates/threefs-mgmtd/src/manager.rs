@@ -45,7 +45,7 @@ pub struct Manager {
 enum Role {
     /// The last state of the lease, and since when it has been unchanged.
     Contender {
-        seen: Option<(LeaseRow, Millis)>,
+        last_lease: Option<(LeaseRow, Millis)>,
     },
     Primary(Box<View>),
 }
@@ -60,7 +60,7 @@ impl Manager {
         timers: Timers,
     ) -> Self {
         let (published, _) = watch::channel(Arc::default());
-        let role = Mutex::new(Role::Contender { seen: None });
+        let role = Mutex::new(Role::Contender { last_lease: None });
         let (address, automatic) = (address.into(), true);
         Self { store, id, address, bootstrap, automatic, timers, role, published }
     }
@@ -104,7 +104,7 @@ impl Manager {
                 let result = self.lead(view, now).await;
                 if !view.holds_lease(&self.timers, now) {
                     tracing::warn!(epoch = view.fence.epoch, "lease renewal failed");
-                    *role = Role::Contender { seen: None };
+                    *role = Role::Contender { last_lease: None };
                 }
                 result
             }
@@ -138,10 +138,14 @@ impl Manager {
     ) -> Result<HeartbeatReply, MgmtdError> {
         let mut role = self.role.lock().await;
         let result = self.take_heartbeat(self.view(&mut role, now)?, heartbeat, now).await;
-        self.answered(&mut role, result)
+        self.reply_or_step_down(&mut role, result)
     }
 
-    fn answered<T>(&self, role: &mut Role, result: Result<T, Refusal>) -> Result<T, MgmtdError> {
+    fn reply_or_step_down<T>(
+        &self,
+        role: &mut Role,
+        result: Result<T, Refusal>,
+    ) -> Result<T, MgmtdError> {
         match result {
             Ok(reply) => Ok(reply),
             Err(Refusal::Answer(error)) => Err(error),
@@ -190,7 +194,7 @@ impl Manager {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let result = self.plan(view, now, apply, leaving).await;
-        self.answered(&mut role, result)
+        self.reply_or_step_down(&mut role, result)
     }
 
     /// Promotes `target` to the head of its chain; without `apply`, reports the consequences only.
@@ -211,7 +215,7 @@ impl Manager {
         let (promotion, transition, store) = view.promotion(&self.timers, now, target)?;
         if apply {
             let promoted = self.write_promotion(view, target, transition, store).await;
-            self.answered(&mut role, promoted.map_err(Refusal::Op))?;
+            self.reply_or_step_down(&mut role, promoted.map_err(Refusal::Op))?;
         }
         Ok(promotion)
     }
@@ -230,7 +234,7 @@ impl Manager {
         let (fence, cluster) = (view.fence, view.routing.cluster);
         let register = RegisterMeta { fence, cluster, registration };
         let result = self.store.transact(deadline(), &register).await;
-        let result = self.answered(&mut role, result.map_err(Refusal::Op))?;
+        let result = self.reply_or_step_down(&mut role, result.map_err(Refusal::Op))?;
         if let Err(refusal) = &result {
             tracing::error!("{refusal}");
         }
@@ -247,7 +251,7 @@ impl Manager {
         let chains = vec![transition.chain];
         let stores = [(target, store)];
         let update =
-            UpdateChains { fence: view.fence, chains: &chains, ended: &[], stores: &stores };
+            UpdateChains { fence: view.fence, chains: &chains, ended_moves: &[], stores: &stores };
         let version = self.store.transact(deadline(), &update).await?;
         for reason in &transition.reasons {
             tracing::warn!(routing = version.0, "{reason}");
@@ -265,8 +269,8 @@ impl Manager {
         match &mut **role {
             Role::Primary(view) if view.holds_lease(&self.timers, now) => Ok(view),
             Role::Primary(_) => Err(MgmtdError::NotPrimary { holder: String::new() }),
-            Role::Contender { seen } => {
-                let holder = seen.as_ref().and_then(|(row, _)| row.holder.as_ref());
+            Role::Contender { last_lease } => {
+                let holder = last_lease.as_ref().and_then(|(row, _)| row.holder.as_ref());
                 let holder = holder.map(|holder| holder.address.clone()).unwrap_or_default();
                 Err(MgmtdError::NotPrimary { holder })
             }
@@ -281,19 +285,19 @@ impl Manager {
     ) -> Result<(), OpError> {
         if let (Err(error), Role::Primary(view)) = (&result, &*role) {
             tracing::warn!(%error, epoch = view.fence.epoch, "stepping down");
-            *role = Role::Contender { seen: None };
+            *role = Role::Contender { last_lease: None };
         }
         result
     }
 
     async fn contend(&self, role: &mut Role, now: Millis) -> Result<(), OpError> {
         let row = self.store.transact(deadline(), &InspectLease).await?;
-        let Role::Contender { seen } = role else { return Ok(()) };
-        let unchanged_since = match seen {
+        let Role::Contender { last_lease } = role else { return Ok(()) };
+        let unchanged_since = match last_lease {
             Some((before, since)) if *before == row => *since,
             _ => now,
         };
-        *seen = Some((row.clone(), unchanged_since));
+        *last_lease = Some((row.clone(), unchanged_since));
         let opening = self.store.exclusive_opening();
         let free = match &row.holder {
             None => true,
@@ -310,8 +314,12 @@ impl Manager {
         if !free {
             return Ok(());
         }
-        let acquire =
-            AcquireLease { seen: &row, manager: self.id, address: &self.address, opening };
+        let acquire = AcquireLease {
+            observed_lease: &row,
+            manager: self.id,
+            address: &self.address,
+            opening,
+        };
         let (fence, loaded) = self.store.transact(deadline(), &acquire).await?;
         tracing::info!(epoch = fence.epoch, address = self.address, "became primary");
         let view = View::new(fence, loaded, now);
@@ -380,13 +388,13 @@ impl Manager {
         }
         let nodes: Vec<NodeId> = view.nodes.keys().copied().collect();
         let alive = nodes.iter().all(|node| view.is_alive(*node, &self.timers, now));
-        let allowed = view.may_make_chains(&self.timers, now);
-        if nodes.len() < self.bootstrap.nodes as usize || !alive || !allowed {
+        let may_make = view.may_make_chains(&self.timers, now);
+        if nodes.len() < self.bootstrap.nodes as usize || !alive || !may_make {
             return Ok(());
         }
         let make = MakeChains { fence: view.fence, nodes: &nodes, bootstrap: self.bootstrap };
-        let made = self.store.transact(deadline(), &make).await?;
-        let Some((version, chains, table)) = made else { return Ok(()) };
+        let new_chains = self.store.transact(deadline(), &make).await?;
+        let Some((version, chains, table)) = new_chains else { return Ok(()) };
         tracing::info!(chains = chains.len(), nodes = nodes.len(), "initial chains created");
         view.routing.tables.push(table);
         self.apply(view, version, chains);
@@ -398,14 +406,14 @@ impl Manager {
         if changes.is_empty() {
             return Ok(());
         }
-        let Changes { chains, reasons, ended, stores } = &changes;
+        let Changes { chains, reasons, ended_moves, stores } = &changes;
         view.count_failed_syncs(&self.timers, now, chains);
-        let update = UpdateChains { fence: view.fence, chains, ended, stores };
+        let update = UpdateChains { fence: view.fence, chains, ended_moves, stores };
         let version = self.store.transact(deadline(), &update).await?;
         for reason in reasons {
             tracing::info!(routing = version.0, "{reason}");
         }
-        for this in ended {
+        for this in ended_moves {
             tracing::info!(routing = version.0, "done: {this}");
         }
         view.decided(version, changes);

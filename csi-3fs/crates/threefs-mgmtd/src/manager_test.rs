@@ -22,7 +22,7 @@ pub(super) struct FakeNode {
     sequence: u64,
     /// Targets that this incarnation knows to be up to date, with the chain version of that
     /// knowledge.
-    known: BTreeMap<TargetId, (LocalState, ChainVersion)>,
+    last_reports: BTreeMap<TargetId, (LocalState, ChainVersion)>,
     pub dead: bool,
     /// It has no space for syncs.
     pub full: bool,
@@ -36,12 +36,12 @@ pub(super) struct FakeNode {
 
 impl FakeNode {
     pub fn new(id: u32) -> Self {
-        let known = BTreeMap::new();
+        let last_reports = BTreeMap::new();
         Self {
             id: NodeId(id),
             incarnation: 100,
             sequence: 0,
-            known,
+            last_reports,
             dead: false,
             full: false,
             used_bytes: 1,
@@ -54,26 +54,27 @@ impl FakeNode {
     fn restart(&mut self) {
         self.incarnation += 1;
         self.sequence = 0;
-        self.known.clear();
+        self.last_reports.clear();
         self.dead = false;
     }
 
     fn beat(&mut self) -> Heartbeat {
         self.sequence += 1;
-        let targets = self.known.iter().map(|(target, (state, chain_version))| TargetReport {
-            target: *target,
-            chain: Default::default(),
-            report: LocalReport { state: *state, chain_version: *chain_version },
-            used_bytes: self.used_bytes,
-            store: Some(self.store),
-            chunks: self.chunks,
-        });
+        let targets =
+            self.last_reports.iter().map(|(target, (state, chain_version))| TargetReport {
+                target: *target,
+                chain: Default::default(),
+                report: LocalReport { state: *state, chain_version: *chain_version },
+                used_bytes: self.used_bytes,
+                store: Some(self.store),
+                chunks: self.chunks,
+            });
         Heartbeat {
             node: self.id,
             address: format!("127.0.0.1:{}", 9000 + self.id.0),
             incarnation: Incarnation(self.incarnation),
             sequence: self.sequence,
-            capacity_bytes: 10 * self.known.len() as u64,
+            capacity_bytes: 10 * self.last_reports.len() as u64,
             targets: targets.collect(),
             data: self.data,
         }
@@ -81,7 +82,7 @@ impl FakeNode {
 
     fn learn(&mut self, routing: &RoutingInfo) {
         for (chain, place) in routing.targets_of_node(self.id) {
-            let before = self.known.get(&place.target).map(|(state, _)| *state);
+            let before = self.last_reports.get(&place.target).map(|(state, _)| *state);
             let state = match (place.state, before) {
                 (PublicState::Syncing, Some(_)) if self.full => LocalState::Offline,
                 (PublicState::Serving | PublicState::Syncing, Some(_)) => LocalState::UpToDate,
@@ -89,9 +90,9 @@ impl FakeNode {
             };
             let state =
                 if routing.retires(chain, place.target) { LocalState::Online } else { state };
-            self.known.insert(place.target, (state, chain.version));
+            self.last_reports.insert(place.target, (state, chain.version));
         }
-        self.known.retain(|target, _| !routing.retired.contains(target));
+        self.last_reports.retain(|target, _| !routing.retired.contains(target));
     }
 }
 
@@ -184,8 +185,8 @@ async fn a_dead_node_leaves_its_chains_and_returns_through_syncing() {
     cluster.nodes[1].dead = true;
     let died = cluster.now;
     cluster.steps_until("node 2 left", |routing| !serves(routing, 2)).await;
-    let waited = cluster.now.since(died);
-    assert!((1000..=1100).contains(&waited), "left after {waited} ms");
+    let wait_ms = cluster.now.since(died);
+    assert!((1000..=1100).contains(&wait_ms), "left after {wait_ms} ms");
     let routing = cluster.routing();
     assert!(routing.chains.values().all(|chain| chain.head().is_some()));
     cluster.nodes[1].restart();
@@ -254,7 +255,7 @@ async fn a_repeated_heartbeat_is_answered_again_without_extending_the_lease() {
 async fn a_pause_of_mgmtd_does_not_count_as_silence_of_the_nodes() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();
-    // Shorter than the primary's lease, longer than it takes to be dead.
+    // Shorter than the primary's lease, longer than the failure timeout of a node.
     cluster.now = cluster.now.after(1900);
     for _ in 0..30 {
         cluster.step().await;
@@ -337,8 +338,8 @@ async fn a_node_of_another_cluster_is_refused_and_changes_nothing() {
     foreign_node.restart();
     foreign_node.data = DataFolder::Of(ClusterId(77));
     let error = cluster.manager.heartbeat(foreign_node.beat(), cluster.now).await.unwrap_err();
-    let (theirs, ours) = (ClusterId(77), ClusterId(1));
-    assert_eq!(error, MgmtdError::OtherCluster { node: NodeId(1), theirs, ours });
+    let (foreign_id, own_id) = (ClusterId(77), ClusterId(1));
+    assert_eq!(error, MgmtdError::OtherCluster { node: NodeId(1), foreign_id, own_id });
     assert_eq!(cluster.manager.routing(cluster.now).await.unwrap(), before);
 }
 
@@ -359,8 +360,8 @@ async fn of_two_managers_the_one_without_the_lease_is_fenced() {
         cluster.now = cluster.now.after(50);
         second.tick(cluster.now).await.unwrap();
     }
-    // Its last renewal was up to a third of a lease before the pause; until a lease after that
-    // renewal it would still have replied.
+    // Its last renewal was up to a third of a lease before the pause; it may still reply until its
+    // lease from that renewal ends.
     assert!(cluster.now.since(paused) >= TIMERS.primary_lease_ms * 2 / 3 - 50);
     assert!(cluster.manager.status(cluster.now).await.is_err());
     // The first continues with its old clock and still considers itself primary: its write is

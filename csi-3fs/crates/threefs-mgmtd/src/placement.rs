@@ -38,10 +38,10 @@ pub fn first_chains(nodes: &[NodeId], replicas: u32, chains_per_node: u32) -> Ve
 /// Strides that reach `replicas` different nodes; 1 always does.
 fn strides(count: usize, replicas: usize) -> Vec<usize> {
     let distinct = |stride: &usize| {
-        let mut reached: Vec<usize> = (0..replicas).map(|place| place * stride % count).collect();
-        reached.sort_unstable();
-        reached.dedup();
-        reached.len() == replicas
+        let mut places: Vec<usize> = (0..replicas).map(|place| place * stride % count).collect();
+        places.sort_unstable();
+        places.dedup();
+        places.len() == replicas
     };
     let good: Vec<usize> = (1..count).filter(distinct).collect();
     if good.is_empty() { vec![1] } else { good }

@@ -33,11 +33,11 @@ pub const CONTEXT: &str = "threefs/mgmtd";
 pub enum MgmtdRequest {
     /// Heartbeat of a storage node. Answered with [`MgmtdReply::Heartbeat`].
     Heartbeat(Heartbeat),
-    /// The routing, if it is newer than `known`. Waits up to `wait_ms` for a newer version, so that
-    /// repeated requests see every change at once. Answered with [`MgmtdReply::Routing`].
+    /// The routing, if it is newer than `known_version`. Waits up to `wait_ms` for a newer version,
+    /// so that repeated requests return every change at once. Answered with [`MgmtdReply::Routing`].
     Routing {
         /// The version of the caller; 0 for none.
-        known: RoutingVersion,
+        known_version: RoutingVersion,
         /// Time to wait for a newer version; at most [`WAIT_MS_MAX`].
         wait_ms: u64,
     },
@@ -273,17 +273,17 @@ pub enum MgmtdError {
     },
     /// The node's data belongs to another cluster. The sender must exit.
     #[error(
-        "{node} holds data of {theirs}, and this mgmtd serves {ours}: it takes no part. If mgmtd \
-         has lost its store, stop it and restore the store from a backup (`threefs mgmtd load`); \
+        "{node} holds data of {foreign_id}, and this mgmtd serves {own_id}: it takes no part. If \
+         mgmtd has lost its store, stop it and restore the store from a backup (`threefs mgmtd load`); \
          if the node was given a wrong address of mgmtd or a wrong disk, correct that"
     )]
     OtherCluster {
         /// The node.
         node: NodeId,
         /// The cluster of its data.
-        theirs: ClusterId,
+        foreign_id: ClusterId,
         /// The cluster of this mgmtd.
-        ours: ClusterId,
+        own_id: ClusterId,
     },
     /// The node has targets but this mgmtd has no chains: its store was lost. The sender must exit.
     #[error(
@@ -298,16 +298,16 @@ pub enum MgmtdError {
     /// The metadata store is not the registered one: it is empty, or belongs to another tree. The
     /// sender must exit.
     #[error(
-        "the metadata store holds {theirs}, and the files of this cluster are in {ours}: it is empty \
-         or the wrong one. Stop the metadata service and give it the right folder, or restore a dump \
+        "the metadata store holds {foreign_id}, and the files of this cluster are in {own_id}: it is \
+         empty or the wrong one. Stop the metadata service and give it the right folder, or restore a dump \
          (`threefs meta load`). Only if the old metadata is lost and its files are given up: \
          `threefs meta adopt`"
     )]
     ForeignTree {
         /// The tree in the store.
-        theirs: TreeId,
+        foreign_id: TreeId,
         /// The registered tree.
-        ours: TreeId,
+        own_id: TreeId,
     },
     /// The metadata store is an old copy of the registered one. The sender must exit.
     #[error(
@@ -325,17 +325,17 @@ pub enum MgmtdError {
     },
     /// The metadata store belongs to another cluster. The sender must exit.
     #[error(
-        "the metadata store holds {tree} of {theirs}, and this mgmtd serves {ours}. If mgmtd has lost \
-         its store, stop it and restore the store from a backup (`threefs mgmtd load`); if the \
+        "the metadata store holds {tree} of {foreign_id}, and this mgmtd serves {own_id}. If mgmtd has \
+         lost its store, stop it and restore the store from a backup (`threefs mgmtd load`); if the \
          metadata service was given a wrong address of mgmtd or a wrong folder, correct that"
     )]
     TreeOfOtherCluster {
         /// The tree in the store.
         tree: TreeId,
         /// Its cluster.
-        theirs: ClusterId,
+        foreign_id: ClusterId,
         /// The cluster of this mgmtd.
-        ours: ClusterId,
+        own_id: ClusterId,
     },
     /// The target cannot be promoted.
     #[error("{target} cannot be promoted: {reason}")]

@@ -1,9 +1,9 @@
 //! Rebalancing: the chains to add and the replicas to move when nodes join or leave. Pure.
 //!
-//! The goal: all participating nodes have the same number of targets, give or take one, and a
-//! leaving node has none. A move takes one target from the node with the most to the node with the
-//! fewest, so no plan with fewer moves reaches the goal. Such a move always exists: a node with
-//! more targets than another has a chain that the other does not have.
+//! The goal: the numbers of targets on participating nodes differ by at most one, and a leaving
+//! node has none. A move takes one target from the node with the most to the node with the fewest,
+//! so no plan with fewer moves reaches the goal. Such a move always exists: a node with more
+//! targets than another has a chain that the other does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,19 +142,19 @@ mod tests {
     /// A cluster with initial nodes, some dead or leaving, and additional ones.
     fn placement() -> impl Strategy<Value = (Placement, u32)> {
         (1u32..9, 1u32..5, 0u32..9, any::<u16>(), any::<u16>())
-            .prop_flat_map(|(nodes, chains, grown, dead, leaving)| {
-                (Just((nodes, chains, grown, dead, leaving)), 1..=nodes.min(4))
+            .prop_flat_map(|(nodes, chains, added, dead, leaving)| {
+                (Just((nodes, chains, added, dead, leaving)), 1..=nodes.min(4))
             })
-            .prop_map(|((nodes, chains_per_node, grown, dead, leaving), replicas)| {
+            .prop_map(|((nodes, chains_per_node, added, dead, leaving), replicas)| {
                 let first: Vec<NodeId> = (0..nodes).map(NodeId).collect();
                 let of = |mask: u16, node: u32| (mask >> (node % 16)) & 3 == 3;
                 let chains = first_chains(&first, replicas, chains_per_node)
                     .iter()
                     .map(|it| (it.id, it.targets.iter().map(|place| place.node).collect()))
                     .collect();
-                let all = || (0..nodes + grown).filter(|node| !of(dead, *node));
+                let all = || (0..nodes + added).filter(|node| !of(dead, *node));
                 let staying = all().filter(|node| !of(leaving, *node)).map(NodeId).collect();
-                let leaving = (0..nodes + grown).filter(|node| of(leaving, *node)).map(NodeId);
+                let leaving = (0..nodes + added).filter(|node| of(leaving, *node)).map(NodeId);
                 let leaving = leaving.collect();
                 (Placement { chains, staying, leaving, ..Placement::default() }, replicas)
             })
@@ -223,9 +223,9 @@ mod tests {
         let moves = placement.clone().moves();
         assert!(!moves.is_empty() && moves.iter().all(|it| it.to == NodeId(4)), "{moves:?}");
         assert!(moves.iter().any(|it| it.from == NodeId(2)), "{moves:?}");
-        let made = placement.new_chains(2, 2);
-        assert_eq!(made.len(), 2);
-        assert!(made.iter().flatten().all(|node| !placement.full.contains(node)), "{made:?}");
+        let chains = placement.new_chains(2, 2);
+        assert_eq!(chains.len(), 2);
+        assert!(chains.iter().flatten().all(|node| !placement.full.contains(node)), "{chains:?}");
         assert!(placement.new_chains(3, 2).is_empty(), "only two have space");
     }
 

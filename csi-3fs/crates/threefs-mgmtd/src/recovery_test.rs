@@ -38,9 +38,9 @@ async fn a_disk_that_did_not_serve_never_leads_and_is_reported() {
     assert!(routing.chains.values().all(|chain| chain.head().is_none()), "{:#?}", routing.chains);
     let status = cluster.manager.status(cluster.now).await.unwrap();
     assert_eq!(status.foreign_stores.len(), 6);
-    let named = &status.foreign_stores[0];
+    let store = &status.foreign_stores[0];
     assert_eq!(
-        (named.node, named.served_with, named.reported),
+        (store.node, store.served_with, store.reported),
         (NodeId(1), StoreId(1), StoreId(77))
     );
     // Another one of the last serving targets leads, and the new disk is synced from it.
@@ -80,8 +80,8 @@ async fn an_operator_may_promote_a_copy_that_holds_chunks() {
     let now = cluster.now;
     cluster.nodes[1].chunks = 0;
     cluster.step().await;
-    let refused = cluster.manager.promote(target, true, cluster.now).await.unwrap_err();
-    assert!(refused.to_string().contains("its store is empty"), "{refused}");
+    let error = cluster.manager.promote(target, true, cluster.now).await.unwrap_err();
+    assert!(error.to_string().contains("its store is empty"), "{error}");
     cluster.nodes[1].chunks = 5;
     cluster.step().await;
     let meaning = cluster.manager.promote(target, false, cluster.now).await.unwrap();
@@ -95,8 +95,8 @@ async fn an_operator_may_promote_a_copy_that_holds_chunks() {
             routing.chains[&id].head().is_some_and(|head| head.target == target)
         })
         .await;
-    let refused = cluster.manager.promote(target, true, now).await.unwrap_err();
-    assert!(refused.to_string().contains("has a serving target"), "{refused}");
+    let error = cluster.manager.promote(target, true, now).await.unwrap_err();
+    assert!(error.to_string().contains("has a serving target"), "{error}");
     // The last serving targets are synced from it.
     for node in [0, 2] {
         cluster.nodes[node].restart();
@@ -130,7 +130,7 @@ async fn nodes_that_die_within_a_short_time_are_treated_equally() {
 async fn nodes_that_restart_together_do_not_make_a_dead_node_the_only_authority() {
     for first in 0..3 {
         let mut cluster = Cluster::whole().await;
-        let (second, lost) = ((first + 1) % 3, (first + 2) % 3);
+        let (second, emptied) = ((first + 1) % 3, (first + 2) % 3);
         // A sync from a dead node does not complete.
         cluster.nodes.iter_mut().for_each(|node| (node.dead, node.full) = (true, true));
         cluster.step().await;
@@ -142,7 +142,7 @@ async fn nodes_that_restart_together_do_not_make_a_dead_node_the_only_authority(
             .steps_until("served", |routing| {
                 routing.chains.values().all(|chain| {
                     let offline_target =
-                        chain.targets.iter().find(|place| place.node == NodeId(lost as u32 + 1));
+                        chain.targets.iter().find(|place| place.node == NodeId(emptied as u32 + 1));
                     chain.head().is_some()
                         && offline_target.is_some_and(|place| place.state == PublicState::Offline)
                 })

@@ -23,33 +23,37 @@ pub(crate) struct MetaRow {
 /// # Errors
 /// The store does not belong to this cluster.
 pub(crate) fn register(
-    known: Option<&MetaRow>,
-    ours: ClusterId,
+    registered: Option<&MetaRow>,
+    own_id: ClusterId,
     registration: &MetaRegistration,
 ) -> Result<MetaRow, MgmtdError> {
     let MetaRegistration { tree, generation, process, cluster, claim } = registration.clone();
     let adopted = claim == Claim::Adopted;
-    if let Some(theirs) = cluster.filter(|theirs| *theirs != ours && !adopted) {
-        return Err(MgmtdError::TreeOfOtherCluster { tree, theirs, ours });
+    if let Some(foreign_id) = cluster.filter(|foreign_id| *foreign_id != own_id && !adopted) {
+        return Err(MgmtdError::TreeOfOtherCluster { tree, foreign_id, own_id });
     }
-    let Some(known) = known else {
+    let Some(registered) = registered else {
         return Ok(MetaRow { tree, generation, process, adoptions: u32::from(adopted) });
     };
-    if known.tree == tree && known.process == process {
-        return Ok(known.clone());
+    if registered.tree == tree && registered.process == process {
+        return Ok(registered.clone());
     }
-    let renewed = MetaRow { tree, generation, process, adoptions: known.adoptions };
+    let renewed = MetaRow { tree, generation, process, adoptions: registered.adoptions };
     match claim {
         Claim::Adopted => {
-            let generation = generation.max(known.generation + 1);
-            Ok(MetaRow { generation, adoptions: known.adoptions + 1, ..renewed })
+            let generation = generation.max(registered.generation + 1);
+            Ok(MetaRow { generation, adoptions: registered.adoptions + 1, ..renewed })
         }
-        _ if known.tree != tree => Err(MgmtdError::ForeignTree { theirs: tree, ours: known.tree }),
+        _ if registered.tree != tree => {
+            Err(MgmtdError::ForeignTree { foreign_id: tree, own_id: registered.tree })
+        }
         Claim::Restored => {
-            Ok(MetaRow { generation: generation.max(known.generation + 1), ..renewed })
+            Ok(MetaRow { generation: generation.max(registered.generation + 1), ..renewed })
         }
-        Claim::Continues if generation > known.generation => Ok(renewed),
-        Claim::Continues => Err(MgmtdError::OldTree { tree, generation, newest: known.generation }),
+        Claim::Continues if generation > registered.generation => Ok(renewed),
+        Claim::Continues => {
+            Err(MgmtdError::OldTree { tree, generation, newest: registered.generation })
+        }
     }
 }
 
@@ -64,7 +68,7 @@ mod tests {
         MetaRegistration { tree, generation, process, cluster: Some(OURS), claim }
     }
 
-    fn known() -> MetaRow {
+    fn registered_row() -> MetaRow {
         MetaRow { tree: TreeId(5), generation: 7, process: 70, adoptions: 2 }
     }
 
@@ -81,23 +85,23 @@ mod tests {
     #[test]
     fn an_empty_store_and_an_old_copy_are_refused() {
         let empty = MetaRegistration { cluster: None, ..store(6, 1, Claim::Continues) };
-        let error = register(Some(&known()), OURS, &empty).unwrap_err();
-        assert_eq!(error, MgmtdError::ForeignTree { theirs: TreeId(6), ours: TreeId(5) });
+        let error = register(Some(&registered_row()), OURS, &empty).unwrap_err();
+        assert_eq!(error, MgmtdError::ForeignTree { foreign_id: TreeId(6), own_id: TreeId(5) });
         for generation in [1, 6, 7] {
             let copy = store(5, generation, Claim::Continues);
-            let error = register(Some(&known()), OURS, &copy).unwrap_err();
+            let error = register(Some(&registered_row()), OURS, &copy).unwrap_err();
             assert_eq!(error, MgmtdError::OldTree { tree: TreeId(5), generation, newest: 7 });
         }
     }
 
     #[test]
     fn a_restored_dump_is_accepted_and_replaces_the_lost_store() {
-        let row = register(Some(&known()), OURS, &store(5, 3, Claim::Restored)).unwrap();
+        let row = register(Some(&registered_row()), OURS, &store(5, 3, Claim::Restored)).unwrap();
         assert_eq!((row.generation, row.adoptions), (8, 2));
-        let lost = store(5, 8, Claim::Continues);
-        assert!(register(Some(&row), OURS, &lost).is_err());
+        let old_copy = store(5, 8, Claim::Continues);
+        assert!(register(Some(&row), OURS, &old_copy).is_err());
         let dump = store(6, 3, Claim::Restored);
-        let error = register(Some(&known()), OURS, &dump).unwrap_err();
+        let error = register(Some(&registered_row()), OURS, &dump).unwrap_err();
         assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
     }
 
@@ -105,13 +109,13 @@ mod tests {
     fn a_tree_of_another_cluster_is_accepted_only_if_adopted() {
         let foreign =
             |claim| MetaRegistration { cluster: Some(ClusterId(9)), ..store(6, 20, claim) };
-        for known in [None, Some(known())] {
+        for registered in [None, Some(registered_row())] {
             for claim in [Claim::Continues, Claim::Restored] {
-                let error = register(known.as_ref(), OURS, &foreign(claim)).unwrap_err();
+                let error = register(registered.as_ref(), OURS, &foreign(claim)).unwrap_err();
                 assert!(matches!(error, MgmtdError::TreeOfOtherCluster { .. }), "{error}");
             }
         }
-        let row = register(Some(&known()), OURS, &foreign(Claim::Adopted)).unwrap();
+        let row = register(Some(&registered_row()), OURS, &foreign(Claim::Adopted)).unwrap();
         assert_eq!((row.tree, row.generation, row.adoptions), (TreeId(6), 20, 3));
         let again = register(Some(&row), OURS, &foreign(Claim::Adopted)).unwrap();
         assert_eq!(again, row, "a repeated request adopts once");

@@ -212,8 +212,8 @@ impl Handler {
         let (manager, now) = (&self.manager, self.clock.now());
         let reads = if grant.ticket().is_some() { &self.reads_of_volumes } else { &self.reads };
         let result: MgmtdResult = match request {
-            MgmtdRequest::Routing { known, wait_ms } => {
-                return self.routing(known, wait_ms, reads).await;
+            MgmtdRequest::Routing { known_version, wait_ms } => {
+                return self.routing(known_version, wait_ms, reads).await;
             }
             MgmtdRequest::Heartbeat(heartbeat) => {
                 manager.heartbeat(heartbeat, now).await.map(MgmtdReply::Heartbeat)
@@ -290,7 +290,7 @@ mod tests {
     }
 
     fn poll() -> MgmtdRequest {
-        MgmtdRequest::Routing { known: RoutingVersion(0), wait_ms: 0 }
+        MgmtdRequest::Routing { known_version: RoutingVersion(0), wait_ms: 0 }
     }
 
     /// Reads beyond the limit wait outside the manager's queue, which heartbeats use.

@@ -23,9 +23,9 @@ use crate::rows::{NodeRow, PlacementGoal};
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub fence: Fence,
-    /// Start of this primary.
+    /// Time at which this primary started.
     pub since: Millis,
-    /// Start of the last successful renewal.
+    /// Time at which the last successful renewal started.
     pub renewed_at: Millis,
     pub routing: RoutingInfo,
     pub nodes: BTreeMap<NodeId, NodeRow>,
@@ -78,7 +78,7 @@ pub(crate) struct Changes {
     pub chains: Vec<Chain>,
     pub reasons: Vec<Reason>,
     /// Moves that end.
-    pub ended: Vec<Move>,
+    pub ended_moves: Vec<Move>,
     /// Targets that serve with another store than the recorded one.
     pub stores: Vec<(TargetId, StoreId)>,
 }
@@ -130,10 +130,10 @@ impl View {
         data: DataFolder,
         now: Millis,
     ) -> Result<(), MgmtdError> {
-        let ours = self.routing.cluster;
+        let own_id = self.routing.cluster;
         let refusal = match data {
-            DataFolder::Of(theirs) if theirs != ours => {
-                MgmtdError::OtherCluster { node, theirs, ours }
+            DataFolder::Of(foreign_id) if foreign_id != own_id => {
+                MgmtdError::OtherCluster { node, foreign_id, own_id }
             }
             DataFolder::Unmarked if self.routing.chains.is_empty() => {
                 MgmtdError::ChainsLost { node }
@@ -171,13 +171,13 @@ impl View {
     /// Time until liveness is known: every node with targets has sent a heartbeat, or has had its
     /// full time since this primary started. `None` = known.
     pub(crate) fn startup_remaining_ms(&self, timers: &Timers, now: Millis) -> Option<u64> {
-        let waited = now.since(self.since);
+        let waited_ms = now.since(self.since);
         let all_heard = || {
             let mut holders = self.routing.chains.values().flat_map(|chain| &chain.targets);
             holders.all(|place| self.heartbeats.contains_key(&place.node))
         };
         let remaining =
-            timers.node_failure_ms.checked_sub(waited).filter(|remaining| *remaining > 0)?;
+            timers.node_failure_ms.checked_sub(waited_ms).filter(|remaining| *remaining > 0)?;
         (!all_heard()).then_some(remaining)
     }
 

@@ -77,8 +77,8 @@ async fn followers_learn_of_changes_at_once_and_through_a_restart() {
     let same = client.routing(RoutingVersion(0), Duration::ZERO, soon()).await.unwrap().unwrap();
     assert_eq!(same, *routing);
     // The follower's connection was lost; it receives the next change nevertheless.
-    let moved = Heartbeat { address: "127.0.0.1:2".into(), ..heartbeat(2) };
-    client.heartbeat(moved, soon()).await.unwrap();
+    let new_address = Heartbeat { address: "127.0.0.1:2".into(), ..heartbeat(2) };
+    client.heartbeat(new_address, soon()).await.unwrap();
     follower
         .wait_for(soon(), |routing| routing.address(NodeId(7)) == Some("127.0.0.1:2"))
         .await
@@ -133,7 +133,8 @@ async fn long_polls_of_a_volume_never_exclude_a_heartbeat() {
     let (address, _handle, _task) = start("127.0.0.1:0", folder.path()).await;
     let node = MgmtdClient::new(std::slice::from_ref(&address), &key());
     node.heartbeat(heartbeat(1), soon()).await.unwrap();
-    let poll = MgmtdRequest::Routing { known: RoutingVersion(u64::MAX), wait_ms: WAIT_MS_MAX };
+    let poll =
+        MgmtdRequest::Routing { known_version: RoutingVersion(u64::MAX), wait_ms: WAIT_MS_MAX };
     let poll = encode(&poll).unwrap();
     let mut polls = JoinSet::new();
     for _ in 0..10 {

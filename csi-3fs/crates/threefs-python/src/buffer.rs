@@ -31,7 +31,7 @@ impl View {
 
     fn get(object: &Bound<'_, PyAny>, flags: std::ffi::c_int) -> PyResult<Self> {
         let mut buffer = Box::new(ffi::Py_buffer::new());
-        // SAFETY: the object is alive and we are attached; `buffer` is ours to fill.
+        // SAFETY: the object is alive and we are attached; `buffer` is local.
         let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *buffer, flags) };
         if status != 0 {
             return Err(PyErr::take(object.py()).unwrap_or_else(|| {
@@ -99,7 +99,7 @@ const RETURN_WAIT: Duration = Duration::from_millis(100);
 impl BorrowedViews {
     /// The view as a payload, without a copy.
     pub(crate) fn lend(&self, view: View) -> Bytes {
-        Bytes::from_owner(Lent { view, _lending: Arc::clone(&self.0) })
+        Bytes::from_owner(LentView { view, _lending: Arc::clone(&self.0) })
     }
 
     /// Waits, up to a time limit, until all payloads are released. Must be called detached:
@@ -112,13 +112,13 @@ impl BorrowedViews {
     }
 }
 
-struct Lent {
+struct LentView {
     view: View,
     // After the view: counted out once the view is released.
     _lending: Arc<()>,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for LentView {
     fn as_ref(&self) -> &[u8] {
         self.view.as_slice()
     }

@@ -227,14 +227,14 @@ impl Client {
         create: bool,
     ) -> PyResult<()> {
         let live = self.live()?;
-        let borrowed = BorrowedViews::default();
+        let views = BorrowedViews::default();
         let mut ranges = Vec::with_capacity(writes.len());
         for (path, offset, data) in writes {
-            let payload = borrowed.lend(View::readable(&data)?);
+            let payload = views.lend(View::readable(&data)?);
             ranges.push(WriteRange { path, offset, payload });
         }
         let result = live.wait(py, live.client.batch_write(ranges, create));
-        py.detach(|| borrowed.wait_for_release());
+        py.detach(|| views.wait_for_release());
         result
     }
 

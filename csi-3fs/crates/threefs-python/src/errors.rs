@@ -80,11 +80,11 @@ fn make(py: Python<'_>, class: &str, message: &str, details: &[(&str, &str)]) ->
 }
 
 fn construct(py: Python<'_>, class: &str, message: &str, keywords: &Bound<'_, PyDict>) -> PyErr {
-    let made = py
+    let error = py
         .import("threefs.errors")
         .and_then(|module| module.getattr(class))
         .and_then(|class| class.call((message,), Some(keywords)));
-    match made {
+    match error {
         Ok(error) => PyErr::from_value(error),
         // The package is incomplete: keep the message.
         Err(cause) => PyRuntimeError::new_err(format!("{class}: {message} ({cause})")),

@@ -39,18 +39,19 @@ impl File {
     fn write(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         let view = View::readable(data)?;
         let length = view.len();
-        let borrowed = BorrowedViews::default();
-        let payload = borrowed.lend(view);
+        let views = BorrowedViews::default();
+        let payload = views.lend(view);
         let result = self.live.wait(py, self.live.client.write_at(&self.handle, offset, payload));
-        py.detach(|| borrowed.wait_for_release());
+        py.detach(|| views.wait_for_release());
         result.map(|()| length)
     }
 
     fn read_into(&self, py: Python<'_>, offset: u64, out: &Bound<'_, PyAny>) -> PyResult<usize> {
         let mut view = View::writable(out)?;
-        let wanted = view.len() as u64;
-        let plan =
-            self.live.wait(py, self.live.client.plan_read_at(&self.handle, offset, wanted))?;
+        let buffer_bytes = view.len() as u64;
+        let plan = self
+            .live
+            .wait(py, self.live.client.plan_read_at(&self.handle, offset, buffer_bytes))?;
         let length = plan.lengths().first().copied().unwrap_or(0);
         self.live.wait(py, self.live.client.read_planned(plan, &mut [view.as_mut_slice()]))?;
         Ok(length)

@@ -113,7 +113,7 @@ async fn serve(
     let ready = Box::new(|ready: &threefs_fuse::Ready| {
         let line = serde_json::to_string(ready).unwrap_or_default();
         let mut out = std::io::stdout().lock();
-        // Ignored: without a reader, no process waits for the line.
+        // An error is ignored: if the reader has exited, no process waits for the line.
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     });
     tokio::select! {

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use threefs_core::error::StoreError;
 
-use super::{AHEAD_BYTES, FileChunkStore, failed};
+use super::{AHEAD_BYTES, FileChunkStore, io_error};
 use crate::budget::Reservation;
 use crate::disk::{Disk, DiskFile};
 use crate::index::{Copying, Inner};
@@ -62,9 +62,9 @@ impl<D: Disk> FileChunkStore<D> {
         small: bool,
     ) -> Result<(), StoreError> {
         let reserved = if small { 0 } else { self.config.small_records_bytes() };
-        let needed = inner.log_end + log::padded(inner.body.len() + bytes) as u64 + reserved;
-        if needed > inner.log_room {
-            let needed_bytes = needed + self.config.log_step_bytes();
+        let needed_end = inner.log_end + log::padded(inner.body.len() + bytes) as u64 + reserved;
+        if needed_end > inner.log_room {
+            let needed_bytes = needed_end + self.config.log_step_bytes();
             return Err(StoreError::NoSpace { needed_bytes });
         }
         if let Some(Copying { tail, tail_bytes_max: Some(tail_bytes_max), .. }) = &inner.copying
@@ -78,12 +78,12 @@ impl<D: Disk> FileChunkStore<D> {
     /// Allocates log space from the file system; false if there is none.
     pub(super) fn grow_log(&self, room_bytes: u64) -> bool {
         let log = Arc::clone(&self.lock().log);
-        let grown = log.allocate(room_bytes).is_ok();
+        let is_grown = log.allocate(room_bytes).is_ok();
         let mut inner = self.lock();
-        if grown && Arc::ptr_eq(&log, &inner.log) {
+        if is_grown && Arc::ptr_eq(&log, &inner.log) {
             inner.log_room = inner.log_room.max(room_bytes);
         }
-        grown
+        is_grown
     }
 
     /// Runs `step`, which appends under the lock. If the log is full, grows or compacts it and
@@ -126,7 +126,7 @@ impl<D: Disk> FileChunkStore<D> {
     ) -> Result<u64, StoreError> {
         inner.check()?;
         let mut bytes = Vec::new();
-        log::encode(&record, &mut bytes).map_err(|error| failed("encode record", &error))?;
+        log::encode(&record, &mut bytes).map_err(|error| io_error("encode record", &error))?;
         self.check_log_room(inner, bytes.len(), small)?;
         inner.body.extend_from_slice(&bytes);
         if let Some(copying) = &mut inner.copying {

@@ -12,7 +12,7 @@ use threefs_core::error::StoreError;
 use threefs_core::forgotten::FORGET_INODES_MAX;
 use threefs_core::ids::{ChunkId, ChunkVersion};
 
-use super::{FileChunkStore, SLICE_ENTRIES, failed};
+use super::{FileChunkStore, SLICE_ENTRIES, io_error};
 use crate::disk::{Disk, DiskFile};
 use crate::index::{Copying, Entry, Version};
 use crate::log::{self, FRAME_BYTES_MAX, Record};
@@ -20,16 +20,16 @@ use crate::log::{self, FRAME_BYTES_MAX, Record};
 impl<D: Disk> FileChunkStore<D> {
     /// Allocates the space of the log and of the spare log before either has content.
     pub(super) fn allocate_logs(&self) -> Result<(), StoreError> {
-        let spare = self.disk.open(SPARE).map_err(|error| failed("open spare log", &error))?;
+        let spare = self.disk.open(SPARE).map_err(|error| io_error("open spare log", &error))?;
         let mut inner = self.lock();
         let bytes = self.config.log_room_bytes(inner.compact_at);
         // On a full disk no space can be reserved: the store works as far as the space allows.
         if let Err(error) = inner.log.allocate(bytes) {
             tracing::warn!(%error, "cannot allocate log space: the disk is full");
         }
-        inner.log_room = inner.log.length().map_err(|error| failed("length of log", &error))?;
+        inner.log_room = inner.log.length().map_err(|error| io_error("length of log", &error))?;
         self.clear_spare(&spare, bytes);
-        self.disk.sync_names().map_err(|error| failed("sync folder", &error))
+        self.disk.sync_names().map_err(|error| io_error("sync folder", &error))
     }
 
     /// Frames of a previous log, or of a failed compaction, must not follow those of the next.
@@ -85,10 +85,10 @@ impl<D: Disk> FileChunkStore<D> {
 
     /// Copies one slice, or switches after the last one; returns whether there is more to do.
     fn copy_next(&self, copy: &mut Option<LogCopy<D::File>>) -> bool {
-        // After a panic the copy is gone: the next one starts over.
-        let started = copy.take().map_or_else(|| self.start_copy(), Ok);
-        let copied = started.and_then(|mut copy| Ok((self.copy_slice(&mut copy)?, copy)));
-        match copied {
+        // After a panic the copy is lost: the next call starts a new one.
+        let copy_state = copy.take().map_or_else(|| self.start_copy(), Ok);
+        let result = copy_state.and_then(|mut copy| Ok((self.copy_slice(&mut copy)?, copy)));
+        match result {
             Ok((true, next)) => {
                 *copy = Some(next);
                 return true;
@@ -171,7 +171,7 @@ impl<D: Disk> FileChunkStore<D> {
         let tail = tail.unwrap_or_default();
         let end = copy.end_after(&tail);
         let failure = match inner.check() {
-            Err(failed) => Some(io::Error::other(failed)),
+            Err(error) => Some(io::Error::other(error)),
             Ok(()) if bytes < end + log::padded(0) as u64 => {
                 Some(io::ErrorKind::StorageFull.into())
             }
@@ -442,9 +442,9 @@ mod tests {
         let store = filled(folder.path());
         let inodes = vec![InodeRange::one(InodeId(7))];
         store.append(&mut store.lock(), Record::Gone { inodes }, true).unwrap();
-        for dropped in 1..=3 {
+        for round in 1..=3 {
             assert!(store.lock().drop_forgotten(SLICE_ENTRIES));
-            assert_eq!(store.lock().index.len(), CHUNKS - dropped * SLICE_ENTRIES);
+            assert_eq!(store.lock().index.len(), CHUNKS - round * SLICE_ENTRIES);
             let last = ChunkId::new(InodeId(7), CHUNKS as u32 - 1);
             assert!(store.lock().index.contains_key(&last));
             assert!(store.meta(last).is_none());

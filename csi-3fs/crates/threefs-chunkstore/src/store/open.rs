@@ -10,7 +10,7 @@ use threefs_core::forgotten::ForgottenInodes;
 use threefs_core::ids::ChunkVersion;
 
 use super::compaction::{find_log, log_file};
-use super::{FileChunkStore, SLICE_ENTRIES, StoreConfig, failed};
+use super::{FileChunkStore, SLICE_ENTRIES, StoreConfig, io_error};
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
 use crate::index::Inner;
@@ -41,23 +41,23 @@ impl<D: Disk> FileChunkStore<D> {
     /// # Errors
     /// `Io`, `Damaged`.
     pub fn open_on(disk: D, config: StoreConfig) -> Result<Self, StoreError> {
-        let data = disk.open("data").map_err(|error| failed("open data", &error))?;
-        let newest = find_log(&disk).map_err(|error| failed("list logs", &error))?;
+        let data = disk.open("data").map_err(|error| io_error("open data", &error))?;
+        let newest = find_log(&disk).map_err(|error| io_error("list logs", &error))?;
         let name = newest.unwrap_or(1);
-        let log = disk.open(&log_file(name)).map_err(|error| failed("open log", &error))?;
-        disk.sync_names().map_err(|error| failed("sync folder", &error))?;
+        let log = disk.open(&log_file(name)).map_err(|error| io_error("open log", &error))?;
+        disk.sync_names().map_err(|error| io_error("sync folder", &error))?;
         // A killed process may have written data without flushing it. What is served must be
         // durable, so both files are flushed, then read from the disk, because an earlier flush may
         // have failed.
-        data.sync_data().map_err(|error| failed("flush data", &error))?;
-        log.sync_data().map_err(|error| failed("flush log", &error))?;
+        data.sync_data().map_err(|error| io_error("flush data", &error))?;
+        log.sync_data().map_err(|error| io_error("flush log", &error))?;
         for file in [&data, &log] {
-            file.drop_cache().map_err(|error| failed("drop the page cache", &error))?;
+            file.drop_cache().map_err(|error| io_error("drop the page cache", &error))?;
         }
         let data_blocks =
-            data.length().map_err(|error| failed("length of data", &error))? / BLOCK_BYTES as u64;
+            data.length().map_err(|error| io_error("length of data", &error))? / BLOCK_BYTES as u64;
         let (budget, bytes) = (Arc::clone(&config.budget), data_blocks * BLOCK_BYTES as u64);
-        budget.opened(bytes);
+        budget.add_data_file(bytes);
         let store = Self::replayed(disk, config, data, data_blocks, log, name)
             .inspect_err(|_| budget.closed(bytes))?;
         store.find_holes();
@@ -118,13 +118,13 @@ impl<D: Disk> FileChunkStore<D> {
         });
         let replay = replay.map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidData => StoreError::Damaged { reason: error.to_string() },
-            _ => failed("replay log", &error),
+            _ => io_error("replay log", &error),
         })?;
-        redo.apply(&data).map_err(|error| failed("write data of the log", &error))?;
+        redo.apply(&data).map_err(|error| io_error("write data of the log", &error))?;
         (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
         inner.log_written = replay.end;
         inner.claim_blocks()?;
-        config.budget.opened((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
+        config.budget.add_data_file((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
         config.budget.holds_chunk(inner.largest_chunk());
         Ok(Self {
             disk,

@@ -6,7 +6,7 @@ use threefs_core::chunk::{BLOCK_BYTES, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::ChunkId;
 
-use super::{FileChunkStore, failed};
+use super::{FileChunkStore, io_error};
 use crate::ReadOutcome;
 use crate::disk::{Disk, DiskFile};
 use crate::index::Version;
@@ -73,7 +73,7 @@ impl<D: Disk> FileChunkStore<D> {
             }
             self.data
                 .read_at(&mut bytes[at..at + take], run.start * BLOCK_BYTES as u64)
-                .map_err(|error| failed("read data", &error))?;
+                .map_err(|error| io_error("read data", &error))?;
             at += take;
         }
         for (block, content) in (from..to).zip(bytes.chunks(BLOCK_BYTES)) {

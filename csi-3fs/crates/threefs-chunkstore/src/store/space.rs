@@ -7,7 +7,7 @@ use threefs_core::chunk::{BLOCK_BYTES, StoreUpdate};
 use threefs_core::error::StoreError;
 use threefs_core::message::class;
 
-use super::{FileChunkStore, failed};
+use super::{FileChunkStore, io_error};
 use crate::accounting::{ReserveWait, SpaceRequest};
 use crate::blocks::{Extent, RUNS_MAX, blocks_in};
 use crate::budget::{Reclaim, Reservation, ReserveCallback};
@@ -32,11 +32,15 @@ impl<D: Disk> FileChunkStore<D> {
         ready: ReserveCallback,
     ) -> Option<ReserveWait> {
         let base = self.committed(update.chunk);
-        let (written, freed) = plan::blocks_needed(update, &base, payload_bytes);
+        let (written_blocks, freed_blocks) = plan::blocks_needed(update, &base, payload_bytes);
         let whole = plan::blocks_after(update, &base, payload_bytes);
         let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
-        let request =
-            SpaceRequest { class, bytes: bytes(written), freed: bytes(freed), whole: bytes(whole) };
+        let request = SpaceRequest {
+            class,
+            bytes: bytes(written_blocks),
+            freed_bytes: bytes(freed_blocks),
+            whole: bytes(whole),
+        };
         if request.bytes == 0 {
             ready(Ok(Reservation::default()));
             return None;
@@ -90,14 +94,14 @@ impl<D: Disk> FileChunkStore<D> {
             let (before, missing) = (inner.data_blocks, u64::from(blocks));
             let holes = inner.holes.take_largest(missing);
             drop(inner);
-            let filled = self.fill(holes);
-            let more = if filled >= missing { None } else { self.grow(before, blocks) };
+            let filled_blocks = self.fill(holes);
+            let more = if filled_blocks >= missing { None } else { self.grow(before, blocks) };
             let mut inner = self.end_resize();
             if let Some(more) = more {
                 inner.free.release(before, more);
                 inner.data_blocks = before + more;
             }
-            let progress = filled > 0 || more.is_some();
+            let progress = filled_blocks > 0 || more.is_some();
             let runs_max = if progress { RUNS_MAX } else { usize::MAX };
             if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, reservation) {
                 return Ok(runs);
@@ -135,7 +139,7 @@ impl<D: Disk> FileChunkStore<D> {
     /// Allocates space for holes as far as possible; returns the number of blocks.
     fn fill(&self, holes: Vec<Extent>) -> u64 {
         let block_bytes = BLOCK_BYTES as u64;
-        let mut filled = 0;
+        let mut filled_blocks = 0;
         for hole in holes {
             let bytes = u64::from(hole.blocks) * block_bytes;
             let free_bytes = self.disk.free_bytes().unwrap_or(0);
@@ -147,9 +151,9 @@ impl<D: Disk> FileChunkStore<D> {
             let mut inner = self.lock();
             inner.free.release(hole.start, allocated);
             inner.holes.release(hole.start + allocated, u64::from(hole.blocks) - allocated);
-            filled += allocated;
+            filled_blocks += allocated;
         }
-        filled
+        filled_blocks
     }
 
     /// Returns the space of free runs to the file system, turning them into holes; returns the
@@ -262,7 +266,7 @@ impl<D: Disk> FileChunkStore<D> {
                     if is_full(&error) {
                         StoreError::NoSpace { needed_bytes: bytes.len() as u64 }
                     } else {
-                        failed("write data", &error)
+                        io_error("write data", &error)
                     }
                 },
             )?;

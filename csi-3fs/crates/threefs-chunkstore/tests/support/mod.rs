@@ -64,9 +64,9 @@ impl State {
         self.check_grown(length.saturating_sub(self.files[file].len()))
     }
 
-    fn check_grown(&self, grown: usize) -> io::Result<()> {
+    fn check_grown(&self, added_bytes: usize) -> io::Result<()> {
         match self.quota {
-            Some(quota) if grown > 0 && (self.used() + grown) as u64 > quota => {
+            Some(quota) if added_bytes > 0 && (self.used() + added_bytes) as u64 > quota => {
                 Err(io::ErrorKind::StorageFull.into())
             }
             _ => Ok(()),
@@ -75,10 +75,10 @@ impl State {
 
     /// Allocates space for the holes of a range.
     fn fill(&mut self, file: usize, offset: u64, length: u64) -> io::Result<()> {
-        let filled: Vec<_> =
+        let hole_sectors: Vec<_> =
             sectors(file, offset, length).filter(|sector| self.holes.contains(sector)).collect();
-        self.check_grown(filled.len() * SECTOR_BYTES)?;
-        for sector in filled {
+        self.check_grown(hole_sectors.len() * SECTOR_BYTES)?;
+        for sector in hole_sectors {
             self.holes.remove(&sector);
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Unreported written chunks: one record per range in the journal. A successor reports them from
-//! here rather than from what the storage services hold, so that a chunk lost in between is record
-//! to be lost.
+//! here rather than from what the storage services hold, so that the loss of a chunk in between is
+//! detected.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;

@@ -71,7 +71,7 @@ impl Daemon {
                 self.reserve(&open, end, call.deadline).await?;
                 punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
             }
-            punched.map_err(|error| self.failed(&format!("punch {id}"), &error, true))?;
+            punched.map_err(|error| self.errno_of(&format!("punch {id}"), &error, true))?;
         }
         let (longer, changed) = {
             let mut state = open.state();

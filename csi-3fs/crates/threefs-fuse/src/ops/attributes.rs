@@ -168,7 +168,8 @@ impl Daemon {
             }
             None if self.journal.is_dirty(id) && !self.read_only => {
                 let reported = self.report_former_length(id, call.deadline).await;
-                reported.map_err(|error| self.failed(&format!("take over {id}"), &error, true))?;
+                reported
+                    .map_err(|error| self.errno_of(&format!("take over {id}"), &error, true))?;
                 self.journal.mark_clean(id);
             }
             _ => {}
@@ -192,7 +193,7 @@ impl Daemon {
 
     pub(crate) async fn space(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
         let space = self.client.space(At::inode(self.root)).await;
-        let space = space.map_err(|error| self.failed("statfs", &error, false))?;
+        let space = space.map_err(|error| self.errno_of("statfs", &error, false))?;
         let _ = call;
         Ok(Body::default()
             .u64(space.bytes_total / SPACE_BLOCK)

@@ -35,7 +35,7 @@ impl Daemon {
         let mut buffer = vec![0; size as usize];
         if size > 0 {
             let result = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
-            result.map_err(|error| self.failed(&format!("read {}", file.inode), &error, true))?;
+            result.map_err(|error| self.errno_of(&format!("read {}", file.inode), &error, true))?;
         }
         Ok(Body(buffer))
     }
@@ -67,8 +67,7 @@ impl Daemon {
             state.unreported.merge(&chunks);
             state.dirty = true;
             state.written = now();
-            // Under the lock: a report that ended in between would leave the journal entry for
-            // ever.
+            // Under the lock: a report that ended in between would never remove the journal entry.
             self.journal.add_written(file.inode, file.truncate_version, &chunks)
                 && self.journal.mark_dirty(file.inode)
         };
@@ -100,7 +99,7 @@ impl Daemon {
                 }
                 Err(ClientError::InvalidArgument { .. }) => return Err(Errno::FBIG),
                 Err(error) => {
-                    return Err(self.failed(&format!("write {}", file.inode), &error, true));
+                    return Err(self.errno_of(&format!("write {}", file.inode), &error, true));
                 }
             }
         }

@@ -89,9 +89,9 @@ impl Daemon {
     ) -> Result<(Arc<OpenFile>, bool), Errno> {
         let (mut end, truncate_version) = (inode.length(), handle.truncate_version);
         if find_end {
-            let stored = self.former_end(&handle, end, call.deadline).await;
-            let failed = |error| self.failed(&format!("take over {}", inode.id), &error, true);
-            end = stored.map_err(failed)?;
+            let former_end = self.former_end(&handle, end, call.deadline).await;
+            let errno = |error| self.errno_of(&format!("take over {}", inode.id), &error, true);
+            end = former_end.map_err(errno)?;
         }
         let written = self.journal.written(inode.id, truncate_version);
         let (open, same) = self.files.open(handle, inode, handles);
@@ -142,11 +142,11 @@ impl Daemon {
         };
         let last = open.state().handles <= 1;
         let reported = self.report_length(id, &open, last, call.deadline).await;
-        let dropped = match self.is_former(handle) {
+        let was_last = match self.is_former(handle) {
             true => self.files.close_former(id),
             false => self.files.close(id),
         };
-        if dropped {
+        if was_last {
             let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
             closed.push(id);
             self.closed_notify.notify_one();

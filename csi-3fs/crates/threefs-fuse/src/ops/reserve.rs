@@ -54,7 +54,7 @@ impl Daemon {
                 Ok(MetaReply::Inodes(mut inodes)) => {
                     let inode = inodes.pop().ok_or(Errno::IO)?;
                     let inode = inode.map_err(|error| {
-                        self.failed(&operation, &ClientError::Meta(error), true)
+                        self.errno_of(&operation, &ClientError::Meta(error), true)
                     })?;
                     let mut state = open.state();
                     if truncate_version_of(&inode) == Some(truncate_version) {
@@ -66,7 +66,7 @@ impl Daemon {
                 Err(ClientError::Meta(MetaError::QuotaExceeded { .. })) if target > end => {
                     target = end;
                 }
-                Err(error) => return Err(self.failed(&operation, &error, true)),
+                Err(error) => return Err(self.errno_of(&operation, &error, true)),
             }
         }
         Err(Errno::IO)

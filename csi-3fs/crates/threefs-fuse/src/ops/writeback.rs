@@ -35,13 +35,13 @@ impl Daemon {
             let inode = match self.send_report(id, &report, deadline).await? {
                 Ok(inode) => inode,
                 Err(error) => {
-                    let refused = Err(ClientError::Meta(error));
-                    if is_final(&refused) {
+                    let result = Err(ClientError::Meta(error));
+                    if is_final(&result) {
                         // The file is gone: its length is not needed.
                         report.complete();
                         self.journal.mark_clean(id);
                     }
-                    return refused.map_err(|error| self.failed(&report_name(id), &error, true));
+                    return result.map_err(|error| self.errno_of(&report_name(id), &error, true));
                 }
             };
             let truncated = self.apply_report(id, &report, inode.as_ref());
@@ -81,7 +81,7 @@ impl Daemon {
         match self.notify(&operation, change, deadline).await {
             Ok(MetaReply::Inodes(mut inodes)) => Ok(inodes.pop().transpose()),
             Ok(other) => Err(unexpected(&other)),
-            Err(error) => Err(self.failed(&operation, &error, true)),
+            Err(error) => Err(self.errno_of(&operation, &error, true)),
         }
     }
 
@@ -201,11 +201,11 @@ impl Daemon {
         length: u64,
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
-        let stored = self.client.stored_end(file, length, deadline).await?;
+        let stored_end = self.client.stored_end(file, length, deadline).await?;
         let written = self.journal.written(file.inode, file.truncate_version);
         let last = written.iter().last().map_or(0, |(_, last)| u64::from(last));
         let start = last * u64::from(file.layout.chunk_bytes);
-        Ok(if written.is_empty() { stored } else { stored.max(start + 1) })
+        Ok(if written.is_empty() { stored_end } else { stored_end.max(start + 1) })
     }
 }
 

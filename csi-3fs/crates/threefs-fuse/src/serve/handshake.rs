@@ -4,7 +4,7 @@ use rustix::io::Errno;
 
 use crate::config::FuseError;
 use crate::daemon::Daemon;
-use crate::device::{Buffer, Received};
+use crate::device::{Buffer, ReadResult};
 use crate::wire::{self, Body, Request, init, opcode};
 
 /// Maximum number of background requests of the kernel: readahead, asynchronous writes.
@@ -17,9 +17,9 @@ impl Daemon {
         let mut buffer = Buffer::new();
         loop {
             let request = match self.device.receive(&mut buffer).map_err(FuseError::Device)? {
-                Received::Request(request) => request,
-                Received::Nothing => continue,
-                Received::End => {
+                ReadResult::Request(request) => request,
+                ReadResult::Nothing => continue,
+                ReadResult::End => {
                     return Err(FuseError::Protocol("unmounted before it was served".into()));
                 }
             };

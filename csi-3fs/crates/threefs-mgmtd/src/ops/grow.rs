@@ -104,7 +104,7 @@ impl Operation for StartMoves<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<ChangedMoves, OpError> {
         fence(txn, self.fence).await?;
         let mut loaded = load(txn).await?;
-        let mut started = Vec::with_capacity(self.moves.len());
+        let mut started_moves = Vec::with_capacity(self.moves.len());
         for planned in self.moves {
             let Some(chain) = loaded.routing.chains.get(&planned.chain) else { continue };
             let on = |node| chain.targets.iter().find(|place| place.node == node);
@@ -119,9 +119,9 @@ impl Operation for StartMoves<'_> {
             rows::write(txn, &rows::moving(chain.id), &this)?;
             loaded.routing.chains.insert(chain.id, chain.clone());
             loaded.routing.moves.insert(chain.id, this);
-            started.push((this, chain));
+            started_moves.push((this, chain));
         }
-        Ok((next_routing_version(txn).await?, started))
+        Ok((next_routing_version(txn).await?, started_moves))
     }
 }
 

@@ -33,9 +33,9 @@ impl Operation for InspectLease {
     }
 }
 
-/// Acquires the lease if it is unchanged since it was `seen`, and loads the state of a primary.
+/// Acquires the lease if it still equals `observed_lease`, and loads the state of a primary.
 pub(crate) struct AcquireLease<'a> {
-    pub seen: &'a LeaseRow,
+    pub observed_lease: &'a LeaseRow,
     pub manager: u128,
     pub address: &'a str,
     pub opening: Option<u128>,
@@ -47,7 +47,7 @@ impl Operation for AcquireLease<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(Fence, Loaded), OpError> {
         let now = InspectLease.run(txn).await?;
-        if now != *self.seen {
+        if now != *self.observed_lease {
             let holder = now.holder.map_or_else(|| "no mgmtd".into(), |holder| holder.address);
             return Err(OpError::Fenced { holder });
         }

@@ -24,8 +24,8 @@ impl Operation for RegisterMeta<'_> {
         txn: &mut Transaction,
     ) -> Result<Result<MetaRegistered, MgmtdError>, OpError> {
         fence(txn, self.fence).await?;
-        let known = rows::read(txn, META).await?;
-        let row = match register(known.as_ref(), self.cluster, self.registration) {
+        let registered = rows::read(txn, META).await?;
+        let row = match register(registered.as_ref(), self.cluster, self.registration) {
             Ok(row) => row,
             Err(refusal) => return Ok(Err(refusal)),
         };

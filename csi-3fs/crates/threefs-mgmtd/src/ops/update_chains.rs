@@ -15,7 +15,7 @@ pub(crate) struct UpdateChains<'a> {
     pub fence: Fence,
     pub chains: &'a [Chain],
     /// Moves that end.
-    pub ended: &'a [Move],
+    pub ended_moves: &'a [Move],
     /// Targets that serve with another store than the recorded one.
     pub stores: &'a [(TargetId, StoreId)],
 }
@@ -28,8 +28,8 @@ impl Operation for UpdateChains<'_> {
         fence(txn, self.fence).await?;
         for chain in self.chains {
             let key = rows::chain(chain.id);
-            let stored: Option<Chain> = rows::read(txn, &key).await?;
-            let stored_version = stored.map(|stored| stored.version);
+            let stored_chain: Option<Chain> = rows::read(txn, &key).await?;
+            let stored_version = stored_chain.map(|stored_chain| stored_chain.version);
             if stored_version.map(|version| version.next()) != Some(chain.version) {
                 let detail = format!(
                     "{} is stored in version {stored_version:?}, the change is for version {}",
@@ -42,7 +42,7 @@ impl Operation for UpdateChains<'_> {
         for (target, store) in self.stores {
             rows::write(txn, &rows::store(*target), store)?;
         }
-        end_moves(txn, self.ended)?;
+        end_moves(txn, self.ended_moves)?;
         Ok(next_routing_version(txn).await?)
     }
 }

@@ -11,7 +11,7 @@ use crate::view::{GrowthInputs, LastHeartbeat, View, is_closed, is_offline};
 
 /// A node with less than this fraction of its capacity free receives no more targets.
 const FREE_PARTS_MIN: u64 = 10;
-/// After this many failed syncs a move is abandoned: a full disk does not get emptier.
+/// After this many failed syncs a move is abandoned: the disk is probably full and stays so.
 const FAILED_SYNCS_MAX: u32 = 3;
 /// How long the node then receives no targets, while an operator or other moves free space.
 const REFUSE_MOVES_MS: u64 = 600_000;
@@ -37,8 +37,8 @@ impl View {
             last.capacity_bytes > 0 && free < last.capacity_bytes / FREE_PARTS_MIN
         };
         let full = self.heartbeats.iter().filter(|(_, last)| is_full(last));
-        let refused = self.refusing_moves.iter().filter(|(_, until)| now < **until);
-        full.map(|(node, _)| *node).chain(refused.map(|(node, _)| *node)).collect()
+        let refusing = self.refusing_moves.iter().filter(|(_, until)| now < **until);
+        full.map(|(node, _)| *node).chain(refusing.map(|(node, _)| *node)).collect()
     }
 
     /// Nodes with a target that cannot be opened.

@@ -17,15 +17,15 @@ impl View {
         now: Millis,
         target: TargetId,
     ) -> Result<(Promotion, Transition, StoreId), MgmtdError> {
-        let refused = |reason: String| MgmtdError::CannotPromote { target, reason };
+        let refusal = |reason: String| MgmtdError::CannotPromote { target, reason };
         let chain = self.routing.chain_of_target(target);
-        let chain = chain.ok_or_else(|| refused("no chain has this target".into()))?;
+        let chain = chain.ok_or_else(|| refusal("no chain has this target".into()))?;
         let alive = |place: &ChainTarget| {
             let line = self.report_of(place.node, place.target);
             line.filter(|line| self.is_alive(place.node, timers, now) && !is_offline(line))
         };
         let transition = promote(chain, target).map_err(|reason| {
-            refused(match reason {
+            refusal(match reason {
                 NotPromotable::Absent => "no chain has this target".into(),
                 NotPromotable::Served => format!("{} has a serving target", chain.id),
                 NotPromotable::MayLead => format!(
@@ -38,17 +38,17 @@ impl View {
             let back = alive(place).is_some_and(|line| !self.is_foreign(place, &line));
             place.state == PublicState::LastSrv && back
         }) {
-            return Err(refused(format!("{} is back and leads {}", place.target, chain.id)));
+            return Err(refusal(format!("{} is back and leads {}", place.target, chain.id)));
         }
-        let place = chain.place(target).ok_or_else(|| refused("it left the chain".into()))?;
+        let place = chain.place(target).ok_or_else(|| refusal("it left the chain".into()))?;
         let line = alive(place).ok_or_else(|| {
-            refused(format!("{} does not report it as usable: start the node first", place.node))
+            refusal(format!("{} does not report it as usable: start the node first", place.node))
         })?;
-        let store = line.store.ok_or_else(|| refused("its store is not open".into()))?;
+        let store = line.store.ok_or_else(|| refusal("its store is not open".into()))?;
         let all_empty =
             || chain.targets.iter().all(|place| alive(place).is_some_and(|line| line.chunks == 0));
         if line.chunks == 0 && !all_empty() {
-            return Err(refused(
+            return Err(refusal(
                 "its store is empty, and as the head it would empty the others; promote a \
                  target with chunks"
                     .into(),

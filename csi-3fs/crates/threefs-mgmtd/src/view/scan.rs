@@ -72,9 +72,9 @@ impl View {
             }
             let mut next = advance(chain, &reports);
             if let Some(this) = self.routing.moves.get(&chain.id) {
-                let (followed, ended) = follow(chain, next.chain, this);
-                next.chain = followed;
-                changes.ended.extend(ended.then_some(*this));
+                let (next_chain, ended) = follow(chain, next.chain, this);
+                next.chain = next_chain;
+                changes.ended_moves.extend(ended.then_some(*this));
             }
             let serving = next.chain.serving().map(|place| place.target);
             changes.stores.extend(serving.filter_map(|target| {
