@@ -1,7 +1,11 @@
-//! Background work of a metadata service: garbage collection and recounts of files.
+//! Background work of a metadata service: garbage collection and recounts of files by one service,
+//! and what services over one store exchange for it.
 
+pub(crate) mod activity;
 pub(crate) mod gc;
+pub(crate) mod holds;
 pub(crate) mod recount;
+pub(crate) mod services;
 
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 //! service (suspended time included), and which of its changes will never be retried.
 
 pub(crate) mod open_files;
+pub(crate) mod openings;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -118,6 +119,16 @@ impl Clients {
             .clients
             .get(&client)
             .is_some_and(|client| client.last_active_ms.load(SeqCst) >= since_ms)
+    }
+
+    /// The clients that were active at or after `since_ms`.
+    pub(crate) fn active(&self, since_ms: u64) -> Vec<ClientId> {
+        let table = self.table();
+        let active = table
+            .clients
+            .iter()
+            .filter(|(_, client)| client.last_active_ms.load(SeqCst) >= since_ms);
+        active.map(|(client, _)| *client).collect()
     }
 
     /// Whether the client has declared that it will never retry this change.

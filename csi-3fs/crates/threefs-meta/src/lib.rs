@@ -12,7 +12,7 @@
 //! | `ops` | the operations, each one transaction |
 //! | `rows` | keys and values in the store |
 //! | `clients` | activity and open files of clients, in memory |
-//! | `background` | garbage collection and recounts |
+//! | `background` | garbage collection and recounts, services over one store |
 //! | `queue_clock` | ages of queued removals, independent of the wall clock |
 //! | `written` | sets of chunks that are known to exist |
 //! | `client` | the RPC client |

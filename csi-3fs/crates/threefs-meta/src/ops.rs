@@ -13,11 +13,13 @@ mod attributes;
 mod dedup;
 mod file;
 mod gc;
+mod holds;
 mod init;
 mod lookup;
 mod namespace;
 mod registration;
 mod scope;
+mod services;
 mod volume;
 
 pub(crate) use attributes::set_attributes::SetAttributes;
@@ -28,8 +30,12 @@ pub(crate) use file::length::{ReportLengths, Reserve};
 pub(crate) use file::session::{Close, EndSession};
 pub(crate) use file::trim::{FinishTrim, ReadTrim, StartTrim};
 pub(crate) use gc::{
-    ChargeOpen, DropTombstones, EmptyDirectory, FinishRemovals, ForgetAnswers, ForgetFloors,
-    ListRemovals, ListRows, ListedRemoval, MarkDead, NewestVersion, RemovalState, Revive,
+    ChargeOpen, ClearRows, DropTombstones, EmptyDirectory, FinishRemovals, ForgetAnswers,
+    ListRemovals, ListRows, ListedRemoval, MarkDead, PublishActivity, ReadActivity, RemovalState,
+    Revive,
+};
+pub(crate) use holds::{
+    ClearHolds, Hold, ListHolds, ListRemoved, ReleaseFormer, Removed, SetHolds,
 };
 pub(crate) use init::{InitTree, ReserveInodes};
 pub(crate) use namespace::create::{Create, Layouts, Open, SessionRequest, Symlink};
@@ -39,8 +45,13 @@ pub(crate) use namespace::query::{CountRows, List, OpenInode, PathOf, Stat, Stat
 pub(crate) use namespace::remove::{RemoveDirectory, RemoveTree, Unlink};
 pub(crate) use namespace::rename::Rename;
 pub(crate) use namespace::special::MakeSpecial;
-pub(crate) use registration::{FinishRegistration, StartRegistration, WriteClaim};
+pub(crate) use registration::{
+    FinishRegistration, LatestRegistration, StartRegistration, WriteClaim,
+};
 pub(crate) use scope::{PartitionByScope, ScopePartition, Terms, outside};
+pub(crate) use services::{
+    EndRound, EndedRound, Fenced, Join, Lead, ListServices, RemoveService, Renew, Renewed,
+};
 pub(crate) use volume::recount::{ListRecounts, Recount, RecountEntry, RestartRecountWait};
 pub(crate) use volume::set_quota::{Quotas, SetQuota};
 
@@ -69,6 +80,9 @@ pub(crate) enum OpError {
     /// A truncation of this file must be completed first.
     #[error("{0} is being truncated")]
     TrimPending(InodeId),
+    /// Another service is the collector.
+    #[error("another metadata service collects garbage")]
+    NotCollector,
 }
 
 impl Retry for OpError {
@@ -85,7 +99,9 @@ impl From<OpError> for MetaError {
     fn from(error: OpError) -> Self {
         match error {
             OpError::Refused(error) => error,
-            OpError::TrimPending(_) => Self::Unavailable { detail: error.to_string() },
+            OpError::TrimPending(_) | OpError::NotCollector => {
+                Self::Unavailable { detail: error.to_string() }
+            }
             OpError::Kv(error) => match error {
                 KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
                 KvError::OverBound { key, value, delta, max } => match key.get(..4) {
@@ -231,18 +247,21 @@ pub(crate) async fn drop_link(
             run_id: open_files.run_id(),
             opened_by,
         };
-        queue(txn, rows::REMOVALS, &removal)?;
+        queue(txn, rows::REMOVALS, &removal).await?;
     }
     Ok(store(txn, &mut row)?)
 }
 
-/// Appends a removal to a garbage collection queue.
-pub(crate) fn queue(txn: &mut Transaction, queue: &[u8], row: &RemovalRow) -> Result<(), OpError> {
-    let value =
-        postcard::to_allocvec(row).map_err(|error| KvError::bad_row(queue, error.to_string()))?;
-    // The inode follows the stamp: one transaction may remove many files.
-    txn.set_stamped(queue, &row.inode.0.to_be_bytes(), value);
-    Ok(())
+/// Adds a removal to the current round of a garbage collection queue. It conflicts with the end of
+/// the round: after that, nothing is added to it.
+pub(crate) async fn queue(
+    txn: &mut Transaction,
+    queue: &[u8],
+    row: &RemovalRow,
+) -> Result<(), OpError> {
+    let round = rows::round(txn).await?;
+    let key = [queue, &round.to_be_bytes(), &row.inode.0.to_be_bytes()].concat();
+    Ok(rows::write(txn, &key, row)?)
 }
 
 pub(crate) fn not_found(path: &str, id: InodeId) -> OpError {

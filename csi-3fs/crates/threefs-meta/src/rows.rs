@@ -9,9 +9,9 @@
 //! | `INOS` inode session | `SessionRow` | a write session |
 //! | `TRIM` inode | `TrimRow` | a truncation whose chunks are not cut yet |
 //! | `RCNT` inode | `RecountRow` | a file that is charged for more than its length and reservation, to be recounted |
-//! | `GCQU` versionstamp inode | `RemovalRow` | a removed inode that may still be open |
-//! | `GCDE` versionstamp inode | `RemovalRow` | a dead file: unreadable, its chunks are dropped next |
-//! | `GCLA` versionstamp inode | `RemovalRow` | tombstone: a dead file without chunks, for which a capability may still be valid |
+//! | `GCQU` round inode | `RemovalRow` | a removed inode that may still be open |
+//! | `GCDE` round inode | `RemovalRow` | a dead file: unreadable, its chunks are dropped next |
+//! | `GCLA` round inode | `RemovalRow` | tombstone: a dead file without chunks, for which a capability may still be valid |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
 //! | `FLOR` client | u64 | changes of the client with a lower sequence are finished: refused if they have no answer |
 //! | `ABYT` directory | i64 | bytes of the answers kept for tickets of a directory; directory 0: the total |
@@ -19,14 +19,21 @@
 //! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | usage of these limits; written by bounded additions only |
 //! | `WRIT` inode level page | `Page` | written chunks beyond the ranges in the inode |
 //! | `XATT` inode name | bytes | an extended attribute |
-//! | `META` name | u64 | the next free inode, the schema version, the generation of the store |
-//! | `METAtree`, `METAcluster` | u128 | ids of the tree and of its cluster |
+//! | `HOLD` inode run | `HoldRow` | a removed file that clients of a service have open |
+//! | `SERV` run | `ServiceRow` | a running service |
+//! | `SEEN` client | `Uptime` | the last published activity of a client |
+//! | `METAcollector` | `CollectorRow` | the service that collects garbage |
+//! | `META` name | u64 | the next free inode, the schema version, the generation of the store, the round of the removal queues |
+//! | `METAtree`, `METAcluster`, `METAprocess` | u128 | ids of the tree, of its cluster, and of the service that started last |
 //! | `METAclaim` | `Claim` | why the store may differ from the one registered with mgmtd |
 //!
 //! Numbers in keys are big endian, so that files created together are adjacent. Values are
 //! postcard.
 
 mod keys;
+mod services;
+
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
@@ -34,6 +41,7 @@ pub(crate) use threefs_kv::rows::{decode, read, write};
 use threefs_kv::{KvError, Transaction};
 
 pub(crate) use keys::*;
+pub(crate) use services::*;
 
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds};
 
@@ -48,6 +56,7 @@ pub(crate) const RECOUNTS: &[u8] = b"RCNT";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const TREE: &[u8] = b"METAtree";
 pub(crate) const GENERATION: &[u8] = b"METAgeneration";
+pub(crate) const PROCESS: &[u8] = b"METAprocess";
 pub(crate) const CLUSTER: &[u8] = b"METAcluster";
 pub(crate) const CLAIM: &[u8] = b"METAclaim";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
@@ -60,9 +69,10 @@ pub(crate) const ANSWER_BYTES: &[u8] = b"ABYT";
 /// Size of an answer row without its reply.
 const ANSWER_ROW_BYTES: usize = 128;
 /// The schema that this code reads and writes.
-pub(crate) const SCHEMA_VERSION: u64 = 6;
-/// The previous schema, whose rows this code reads: inodes without `charged_end` and `excess`.
-pub(crate) const SCHEMA_PREVIOUS: u64 = 5;
+pub(crate) const SCHEMA_VERSION: u64 = 7;
+/// The previous schemas, whose rows this code reads: inodes without `charged_end` and `excess` (5),
+/// removals with a version in place of the round (6).
+pub(crate) const SCHEMAS_PREVIOUS: RangeInclusive<u64> = 5..=6;
 
 /// Parent of a removed directory that is being emptied.
 pub(crate) const REMOVED: InodeId = InodeId(0);
@@ -161,8 +171,8 @@ pub(crate) struct RemovalRow {
     pub kind: EntryKind,
     /// The run of the service that removed it.
     pub run_id: u64,
-    /// Clients that had it open at that time. In a later run of the service the removal waits until
-    /// each of them has reported its open files or has expired.
+    /// Its clients that had it open at that time. If the service is gone before it has checked the
+    /// removal, another one stores a hold for them.
     pub opened_by: Vec<ClientId>,
 }
 

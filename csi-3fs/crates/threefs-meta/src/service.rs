@@ -51,6 +51,12 @@ pub enum MetaRunError {
     /// The port is not available.
     #[error(transparent)]
     Listen(#[from] ServerError),
+    /// Another service over the store has removed this one. A new start is a new service.
+    #[error(
+        "this metadata service did not renew its row in the store in time, and another one has \
+         removed it; it must be restarted"
+    )]
+    Removed,
 }
 
 /// A metadata service with an open store and a bound port that is not serving yet.
@@ -84,14 +90,26 @@ impl Meta {
         config: MetaConfig,
         trimmer: Arc<dyn ChunkTrimmer>,
     ) -> Result<Self, MetaRunError> {
+        let store = Store::embedded(EmbeddedConfig {
+            path: config.store_path.clone(),
+            map_bytes_max: config.map_bytes_max,
+        });
+        Self::open_on(store?, config, trimmer).await
+    }
+
+    /// As [`Meta::open`], on a store that is open already and that other services may share.
+    ///
+    /// # Errors
+    /// [`MetaRunError`].
+    pub async fn open_on(
+        store: Store,
+        config: MetaConfig,
+        trimmer: Arc<dyn ChunkTrimmer>,
+    ) -> Result<Self, MetaRunError> {
         let mut server = ServerConfig::new(CONTEXT, config.key.clone());
         server.tls = config.tls.accepts();
         server.budgets = vec![Budget { reply_bytes_max: REPLY_BYTES_MAX, ..Budget::default() }];
         let server = Server::bind(&config.listen, server).await?;
-        let store = Store::embedded(EmbeddedConfig {
-            path: config.store_path,
-            map_bytes_max: config.map_bytes_max,
-        })?;
         let mgmtd = MgmtdClient::new(&config.mgmtd, &config.tls.credentials(&config.key));
         let routing = mgmtd.follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
@@ -134,6 +152,7 @@ impl Meta {
         tokio::select! {
             () = self.server.serve(handler, shutdown) => Ok(()),
             error = self.tree.store_failed() => Err(error.into()),
+            () = self.tree.removed_by_another() => Err(MetaRunError::Removed),
             ended = background => ended,
         }
     }

@@ -6,6 +6,7 @@
 mod change;
 mod checks;
 mod layouts;
+mod open;
 mod trim;
 
 use std::collections::HashMap;
@@ -21,15 +22,17 @@ use threefs_core::routing::RoutingInfo;
 use threefs_kv::{KvError, Operation, Store};
 use tokio::sync::watch;
 
+use crate::background::activity::PublishedActivity;
+use crate::background::holds::Holds;
+use crate::background::services::Services;
 use crate::chunk_trimmer::ChunkTrimmer;
 use crate::clients::Clients;
 use crate::clients::open_files::OpenFiles;
+use crate::clients::openings::Openings;
 use crate::config::TreeConfig;
 use crate::identity::Identity;
 use crate::ops::{self, OpError};
-use crate::protocol::{
-    BATCH_MAX, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus,
-};
+use crate::protocol::{MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus};
 use crate::queue_clock::QueueClocks;
 use crate::rows::{self, Uptime};
 use checks::check_identity;
@@ -50,6 +53,10 @@ pub struct Tree {
     pub(crate) trimmer: Arc<dyn ChunkTrimmer>,
     pub(crate) clients: Clients,
     pub(crate) open_files: OpenFiles,
+    pub(crate) openings: Openings,
+    pub(crate) holds: Holds,
+    pub(crate) services: Services,
+    pub(crate) published_activity: PublishedActivity,
     /// Ages of the garbage collection queues.
     pub(crate) queue_clocks: Mutex<QueueClocks>,
     started_at: BootInstant,
@@ -73,12 +80,19 @@ impl Tree {
         trimmer: Arc<dyn ChunkTrimmer>,
     ) -> Result<Self, MetaError> {
         store.transact(Deadline::after(REQUEST_TIMEOUT), &ops::InitTree(now())).await?;
+        let (run_id, alone) = (rand::random(), store.exclusive_opening().is_some());
+        let join = ops::Join { run_id, alone };
+        store.transact(Deadline::after(REQUEST_TIMEOUT), &join).await?;
         Ok(Self {
             store,
             config,
             trimmer,
             clients: Clients::default(),
-            open_files: OpenFiles::new(rand::random()),
+            open_files: OpenFiles::new(run_id),
+            openings: Openings::default(),
+            holds: Holds::default(),
+            services: Services::new(alone),
+            published_activity: PublishedActivity::default(),
             queue_clocks: Mutex::default(),
             started_at: BootInstant::now(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
@@ -115,10 +129,16 @@ impl Tree {
                 self.change(id, &caller, &change, deadline).await
             }
         };
-        if let Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) =
-            &result
-        {
-            self.failure.send_replace(Some(error.clone()));
+        match &result {
+            Err(OpError::Kv(error @ KvError::Broken { .. })) => {
+                self.failure.send_replace(Some(error.clone()));
+            }
+            // A shared store continues with other services: a restart would change nothing, and the
+            // retry of the change finds its answer if it was made.
+            Err(OpError::Kv(error @ KvError::CommitUnknown { .. })) if self.services.alone => {
+                self.failure.send_replace(Some(error.clone()));
+            }
+            _ => {}
         }
         Ok(result?)
     }
@@ -172,46 +192,10 @@ impl Tree {
                 store.transact(deadline, &ops::List { caller, at, after, limit: *limit }).await
             }
             MetaQuery::Open { at, access, client } => {
-                let open = ops::OpenInode { caller, at, access: *access };
-                // The open file is recorded before the read if the request names the inode, and
-                // always after it, because a path may lead to another inode.
-                if at.path.is_empty() {
-                    self.open_files.open(*client, caller.scope, at.directory, self.uptime_ms());
-                }
-                let result = self.store.transact(deadline, &open).await;
-                match &result {
-                    Ok(MetaReply::Inode(inode)) => {
-                        self.open_files.open(*client, caller.scope, inode.id, self.uptime_ms());
-                    }
-                    _ if at.path.is_empty() => {
-                        self.open_files.update(
-                            *client,
-                            caller.scope,
-                            &[],
-                            &[at.directory],
-                            false,
-                            0,
-                        );
-                    }
-                    _ => {}
-                }
-                result
+                self.open_file(caller, at, *access, *client, deadline).await
             }
             MetaQuery::ReportOpenFiles { client, add, release, all } => {
-                self.clients.note_activity(*client, caller.scope, self.uptime_ms());
-                let now = self.uptime_ms();
-                let update = |add: &[InodeId], release: &[InodeId], all| {
-                    self.open_files.update(*client, caller.scope, add, release, all, now)
-                };
-                for part in add.chunks(BATCH_MAX) {
-                    update(part, &[], false);
-                    tokio::task::yield_now().await;
-                }
-                for part in release.chunks(BATCH_MAX) {
-                    update(&[], part, false);
-                    tokio::task::yield_now().await;
-                }
-                Ok(MetaReply::OpenFilesReported { complete: update(&[], &[], *all) })
+                self.report_open_files(caller, *client, add, release, *all).await
             }
             MetaQuery::Quotas { at } => store.transact(deadline, &ops::Quotas { caller, at }).await,
             MetaQuery::GetAttribute { at, name } => {

@@ -11,7 +11,7 @@
 //! All steps are idempotent and can run in any order. A failed step is retried in the next round
 //! and does not block others. No duration depends on the wall clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,23 +60,32 @@ impl Tree {
         }
     }
 
-    /// One pass over all due entries. Returns the number of removals that it finished or advanced.
+    /// One pass over all due entries, if this service is the collector. Returns the number of removals
+    /// that it finished or advanced.
     pub(crate) async fn collect(&self) -> Result<u64, OpError> {
+        let due = match self.lead().await? {
+            true => Some(self.due_round(rows::REMOVALS).await?),
+            false => None,
+        };
+        // The membership of a shared store checks as well, but only from time to time.
+        self.check_removals().await?;
+        let Some(due) = due.filter(|_| !self.waits_for_clients()) else { return Ok(0) };
         let mut advanced = 0;
-        if let Some(until) = self.due_version(rows::REMOVALS).await? {
+        if let Some(until) = due {
+            let until = until.min(self.checked_by_all().await?);
             advanced += self.mark_removed_dead(until).await?;
         }
         for queue in [rows::DEAD, rows::TOMBSTONES] {
-            if let Some(until) = self.due_version(queue).await? {
+            if let Some(until) = self.due_round(queue).await? {
                 advanced += self.drop_dead_files(queue, until).await?;
             }
         }
         Ok(advanced)
     }
 
-    /// The version up to which the entries of a queue have waited long enough.
-    async fn due_version(&self, queue: &'static [u8]) -> Result<Option<u64>, OpError> {
-        let version = self.store.transact(transaction(), &ops::NewestVersion).await?;
+    /// The round up to which the entries of a queue have waited long enough.
+    async fn due_round(&self, queue: &'static [u8]) -> Result<Option<u64>, OpError> {
+        let round = self.as_collector(&ops::EndRound { queue }).await?;
         let mut queue_clocks =
             self.queue_clocks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (queue_clocks, wait_ms) = match queue {
@@ -84,7 +93,7 @@ impl Tree {
             rows::TOMBSTONES => (&mut queue_clocks.tombstones, self.config.recount_wait_ms),
             _ => (&mut queue_clocks.removed, self.config.gc_delay_ms),
         };
-        Ok(queue_clocks.due_version(BootInstant::now(), version, Duration::from_millis(wait_ms)))
+        Ok(queue_clocks.due_round(BootInstant::now(), round, Duration::from_millis(wait_ms)))
     }
 
     /// First queue: marks files dead, empties directories, removes entries without chunks.
@@ -100,13 +109,13 @@ impl Tree {
             let files: Vec<&ListedRemoval> =
                 of_state(|state| matches!(state, RemovalState::Chunks { .. })).collect();
             if !files.is_empty() {
-                let mark = ops::MarkDead { removals: &files, open_files: &self.open_files };
-                advanced += self.store.transact(transaction(), &mark).await? as u64;
+                let mark = ops::MarkDead { removals: &files };
+                advanced += self.as_collector(&mark).await? as u64;
             }
             let uncharged: Vec<&ListedRemoval> =
                 of_state(|state| *state == RemovalState::InUse { charged: false }).collect();
             if !uncharged.is_empty() {
-                self.store.transact(transaction(), &ops::ChargeOpen(&uncharged)).await?;
+                self.as_collector(&ops::ChargeOpen(&uncharged)).await?;
             }
             let rows: Vec<ListedRemoval> =
                 of_state(|state| *state == RemovalState::Rows).cloned().collect();
@@ -114,7 +123,7 @@ impl Tree {
             for removal in page.iter().filter(|it| it.row.kind == EntryKind::Directory) {
                 let collect =
                     ops::EmptyDirectory { removal, open_files: &self.open_files, now: now() };
-                while !self.store.transact(transaction(), &collect).await? {}
+                while !self.as_collector(&collect).await? {}
                 advanced += 1;
             }
             match page.last() {
@@ -137,7 +146,7 @@ impl Tree {
             for removal in page {
                 match removal.state.clone() {
                     RemovalState::InUse { .. } => {
-                        self.store.transact(transaction(), &ops::Revive(&removal)).await?;
+                        self.as_collector(&ops::Revive(&removal)).await?;
                     }
                     RemovalState::Rows => advanced += self.finish(queue, &[removal]).await?,
                     RemovalState::Chunks { layout, end } => {
@@ -169,9 +178,8 @@ impl Tree {
         until: u64,
         after: &[u8],
     ) -> Result<Vec<ListedRemoval>, OpError> {
-        let list =
-            ops::ListRemovals { queue, until, open_files: &self.open_files, after, limit: PAGE };
-        self.store.transact(transaction(), &list).await
+        let list = ops::ListRemovals { queue, until, after, limit: PAGE };
+        self.as_collector(&list).await
     }
 
     async fn finish(
@@ -181,43 +189,49 @@ impl Tree {
     ) -> Result<u64, OpError> {
         match queue {
             _ if removals.is_empty() => {}
-            rows::TOMBSTONES => {
-                self.store.transact(transaction(), &ops::DropTombstones(removals)).await?
-            }
-            _ => self.store.transact(transaction(), &ops::FinishRemovals(removals)).await?,
+            rows::TOMBSTONES => self.as_collector(&ops::DropTombstones(removals)).await?,
+            _ => self.as_collector(&ops::FinishRemovals(removals)).await?,
         }
         Ok(removals.len() as u64)
     }
 
-    /// Ends sessions of silent clients and drops answers that can no longer be requested. Timeouts
-    /// count from the start of the service.
+    /// Ends sessions of silent clients and drops answers that can no longer be requested, if this
+    /// service is the collector. Timeouts count from the start of the service.
     pub(crate) async fn sweep(&self, uptime_ms: u64) -> Result<(), OpError> {
+        let leads = self.lead().await?;
         if let Some(silent_since) = uptime_ms.checked_sub(self.config.session_timeout_ms) {
-            self.end_sessions(silent_since).await?;
+            if leads {
+                self.end_sessions(silent_since, uptime_ms).await?;
+                self.expire_former(silent_since).await?;
+            }
             self.clients.expire_idle(silent_since);
             self.open_files.expire_idle(silent_since);
         }
-        let kept_since = uptime_ms.checked_sub(self.config.answer_keep_ms);
-        let is_silent =
-            |client| kept_since.is_some_and(|at| !self.clients.active_since(client, at));
-        self.forget_answers(|client, sequence| {
-            self.clients.has_finished(client, sequence) || is_silent(client)
-        })
-        .await?;
-        self.forget_floors(is_silent).await
+        if leads {
+            let kept_since = uptime_ms.checked_sub(self.config.answer_keep_ms);
+            self.forget_answers(kept_since, uptime_ms).await?;
+            if let Some(kept_since) = kept_since {
+                self.forget_clients(kept_since, uptime_ms).await?;
+            }
+            self.published_activity.retain_asked_at(uptime_ms);
+        }
+        Ok(())
     }
 
     /// Ends the sessions of clients that have been silent since then, and their reservations.
-    async fn end_sessions(&self, silent_since: u64) -> Result<(), OpError> {
+    async fn end_sessions(&self, silent_since: u64, now_ms: u64) -> Result<(), OpError> {
         let mut after = Vec::new();
         loop {
             let list = ops::ListRows { prefix: rows::SESSIONS, after: &after, limit: PAGE };
-            let page = self.store.transact(transaction(), &list).await?;
+            let page = self.as_collector(&list).await?;
+            let mut sessions = Vec::with_capacity(page.len());
             for (key, value) in &page {
-                let row = SessionRow::decode(key, value)?;
-                if !self.clients.active_since(row.client, silent_since) {
-                    self.end_session(key).await?;
-                }
+                sessions.push((key, SessionRow::decode(key, value)?.client));
+            }
+            let clients = sessions.iter().map(|(_, client)| *client);
+            let silent = self.silent_clients(clients, silent_since, now_ms).await?;
+            for (key, _) in sessions.iter().filter(|(_, client)| silent.contains(client)) {
+                self.end_session(key).await?;
             }
             match page.last() {
                 Some((last, _)) if page.len() == PAGE => after.clone_from(last),
@@ -228,30 +242,37 @@ impl Tree {
 
     async fn end_session(&self, key: &[u8]) -> Result<(), OpError> {
         let context = ops::RecountContext { now: self.uptime(), excess_allowed: true };
-        let end = ops::EndSession { key, context };
-        match self.store.transact(transaction(), &end).await {
+        match self.as_collector(&ops::EndSession { key, context }).await {
             Err(error) if error.is_over_excess() => {
                 let context = ops::RecountContext { excess_allowed: false, ..context };
-                self.store.transact(transaction(), &ops::EndSession { key, context }).await
+                self.as_collector(&ops::EndSession { key, context }).await
             }
             ended => ended,
         }
     }
 
-    async fn forget_answers(&self, is_due: impl Fn(ClientId, u64) -> bool) -> Result<(), OpError> {
+    async fn forget_answers(&self, kept_since: Option<u64>, now_ms: u64) -> Result<(), OpError> {
         let mut after = Vec::new();
         loop {
             let list = ops::ListRows { prefix: rows::ANSWERS, after: &after, limit: PAGE };
-            let page = self.store.transact(transaction(), &list).await?;
-            let mut of_client: BTreeMap<ClientId, Vec<u64>> = BTreeMap::new();
+            let page = self.as_collector(&list).await?;
+            let mut answers = Vec::with_capacity(page.len());
             for (key, _) in &page {
-                let (client, sequence) = rows::answer_of_key(key)?;
-                if is_due(client, sequence) {
+                answers.push(rows::answer_of_key(key)?);
+            }
+            let clients = answers.iter().map(|(client, _)| *client);
+            let silent = match kept_since {
+                Some(since) => self.silent_clients(clients, since, now_ms).await?,
+                None => HashSet::new(),
+            };
+            let mut of_client: BTreeMap<ClientId, Vec<u64>> = BTreeMap::new();
+            for (client, sequence) in answers {
+                if silent.contains(&client) || self.clients.has_finished(client, sequence) {
                     of_client.entry(client).or_default().push(sequence);
                 }
             }
             if !of_client.is_empty() {
-                self.store.transact(transaction(), &ops::ForgetAnswers(&of_client)).await?;
+                self.as_collector(&ops::ForgetAnswers(&of_client)).await?;
             }
             match page.last() {
                 Some((last, _)) if page.len() == PAGE => after.clone_from(last),
@@ -260,23 +281,34 @@ impl Tree {
         }
     }
 
-    async fn forget_floors(&self, is_silent: impl Fn(ClientId) -> bool) -> Result<(), OpError> {
-        let mut after = Vec::new();
-        loop {
-            let list = ops::ListRows { prefix: rows::FLOORS, after: &after, limit: PAGE };
-            let page = self.store.transact(transaction(), &list).await?;
-            let mut silent = Vec::new();
-            for (key, _) in &page {
-                silent.extend(Some(rows::client_of_key(key)?).filter(|client| is_silent(*client)));
-            }
-            if !silent.is_empty() {
-                self.store.transact(transaction(), &ops::ForgetFloors(&silent)).await?;
-            }
-            match page.last() {
-                Some((last, _)) if page.len() == PAGE => after.clone_from(last),
-                _ => return Ok(()),
+    /// Removes the floors and the published activity of silent clients: no duplicate of a change of
+    /// theirs can arrive any more.
+    async fn forget_clients(&self, silent_since: u64, now_ms: u64) -> Result<(), OpError> {
+        for prefix in [rows::FLOORS, rows::SEEN] {
+            let mut after = Vec::new();
+            loop {
+                let list = ops::ListRows { prefix, after: &after, limit: PAGE };
+                let page = self.as_collector(&list).await?;
+                let mut clients = Vec::with_capacity(page.len());
+                for (key, _) in &page {
+                    clients.push(rows::client_of_key(key)?);
+                }
+                let silent =
+                    self.silent_clients(clients.iter().copied(), silent_since, now_ms).await?;
+                let keys: Vec<Vec<u8>> = silent
+                    .iter()
+                    .map(|client| [prefix, &client.0.to_be_bytes()].concat())
+                    .collect();
+                if !keys.is_empty() {
+                    self.as_collector(&ops::ClearRows(&keys)).await?;
+                }
+                match page.last() {
+                    Some((last, _)) if page.len() == PAGE => after.clone_from(last),
+                    _ => break,
+                }
             }
         }
+        Ok(())
     }
 
     /// Completes truncations that an earlier run of the service started.

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::background::transaction;
 use crate::chunk_trimmer::ChunkTrimmer;
 use crate::ops::{self, OpError, RecountEntry};
-use crate::rows::Uptime;
+use crate::rows::{CollectorRow, Uptime};
 use crate::tree::Tree;
 
 /// Files per transaction.
@@ -39,11 +39,14 @@ impl Tree {
     /// One round over the files that count for more than they need, starting where the last one
     /// ended.
     pub(crate) async fn recount(&self, after: &mut Vec<u8>) -> Result<(), OpError> {
+        if !self.lead().await? {
+            return Ok(());
+        }
         let round = Deadline::after(ROUND_TIMEOUT);
         while !round.passed() {
             let (now, wait_ms) = (self.uptime(), self.config.recount_wait_ms);
             let list = ops::ListRecounts { after, limit: PAGE, now, wait_ms };
-            let (page, last) = self.store.transact(transaction(), &list).await?;
+            let (page, last) = self.as_collector(&list).await?;
             self.recount_page(page, now).await?;
             match last {
                 Some(key) => *after = key,
@@ -61,15 +64,16 @@ impl Tree {
             page.into_iter().partition(|file| file.since.run_id == now.run_id);
         if !former_files.is_empty() {
             let anew = ops::RestartRecountWait { files: &former_files, now };
-            self.store.transact(transaction(), &anew).await?;
+            self.as_collector(&anew).await?;
         }
+        let collector = self.services.collector()?;
         let mut tasks: JoinSet<()> = JoinSet::new();
         for file in due_files {
             if tasks.len() >= COUNTED_AT_ONCE {
                 // A task that panicked is retried in the next round.
                 let _ = tasks.join_next().await;
             }
-            tasks.spawn(count(self.store.clone(), Arc::clone(&self.trimmer), file));
+            tasks.spawn(count(self.store.clone(), Arc::clone(&self.trimmer), collector, file));
         }
         while tasks.join_next().await.is_some() {}
         Ok(())
@@ -78,14 +82,20 @@ impl Tree {
 
 /// Queries storage and recounts the file. A failure is retried in the next round and does not block
 /// other files: a client may be changing the file all the time.
-async fn count(store: Store, trimmer: Arc<dyn ChunkTrimmer>, file: RecountEntry) {
+async fn count(
+    store: Store,
+    trimmer: Arc<dyn ChunkTrimmer>,
+    collector: CollectorRow,
+    file: RecountEntry,
+) {
     let RecountEntry { inode, needed_end, charged_end, ref layout, .. } = file;
     let range = needed_end..charged_end;
     let answer = trimmer.stored_end(inode, layout, range, Deadline::after(ASK_TIMEOUT)).await;
     let result = match answer {
         Ok(stored_end) => {
             let recount = ops::Recount { file: &file, stored_end };
-            let result = store.transact(transaction(), &recount).await;
+            let fenced = ops::Fenced { collector, operation: &recount };
+            let result = store.transact(transaction(), &fenced).await;
             result.map_err(|error| error.to_string())
         }
         Err(error) => Err(error),

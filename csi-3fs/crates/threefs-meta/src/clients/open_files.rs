@@ -2,9 +2,8 @@
 //! open.
 //!
 //! The table is in memory. A client that the service does not know reports all its open files
-//! again, so a restart loses nothing for longer than the interval between two reports. The queue
-//! row of a removal names the clients that had the file open: after a restart the removal waits for
-//! these clients until each of them has reported or expired.
+//! again, so a restart loses nothing for longer than the interval between two reports. Removed
+//! files that are open have rows: see `ops::holds`.
 //!
 //! The entries of all clients with tickets of one volume are bounded in total. Files beyond the
 //! bound are not tracked and are collected with their last name.
@@ -14,15 +13,13 @@ use std::sync::{Mutex, PoisonError};
 
 use threefs_core::ids::{ClientId, InodeId};
 
-use crate::rows::RemovalRow;
-
 /// Open inodes of one client.
 pub(crate) const OPEN_FILES_PER_CLIENT_MAX: usize = 1 << 20;
 /// Pairs of client and open inode of one volume, about 130 bytes each.
 pub(crate) const OPEN_FILES_PER_VOLUME_MAX: usize = 1 << 19;
 /// Clients of one volume.
 pub(crate) const CLIENTS_PER_VOLUME_MAX: usize = 1 << 14;
-/// Maximum number of clients stored with a removal; it does not wait for others.
+/// Maximum number of clients stored with a removal or a hold; it does not wait for others.
 const OPENED_BY_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -39,8 +36,6 @@ struct State {
     clients: HashMap<ClientId, ClientFiles>,
     clients_of_inode: HashMap<InodeId, Vec<ClientId>>,
     volumes: HashMap<InodeId, VolumeUsage>,
-    /// Clients of earlier runs that have not reported are considered gone.
-    former_clients_expired: bool,
 }
 
 /// Totals of the clients with tickets of one volume.
@@ -88,7 +83,7 @@ impl OpenFiles {
         if !state.admit(client, volume, self.clients_per_volume_max) {
             return;
         }
-        let State { clients, clients_of_inode, volumes, .. } = &mut *state;
+        let State { clients, clients_of_inode, volumes } = &mut *state;
         let files = clients.entry(client).or_default();
         files.last_active_ms = files.last_active_ms.max(now_ms);
         let mut of_volume = files.volume.and_then(|volume| volumes.get_mut(&volume));
@@ -123,7 +118,7 @@ impl OpenFiles {
             // The bound is reached: another report would not change anything.
             return true;
         }
-        let State { clients, clients_of_inode, volumes, .. } = &mut *state;
+        let State { clients, clients_of_inode, volumes } = &mut *state;
         let files = clients.entry(client).or_default();
         files.last_active_ms = files.last_active_ms.max(now_ms);
         files.complete |= all;
@@ -153,22 +148,10 @@ impl OpenFiles {
         clients_of_inode.iter().take(OPENED_BY_MAX).copied().collect()
     }
 
-    /// Whether a client had the inode open in an earlier run of the service and has not yet
-    /// reported in this one.
-    pub(crate) fn may_be_open(&self, removal: &RemovalRow) -> bool {
-        let state = self.state();
-        if removal.run_id == self.run_id || state.former_clients_expired {
-            return false;
-        }
-        let complete = |client| state.clients.get(client).is_some_and(|files| files.complete);
-        !removal.opened_by.iter().all(complete)
-    }
-
-    /// Drops clients that were not active since `since_ms`, and those of earlier runs.
+    /// Drops clients that were not active since `since_ms`.
     pub(crate) fn expire_idle(&self, since_ms: u64) {
         let mut state = self.state();
-        let State { clients, clients_of_inode, volumes, former_clients_expired } = &mut *state;
-        *former_clients_expired = true;
+        let State { clients, clients_of_inode, volumes } = &mut *state;
         clients.retain(|client, files| {
             let is_active = files.last_active_ms >= since_ms;
             if !is_active {
@@ -222,7 +205,6 @@ fn close_one(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::EntryKind;
 
     #[test]
     fn an_inode_is_open_until_the_last_client_closes_it_or_expires() {
@@ -239,22 +221,6 @@ mod tests {
         assert!(open_files.update(client_1, None, &[], &[], true, 30));
         open_files.expire_idle(25);
         assert!(!open_files.is_open(inode));
-    }
-
-    #[test]
-    fn files_open_in_an_earlier_run_wait_for_their_clients() {
-        let open_files = OpenFiles::new(2);
-        let opened_by = vec![ClientId(1), ClientId(2)];
-        let row = RemovalRow { inode: InodeId(7), kind: EntryKind::File, run_id: 1, opened_by };
-        assert!(open_files.may_be_open(&row));
-        open_files.update(ClientId(1), None, &[], &[], true, 5);
-        assert!(open_files.may_be_open(&row), "the other client may be disconnected");
-        open_files.update(ClientId(2), None, &[InodeId(7)], &[], true, 5);
-        assert!(!open_files.may_be_open(&row) && open_files.is_open(InodeId(7)));
-        let never_heard = RemovalRow { opened_by: vec![ClientId(3)], ..row };
-        assert!(open_files.may_be_open(&never_heard));
-        open_files.expire_idle(5);
-        assert!(!open_files.may_be_open(&never_heard), "the wait is over");
     }
 
     #[test]

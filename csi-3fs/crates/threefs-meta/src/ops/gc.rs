@@ -14,7 +14,7 @@ use crate::ops::volume::quota;
 use crate::ops::volume::quota::Charge;
 use crate::ops::{OpError, drop_link, load_named, queue, store};
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
-use crate::rows::{self, DentryRow, InodeRow, RemovalRow};
+use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 use crate::written::Written;
 
 /// Entries removed from a directory per transaction.
@@ -39,11 +39,10 @@ pub(crate) enum RemovalState {
     Rows,
 }
 
-/// One page of a queue, oldest first, up to the commits of a version.
+/// One page of a queue, oldest first, up to a round.
 pub(crate) struct ListRemovals<'a> {
     pub queue: &'static [u8],
     pub until: u64,
-    pub open_files: &'a OpenFiles,
     pub after: &'a [u8],
     pub limit: usize,
 }
@@ -61,7 +60,7 @@ impl Operation for ListRemovals<'_> {
         let mut removals = Vec::new();
         for (key, value) in txn.snapshot_range(&range, self.limit).await? {
             let row: RemovalRow = rows::decode(&key, &value)?;
-            let state = state_of(txn, self.queue, &row, self.open_files).await?;
+            let state = state_of(txn, self.queue, &row).await?;
             removals.push(ListedRemoval { key, row, state });
         }
         Ok(removals)
@@ -72,7 +71,6 @@ async fn state_of(
     txn: &mut Transaction,
     queue: &[u8],
     removal: &RemovalRow,
-    open_files: &OpenFiles,
 ) -> Result<RemovalState, OpError> {
     let id = removal.inode;
     let Some(row) = rows::read_inode(txn, id).await? else {
@@ -82,26 +80,12 @@ async fn state_of(
     if queue == rows::TOMBSTONES {
         return Ok(RemovalState::Chunks { layout, end: row.end_max });
     }
-    if open_files.is_open(id) || open_files.may_be_open(removal) {
-        return Ok(RemovalState::InUse { charged: row.charged });
-    }
-    let sessions = txn.range(&KeyRange::prefix(&rows::sessions(id)), 1).await?;
-    if !sessions.is_empty() {
-        return Ok(RemovalState::InUse { charged: row.charged });
+    for users in [rows::holds(id), rows::sessions(id)] {
+        if !txn.range(&KeyRange::prefix(&users), 1).await?.is_empty() {
+            return Ok(RemovalState::InUse { charged: row.charged });
+        }
     }
     Ok(RemovalState::Chunks { layout, end: row.end_max })
-}
-
-/// The newest version that a transaction sees.
-pub(crate) struct NewestVersion;
-
-impl Operation for NewestVersion {
-    type Output = u64;
-    type Error = OpError;
-
-    async fn run(&self, txn: &mut Transaction) -> Result<u64, OpError> {
-        Ok(txn.read_version())
-    }
 }
 
 /// Marks removed files that no client has open as dead, before any of their chunks is dropped. From
@@ -109,7 +93,6 @@ impl Operation for NewestVersion {
 /// Returns the number of files marked.
 pub(crate) struct MarkDead<'a> {
     pub removals: &'a [&'a ListedRemoval],
-    pub open_files: &'a OpenFiles,
 }
 
 impl Operation for MarkDead<'_> {
@@ -119,7 +102,7 @@ impl Operation for MarkDead<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<usize, OpError> {
         let mut marked_count = 0;
         for removal in self.removals {
-            let state = state_of(txn, rows::REMOVALS, &removal.row, self.open_files).await?;
+            let state = state_of(txn, rows::REMOVALS, &removal.row).await?;
             if !matches!(state, RemovalState::Chunks { .. }) {
                 continue;
             }
@@ -128,7 +111,7 @@ impl Operation for MarkDead<'_> {
             row.dead = true;
             store(txn, &mut row)?;
             txn.clear(&removal.key);
-            queue(txn, rows::DEAD, &removal.row)?;
+            queue(txn, rows::DEAD, &removal.row).await?;
             marked_count += 1;
         }
         Ok(marked_count)
@@ -169,7 +152,7 @@ impl Operation for Revive<'_> {
         if let Some(mut row) = rows::read_inode(txn, self.0.row.inode).await? {
             row.dead = false;
             store(txn, &mut row)?;
-            queue(txn, rows::REMOVALS, &self.0.row)?;
+            queue(txn, rows::REMOVALS, &self.0.row).await?;
         }
         Ok(())
     }
@@ -203,11 +186,12 @@ impl Operation for FinishRemovals<'_> {
                     row.charged = false;
                     row.metadata_bytes = 0;
                     store(txn, &mut row)?;
-                    queue(txn, rows::TOMBSTONES, &removal.row)?;
+                    queue(txn, rows::TOMBSTONES, &removal.row).await?;
                 }
                 None => txn.clear(&rows::inode(id)),
             }
             txn.clear_range(KeyRange::prefix(&rows::attributes(id)));
+            txn.clear_range(KeyRange::prefix(&rows::holds(id)));
             txn.clear(&rows::trim(id));
             txn.clear(&rows::recount(id));
             written_rows::clear(txn, id);
@@ -227,6 +211,7 @@ impl Operation for DropTombstones<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         for removal in self.0 {
             txn.clear(&rows::inode(removal.row.inode));
+            txn.clear_range(KeyRange::prefix(&rows::holds(removal.row.inode)));
             txn.clear(&removal.key);
         }
         Ok(())
@@ -305,18 +290,51 @@ impl Operation for ForgetAnswers<'_> {
     }
 }
 
-/// Drops the floors of clients without activity: no duplicate of a change of theirs can arrive any
-/// more.
-pub(crate) struct ForgetFloors<'a>(pub &'a [ClientId]);
+/// Removes rows that are written without a read.
+pub(crate) struct ClearRows<'a>(pub &'a [Vec<u8>]);
 
-impl Operation for ForgetFloors<'_> {
+impl Operation for ClearRows<'_> {
     type Output = ();
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        for client in self.0 {
-            txn.clear(&rows::floor(*client));
+        self.0.iter().for_each(|key| txn.clear(key));
+        Ok(())
+    }
+}
+
+/// Publishes that clients are active.
+pub(crate) struct PublishActivity<'a> {
+    pub clients: &'a [ClientId],
+    pub now: Uptime,
+}
+
+impl Operation for PublishActivity<'_> {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        for client in self.clients {
+            rows::write(txn, &rows::seen(*client), &self.now)?;
         }
         Ok(())
+    }
+}
+
+/// The last published activity of each client.
+pub(crate) struct ReadActivity<'a>(pub &'a [ClientId]);
+
+impl Operation for ReadActivity<'_> {
+    type Output = Vec<Option<Uptime>>;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        let mut published = Vec::with_capacity(self.0.len());
+        for client in self.0 {
+            let key = rows::seen(*client);
+            let value = txn.snapshot_get(&key).await?;
+            published.push(value.map(|value| rows::decode(&key, &value)).transpose()?);
+        }
+        Ok(published)
     }
 }

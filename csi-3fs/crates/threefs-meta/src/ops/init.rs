@@ -5,9 +5,9 @@ use threefs_kv::{KvError, Operation, Transaction};
 
 use crate::ops::{OpError, store};
 use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
-use crate::rows::{self, InodeRow, NEXT_INODE, SCHEMA, SCHEMA_PREVIOUS, SCHEMA_VERSION};
+use crate::rows::{self, InodeRow, NEXT_INODE, ROUND, SCHEMA, SCHEMA_VERSION, SCHEMAS_PREVIOUS};
 
-/// Creates the root if it is missing; upgrades a store of the previous schema and refuses any
+/// Creates the root if it is missing; upgrades a store of a previous schema and refuses any
 /// other.
 pub(crate) struct InitTree(pub Nanoseconds);
 
@@ -18,7 +18,11 @@ impl Operation for InitTree {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         match rows::read::<u64>(txn, SCHEMA).await? {
             Some(SCHEMA_VERSION) => return Ok(()),
-            Some(SCHEMA_PREVIOUS) => return Ok(rows::write(txn, SCHEMA, &SCHEMA_VERSION)?),
+            Some(previous) if SCHEMAS_PREVIOUS.contains(&previous) => {
+                // Removals in the queues have versions in place of rounds: all of them have ended.
+                rows::write(txn, ROUND, &(txn.read_version() + 1))?;
+                return Ok(rows::write(txn, SCHEMA, &SCHEMA_VERSION)?);
+            }
             None => {}
             Some(version) => {
                 let detail = format!(

@@ -6,7 +6,7 @@ use threefs_mgmtd::{Claim, MetaRegistered, MetaRegistration};
 
 use crate::ops::OpError;
 use crate::protocol::ROOT;
-use crate::rows::{self, CLAIM, CLUSTER, GENERATION, NEXT_INODE, TREE};
+use crate::rows::{self, CLAIM, CLUSTER, GENERATION, NEXT_INODE, PROCESS, TREE};
 
 /// Inode numbers of each adopted store: there is room for two thousand adoptions, and in each for
 /// four thousand restores.
@@ -33,13 +33,37 @@ impl Operation for StartRegistration {
         };
         let generation = rows::read::<u64>(txn, GENERATION).await?.unwrap_or(0) + 1;
         rows::write(txn, GENERATION, &generation)?;
-        Ok(MetaRegistration {
-            tree,
-            generation,
-            process: self.process,
-            cluster: rows::read::<ClusterId>(txn, CLUSTER).await?,
-            claim: rows::read::<Claim>(txn, CLAIM).await?.unwrap_or_default(),
-        })
+        rows::write(txn, PROCESS, &self.process)?;
+        registration(txn, tree, generation, self.process).await
+    }
+}
+
+async fn registration(
+    txn: &mut Transaction,
+    tree: TreeId,
+    generation: u64,
+    process: u128,
+) -> Result<MetaRegistration, OpError> {
+    let cluster = rows::read::<ClusterId>(txn, CLUSTER).await?;
+    let claim = rows::read::<Claim>(txn, CLAIM).await?.unwrap_or_default();
+    Ok(MetaRegistration { tree, generation, process, cluster, claim })
+}
+
+/// The registration request of the service that has started last over the store.
+pub(crate) struct LatestRegistration;
+
+impl Operation for LatestRegistration {
+    type Output = Option<MetaRegistration>;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        let tree = rows::read(txn, TREE).await?;
+        let generation = rows::read(txn, GENERATION).await?;
+        let process = rows::read(txn, PROCESS).await?;
+        let (Some(tree), Some(generation), Some(process)) = (tree, generation, process) else {
+            return Ok(None);
+        };
+        registration(txn, tree, generation, process).await.map(Some)
     }
 }
 
@@ -55,7 +79,9 @@ impl Operation for FinishRegistration {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         let MetaRegistered { cluster, generation, adoptions } = self.registered;
         rows::write(txn, CLUSTER, &cluster)?;
-        rows::write(txn, GENERATION, &generation)?;
+        // Another service may have started over the store since.
+        let stored = rows::read::<u64>(txn, GENERATION).await?.unwrap_or(0);
+        rows::write(txn, GENERATION, &generation.max(stored))?;
         if rows::read::<Claim>(txn, CLAIM).await? == Some(Claim::Adopted) {
             let next: u64 = rows::read(txn, NEXT_INODE).await?.unwrap_or(ROOT.0 + 1);
             let first = u64::from(adoptions).saturating_mul(INODES_PER_ADOPTION);

@@ -6,7 +6,7 @@ use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::TreeId;
 use threefs_kv::{EmbeddedConfig, KvError, Store};
-use threefs_mgmtd::{Claim, MgmtdClient, MgmtdClientError, MgmtdError};
+use threefs_mgmtd::{Claim, MetaRegistration, MgmtdClient, MgmtdClientError, MgmtdError};
 
 use crate::ops::{self, OpError};
 
@@ -41,11 +41,16 @@ impl From<OpError> for RegistrationError {
 /// The store was refused, or failed.
 pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
     let start = ops::StartRegistration { fresh: TreeId(rand::random()), process: rand::random() };
-    let registration = store.transact(Deadline::after(ATTEMPT), &start).await?;
+    let mut registration = store.transact(Deadline::after(ATTEMPT), &start).await?;
     let mut attempts = 0;
     let registered = loop {
         match mgmtd.register_meta(registration.clone(), Deadline::after(ATTEMPT)).await {
             Ok(registered) => break registered,
+            Err(MgmtdClientError::Refused(MgmtdError::OldTree { .. }))
+                if let Some(latest) = started_since(store, &registration).await? =>
+            {
+                registration = latest;
+            }
             Err(MgmtdClientError::Refused(error)) if !error.retryable() => return Err(error.into()),
             Err(error) => {
                 if attempts % ATTEMPTS_PER_LINE == 0 {
@@ -60,6 +65,16 @@ pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), R
     store.transact(Deadline::after(ATTEMPT), &finish).await?;
     tracing::info!(tree = %registration.tree, generation = registered.generation, "registered");
     Ok(())
+}
+
+/// The registration of a service that has started over the same store since this one did: mgmtd
+/// knows the store by it, if the store is not an old copy.
+async fn started_since(
+    store: &Store,
+    registration: &MetaRegistration,
+) -> Result<Option<MetaRegistration>, RegistrationError> {
+    let latest = store.transact(Deadline::after(ATTEMPT), &ops::LatestRegistration).await?;
+    Ok(latest.filter(|latest| latest.process != registration.process))
 }
 
 /// Marks the store in a folder, which may be empty, to replace the registered store of its cluster

@@ -10,8 +10,10 @@ use threefs_kv::{EmbeddedConfig, Store};
 use crate::Identity;
 use crate::RenameMode;
 use crate::protocol::{At, MetaChange, MetaError, MetaReply, MetaRequest, ROOT, RequestId};
-use crate::tests::backends::Yielding;
-use crate::tests::fixture::{Fixture, config, count_inodes, create, make_directory, rename, soon};
+use crate::tests::backends::{Shared, Yielding};
+use crate::tests::fixture::{
+    Fixture, collect_with_all, config, count_inodes, create, make_directory, rename, soon,
+};
 use crate::tests::invariants::check_tree;
 
 fn random_path(random: &mut StdRng) -> String {
@@ -34,11 +36,16 @@ fn random_change(random: &mut StdRng) -> MetaChange {
     }
 }
 
-async fn storm(store: Store, seed: u64, changes: usize) {
-    let fixture = Arc::new(Fixture::open(store.clone(), config()).await);
+/// Clients use one of the services at random; with several, a request may be repeated through
+/// another one at the same time.
+async fn storm(store: Store, seed: u64, changes: usize, services: usize) {
+    let mut fixtures = Vec::new();
+    for _ in 0..services {
+        fixtures.push(Arc::new(Fixture::open(store.clone(), config()).await));
+    }
     let clients: Vec<_> = (0..8u64)
         .map(|number| {
-            let fixture = Arc::clone(&fixture);
+            let fixtures = fixtures.clone();
             tokio::spawn(async move {
                 let mut random = StdRng::seed_from_u64(seed * 100 + number);
                 let mut count = 0;
@@ -47,26 +54,41 @@ async fn storm(store: Store, seed: u64, changes: usize) {
                     let id = RequestId { client, sequence, finished_below: sequence };
                     let change = random_change(&mut random);
                     let request = MetaRequest::Change { id, caller: Identity::ROOT, change };
-                    match fixture.tree.answer(request, soon()).await {
-                        Ok(_) => count += 1,
-                        Err(
+                    let mut service = || &fixtures[random.random_range(0..services)].tree;
+                    let (first, again) = (service(), service());
+                    let answers = if services > 1 {
+                        let again = again.answer(request.clone(), soon());
+                        let (first, again) = tokio::join!(first.answer(request, soon()), again);
+                        // A refused change is not stored, so one of them may be refused.
+                        if let (Ok(first), Ok(again)) = (&first, &again) {
+                            assert_eq!(first, again, "it was executed twice");
+                        }
+                        vec![first, again]
+                    } else {
+                        vec![first.answer(request, soon()).await]
+                    };
+                    for answer in &answers {
+                        if let Err(
                             error @ (MetaError::Damaged { .. } | MetaError::Unavailable { .. }),
-                        ) => {
+                        ) = answer
+                        {
                             panic!("{error}")
                         }
-                        Err(_) => {}
                     }
+                    count += usize::from(answers.iter().any(Result::is_ok));
                 }
                 count
             })
         })
         .collect();
     let collector = tokio::spawn({
-        let fixture = Arc::clone(&fixture);
+        let fixtures = fixtures.clone();
         async move {
             loop {
-                fixture.tree.collect().await.unwrap();
-                check_tree(&fixture.store).await;
+                for fixture in &fixtures {
+                    fixture.tree.collect().await.unwrap();
+                }
+                check_tree(&fixtures[0].store).await;
                 tokio::task::yield_now().await;
             }
         }
@@ -81,16 +103,16 @@ async fn storm(store: Store, seed: u64, changes: usize) {
     check_tree(&store).await;
     let remove = |name: &str| MetaChange::RemoveTree { at: At::path(name) };
     for name in ["a", "b", "c"] {
-        let _ = fixture.change(remove(name)).await;
+        let _ = fixtures[0].change(remove(name)).await;
     }
-    fixture.collect_all().await;
+    collect_with_all(&fixtures).await;
     assert_eq!(count_inodes(&store).await, 1, "only the root is left");
 }
 
 #[tokio::test]
 async fn many_clients_leave_a_tree_in_memory() {
     for seed in 0..6 {
-        storm(Store::new(Yielding(Store::memory())), seed, 150).await;
+        storm(Store::new(Yielding(Store::memory())), seed, 150, 1).await;
     }
 }
 
@@ -98,7 +120,15 @@ async fn many_clients_leave_a_tree_in_memory() {
 async fn many_clients_leave_a_tree_on_disk() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::embedded(EmbeddedConfig::new(folder.path())).unwrap();
-    storm(store, 9, 100).await;
+    storm(store, 9, 100, 1).await;
+}
+
+#[tokio::test]
+async fn many_clients_of_two_services_leave_a_tree() {
+    for seed in 0..6 {
+        let store = Store::new(Yielding(Store::new(Shared(Store::memory()))));
+        storm(store, seed, 150, 2).await;
+    }
 }
 
 #[tokio::test]

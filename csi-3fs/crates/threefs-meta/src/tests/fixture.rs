@@ -1,5 +1,6 @@
 //! Test fixture: a tree with chains and a trimmer that records its calls.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -169,6 +170,22 @@ impl Fixture {
     /// Runs garbage collection until nothing is left.
     pub(crate) async fn collect_all(&self) {
         while self.tree.collect().await.unwrap() > 0 {}
+    }
+}
+
+/// Runs garbage collection of several services until nothing is left.
+pub(crate) async fn collect_with_all(fixtures: &[impl Borrow<Fixture>]) {
+    loop {
+        let mut advanced = 0;
+        // A service checks the removals of a round that another one has ended.
+        for _ in 0..2 {
+            for fixture in fixtures {
+                advanced += fixture.borrow().tree.collect().await.unwrap();
+            }
+        }
+        if advanced == 0 {
+            return;
+        }
     }
 }
 

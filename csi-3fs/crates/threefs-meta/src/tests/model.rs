@@ -3,13 +3,17 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use threefs_kv::Store;
 
 use crate::Identity;
 use crate::RenameMode;
 use crate::protocol::{
     At, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
 };
-use crate::tests::fixture::{Fixture, count_inodes, make_directory, soon};
+use crate::tests::backends::Shared;
+use crate::tests::fixture::{
+    Fixture, collect_with_all, config, count_inodes, make_directory, soon,
+};
 use crate::tests::invariants::check_tree;
 
 /// Files by number, so that hard links share one.
@@ -310,19 +314,28 @@ async fn dump(fixture: &Fixture) -> BTreeMap<String, Option<u64>> {
     into
 }
 
-async fn run(actions: Vec<Action>) {
-    let fixture = Fixture::memory().await;
+/// Sends the changes to several services in turn, and each again to the next one.
+async fn run(actions: Vec<Action>, services: usize) {
+    let store = match services {
+        1 => Store::memory(),
+        _ => Store::new(Shared(Store::memory())),
+    };
+    let mut fixtures = Vec::new();
+    for _ in 0..services {
+        fixtures.push(Fixture::open(store.clone(), config()).await);
+    }
     let mut model = Model::new();
-    for action in &actions {
+    for (number, action) in actions.iter().enumerate() {
+        let (fixture, other) = (&fixtures[number % services], &fixtures[(number + 1) % services]);
         let expected = model.apply(action);
-        let result: MetaResult = match change_of(&fixture, action).await {
+        let result: MetaResult = match change_of(fixture, action).await {
             Err(error) => Err(error),
             Ok(change) => {
                 let request =
                     MetaRequest::Change { id: fixture.next_id(), caller: Identity::ROOT, change };
                 let first = fixture.tree.answer(request.clone(), soon()).await;
                 // As after a lost reply: the same request again.
-                let again = fixture.tree.answer(request, soon()).await;
+                let again = other.tree.answer(request, soon()).await;
                 if first.is_ok() {
                     assert_eq!(first, again, "{action:?}: a retry was executed");
                 }
@@ -332,11 +345,13 @@ async fn run(actions: Vec<Action>) {
         let outcome = result.as_ref().map(drop).map_err(refusal);
         assert_eq!(outcome, expected.map_err(String::from), "{action:?} in {actions:?}");
     }
-    assert_eq!(dump(&fixture).await, model.dump());
-    check_tree(&fixture.store).await;
-    fixture.collect_all().await;
-    check_tree(&fixture.store).await;
-    assert_eq!(count_inodes(&fixture.store).await, model.count(), "after collecting");
+    for fixture in &fixtures {
+        assert_eq!(dump(fixture).await, model.dump());
+    }
+    check_tree(&store).await;
+    collect_with_all(&fixtures).await;
+    check_tree(&store).await;
+    assert_eq!(count_inodes(&store).await, model.count(), "after collecting");
 }
 
 proptest! {
@@ -344,6 +359,14 @@ proptest! {
     #[test]
     fn the_tree_matches_the_model(actions in prop::collection::vec(action(), 1..40)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(run(actions));
+        runtime.block_on(run(actions, 1));
+    }
+
+    #[test]
+    fn the_tree_of_two_services_matches_the_model(
+        actions in prop::collection::vec(action(), 1..40)
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(run(actions, 2));
     }
 }

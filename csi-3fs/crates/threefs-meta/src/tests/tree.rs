@@ -328,7 +328,7 @@ async fn a_store_of_the_previous_schema_is_migrated() {
     let store = Store::memory();
     Fixture::open(store.clone(), config()).await.create("/file").await;
     let mut txn = store.begin().await.unwrap();
-    rows::write(&mut txn, rows::SCHEMA, &rows::SCHEMA_PREVIOUS).unwrap();
+    rows::write(&mut txn, rows::SCHEMA, &rows::SCHEMAS_PREVIOUS.start()).unwrap();
     txn.commit().await.unwrap();
     let fixture = Fixture::open(store.clone(), config()).await;
     fixture.stat("/file").await.unwrap();

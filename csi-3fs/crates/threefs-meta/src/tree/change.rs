@@ -133,6 +133,7 @@ impl Tree {
                 let (mode, exclusive, layout) = (*mode, *exclusive, *layout);
                 let create =
                     ops::Create { caller, at, mode, exclusive, layout, layouts, write, inputs };
+                let _opening = self.openings.start();
                 let reply = self.run_once(call, create).await?;
                 if let (true, MetaReply::Opened { inode, .. }) = (*track_open, &reply) {
                     self.open_files.open(client, caller.scope, inode.id, self.uptime_ms());

@@ -8,7 +8,7 @@ use crate::ops::file::written_rows;
 use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
 use crate::ops::{OpError, load, not_found, visible};
 use crate::permission::READ;
-use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaReply, ROOT, Written};
+use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaError, MetaReply, ROOT, Written};
 use crate::rows::{self, DentryRow, REMOVED};
 
 /// `MetaQuery::Stat`.
@@ -35,6 +35,9 @@ pub(crate) struct OpenInode<'a> {
     pub caller: &'a Identity,
     pub at: &'a At,
     pub access: u32,
+    /// The service, if others share the store: one that they have removed must not open files,
+    /// because its table of open files does not count any more.
+    pub service: Option<u64>,
 }
 
 impl Operation for OpenInode<'_> {
@@ -42,6 +45,12 @@ impl Operation for OpenInode<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
+        if let Some(run_id) = self.service
+            && txn.snapshot_get(&rows::service(run_id)).await?.is_none()
+        {
+            let detail = "this metadata service did not renew its row; use another one".into();
+            return Err(MetaError::Unavailable { detail }.into());
+        }
         let row = find(txn, self.caller, self.at, FinalSymlink::Keep).await?;
         self.caller.check(&row.inode, self.access, &self.at.path)?;
         Ok(MetaReply::Inode(visible(txn, row).await?))

@@ -109,7 +109,7 @@ pub(crate) async fn detach_tree(
     row.name.clear();
     let (inode, kind, opened_by) = (row.inode.id, EntryKind::Directory, Vec::new());
     row.inode.changed = now;
-    queue(txn, rows::REMOVALS, &RemovalRow { inode, kind, run_id: 0, opened_by })?;
+    queue(txn, rows::REMOVALS, &RemovalRow { inode, kind, run_id: 0, opened_by }).await?;
     Ok(store(txn, &mut row)?)
 }
 
