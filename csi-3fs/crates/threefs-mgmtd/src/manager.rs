@@ -26,8 +26,9 @@ use crate::protocol::{
 };
 use crate::view::{Changes, View};
 
-/// Timeout of a transaction, including retries. Far below every lease.
-const TRANSACTION_TIMEOUT: Duration = Duration::from_millis(1000);
+/// Timeout of a transaction, including retries. Above the time in which a distributed store elects
+/// another leader, 1 to 3 s.
+const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// One mgmtd.
 pub struct Manager {
@@ -96,20 +97,29 @@ impl Manager {
             other => other.map(drop),
         };
         if renewed.is_err() {
-            return broken(self.step_down_on_error(&mut role, renewed));
+            let renewed = self.step_down_in_doubt(&mut role, renewed);
+            self.step_down_without_lease(&mut role, now);
+            return self.broken(renewed);
         }
         let result = match &mut *role {
             Role::Contender { .. } => self.contend(&mut role, now).await,
             Role::Primary(view) => {
                 let result = self.lead(view, now).await;
-                if !view.holds_lease(&self.timers, now) {
-                    tracing::warn!(epoch = view.fence.epoch, "lease renewal failed");
-                    *role = Role::Contender { last_lease: None };
-                }
+                self.step_down_without_lease(&mut role, now);
                 result
             }
         };
-        broken(self.step_down_on_error(&mut role, result))
+        let result = self.step_down_in_doubt(&mut role, result);
+        self.broken(result)
+    }
+
+    fn step_down_without_lease(&self, role: &mut Role, now: Millis) {
+        if let Role::Primary(view) = &*role
+            && !view.holds_lease(&self.timers, now)
+        {
+            tracing::warn!(epoch = view.fence.epoch, "lease renewal failed");
+            *role = Role::Contender { last_lease: None };
+        }
     }
 
     /// Renews a lease that is due, without locking the role: the commit waits for a disk, and must
@@ -151,7 +161,7 @@ impl Manager {
             Err(Refusal::Answer(error)) => Err(error),
             Err(Refusal::Op(error)) => {
                 let detail = error.to_string();
-                drop(self.step_down_on_error(role, Err(error)));
+                drop(self.step_down_in_doubt(role, Err(error)));
                 Err(MgmtdError::Store { detail })
             }
         }
@@ -277,13 +287,17 @@ impl Manager {
         }
     }
 
-    /// Steps down after a failed write: memory may differ from the store.
-    fn step_down_on_error(
+    /// Steps down if another manager is the primary, or if it is unknown whether a write was made:
+    /// memory may differ from the store. A write that was certainly not made changes nothing; the
+    /// lease decides how long a primary may continue without one.
+    fn step_down_in_doubt(
         &self,
         role: &mut Role,
         result: Result<(), OpError>,
     ) -> Result<(), OpError> {
-        if let (Err(error), Role::Primary(view)) = (&result, &*role) {
+        if let (Err(error), Role::Primary(view)) = (&result, &*role)
+            && error.in_doubt()
+        {
             tracing::warn!(%error, epoch = view.fence.epoch, "stepping down");
             *role = Role::Contender { last_lease: None };
         }
@@ -427,6 +441,20 @@ impl Manager {
         self.publish(view);
     }
 
+    /// Errors reported by a tick: only those of a store that cannot recover. Only one process can
+    /// have the embedded store open, and it must open it again after an unknown outcome.
+    fn broken(&self, result: Result<(), OpError>) -> Result<(), KvError> {
+        match result {
+            Err(OpError::Kv(error @ KvError::Broken { .. })) => Err(error),
+            Err(OpError::Kv(error @ KvError::CommitUnknown { .. }))
+                if self.store.exclusive_opening().is_some() =>
+            {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn publish(&self, view: &View) {
         self.published.send_replace(Arc::new(view.routing.clone()));
     }
@@ -447,16 +475,6 @@ impl From<MgmtdError> for Refusal {
 impl From<OpError> for Refusal {
     fn from(error: OpError) -> Self {
         Self::Op(error)
-    }
-}
-
-/// Errors reported by a tick: only those of a store that cannot recover.
-fn broken(result: Result<(), OpError>) -> Result<(), KvError> {
-    match result {
-        Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::CommitUnknown { .. }))) => {
-            Err(error)
-        }
-        _ => Ok(()),
     }
 }
 

@@ -10,6 +10,8 @@ use super::*;
 
 #[path = "recovery_test.rs"]
 mod recovery;
+#[path = "shared_store_test.rs"]
+mod shared_store;
 
 pub(super) const TIMERS: Timers =
     Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };

@@ -34,6 +34,16 @@ pub(crate) enum OpError {
     Kv(#[from] KvError),
 }
 
+impl OpError {
+    /// Whether another manager may be the primary, or the transaction may have been committed.
+    pub(crate) fn in_doubt(&self) -> bool {
+        matches!(
+            self,
+            Self::Fenced { .. } | Self::Kv(KvError::CommitUnknown { .. } | KvError::Broken { .. })
+        )
+    }
+}
+
 impl Retry for OpError {
     fn retryable_conflict(&self) -> bool {
         matches!(self, Self::Kv(error) if error.retryable())
