@@ -112,6 +112,14 @@ def test_the_process_that_listens_on_a_port_is_found() -> None:
     assert who_listens(1) == "no listening process"
 
 
+def test_a_cluster_file_names_one_metadata_service_or_several(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    for addresses, written in ((("a:2",), "a:2"), (("a:2", "b:2"), ["a:2", "b:2"])):
+        ClusterFile(("a:1",), addresses, "key").write(path)
+        assert json.loads(path.read_text())["meta"] == written
+        assert ClusterFile.read(path).meta == addresses
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -119,6 +127,8 @@ def test_the_process_that_listens_on_a_port_is_found() -> None:
         ("[]", "must be an object"),
         ('{"mgmtd": "127.0.0.1:1"}', "`mgmtd` is '127.0.0.1:1'"),
         ('{"mgmtd": ["a:1"], "meta": 5}', "`meta` is 5"),
+        ('{"mgmtd": ["a:1"], "meta": ["a:2", 5]}', "`meta` is ['a:2', 5]"),
+        ('{"mgmtd": ["a:1"], "meta": []}', "`meta` is []"),
         ('{"mgmtd": ["a:1"], "meta": "a:2"}', "`key_file` is None"),
     ],
 )

@@ -32,7 +32,7 @@ class Client:
     def __new__(
         cls,
         mgmtd: Sequence[str],
-        meta: str,
+        meta: str | list[str],
         key_file: str,
         timeout_seconds: float,
         control_plane: bool = False,

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from threefs import _native
-from threefs.cluster import ClusterFile
+from threefs.cluster import ClusterFile, one_or_list
 from threefs.errors import Exists, InvalidArgument, IsADirectory, NotFound, ThreeFSError
 from threefs.file import RawFile, open_file
 
@@ -132,7 +132,7 @@ class Client:
         self.cluster = cluster
         self._native = _native.Client(
             cluster.mgmtd,
-            cluster.meta,
+            one_or_list(cluster.meta),
             cluster.key_file,
             timeout_seconds,
             control_plane,

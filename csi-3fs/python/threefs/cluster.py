@@ -12,7 +12,7 @@ from threefs.errors import InvalidArgument, NotFound
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CLUSTER_FILE", "ClusterFile", "write_atomically"]
+__all__ = ["CLUSTER_FILE", "ClusterFile", "one_or_list", "read_addresses", "write_atomically"]
 
 CLUSTER_FILE = "cluster.json"
 
@@ -22,7 +22,7 @@ class ClusterFile:
     """The contents of a `cluster.json`."""
 
     mgmtd: tuple[str, ...]
-    meta: str
+    meta: tuple[str, ...]
     key_file: str
     services: dict[str, str] = field(default_factory=dict)
     pids: dict[str, int] = field(default_factory=dict)
@@ -54,12 +54,13 @@ class ClusterFile:
 
         if not isinstance(data, dict):
             raise wrong("(the file)", data, "an object")
-        mgmtd, meta, key_file = data.get("mgmtd"), data.get("meta"), data.get("key_file")
+        mgmtd, key_file = data.get("mgmtd"), data.get("key_file")
         addresses = isinstance(mgmtd, list) and all(isinstance(item, str) for item in mgmtd)
         if not addresses or not mgmtd:
             raise wrong("mgmtd", mgmtd, 'a list of addresses such as ["127.0.0.1:9000"]')
-        if not isinstance(meta, str):
-            raise wrong("meta", meta, 'an address such as "127.0.0.1:9001"')
+        meta = read_addresses(data.get("meta"))
+        if not meta:
+            raise wrong("meta", data.get("meta"), 'an address such as "127.0.0.1:9001", or a list')
         if not isinstance(key_file, str):
             raise wrong("key_file", key_file, "the path of a key file or of a credential")
         tls = data.get("tls", False)
@@ -80,7 +81,7 @@ class ClusterFile:
         data = {
             "version": 1,
             "mgmtd": list(self.mgmtd),
-            "meta": self.meta,
+            "meta": one_or_list(self.meta),
             "key_file": self.key_file,
             "services": self.services,
             "pids": self.pids,
@@ -88,6 +89,20 @@ class ClusterFile:
             "tls": self.tls,
         }
         write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+
+def read_addresses(value: object) -> tuple[str, ...]:
+    """Return an address or a list of addresses as a tuple; empty if it is neither."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return ()
+    return tuple(value)
+
+
+def one_or_list(addresses: tuple[str, ...]) -> str | list[str]:
+    """Return one address as a string, as earlier releases read it, and several as a list."""
+    return addresses[0] if len(addresses) == 1 else list(addresses)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from threefs import _native
+from threefs.cluster import one_or_list
 from threefs.errors import InvalidArgument, ThreeFSError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def run_daemon(
     """Serve until unmounted or terminated; writes one JSON line to stdout when it serves."""
     config: dict[str, object] = {
         "mgmtd": list(cluster.mgmtd),
-        "meta": cluster.meta,
+        "meta": one_or_list(cluster.meta),
         "key_file": cluster.key_file,
         "tls": cluster.tls,
         "root": root,

@@ -100,7 +100,8 @@ impl Cluster {
 
     pub(crate) fn client(&self) -> Client {
         let key = key(self.folder.path());
-        let mut config = ClientConfig::new(vec![self.mgmtd.clone()], "127.0.0.1:1".into(), key);
+        let mut config =
+            ClientConfig::new(vec![self.mgmtd.clone()], vec!["127.0.0.1:1".into()], key);
         config.timeout = LONG;
         Client::start(config)
     }

@@ -20,8 +20,8 @@ pub(crate) const BUSY_TIMEOUT_FACTOR: u32 = 8;
 pub struct ClientConfig {
     /// Addresses of mgmtd, each host:port.
     pub mgmtd: Vec<String>,
-    /// Address of the metadata service.
-    pub meta: String,
+    /// Addresses of the metadata services, each host:port.
+    pub meta: Vec<String>,
     /// Credentials for the services: the cluster's key, or a ticket.
     pub credentials: Credentials,
     /// Whether the client manages volumes: it can read and change reserved attributes, and its
@@ -44,7 +44,7 @@ pub struct ClientConfig {
 
 impl ClientConfig {
     /// Configuration with default limits.
-    pub fn new(mgmtd: Vec<String>, meta: String, credentials: impl Into<Credentials>) -> Self {
+    pub fn new(mgmtd: Vec<String>, meta: Vec<String>, credentials: impl Into<Credentials>) -> Self {
         Self {
             mgmtd,
             meta,

@@ -49,6 +49,12 @@ impl Client {
         self.0.metadata.change_with(id, who, what, change, deadline).await
     }
 
+    /// Changes whenever the client uses another metadata service from now on, which does not know
+    /// its open files.
+    pub fn metadata_switches(&self) -> usize {
+        self.0.metadata.switches()
+    }
+
     /// Id of this client.
     pub fn id(&self) -> ClientId {
         self.0.id

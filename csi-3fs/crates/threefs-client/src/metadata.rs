@@ -35,9 +35,14 @@ impl Metadata {
             identity,
             client: MetaClient::with_lease(&config.meta, &config.credentials, id, lease),
             capabilities: Capabilities::new(&config.credentials),
-            who: format!("meta at {}", config.meta),
+            who: format!("meta at {}", config.meta.join(", ")),
             timeout: config.timeout,
         }
+    }
+
+    /// See [`MetaClient::switches`].
+    pub(crate) fn switches(&self) -> usize {
+        self.client.switches()
     }
 
     pub(crate) async fn query(

@@ -86,7 +86,8 @@ async fn unreported_bytes_are_charged_and_kept() {
     let (_handle, shutdown) = Shutdown::new();
     tokio::spawn(meta.serve(shutdown));
     let client = |credentials: fabric::auth::credentials::Credentials| {
-        let config = ClientConfig::new(vec![cluster.mgmtd.clone()], address.clone(), credentials);
+        let config =
+            ClientConfig::new(vec![cluster.mgmtd.clone()], vec![address.clone()], credentials);
         Client::start(ClientConfig { timeout: LONG, ..config })
     };
     let control = client(key().into());

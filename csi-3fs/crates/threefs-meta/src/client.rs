@@ -1,14 +1,17 @@
-//! RPC client of the metadata service.
+//! RPC client of the metadata services.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric::BoxFuture;
 use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
-use fabric::rpc::{ConnectionConfig, Executed, Lease, NotAfter, Pool, PoolConfig, RpcError};
+use fabric::rpc::{
+    CallOptions, ConnectionConfig, Executed, Lease, NotAfter, Payload, Pool, PoolConfig, RpcError,
+    decode, encode,
+};
 use threefs_core::ids::ClientId;
 
 use crate::identity::Identity;
@@ -19,8 +22,12 @@ use crate::protocol::{
 
 /// Timeout of one attempt; a restarting service replies to the next one.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause between attempts while the service is unavailable.
+/// Timeout of the first attempt if another service can answer; it doubles up to `ATTEMPT_TIMEOUT`
+/// once all services have been tried.
+const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between attempts while no service is available; it doubles up to `PAUSE_MAX`.
 const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -46,13 +53,16 @@ pub enum MetaClientError {
     },
 }
 
-/// A client of the metadata service. Retries across restarts of the service until the deadline;
-/// changes are executed once, however often they are sent. Clones share connections and identity.
+/// A client of the metadata services of a cluster, which share one store. Uses one of them until it
+/// does not answer, then the next one, until the deadline; changes are executed once, however often
+/// and through whichever services they are sent. Clones share connections and identity.
 #[derive(Clone)]
 pub struct MetaClient(Arc<Inner>);
 
 struct Inner {
-    pool: Pool,
+    pools: Vec<Pool>,
+    /// Counts changes of the service in use, which is this number modulo the number of services.
+    switches: AtomicUsize,
     /// Lease that changes require.
     lease: Lease,
     client: ClientId,
@@ -61,27 +71,40 @@ struct Inner {
 }
 
 impl MetaClient {
-    /// A client of the service at `address` (`host:port`). `client` is one incarnation of a client:
-    /// a restarted program uses another.
+    /// A client of the services at these addresses (`host:port`). `client` is one incarnation of a
+    /// client: a restarted program uses another.
     pub fn new<C: Clone + Into<Credentials>>(
-        address: impl Into<String>,
+        addresses: &[String],
         credentials: &C,
         client: ClientId,
     ) -> Self {
-        Self::with_lease(address, credentials, client, Lease::default())
+        Self::with_lease(addresses, credentials, client, Lease::default())
     }
 
     /// As [`MetaClient::new`], with a lease that changes require: none starts after it has expired.
     pub fn with_lease<C: Clone + Into<Credentials>>(
-        address: impl Into<String>,
+        addresses: &[String],
         credentials: &C,
         client: ClientId,
         lease: Lease,
     ) -> Self {
-        let connection = ConnectionConfig::new(CONTEXT, credentials.clone());
-        let pool = Pool::new(address, PoolConfig::new(connection));
+        let credentials: Credentials = credentials.clone().into();
+        let pool = |address: &String| {
+            let connection = ConnectionConfig::new(CONTEXT, &credentials);
+            Pool::new(address, PoolConfig::new(connection))
+        };
+        let pools: Vec<Pool> = addresses.iter().map(pool).collect();
+        // Clients start at different services.
+        let first = (client.0 % pools.len().max(1) as u128) as usize;
         let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
-        Self(Arc::new(Inner { pool, lease, client, next, unfinished }))
+        let switches = AtomicUsize::new(first);
+        Self(Arc::new(Inner { pools, switches, lease, client, next, unfinished }))
+    }
+
+    /// Changes whenever another service is used from now on. A new service does not know which files
+    /// the client has open.
+    pub fn switches(&self) -> usize {
+        self.0.switches.load(SeqCst)
     }
 
     /// Sends a query as root.
@@ -165,34 +188,109 @@ impl MetaClient {
     ) -> Result<MetaReply, MetaClientError> {
         let changes = matches!(request, MetaRequest::Change { .. });
         let not_after = changes.then(|| NotAfter { lease: self.0.lease.clone(), end: deadline });
-        // Why the service has refused the call so far: more useful at the deadline than "no reply".
-        let mut refusal: Option<MetaError> = None;
+        let message = encode(&Versioned::of(request))?;
+        let services = self.0.pools.len();
+        let (mut attempts, mut pause, mut failures) = (0, PAUSE, Failures::default());
         loop {
-            let message = Versioned::of(request);
-            let attempt = self.0.pool.ask(&message, ATTEMPT_TIMEOUT, deadline, not_after.as_ref());
-            let answer = match (attempt.await, refusal.take()) {
-                (Ok(answer), _) => answer,
-                (Err(last), Some(refusal))
-                    if changes && last.retryable() && last.executed() == Executed::Perhaps =>
-                {
-                    let (last, refusal) = (Box::new(last), Box::new(refusal));
-                    return Err(MetaClientError::Unknown { last, refusal });
-                }
-                // Retries end one pause before the deadline.
-                (Err(late), Some(error)) if late.retryable() || deadline.passed() => Err(error),
-                (Err(error), _) => return Err(error.into()),
+            let switches = self.0.switches.load(SeqCst);
+            let Some(pool) = self.0.pools.get(switches % services.max(1)) else {
+                return Err(no_address().into());
             };
-            match answer {
-                MetaResult::Ok(reply) => return Ok(reply),
-                Err(error) if error.retryable() => match deadline.remaining() {
-                    Some(remaining) if remaining > PAUSE => {
-                        refusal = Some(error);
-                        tokio::time::sleep(PAUSE).await;
-                    }
-                    _ => return Err(error.into()),
-                },
-                Err(error) => return Err(error.into()),
+            let attempt = deadline.within(attempt_timeout(attempts, services));
+            let options = CallOptions { not_after: not_after.as_ref(), ..CallOptions::default() };
+            let reply = pool.call_with(message.clone(), Payload::empty(), attempt, options).await;
+            match reply.and_then(|reply| decode::<MetaResult>(&reply.message)) {
+                Ok(Ok(reply)) => return Ok(reply),
+                Ok(Err(error)) if !error.retryable() => return Err(error.into()),
+                Err(error) if !error.retryable() => {
+                    return Err(match failures.refusal {
+                        Some(refusal) if deadline.passed() => refusal.into(),
+                        _ => error.into(),
+                    });
+                }
+                // The answers of a volume have reached their bound: also for other services.
+                Ok(Err(error @ MetaError::AnswersFull { .. })) => failures.refused(error),
+                Ok(Err(error)) => {
+                    failures.refused(error);
+                    pause = PAUSE;
+                    self.switch(switches);
+                }
+                Err(error) => {
+                    failures.failed(error, changes);
+                    self.switch(switches);
+                }
             }
+            attempts += 1;
+            let wait = if attempts % services == 0 { pause } else { Duration::ZERO };
+            match deadline.remaining() {
+                Some(remaining) if remaining > wait => tokio::time::sleep(wait).await,
+                // Retries end one pause before the deadline.
+                _ => return Err(failures.last()),
+            }
+            if !wait.is_zero() {
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    /// Uses the next service, unless another call has switched already.
+    fn switch(&self, from: usize) {
+        if self.0.pools.len() > 1 {
+            let to = from.wrapping_add(1);
+            let _ = self.0.switches.compare_exchange(from, to, SeqCst, SeqCst);
+        }
+    }
+}
+
+/// Timeout of an attempt. With several services, a silent one must not use up the deadline.
+fn attempt_timeout(attempts: usize, services: usize) -> Duration {
+    if services <= 1 {
+        return ATTEMPT_TIMEOUT;
+    }
+    let rounds = u32::try_from(attempts / services).unwrap_or(u32::MAX).min(8);
+    (FIRST_ATTEMPT_TIMEOUT * 2u32.pow(rounds)).min(ATTEMPT_TIMEOUT)
+}
+
+fn no_address() -> RpcError {
+    RpcError::Unreachable {
+        context: CONTEXT.into(),
+        peer: "(none)".into(),
+        detail: "no address of a metadata service is configured".into(),
+    }
+}
+
+/// Failed attempts of a call.
+#[derive(Default)]
+struct Failures {
+    /// Why a service has refused the call: more useful at the deadline than "no reply".
+    refusal: Option<MetaError>,
+    /// A later attempt at a change that may have been executed.
+    perhaps: Option<RpcError>,
+    last: Option<RpcError>,
+}
+
+impl Failures {
+    fn refused(&mut self, error: MetaError) {
+        *self = Self { refusal: Some(error), ..Self::default() };
+    }
+
+    fn failed(&mut self, error: RpcError, changes: bool) {
+        match changes && error.executed() == Executed::Perhaps {
+            true => self.perhaps = Some(error),
+            false => self.last = Some(error),
+        }
+    }
+
+    /// The error at the deadline.
+    fn last(self) -> MetaClientError {
+        match (self.refusal, self.perhaps) {
+            (Some(refusal), Some(last)) => {
+                let (last, refusal) = (Box::new(last), Box::new(refusal));
+                MetaClientError::Unknown { last, refusal }
+            }
+            (Some(refusal), None) => refusal.into(),
+            (None, Some(error)) => error.into(),
+            (None, None) => self.last.unwrap_or_else(no_address).into(),
         }
     }
 }

@@ -98,13 +98,13 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     };
     MgmtdClient::new(&addresses, &key()).heartbeat(heartbeat, soon()).await.unwrap();
 
-    let control = MetaClient::new(&address, &key(), ClientId(1));
+    let control = MetaClient::new(std::slice::from_ref(&address), &key(), ClientId(1));
     let volume = control.make_directory(At::path("/v"), false, soon()).await.unwrap();
     let (bytes_max, inodes_max) = (Some(100 * MIB), None);
     let quota = MetaChange::SetQuota { at: At::path("/v"), bytes_max, inodes_max };
     control.change(quota, soon()).await.unwrap();
     let sealed = ticket(volume.id);
-    let tenant = MetaClient::new(&address, &sealed, ClientId(2));
+    let tenant = MetaClient::new(std::slice::from_ref(&address), &sealed, ClientId(2));
     let (file, session) = tenant.create(At::path("/file"), true, soon()).await.unwrap();
     let InodeKind::File { layout, .. } = &file.kind else { panic!("{file:?}") };
     assert_eq!(u64::from(layout.chunk_bytes), MIB);

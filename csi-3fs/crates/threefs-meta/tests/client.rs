@@ -42,7 +42,7 @@ impl Service for Late {
 async fn serve(service: impl Service) -> (MetaClient, ShutdownHandle) {
     let config = ServerConfig::new(CONTEXT, key());
     let server = Server::bind("127.0.0.1:0", config).await.unwrap();
-    let client = MetaClient::new(server.address().to_string(), &key(), ClientId(1));
+    let client = MetaClient::new(&[server.address().to_string()], &key(), ClientId(1));
     let (handle, shutdown) = Shutdown::new();
     tokio::spawn(server.serve(service, shutdown));
     (client, handle)

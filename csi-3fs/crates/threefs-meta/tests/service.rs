@@ -171,7 +171,7 @@ async fn work_while_services_are_killed() {
         data: DataFolder::Empty,
     };
     mgmtd.heartbeat(heartbeat, soon()).await.unwrap();
-    let client = MetaClient::new(&meta_address, &key(), ClientId(7));
+    let client = MetaClient::new(std::slice::from_ref(&meta_address), &key(), ClientId(7));
     client.make_directory(At::path("/d"), false, soon()).await.unwrap();
     let (sender, mut renames) = tokio::sync::mpsc::unbounded_channel();
     let workers: Vec<_> = (0..4)
@@ -245,7 +245,7 @@ async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunE
     let config =
         || MetaConfig { store_path: folder.join(name), ..meta("127.0.0.1:0", mgmtd, folder) };
     let meta = until_free(async || Meta::open(config(), Arc::new(NoChunks)).await).await?;
-    let client = MetaClient::new(meta.address().to_string(), &key(), ClientId(1));
+    let client = MetaClient::new(&[meta.address().to_string()], &key(), ClientId(1));
     let serving = meta.serve(shutdown);
     tokio::pin!(serving);
     let request = client.make_directory(At::path("/d"), true, soon());
@@ -321,7 +321,7 @@ async fn without_chains_directories_work_and_files_wait_until_the_deadline() {
     let (_handle, shutdown) = Shutdown::new();
     let address = meta.address().to_string();
     tokio::spawn(meta.serve(shutdown));
-    let client = MetaClient::new(&address, &key(), ClientId(1));
+    let client = MetaClient::new(std::slice::from_ref(&address), &key(), ClientId(1));
     client.make_directory(At::path("/d/e"), true, soon()).await.unwrap();
     // A deadline before the first reply does not report chains: retry with a longer one.
     for seconds in [1, 4, 16, 64] {
@@ -348,7 +348,10 @@ async fn clients_of_other_versions_are_refused_with_the_remedy() {
     let (_handle, shutdown) = Shutdown::new();
     let address = meta.address().to_string();
     tokio::spawn(meta.serve(shutdown));
-    MetaClient::new(&address, &key(), ClientId(1)).stat(At::path("/"), soon()).await.unwrap();
+    MetaClient::new(std::slice::from_ref(&address), &key(), ClientId(1))
+        .stat(At::path("/"), soon())
+        .await
+        .unwrap();
     let config = ConnectionConfig::new(CONTEXT, key());
     let connection = Connection::open(&address, config, soon()).await.unwrap();
     let caller = Identity::ROOT;
@@ -405,7 +408,7 @@ async fn unread_replies_do_not_fill_the_memory() {
     let (_handle, shutdown) = Shutdown::new();
     let address = meta.address().to_string();
     tokio::spawn(meta.serve(shutdown));
-    let client = MetaClient::new(&address, &key(), ClientId(1));
+    let client = MetaClient::new(std::slice::from_ref(&address), &key(), ClientId(1));
     let (at, name) = (At::path("/"), "user.long".to_owned());
     let value = Some(vec![7; ATTRIBUTE_BYTES_MAX]);
     let set =

@@ -13,6 +13,7 @@ use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
 use threefs_core::ids::{NodeId, TargetId};
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 
+use crate::addresses::Addresses;
 use crate::buffer::{BorrowedViews, View};
 use crate::errors;
 use crate::file::File;
@@ -45,7 +46,7 @@ impl Client {
     fn new(
         py: Python<'_>,
         mgmtd: Vec<String>,
-        meta: String,
+        meta: Addresses,
         key_file: &str,
         timeout_seconds: f64,
         control_plane: bool,
@@ -55,7 +56,7 @@ impl Client {
             .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
         let credentials = Credentials::read(Path::new(key_file))
             .map_err(|error| errors::invalid(py, &error.to_string()))?;
-        let mut config = ClientConfig::new(mgmtd, meta, credentials.over_tls(tls));
+        let mut config = ClientConfig::new(mgmtd, meta.into(), credentials.over_tls(tls));
         config.timeout = timeout;
         config.control_plane = control_plane;
         Ok(Self { live: Mutex::new(Some(Arc::new(ClientRuntime::start(config)?))) })

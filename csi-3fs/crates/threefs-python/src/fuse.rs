@@ -15,13 +15,14 @@ use threefs_fuse::{ClaimConfig, FuseConfig, FuseError, UnansweredCalls};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::addresses::Addresses;
 use crate::service::{keep_memory, log_to_stderr};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FuseJson {
     mgmtd: Vec<String>,
-    meta: String,
+    meta: Addresses,
     key_file: PathBuf,
     #[serde(default)]
     tls: bool,
@@ -71,7 +72,8 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
     let valid = seconds("valid_seconds", json.valid_seconds)?;
     let credentials = Credentials::read(&json.key_file)
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let mut client = ClientConfig::new(json.mgmtd, json.meta, credentials.over_tls(json.tls));
+    let mut client =
+        ClientConfig::new(json.mgmtd, json.meta.into(), credentials.over_tls(json.tls));
     client.timeout = timeout;
     let (root, read_only, resume, state) = (json.root, json.read_only, json.resume, json.state);
     let claim = match json.claim {

@@ -2,6 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `addresses` | addresses of services in arguments and configuration |
 //! | `backup` | dumps of the services' stores |
 //! | `buffer` | memory of Python objects without a copy |
 //! | `client` | the client's methods, blocking, with the GIL released |
@@ -12,6 +13,7 @@
 //! | `fuse` | FUSE daemon process |
 //! | `service` | processes of mgmtd, meta and storage |
 
+mod addresses;
 mod backup;
 mod buffer;
 mod client;

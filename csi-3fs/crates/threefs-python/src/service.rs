@@ -137,7 +137,7 @@ impl Service {
             Self::Meta(json) => {
                 let config = json.config()?;
                 // Chunks are truncated and removed by an ordinary client of this cluster.
-                let meta = config.listen.clone();
+                let meta = vec![config.listen.clone()];
                 let credentials = config.tls.credentials(&config.key);
                 let client = ClientConfig::new(config.mgmtd.clone(), meta, credentials);
                 let trimmer = Arc::new(Client::start(client));

@@ -36,7 +36,7 @@ def test_a_pods_volume_gets_a_ticket_for_its_inode(cluster: Cluster) -> None:
     assert (fields["directory"], fields["path"]) == (inode, "/volumes/mine")
     assert (fields["node"], fields["read_only"]) == ("node-a", False)
     assert issued.expires_unix_s == fields["expires_unix_s"] == cluster.driver.wall + 7200
-    assert (issued.mgmtd, issued.meta) == (("a:1",), "a:2")
+    assert (issued.mgmtd, issued.meta) == (("a:1",), ("a:2",))
     assert "ticket" not in repr(issued)
 
 

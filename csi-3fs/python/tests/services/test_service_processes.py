@@ -35,7 +35,7 @@ class Pods:
 
     def __post_init__(self) -> None:
         (self.folder / "key").write_text("k" * 64)
-        file = ClusterFile((self.address("mgmtd"),), self.address("meta"), "key")
+        file = ClusterFile((self.address("mgmtd"),), (self.address("meta"),), "key")
         file.write(self.folder / "cluster.json")
 
     def address(self, name: str) -> str:

@@ -56,7 +56,7 @@ class Supervisor:
         planned = services(options, addresses, folder.key_file, folder.path / "data")
         cluster = ClusterFile(
             mgmtd=(addresses["mgmtd"],),
-            meta=addresses["meta"],
+            meta=(addresses["meta"],),
             key_file=str(folder.key_file),
             services=addresses,
             supervisor_pid=os.getpid(),

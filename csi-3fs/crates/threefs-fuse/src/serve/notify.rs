@@ -19,11 +19,14 @@ impl Daemon {
     /// Reports open files and file lengths until it is cancelled.
     pub(super) async fn report_periodically(&self) {
         let mut all = true;
+        let mut switches = self.client.metadata_switches();
         loop {
             let notified = tokio::time::timeout(INTERVAL, self.closed_notify.notified()).await;
             if notified.is_err() {
                 self.report_lengths().await;
             }
+            // Another metadata service does not know the files that were opened through the former.
+            all |= std::mem::replace(&mut switches, self.client.metadata_switches()) != switches;
             all = self.report_open_files(all).await;
         }
     }

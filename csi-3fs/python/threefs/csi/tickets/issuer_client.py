@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from threefs.cluster import read_addresses
 from threefs.csi.errors import (
     CsiError,
     FailedPrecondition,
@@ -102,9 +103,15 @@ def _issued(reply: bytes) -> Issued:
     try:
         data: Any = json.loads(reply)
         mgmtd = tuple(str(address) for address in data["mgmtd"])
-        meta, tls = str(data["meta"]), bool(data.get("tls", False))
+        meta, tls = _checked(read_addresses(data["meta"])), bool(data.get("tls", False))
         return Issued(str(data["ticket"]), int(data["expires"]), mgmtd, meta, tls)
     except (ValueError, KeyError, TypeError) as error:
         raise Unreachable(
             "cannot parse the issuer's reply; do both run the same version?"
         ) from error
+
+
+def _checked(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    if not addresses:
+        raise ValueError("the reply has no address of a metadata service")
+    return addresses

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from threefs.cluster import one_or_list
 from threefs.csi.errors import CsiError, InvalidArgument, NoPermission, from_storage
 from threefs.csi.logs import logger
 from threefs.csi.tickets.issuer_client import METHOD, SERVICE, TEXT_BYTES_MAX
@@ -123,7 +124,7 @@ class IssueHandler:
                 "ticket": issued.ticket,
                 "expires": issued.expires_unix_s,
                 "mgmtd": list(issued.mgmtd),
-                "meta": issued.meta,
+                "meta": one_or_list(issued.meta),
                 "tls": issued.tls,
             }
         ).encode()

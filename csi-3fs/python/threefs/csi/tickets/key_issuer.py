@@ -35,7 +35,7 @@ class Issued:
     ticket: str
     expires_unix_s: int
     mgmtd: tuple[str, ...]
-    meta: str
+    meta: tuple[str, ...]
     tls: bool = False
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from threefs.cluster import CLUSTER_FILE, write_atomically
+from threefs.cluster import CLUSTER_FILE, one_or_list, write_atomically
 from threefs.csi.errors import (
     CsiError,
     FailedPrecondition,
@@ -188,7 +188,7 @@ class TicketStore:
         data = {
             "version": 1,
             "mgmtd": list(ticket.mgmtd),
-            "meta": ticket.meta,
+            "meta": one_or_list(ticket.meta),
             "tls": ticket.tls,
             "key_file": TICKET,
             "volume": str(volume),
