@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use hfreduce_engine::{Buffer, DType, Kind, ReduceOp, fused_shape};
 
 use crate::comm::{Comm, open};
+use crate::conversions::seconds;
 use crate::error::{Failure, Status, guard};
-use crate::values::seconds;
 use crate::work::{Work, deliver};
 
 /// The arguments of an operation. Those that only some operations have are zero in the others.

@@ -6,8 +6,8 @@ use hfreduce_bootstrap::{JoinError, Settings};
 use hfreduce_engine::Member;
 
 use crate::comm::{Comm, boxed, open};
+use crate::conversions::{put, seconds, text};
 use crate::error::{Failure, Status, guard};
-use crate::values::{put, seconds, text};
 
 const VERSION: u32 = 0x000103;
 

@@ -7,11 +7,11 @@
 mod arguments;
 mod calls;
 mod comm;
+mod conversions;
 mod error;
 mod group;
 mod memory;
 mod newcomer;
-mod values;
 mod work;
 
 pub use calls::*;

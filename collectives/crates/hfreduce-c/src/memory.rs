@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::sync::PoisonError;
 
 use crate::comm::{Comm, open};
+use crate::conversions::put;
 use crate::error::{Failure, Status, guard};
-use crate::values::put;
 
 /// See the header.
 ///

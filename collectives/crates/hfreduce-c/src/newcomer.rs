@@ -6,9 +6,9 @@ use hfreduce_daemon::AnyNewcomer;
 use hfreduce_engine::Member as EngineMember;
 
 use crate::comm::{Comm, boxed, open};
+use crate::conversions::{put, seconds};
 use crate::error::{Failure, Status, guard};
 use crate::group::{Options, of_newcomer, read};
-use crate::values::{put, seconds};
 
 /// `hfr_newcomer`.
 pub struct Newcomer {

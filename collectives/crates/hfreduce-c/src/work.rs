@@ -2,8 +2,8 @@
 
 use hfreduce_engine::{CollectiveError, WaitError, Work as EngineWork};
 
+use crate::conversions::{put, seconds};
 use crate::error::{Failure, Status, guard};
-use crate::values::{put, seconds};
 
 /// `hfr_work`.
 pub struct Work {
