@@ -17,6 +17,16 @@
 //! | `written` | sets of chunks that are known to exist |
 //! | `client` | the RPC client |
 //! | `restore` | restoring a tree from a dump |
+//!
+//! To add an operation:
+//! 1. `protocol/change.rs` or `protocol/query.rs`: its variant, with the reply. Increase
+//!    [`protocol::VERSION`].
+//! 2. `ops`: the operation, in a new file.
+//! 3. `tree/change.rs` or, for a query, `tree.rs`: its execution; `tree/checks.rs`: whether it adds
+//!    rows.
+//! 4. `service/scope.rs`: which credentials may call it, and the inodes that it names;
+//!    `service/reply_size.rs`.
+//! 5. `tests/tree.rs`, `tests/scope.rs`, `tests/permission.rs`.
 
 mod background;
 mod chunk_trimmer;

@@ -124,7 +124,42 @@ impl Tree {
                 refusals = refuse(&inodes, &sides, scope);
                 reservations.retain(|reservation| !sides.outside.contains(&reservation.inode));
             }
-            _ => {}
+            // Refused by `permit`, or confined where the capabilities are signed.
+            MetaRequest::Query {
+                query: MetaQuery::PathOf { .. } | MetaQuery::Status | MetaQuery::Capabilities { .. },
+                ..
+            }
+            | MetaRequest::Change { change: MetaChange::SetQuota { .. }, .. } => {}
+            // They name locations, which the operations check.
+            MetaRequest::Query {
+                query:
+                    MetaQuery::Stat { .. }
+                    | MetaQuery::StatMany { .. }
+                    | MetaQuery::StatChunks { .. }
+                    | MetaQuery::List { .. }
+                    | MetaQuery::Open { .. }
+                    | MetaQuery::Quotas { .. }
+                    | MetaQuery::GetAttribute { .. }
+                    | MetaQuery::ListAttributes { .. },
+                ..
+            }
+            | MetaRequest::Change {
+                change:
+                    MetaChange::Create { .. }
+                    | MetaChange::Open { .. }
+                    | MetaChange::SetLength { .. }
+                    | MetaChange::MakeDirectory { .. }
+                    | MetaChange::MakeSymlink { .. }
+                    | MetaChange::MakeSpecial { .. }
+                    | MetaChange::Link { .. }
+                    | MetaChange::Rename { .. }
+                    | MetaChange::Unlink { .. }
+                    | MetaChange::RemoveDirectory { .. }
+                    | MetaChange::RemoveTree { .. }
+                    | MetaChange::SetAttributes { .. }
+                    | MetaChange::SetAttribute { .. },
+                ..
+            } => {}
         }
         Ok(refusals)
     }
