@@ -10,7 +10,8 @@ use super::in_process::InProcess;
 use super::tcp::Streams;
 use super::transport::Transport;
 
-/// Kind of transport along the trees.
+/// Kind of transport along the trees. The variable `HFREDUCE_TRANSPORT` does not select it: that
+/// decides whether nodes on one machine also read payloads from each other's segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportKind {
     /// TCP.
