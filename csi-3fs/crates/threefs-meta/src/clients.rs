@@ -1,8 +1,10 @@
 //! In-memory state of clients: when each was last active, in milliseconds since the start of the
 //! service (suspended time included), and which of its changes will never be retried.
 
+pub(crate) mod holds;
 pub(crate) mod open_files;
 pub(crate) mod openings;
+pub(crate) mod published_activity;
 
 use std::collections::HashMap;
 use std::ops::Range;

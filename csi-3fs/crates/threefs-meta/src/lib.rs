@@ -12,6 +12,7 @@
 //! | `ops` | the operations, each one transaction |
 //! | `rows` | keys and values in the store |
 //! | `clients` | activity and open files of clients, in memory |
+//! | `services` | the view of the other services over the store |
 //! | `background` | garbage collection and recounts, services over one store |
 //! | `queue_clock` | ages of queued removals, independent of the wall clock |
 //! | `written` | sets of chunks that are known to exist |
@@ -42,6 +43,7 @@ mod queue_clock;
 mod restore;
 mod rows;
 mod service;
+mod services;
 mod tree;
 mod written;
 

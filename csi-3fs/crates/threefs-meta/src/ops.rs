@@ -34,9 +34,7 @@ pub(crate) use gc::{
     ListRemovals, ListRows, ListedRemoval, MarkDead, PublishActivity, ReadActivity, RemovalState,
     Revive,
 };
-pub(crate) use holds::{
-    ClearHolds, Hold, ListHolds, ListRemoved, ReleaseFormer, Removed, SetHolds,
-};
+pub(crate) use holds::{ClearHolds, ListHolds, ListRemoved, ReleaseFormer, Removed, SetHolds};
 pub(crate) use init::{InitTree, ReserveInodes};
 pub(crate) use namespace::create::{Create, Layouts, Open, SessionRequest, Symlink};
 pub(crate) use namespace::directory::{MakeDirectory, count_names};

@@ -1,58 +1,18 @@
 //! Activity of clients across services. Sessions and answers of silent clients end, and a client is
 //! silent only if no service has heard of it.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashSet;
 
 use threefs_core::ids::ClientId;
 
 use crate::background::transaction;
 use crate::ops::{self, OpError};
-use crate::rows::Uptime;
 use crate::tree::Tree;
 
 /// Rows per transaction.
 const PAGE: usize = 1024;
 /// Publications of the activity within the time after which a client is silent.
 const PUBLICATIONS: u64 = 8;
-
-#[derive(Debug)]
-struct Known {
-    published: Option<Uptime>,
-    /// When this service first saw it, in milliseconds of its uptime.
-    since_ms: u64,
-    asked_ms: u64,
-}
-
-/// What other services have published about clients.
-#[derive(Debug, Default)]
-pub(crate) struct PublishedActivity(Mutex<HashMap<ClientId, Known>>);
-
-impl PublishedActivity {
-    /// Whether a client's row has been unchanged since `since_ms`.
-    fn is_silent(
-        &self,
-        client: ClientId,
-        published: Option<Uptime>,
-        since_ms: u64,
-        now_ms: u64,
-    ) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known =
-            known.entry(client).or_insert(Known { published, since_ms: now_ms, asked_ms: 0 });
-        if known.published != published {
-            (known.published, known.since_ms) = (published, now_ms);
-        }
-        known.asked_ms = now_ms;
-        known.since_ms < since_ms
-    }
-
-    /// Forgets clients that the sweep of that time did not ask for: they have no rows any more.
-    pub(crate) fn retain_asked_at(&self, now_ms: u64) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, known| known.asked_ms == now_ms);
-    }
-}
 
 impl Tree {
     pub(crate) fn activity_interval_ms(&self) -> u64 {

@@ -1,59 +1,18 @@
 //! Check of removed files: which of them clients of this service, or of former services, have open.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fabric::deadline::Deadline;
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::background::{TRANSACTION_TIMEOUT, transaction};
-use crate::ops::{self, Hold, OpError, Renewed};
+use crate::clients::holds::{Checked, Hold};
+use crate::ops::{self, OpError, Renewed};
 use crate::rows::{HOLDS, REMOVALS};
 use crate::tree::Tree;
 
 /// Rows per transaction.
 const PAGE: usize = 512;
-
-/// Holds of this service and of former ones.
-#[derive(Debug, Default)]
-pub(crate) struct Holds {
-    checked: tokio::sync::Mutex<Checked>,
-    /// Files for which this service has stored holds. Locked while they are written.
-    held: tokio::sync::Mutex<HashSet<InodeId>>,
-    former: Mutex<Former>,
-}
-
-/// Up to which round the removals have been checked.
-#[derive(Debug, Default)]
-struct Checked {
-    round: u64,
-    published: u64,
-}
-
-/// Holds of services that are gone.
-#[derive(Debug, Default)]
-struct Former {
-    holds: Vec<Hold>,
-    listed: bool,
-    /// When this service first saw holds of each of them, in milliseconds of its uptime.
-    since_ms: HashMap<u64, u64>,
-}
-
-impl Holds {
-    /// Lists the holds of former services with the next check.
-    pub(crate) fn list_former(&self) {
-        self.former().listed = false;
-    }
-
-    /// Whether a client of a former service has not reported its open files yet.
-    pub(crate) fn waits_for(&self, client: ClientId) -> bool {
-        self.former().holds.iter().any(|hold| hold.clients.contains(&client))
-    }
-
-    fn former(&self) -> MutexGuard<'_, Former> {
-        self.former.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Tree {
     /// Checks all removals of rounds that have ended and stores holds for files that clients of this

@@ -2,7 +2,6 @@
 //! gone, and the role of the collector.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use fabric::boot_instant::BootInstant;
@@ -10,55 +9,22 @@ use threefs_kv::Operation;
 
 use crate::background::transaction;
 use crate::ops::{self, OpError, Renewed};
-use crate::rows::{CollectorRow, ServiceRow};
+use crate::rows::ServiceRow;
 use crate::tree::Tree;
 
 /// Renewals in one lease.
 const RENEWALS_PER_LEASE: u32 = 10;
-
-/// This service among those over the store.
-#[derive(Debug)]
-pub(crate) struct Services {
-    /// No other process can have the store open.
-    pub alone: bool,
-    collector: Mutex<Option<CollectorRow>>,
-    /// When this service last learned that another one is gone.
-    departure: Mutex<Option<BootInstant>>,
-}
-
-impl Services {
-    pub(crate) fn new(alone: bool) -> Self {
-        Self { alone, collector: Mutex::default(), departure: Mutex::default() }
-    }
-
-    /// The epoch of this service if it was the collector when it last looked.
-    pub(crate) fn collector(&self) -> Result<CollectorRow, OpError> {
-        let collector = *self.collector.lock().unwrap_or_else(PoisonError::into_inner);
-        collector.ok_or(OpError::NotCollector)
-    }
-
-    /// Another service is gone: its clients report their open files to others.
-    fn note_departure(&self) {
-        let now = BootInstant::now();
-        *self.departure.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
-    }
-
-    fn departed_within(&self, wait: Duration) -> bool {
-        let departure = *self.departure.lock().unwrap_or_else(PoisonError::into_inner);
-        departure.is_some_and(|at| BootInstant::now().since(at) < wait)
-    }
-}
 
 impl Tree {
     /// Whether this service is the collector now.
     pub(crate) async fn lead(&self) -> Result<bool, OpError> {
         let lead = ops::Lead { run_id: self.open_files.run_id() };
         let row = self.store.transact(transaction(), &lead).await?;
-        let mut collector = self.services.collector.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(row) = row.filter(|row| *collector != Some(*row)) {
+        if self.services.set_collector(row)
+            && let Some(row) = row
+        {
             tracing::info!(epoch = row.epoch, "this service collects garbage");
         }
-        *collector = row;
         Ok(row.is_some())
     }
 

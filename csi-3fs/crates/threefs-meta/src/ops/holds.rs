@@ -9,16 +9,9 @@
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::{KeyRange, Operation, Transaction};
 
+use crate::clients::holds::Hold;
 use crate::ops::OpError;
 use crate::rows::{self, HOLDS, HoldRow, InodeRow, REMOVALS, RemovalRow};
-
-/// A hold to store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hold {
-    pub inode: InodeId,
-    pub run_id: u64,
-    pub clients: Vec<ClientId>,
-}
 
 /// One page of removals of rounds up to `until`, and the key to continue from.
 pub(crate) struct ListRemoved<'a> {
