@@ -16,9 +16,9 @@ from flyer.engine import (
     JobSubmitted,
     Node,
     Quota,
-    preemption,
     rebuild,
     step,
+    victim_search,
 )
 from flyer.engine.cycle import allocate, schedule
 from flyer.engine.state import restarts
@@ -98,7 +98,7 @@ def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unneeded_preemption_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        preemption, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
+        victim_search, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
     assert_violation("gave way to .*, which has other nodes", 600)
 
@@ -117,7 +117,7 @@ def test_a_preemption_despite_free_nodes_is_found(monkeypatch: pytest.MonkeyPatc
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after) == ""
     monkeypatch.setattr(allocate, "_fit_free", lambda *_args: None)
-    monkeypatch.setattr(preemption, "is_reserved_for_others", lambda *_args: True)
+    monkeypatch.setattr(victim_search, "is_reserved_for_others", lambda *_args: True)
     after, _ = step(state, [high], 1_800_000_060.0)
     assert preempted_in_vain(state, after).endswith("for which ['a1'] were free")
 
