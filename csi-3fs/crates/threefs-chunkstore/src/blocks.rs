@@ -114,6 +114,11 @@ impl FreeBlocks {
         self.free
     }
 
+    /// Start and length of each free run.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.by_start.iter().map(|(start, blocks)| (*start, *blocks))
+    }
+
     /// Frees blocks.
     pub(crate) fn release(&mut self, start: u64, blocks: u64) {
         if blocks == 0 {

@@ -9,6 +9,7 @@ use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChunkId, ChunkVersion, InodeId, StoreId};
 
 use crate::accounting::Usage;
+use crate::block_set::BlockSet;
 use crate::blocks::{Extent, FreeBlocks, blocks_in, difference};
 use crate::log::{Content, Record};
 
@@ -58,6 +59,9 @@ pub(crate) struct Inner<F> {
     pub(crate) free: FreeBlocks,
     // Free blocks whose space was returned to the file system: they are allocated again before use.
     pub(crate) holes: FreeBlocks,
+    // Blocks that may not have been written and flushed since the file system allocated them. The
+    // first write of each requires a flush of the data file, which records the allocation as used.
+    pub(crate) unwritten: BlockSet,
     pub(crate) data_blocks: u64,
     // Blocks of committed and pending content, and those freed by the commits of pending states.
     pub(crate) held_blocks: u64,
@@ -75,8 +79,8 @@ pub(crate) struct Inner<F> {
     pub(crate) compact_at: u64,
     pub(crate) next_frame: u64,
     pub(crate) body: Vec<u8>,
-    // A record in `body` refers to written data blocks, which must be flushed first.
-    pub(crate) data_written: bool,
+    // Written data blocks to which a record in `body` refers, and which must be flushed first.
+    pub(crate) unflushed: Vec<Extent>,
     pub(crate) appended: u64,
     pub(crate) durable: u64,
     // A thread is flushing or switching logs, without the lock.
@@ -115,7 +119,8 @@ impl<F> Inner<F> {
         let returning_before = self.returning_of(chunk);
         match record {
             Record::Pending { chunk, state, content }
-            | Record::Written { chunk, state, content, .. } => {
+            | Record::Written { chunk, state, content, .. }
+            | Record::Verified { chunk, state, content, .. } => {
                 let entry = self.index.entry(chunk).or_default();
                 let content = Arc::new(content);
                 if let Some(replaced) = entry.pending.replace(Version { state, content }) {
@@ -244,6 +249,8 @@ impl<F> Inner<F> {
         // A truncated data file loses chunks, not the store: data beyond its end reads as zeros,
         // fails its checksums and is repaired from another replica.
         let end = self.index.values().flat_map(used_extents).map(Extent::end).max().unwrap_or(0);
+        // Their space is not allocated.
+        self.unwritten.insert(self.data_blocks, end.saturating_sub(self.data_blocks));
         self.data_blocks = self.data_blocks.max(end);
         self.free.release(0, self.data_blocks);
         for (chunk, entry) in &self.index {
@@ -255,6 +262,9 @@ impl<F> Inner<F> {
             }
         }
         self.held_blocks = self.data_blocks - self.free.free();
+        for (start, blocks) in self.free.runs() {
+            self.unwritten.insert(start, blocks);
+        }
         Ok(())
     }
 }

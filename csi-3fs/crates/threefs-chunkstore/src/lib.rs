@@ -1,6 +1,7 @@
 //! Crash-consistent chunk store: [`ChunkStore`] and its implementation [`FileChunkStore`].
 
 mod accounting;
+mod block_set;
 mod blocks;
 mod budget;
 mod checksums;
@@ -10,6 +11,7 @@ mod log;
 mod plan;
 mod redo;
 mod store;
+mod unverified;
 
 pub use accounting::ReserveWait;
 pub use budget::{DiskBudget, Reservation, ReserveCallback};

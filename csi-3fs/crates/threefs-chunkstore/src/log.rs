@@ -2,8 +2,9 @@
 //!
 //! A frame is one flush: {magic, length, checksum, number} and its records, padded to 4 KiB. Frame
 //! n + 1 is written only after frame n was flushed, so after a crash at most the last frame is
-//! torn. A damaged frame that is *followed* by a complete one means corruption: the store then
-//! refuses to open, because opening would lose acknowledged updates.
+//! torn, or lacks data that was flushed together with it (`unverified.rs`). A damaged frame that is
+//! *followed* by a complete one means corruption: the store then refuses to open, because opening
+//! would lose acknowledged updates.
 
 use std::io;
 
@@ -26,6 +27,19 @@ pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
 pub(crate) struct Content {
     pub(crate) extents: Vec<Extent>,
     pub(crate) checksums: Vec<u32>,
+}
+
+impl Content {
+    /// Position in the content and number of each stored block.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (usize, u64)> {
+        let mut at = 0;
+        self.extents.iter().flat_map(move |extent| {
+            let first = at;
+            at += extent.blocks as usize;
+            let stored = if extent.is_hole() { 0 } else { u64::from(extent.blocks) };
+            (0..stored).map(move |block| (first + block as usize, extent.start + block))
+        })
+    }
 }
 
 /// One change of the index.
@@ -53,6 +67,8 @@ pub(crate) enum Record {
     },
     /// Versions of new chunks start above this.
     Floor { version: ChunkVersion },
+    /// As `Pending`. The data of the new blocks, `runs`, is flushed together with this record.
+    Verified { chunk: ChunkId, state: ChunkState, content: Content, runs: Vec<Extent> },
 }
 
 impl Record {
@@ -61,6 +77,7 @@ impl Record {
         match self {
             Self::Pending { chunk, .. }
             | Self::Written { chunk, .. }
+            | Self::Verified { chunk, .. }
             | Self::Commit { chunk, .. }
             | Self::Forget { chunk }
             | Self::Committed { chunk, .. } => Some(*chunk),
@@ -118,15 +135,30 @@ pub(crate) struct Replay {
     pub(crate) end: u64,
     /// Number of the next frame.
     pub(crate) next_number: u64,
+    /// There is a frame at `end`, whose data is missing.
+    pub(crate) void: bool,
 }
 
-/// Reads all complete frames and passes their records in order.
-pub(crate) fn replay(file: &impl DiskFile, mut take: impl FnMut(Record)) -> io::Result<Replay> {
+/// Reads all complete frames and passes their records in order. The last frame is void unless
+/// `has_data`.
+pub(crate) fn replay(
+    file: &impl DiskFile,
+    has_data: impl Fn(&[Record]) -> bool,
+    mut take: impl FnMut(Record),
+) -> io::Result<Replay> {
     let length = file.length()?;
-    let mut replay = Replay { end: 0, next_number: 1 };
-    while let Some(body) = read_frame(file, replay.end, length, replay.next_number)? {
-        decode(&body, &mut take)?;
-        replay.end += padded(body.len()) as u64;
+    let mut replay = Replay { end: 0, next_number: 1, void: false };
+    let mut next = read_frame(file, 0, length, replay.next_number)?;
+    while let Some(body) = next {
+        let end = replay.end + padded(body.len()) as u64;
+        next = read_frame(file, end, length, replay.next_number + 1)?;
+        let records = decode(&body)?;
+        if next.is_none() && !has_data(&records) {
+            replay.void = true;
+            break;
+        }
+        records.into_iter().for_each(&mut take);
+        replay.end = end;
         replay.next_number += 1;
     }
     let mut at = replay.end + BLOCK_BYTES as u64;
@@ -185,8 +217,9 @@ fn frame_number(file: &impl DiskFile, at: u64, length: u64) -> io::Result<Option
     Ok(read_frame(file, at, length, number)?.map(|_| number))
 }
 
-fn decode(mut body: &[u8], take: &mut impl FnMut(Record)) -> io::Result<()> {
+fn decode(mut body: &[u8]) -> io::Result<Vec<Record>> {
     let invalid_record = || io::Error::new(io::ErrorKind::InvalidData, "invalid log record");
+    let mut records = Vec::new();
     while !body.is_empty() {
         let (length, rest) = body.split_first_chunk::<4>().ok_or_else(invalid_record)?;
         let length = u32::from_le_bytes(*length) as usize;
@@ -194,8 +227,8 @@ fn decode(mut body: &[u8], take: &mut impl FnMut(Record)) -> io::Result<()> {
             return Err(invalid_record());
         }
         let (record, rest) = rest.split_at(length);
-        take(postcard::from_bytes(record).map_err(|_| invalid_record())?);
+        records.push(postcard::from_bytes(record).map_err(|_| invalid_record())?);
         body = rest;
     }
-    Ok(())
+    Ok(records)
 }

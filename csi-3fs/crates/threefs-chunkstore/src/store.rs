@@ -1,11 +1,12 @@
 //! [`FileChunkStore`]: a data file of 4 KiB blocks and a log of the changes of its index.
 //!
 //! Updates are copy on write in units of blocks, so data is written once. Order of an update: data
-//! is written to free blocks; then one flush serves all waiting updates (the data file is flushed
-//! if it was written, the log frame is written, the log is flushed); then the update is
-//! acknowledged. Zeros are not stored, and the data of a small update is in the log as well, so
-//! truncations, holes and small writes cost one flush of the log. Opening the store writes the data
-//! in the log to the data file; before a log is discarded, the data file is flushed.
+//! is written to free blocks, on the device; then one flush serves all waiting updates (the log
+//! frame is written, the log is flushed, and with it the cache of the device); then the update is
+//! acknowledged. The data file itself is flushed before the frame if blocks are written for the
+//! first time. Zeros are not stored, and the data of a small update is in the log as well. Opening
+//! the store writes the data in the log to the data file; before a log is discarded, the data file
+//! is flushed.
 //!
 //! Blocks released by a commit or a removal become free only when its record is durable: after a
 //! crash the log may still point at them.
@@ -28,6 +29,7 @@ use compaction::LogCopy;
 
 mod append;
 mod compaction;
+mod data;
 mod forgetting;
 mod metas;
 mod open;
@@ -81,6 +83,8 @@ pub struct FileChunkStore<D: Disk = Folder> {
     disk: D,
     config: StoreConfig,
     data: D::File,
+    /// See [`Disk::shares_flushes`].
+    shared_flush: bool,
     /// Id of this store in the budget.
     name: u64,
     inner: Mutex<Inner<D::File>>,
@@ -186,24 +190,29 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
             blocks => self.allocate_blocks(blocks, &mut reservation)?,
         };
         let placed = plan::locate(&parts, &runs);
-        let appended = self.write_runs(&placed, &plan.write).and_then(|()| {
+        let small = runs.is_empty();
+        let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
+        let cached = logged || !self.shared_flush;
+        let appended = self.write_runs(&placed, &plan.write, cached).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
-            let small = runs.is_empty();
-            let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
-            let (chunk, pending) = (update.chunk, state.clone());
-            let record = match logged {
-                true => {
-                    let (runs, data) = (runs.clone(), plan.write.to_vec());
-                    Record::Written { chunk, state: pending, content, runs, data }
-                }
-                false => Record::Pending { chunk, state: pending, content },
-            };
+            let data = if logged { plan.write.to_vec() } else { Vec::new() };
+            let (runs, chunk) = (runs.clone(), update.chunk);
             let number = self.append_with(|inner| {
                 if inner.forgotten.contains(update.chunk.inode) {
                     return Err(StoreError::NotFound { chunk: update.chunk });
                 }
-                let number = self.append_update(inner, record.clone(), small, &mut reservation)?;
-                inner.data_written |= !small && !logged;
+                let (state, content, runs) = (state.clone(), content.clone(), runs.clone());
+                let mut unflushed = Vec::new();
+                let record = if logged {
+                    Record::Written { chunk, state, content, runs, data: data.clone() }
+                } else if small || !self.is_flushed_with_log(inner, &runs) {
+                    unflushed = runs;
+                    Record::Pending { chunk, state, content }
+                } else {
+                    Record::Verified { chunk, state, content, runs }
+                };
+                let number = self.append_update(inner, record, small, &mut reservation)?;
+                inner.unflushed.append(&mut unflushed);
                 Ok(number)
             })?;
             Ok((state, number))

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use support::{Luck, MemoryDisk, after_kill, after_power_loss};
+use support::{Luck, MemoryDisk, Operation, after_kill, after_power_loss};
 use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
@@ -56,6 +56,8 @@ struct Run {
 impl Run {
     fn new(seed: u64) -> Self {
         let disk = MemoryDisk::default();
+        // A store that cannot rely on a shared flush needs the same tests.
+        disk.0.lock().unwrap().separate_flushes = seed % 3 == 2;
         let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
         let mut run =
             Self { disk, store, rng: ChaCha8Rng::seed_from_u64(seed), moments: Vec::new() };
@@ -96,7 +98,7 @@ impl Run {
                     2 => (ContentChange::Replace, self.rng.random_range(0..30_000)),
                     _ => {
                         let offset = self.rng.random_range(0..9_000);
-                        (ContentChange::Write { offset }, self.rng.random_range(1..6_000))
+                        (ContentChange::Write { offset }, self.rng.random_range(1..16_000))
                     }
                 };
                 let mut payload: Vec<u8> = (0..length).map(|_| self.rng.random()).collect();
@@ -194,7 +196,7 @@ fn state_served_by_an_opened_store_is_durable() {
 
 #[test]
 fn every_state_after_a_loss_of_power_is_a_past_state() {
-    let mut compacted = false;
+    let (mut compacted, mut in_place) = (false, 0);
     let mut states = 0;
     for seed in 0..6 {
         let mut run = Run::new(seed);
@@ -203,8 +205,9 @@ fn every_state_after_a_loss_of_power_is_a_past_state() {
         }
         let operations = run.disk.0.lock().unwrap().operations.len();
         compacted |= run.disk.0.lock().unwrap().operations.iter().any(
-            |operation| matches!(operation, support::Operation::Rename(_, to) if to.starts_with("log-")),
+            |operation| matches!(operation, Operation::Rename(_, to) if to.starts_with("log-")),
         );
+        in_place += run.disk.0.lock().unwrap().operations.iter().filter(is_in_place).count();
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0xbad);
         for at in 0..=operations {
             check(&run, at, Luck::Nothing, seed);
@@ -216,5 +219,102 @@ fn every_state_after_a_loss_of_power_is_a_past_state() {
         }
     }
     assert!(compacted, "the runs must be long enough to compact the log");
+    assert!(in_place > 20, "{in_place} writes in place: the runs must reuse blocks");
     println!("{states} states");
+}
+
+fn is_in_place(operation: &&Operation) -> bool {
+    matches!(operation, Operation::WriteToDevice { in_place: true, .. })
+}
+
+/// Power fails again while the store that was opened after a loss of power makes the same update.
+#[test]
+fn a_second_loss_of_power_leaves_a_past_state_too() {
+    let mut void = 0;
+    for seed in 0..6 {
+        let mut run = Run::new(seed);
+        for _ in 0..30 {
+            run.step();
+        }
+        let operations = run.disk.0.lock().unwrap().operations.clone();
+        let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x2d);
+        for at in 0..=operations.len() {
+            let disk = after_power_loss(&operations, at, Luck::Random(&mut rng));
+            disk.record_content();
+            let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+            let recovered = picture(&store);
+            // As the store does with the header of a frame without data.
+            let cleared = |operation: &Operation| matches!(operation, Operation::Write { bytes, .. } if bytes == &[0; 4096]);
+            void += usize::from(disk.0.lock().unwrap().operations.iter().any(cleared));
+            let pending = run.moments.iter().find(|(end, ..)| *end > at);
+            let Some((chunk, state, bytes)) = pending.and_then(|(_, next, _)| {
+                let changed =
+                    next.iter().find(|(chunk, value)| recovered.get(chunk) != Some(value));
+                let (chunk, (_, _, pending)) = changed?;
+                let (state, bytes) = pending.clone()?;
+                Some((*chunk, state, bytes))
+            }) else {
+                continue;
+            };
+            let update = StoreUpdate {
+                chunk,
+                version: state.version,
+                chain_version: state.chain_version,
+                tags: state.tags.clone(),
+                change: ContentChange::Replace,
+            };
+            let before = disk.0.lock().unwrap().operations.len();
+            store.apply(&update, &bytes).unwrap();
+            let after = picture(&store);
+            let operations = disk.0.lock().unwrap().operations.clone();
+            drop(store);
+            for again in before..=operations.len() {
+                let disk = after_power_loss(&operations, again, Luck::Random(&mut rng));
+                let store = FileChunkStore::open_on(disk, config()).unwrap();
+                let found = picture(&store);
+                assert!(
+                    found == after || (found == recovered && again < operations.len()),
+                    "seed {seed}, before operation {at}, then before {again}",
+                );
+            }
+        }
+    }
+    assert!(void > 0, "no last frame was without its data");
+}
+
+/// Flushes of the data file and of the log for one update.
+fn flushes(disk: &MemoryDisk, update: impl FnOnce()) -> usize {
+    let syncs = |disk: &MemoryDisk| {
+        let operations = &disk.0.lock().unwrap().operations;
+        operations.iter().filter(|operation| matches!(operation, Operation::Sync(_))).count()
+    };
+    let before = syncs(disk);
+    update();
+    syncs(disk) - before
+}
+
+#[test]
+fn an_update_of_reused_blocks_is_durable_after_one_flush() {
+    for separate_flushes in [false, true] {
+        let disk = MemoryDisk::default();
+        disk.0.lock().unwrap().separate_flushes = separate_flushes;
+        let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+        let chunk = ChunkId::new(InodeId(1), 0);
+        let mut counts = Vec::new();
+        for version in 1..=8 {
+            let update = StoreUpdate {
+                chunk,
+                version: ChunkVersion(version),
+                chain_version: ChainVersion(1),
+                tags: TagWindow::default(),
+                change: ContentChange::Replace,
+            };
+            let bytes = vec![version as u8; 20_000];
+            counts.push(flushes(&disk, || drop(store.apply(&update, &bytes).unwrap())));
+            store.commit(chunk, update.version, update.chain_version).unwrap();
+        }
+        // Blocks of the first versions are used for the first time.
+        let expected = if separate_flushes { 2 } else { 1 };
+        assert_eq!((counts[0], counts[6], counts[7]), (2, expected, expected), "{counts:?}");
+    }
 }

@@ -88,6 +88,10 @@ impl DiskFile for AskingFile {
         self.1.ask("write");
         self.0.write_at(bytes, offset)
     }
+    fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.1.ask("write to the device");
+        self.0.write_to_device(bytes, offset)
+    }
     fn sync_data(&self) -> io::Result<()> {
         self.1.ask("sync_data");
         self.0.sync_data()
@@ -146,6 +150,9 @@ impl Disk for AskingDisk {
     fn sync_names(&self) -> io::Result<()> {
         self.asks.ask("sync_names");
         self.disk.sync_names()
+    }
+    fn shares_flushes(&self) -> bool {
+        self.disk.shares_flushes()
     }
     fn free_bytes(&self) -> io::Result<u64> {
         self.asks.ask("free_bytes");

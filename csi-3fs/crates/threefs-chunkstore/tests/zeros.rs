@@ -83,7 +83,8 @@ fn data_flushes(operations: &[Operation]) -> usize {
 
 fn data_bytes(operations: &[Operation]) -> usize {
     let bytes = |op: &Operation| match op {
-        Operation::Write { file: 0, bytes, .. } => bytes.len(),
+        Operation::Write { file: 0, bytes, .. }
+        | Operation::WriteToDevice { file: 0, bytes, .. } => bytes.len(),
         _ => 0,
     };
     operations.iter().map(bytes).sum()
@@ -133,6 +134,8 @@ fn a_chunk_of_many_runs_is_defragmented_once() {
 #[test]
 fn updates_with_little_or_no_data_flush_only_the_log() {
     let mut fixture = Fixture::new();
+    fixture.disk.0.lock().unwrap().separate_flushes = true;
+    fixture.reopen();
     fixture.write(0, &[5; 100_000]);
     for (change, payload, flushes) in [
         (ContentChange::Truncate { length: 50_000 }, Vec::new(), 0),

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use threefs_core::error::StoreError;
 
 use super::{AHEAD_BYTES, FileChunkStore, io_error};
+use crate::blocks::Extent;
 use crate::budget::Reservation;
 use crate::disk::{Disk, DiskFile};
 use crate::index::{Copying, Inner};
@@ -25,7 +26,7 @@ impl<D: Disk> FileChunkStore<D> {
             }
             inner.flushing = true;
             let body = std::mem::take(&mut inner.body);
-            let data_written = std::mem::take(&mut inner.data_written);
+            let unflushed = std::mem::take(&mut inner.unflushed);
             let upto = inner.appended;
             let mut frame = log::frame(inner.next_frame, &body);
             let (log, at) = (Arc::clone(&inner.log), inner.log_end);
@@ -37,13 +38,18 @@ impl<D: Disk> FileChunkStore<D> {
                 inner.log_written = written;
             }
             drop(inner);
-            let flushed = if data_written { self.data.sync_data() } else { Ok(()) };
+            let flushed = if unflushed.is_empty() { Ok(()) } else { self.data.sync_data() };
             let written =
                 flushed.and_then(|()| log.write_at(&frame, at)).and_then(|()| log.sync_data());
             inner = self.lock();
             inner.flushing = false;
             match written {
-                Ok(()) => inner.became_durable(upto),
+                Ok(()) => {
+                    for run in unflushed {
+                        inner.unwritten.remove(run.start, u64::from(run.blocks));
+                    }
+                    inner.became_durable(upto);
+                }
                 Err(error) => inner.failed = Some(format!("flush: {error}")),
             }
             self.flushed.notify_all();
@@ -51,6 +57,13 @@ impl<D: Disk> FileChunkStore<D> {
             self.truncate_free_tail();
             inner = self.lock();
         }
+    }
+
+    /// Whether the next flush of the log makes these runs durable, too. The first write of a block
+    /// changes file system metadata, which only a flush of the data file makes durable.
+    pub(super) fn is_flushed_with_log(&self, inner: &Inner<D::File>, runs: &[Extent]) -> bool {
+        let unwritten = |run: &Extent| inner.unwritten.intersects(run.start, run.blocks.into());
+        self.shared_flush && !runs.iter().any(unwritten)
     }
 
     /// Checks the log space for a record of `bytes`. Small records (commit, remove) may use the

@@ -11,11 +11,13 @@ use threefs_core::ids::ChunkVersion;
 
 use super::compaction::{find_log, log_file};
 use super::{FileChunkStore, SLICE_ENTRIES, StoreConfig, io_error};
+use crate::block_set::BlockSet;
 use crate::blocks::FreeBlocks;
 use crate::disk::{Disk, DiskFile, Folder};
 use crate::index::Inner;
 use crate::log::{self, Record};
 use crate::redo::Redo;
+use crate::unverified;
 
 impl FileChunkStore<Folder> {
     /// Opens the store in `folder`, creating it if necessary, and replays its log.
@@ -86,6 +88,7 @@ impl<D: Disk> FileChunkStore<D> {
             id: None,
             free: FreeBlocks::default(),
             holes: FreeBlocks::default(),
+            unwritten: BlockSet::default(),
             data_blocks,
             held_blocks: 0,
             returning_blocks: 0,
@@ -99,7 +102,7 @@ impl<D: Disk> FileChunkStore<D> {
             compact_at: config.log_bytes,
             next_frame: 1,
             body: Vec::new(),
-            data_written: false,
+            unflushed: Vec::new(),
             appended: 0,
             durable: 0,
             flushing: false,
@@ -107,7 +110,8 @@ impl<D: Disk> FileChunkStore<D> {
             failed: None,
         };
         let mut redo = Redo::default();
-        let replay = log::replay(&*log, |record| {
+        let has_data = |records: &[Record]| unverified::has_data(records, &data);
+        let replay = log::replay(&*log, has_data, |record| {
             if let Record::Written { runs, data, .. } = &record {
                 redo.written(runs, data);
             }
@@ -120,6 +124,14 @@ impl<D: Disk> FileChunkStore<D> {
             std::io::ErrorKind::InvalidData => StoreError::Damaged { reason: error.to_string() },
             _ => io_error("replay log", &error),
         })?;
+        if replay.void {
+            // Later writes may restore its data by chance: the frame must not become valid then.
+            tracing::info!(frame = replay.next_number, "the last frame of the log has no data");
+            let cleared = log.write_at(&[0; BLOCK_BYTES], replay.end);
+            cleared
+                .and_then(|()| log.sync_data())
+                .map_err(|error| io_error("clear the last frame of the log", &error))?;
+        }
         redo.apply(&data).map_err(|error| io_error("write data of the log", &error))?;
         (inner.log_end, inner.next_frame) = (replay.end, replay.next_number);
         inner.log_written = replay.end;
@@ -127,6 +139,7 @@ impl<D: Disk> FileChunkStore<D> {
         config.budget.add_data_file((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
         config.budget.holds_chunk(inner.largest_chunk());
         Ok(Self {
+            shared_flush: disk.shares_flushes(),
             disk,
             name: config.budget.add_store(),
             config,

@@ -7,7 +7,7 @@ use threefs_core::chunk::{BLOCK_BYTES, StoreUpdate};
 use threefs_core::error::StoreError;
 use threefs_core::message::class;
 
-use super::{FileChunkStore, io_error};
+use super::FileChunkStore;
 use crate::accounting::{ReserveWait, SpaceRequest};
 use crate::blocks::{Extent, RUNS_MAX, blocks_in};
 use crate::budget::{Reclaim, Reservation, ReserveCallback};
@@ -99,6 +99,7 @@ impl<D: Disk> FileChunkStore<D> {
             let mut inner = self.end_resize();
             if let Some(more) = more {
                 inner.free.release(before, more);
+                inner.unwritten.insert(before, more);
                 inner.data_blocks = before + more;
             }
             let progress = filled_blocks > 0 || more.is_some();
@@ -150,6 +151,7 @@ impl<D: Disk> FileChunkStore<D> {
             self.config.budget.allocate(allocated * block_bytes);
             let mut inner = self.lock();
             inner.free.release(hole.start, allocated);
+            inner.unwritten.insert(hole.start, allocated);
             inner.holes.release(hole.start + allocated, u64::from(hole.blocks) - allocated);
             filled_blocks += allocated;
         }
@@ -182,7 +184,12 @@ impl<D: Disk> FileChunkStore<D> {
     /// become holes.
     pub(super) fn find_holes(&self) {
         if self.data.has_holes().unwrap_or(false) {
-            let free = self.lock().free.take_largest(u64::MAX);
+            let mut inner = self.lock();
+            // A copy of the file may have holes in place of used blocks, too.
+            let all = inner.data_blocks;
+            inner.unwritten.insert(0, all);
+            let free = inner.free.take_largest(u64::MAX);
+            drop(inner);
             self.punch(free);
         }
     }
@@ -251,29 +258,6 @@ impl<D: Disk> FileChunkStore<D> {
         drop(inner);
         self.config.budget.grant_waiting();
     }
-
-    /// Writes `bytes` to `runs`, skipping holes.
-    pub(super) fn write_runs(&self, runs: &[Extent], bytes: &[u8]) -> Result<(), StoreError> {
-        let mut at = 0;
-        for run in runs {
-            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
-            if run.is_hole() {
-                at += take;
-                continue;
-            }
-            self.data.write_at(&bytes[at..at + take], run.start * BLOCK_BYTES as u64).map_err(
-                |error| {
-                    if is_full(&error) {
-                        StoreError::NoSpace { needed_bytes: bytes.len() as u64 }
-                    } else {
-                        io_error("write data", &error)
-                    }
-                },
-            )?;
-            at += take;
-        }
-        Ok(())
-    }
 }
 
 impl<D: Disk> Reclaim for FileChunkStore<D> {
@@ -292,12 +276,6 @@ impl<D: Disk> Reclaim for FileChunkStore<D> {
         let runs = self.lock().free.take_largest(bytes.div_ceil(BLOCK_BYTES as u64));
         self.punch(runs)
     }
-}
-
-/// Whether the error means that space is exhausted.
-fn is_full(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 #[cfg(test)]

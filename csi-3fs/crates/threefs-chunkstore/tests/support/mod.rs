@@ -1,15 +1,19 @@
 //! In-memory disk that records every operation, so that any state that a loss of power may leave
 //! can be built from it; it can run full or fail on demand.
 
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used, dead_code, unused_imports)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use rand::Rng;
-use rand_chacha::ChaCha8Rng;
 use threefs_chunkstore::disk::{Disk, DiskFile};
+
+mod crash;
+mod extents;
+
+pub use crash::{Luck, after_kill, after_power_loss};
+use extents::Extents;
 
 /// Writes may tear between sectors.
 const SECTOR_BYTES: usize = 512;
@@ -17,12 +21,38 @@ const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug)]
 pub enum Operation {
     Create(String, usize),
-    Write { file: usize, offset: u64, bytes: Vec<u8> },
-    Allocate { file: usize, length: u64 },
-    Fill { file: usize, offset: u64, length: u64 },
-    Punch { file: usize, offset: u64, length: u64 },
+    Write {
+        file: usize,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// A write to the device. `in_place`: all its sectors had been written and flushed since they
+    /// were allocated, so that a flush of any file makes it durable.
+    WriteToDevice {
+        file: usize,
+        offset: u64,
+        bytes: Vec<u8>,
+        in_place: bool,
+    },
+    Allocate {
+        file: usize,
+        length: u64,
+    },
+    Fill {
+        file: usize,
+        offset: u64,
+        length: u64,
+    },
+    Punch {
+        file: usize,
+        offset: u64,
+        length: u64,
+    },
     Zero(usize),
-    Cut { file: usize, length: u64 },
+    Cut {
+        file: usize,
+        length: u64,
+    },
     Sync(usize),
     Rename(String, String),
     Remove(String),
@@ -35,6 +65,7 @@ pub struct State {
     files: Vec<Vec<u8>>,
     /// Sectors of the files that are holes.
     holes: BTreeSet<(usize, u64)>,
+    extents: Extents,
     pub operations: Vec<Operation>,
     /// Maximum total size of all files.
     pub quota: Option<u64>,
@@ -44,6 +75,8 @@ pub struct State {
     pub fail_sync_of: Option<usize>,
     /// The next flush of names fails.
     pub fail_sync_names: bool,
+    /// A flush concerns only its file.
+    pub separate_flushes: bool,
 }
 
 #[derive(Clone, Default)]
@@ -83,6 +116,14 @@ impl State {
         }
         Ok(())
     }
+
+    fn write(&mut self, file: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.check_quota(file, offset as usize + bytes.len())?;
+        self.fill(file, offset, bytes.len() as u64)?;
+        self.extents.write(file, offset, bytes.len() as u64);
+        write(&mut self.files[file], offset, bytes);
+        Ok(())
+    }
 }
 
 impl DiskFile for MemoryFile {
@@ -98,10 +139,19 @@ impl DiskFile for MemoryFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
-        state.check_quota(self.file, offset as usize + bytes.len())?;
-        state.fill(self.file, offset, bytes.len() as u64)?;
+        state.write(self.file, offset, bytes)?;
         state.operations.push(Operation::Write { file: self.file, offset, bytes: bytes.to_vec() });
-        write(&mut state.files[self.file], offset, bytes);
+        Ok(())
+    }
+
+    fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut bytes = bytes.to_vec();
+        bytes.resize(bytes.len().next_multiple_of(4096), 0);
+        let mut state = self.state.lock().unwrap();
+        let file = self.file;
+        let in_place = state.extents.is_initialized(file, offset, bytes.len() as u64);
+        state.write(file, offset, &bytes)?;
+        state.operations.push(Operation::WriteToDevice { file, offset, bytes, in_place });
         Ok(())
     }
 
@@ -115,6 +165,7 @@ impl DiskFile for MemoryFile {
             return Err(io::Error::other("injected failure"));
         }
         state.operations.push(Operation::Sync(self.file));
+        state.extents.sync(self.file);
         Ok(())
     }
 
@@ -137,12 +188,14 @@ impl DiskFile for MemoryFile {
         assert!((offset + length) as usize <= state.files[self.file].len(), "beyond the end");
         state.fill(self.file, offset, length)?;
         state.operations.push(Operation::Fill { file: self.file, offset, length });
+        state.extents.reset(self.file, offset, length);
         Ok(())
     }
 
     fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         state.operations.push(Operation::Punch { file: self.file, offset, length });
+        state.extents.reset(self.file, offset, length);
         state.holes.extend(sectors(self.file, offset, length));
         state.files[self.file][offset as usize..(offset + length) as usize].fill(0);
         Ok(())
@@ -156,6 +209,7 @@ impl DiskFile for MemoryFile {
     fn zero(&self) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         state.operations.push(Operation::Zero(self.file));
+        state.extents.reset(self.file, 0, u64::MAX);
         state.files[self.file].fill(0);
         Ok(())
     }
@@ -163,6 +217,7 @@ impl DiskFile for MemoryFile {
     fn cut(&self, length: u64) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         state.operations.push(Operation::Cut { file: self.file, length });
+        state.extents.reset(self.file, length, u64::MAX);
         state.files[self.file].truncate(length as usize);
         let end = length / SECTOR_BYTES as u64;
         let file = self.file;
@@ -220,6 +275,10 @@ impl Disk for MemoryDisk {
         Ok(())
     }
 
+    fn shares_flushes(&self) -> bool {
+        !self.0.lock().unwrap().separate_flushes
+    }
+
     fn free_bytes(&self) -> io::Result<u64> {
         let state = self.0.lock().unwrap();
         Ok(state.quota.unwrap_or(1 << 30).saturating_sub(state.used() as u64))
@@ -247,113 +306,4 @@ fn rename(names: &mut BTreeMap<String, usize>, from: &str, to: &str) {
 /// The log of the store on a disk.
 pub fn log_name(disk: &MemoryDisk) -> String {
     disk.list().unwrap().into_iter().find(|name| name.starts_with("log-")).unwrap()
-}
-
-/// Which unflushed operations are on the disk after a loss of power.
-pub enum Luck<'a> {
-    Nothing,
-    Everything,
-    /// Any subset of the writes, each possibly torn; any prefix of the name changes.
-    Random(&'a mut ChaCha8Rng),
-}
-
-impl Luck<'_> {
-    fn keeps(&mut self) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Everything => true,
-            Self::Random(rng) => rng.random_bool(0.5),
-        }
-    }
-}
-
-/// The disk after the process was killed just before operation number `at`: no operation is lost,
-/// and nothing more is durable than before.
-pub fn after_kill(operations: &[Operation], at: usize) -> MemoryDisk {
-    let disk = after_power_loss(operations, at, Luck::Everything);
-    disk.0.lock().unwrap().operations = operations[..at.min(operations.len())].to_vec();
-    disk
-}
-
-/// The disk after a loss of power just before operation number `at`.
-pub fn after_power_loss(operations: &[Operation], at: usize, mut luck: Luck<'_>) -> MemoryDisk {
-    let operations = &operations[..at.min(operations.len())];
-    let synced = |file: usize| {
-        operations.iter().rposition(|op| matches!(op, Operation::Sync(f) if *f == file))
-    };
-    let names_synced =
-        operations.iter().rposition(|op| matches!(op, Operation::SyncNames)).unwrap_or(0);
-    let mut state = State::default();
-    let mut names_end = false;
-    for (index, operation) in operations.iter().enumerate() {
-        let durable = |file: usize| synced(file).is_some_and(|sync| index < sync);
-        match operation {
-            Operation::Create(..) | Operation::Rename(..) | Operation::Remove(_) => {
-                if let Operation::Create(_, file) = operation {
-                    state.files.resize(state.files.len().max(file + 1), Vec::new());
-                }
-                names_end |= index > names_synced && !luck.keeps();
-                if names_end {
-                    continue;
-                }
-                match operation {
-                    Operation::Create(name, file) => {
-                        state.names.insert(name.clone(), *file);
-                    }
-                    Operation::Rename(from, to) => rename(&mut state.names, from, to),
-                    Operation::Remove(name) => {
-                        state.names.remove(name);
-                    }
-                    _ => {}
-                }
-            }
-            Operation::Write { file, offset, bytes } => {
-                if durable(*file) {
-                    write(&mut state.files[*file], *offset, bytes);
-                    continue;
-                }
-                for (sector, part) in bytes.chunks(SECTOR_BYTES).enumerate() {
-                    if luck.keeps() {
-                        let offset = offset + (sector * SECTOR_BYTES) as u64;
-                        write(&mut state.files[*file], offset, part);
-                    }
-                }
-            }
-            Operation::Allocate { file, length } => {
-                if durable(*file) || luck.keeps() {
-                    let bytes = &mut state.files[*file];
-                    let length = bytes.len().max(*length as usize);
-                    bytes.resize(length, 0);
-                }
-            }
-            Operation::Punch { file, offset, length } => {
-                if durable(*file) || luck.keeps() {
-                    let bytes = &mut state.files[*file];
-                    let from = (*offset as usize).min(bytes.len());
-                    let to = ((offset + length) as usize).min(bytes.len());
-                    bytes[from..to].fill(0);
-                    state.holes.extend(sectors(*file, from as u64, (to - from) as u64));
-                }
-            }
-            Operation::Fill { file, offset, length } => {
-                if durable(*file) || luck.keeps() {
-                    for sector in sectors(*file, *offset, *length) {
-                        state.holes.remove(&sector);
-                    }
-                }
-            }
-            Operation::Zero(file) => {
-                if durable(*file) || luck.keeps() {
-                    state.files[*file].fill(0);
-                }
-            }
-            Operation::Cut { file, length } => {
-                if durable(*file) || luck.keeps() {
-                    state.files[*file].truncate(*length as usize);
-                }
-            }
-            Operation::Sync(_) | Operation::SyncNames => {}
-        }
-    }
-    MemoryDisk(Arc::new(Mutex::new(state)))
 }
