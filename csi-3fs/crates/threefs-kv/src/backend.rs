@@ -1,9 +1,11 @@
 //! Interface of a store. Transactions, their write buffers and their retries are common to all
 //! stores.
 
+use std::collections::BTreeMap;
+
 use fabric::BoxFuture;
 
-use crate::{KvError, Watch};
+use crate::{COMMIT_BYTES_MAX, KEY_BYTES_MAX, KvError, MUTATIONS_MAX, VALUE_BYTES_MAX, Watch};
 
 /// A key and its value.
 pub type Row = (Vec<u8>, Vec<u8>);
@@ -31,7 +33,7 @@ impl Versionstamp {
 }
 
 /// Keys from `start` up to `end`, exclusive.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyRange {
     /// The first key.
     pub start: Vec<u8>,
@@ -103,7 +105,8 @@ pub enum Mutation {
         /// The value to add; wraps.
         delta: i64,
     },
-    /// Writes a row whose key is `prefix`, the commit's [`Versionstamp`], `suffix`.
+    /// Writes a row whose key is `prefix`, a [`Versionstamp`], `suffix`. The stamp in the key is
+    /// unique, increases with the commits of one process, and is not above the commit's own.
     SetStamped {
         /// Key part before the stamp.
         prefix: Vec<u8>,
@@ -136,13 +139,16 @@ pub struct Commit {
     pub read_keys: Vec<Vec<u8>>,
     /// Ranges that must not have been written since.
     pub read_ranges: Vec<KeyRange>,
-    /// Keys that count as written, in addition to those of the mutations.
-    pub write_keys: Vec<Vec<u8>>,
+    /// What the snapshot has returned; see [`Snapshot::into_seen`].
+    pub seen: Seen,
     /// The changes.
     pub mutations: Vec<Mutation>,
     /// At most one per key.
     pub bounded_adds: Vec<BoundedAdd>,
 }
+
+/// Versions at which rows were last written, by key; 0: the row is absent.
+pub type Seen = BTreeMap<Vec<u8>, u64>;
 
 /// A consistent view of the store at one version.
 pub trait Snapshot: Send + Sync {
@@ -156,6 +162,33 @@ pub trait Snapshot: Send + Sync {
         range: &'a KeyRange,
         limit: usize,
     ) -> BoxFuture<'a, Result<Vec<Row>, KvError>>;
+    /// The version of every row that was read, for stores that check a commit against these. Empty
+    /// for stores that record the writes instead.
+    fn into_seen(self: Box<Self>) -> Seen;
+}
+
+/// Bounds of one transaction. Larger ones are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Maximum size of a key.
+    pub key_bytes: usize,
+    /// Maximum size of a value.
+    pub value_bytes: usize,
+    /// Maximum size of all keys and values that are written.
+    pub commit_bytes: usize,
+    /// Maximum number of mutations.
+    pub mutations: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            key_bytes: KEY_BYTES_MAX,
+            value_bytes: VALUE_BYTES_MAX,
+            commit_bytes: COMMIT_BYTES_MAX,
+            mutations: MUTATIONS_MAX,
+        }
+    }
 }
 
 /// Space usage of a store.
@@ -181,6 +214,10 @@ pub trait Backend: Send + Sync + 'static {
     fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>>;
     /// Checks for conflicts, applies the changes and makes them durable, atomically.
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>>;
+    /// Bounds of a transaction.
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
     /// Starts to watch a key.
     fn watch(&self, key: &[u8]) -> Watch;
     /// Space usage of the store, if it is bounded.
@@ -192,4 +229,17 @@ pub trait Backend: Send + Sync + 'static {
     }
     /// Id of this opening of the store, if no other process can have it open at the same time.
     fn exclusive_opening(&self) -> Option<u128>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::KeyRange;
+
+    #[test]
+    fn a_prefix_covers_exactly_its_keys() {
+        let range = KeyRange::prefix(&[1, 0xff, 0xff]);
+        assert_eq!(range.end, [2]);
+        assert!(range.contains(&[1, 0xff, 0xff, 9]) && !range.contains(&[2]));
+        assert!(KeyRange::new("b", "a").is_empty());
+    }
 }

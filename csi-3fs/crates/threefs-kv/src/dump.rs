@@ -70,7 +70,7 @@ pub struct Dumped {
 /// # Errors
 /// [`DumpError`].
 pub fn dump(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, DumpError> {
-    let broken = |detail: String| KvError::Broken { path: store.path.clone(), detail };
+    let broken = |detail: String| KvError::broken(&store.path, detail);
     if !store.path.join("data.mdb").is_file() {
         return Err(broken("the folder has no store".into()).into());
     }
@@ -124,7 +124,7 @@ pub fn verify(kind: &str, file: &Path) -> Result<Dumped, DumpError> {
 /// # Errors
 /// [`DumpError`]; the folder then has no store.
 pub fn load(store: &EmbeddedConfig, kind: &str, file: &Path) -> Result<Dumped, DumpError> {
-    let broken = |detail: String| KvError::Broken { path: store.path.clone(), detail };
+    let broken = |detail: String| KvError::broken(&store.path, detail);
     if store.path.join("data.mdb").exists() {
         return Err(DumpError::Occupied(store.path.clone()));
     }

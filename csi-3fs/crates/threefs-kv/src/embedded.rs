@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
 use crate::{
-    Backend, Commit, KeyRange, KvError, Mutation, Room, Row, Snapshot, Versionstamp, Watch,
+    Backend, Commit, KeyRange, KvError, Mutation, Room, Row, Seen, Snapshot, Versionstamp, Watch,
 };
 use fabric::BoxFuture;
 
@@ -83,8 +83,7 @@ struct Job {
 impl Embedded {
     pub(crate) fn open(config: EmbeddedConfig) -> Result<Self, KvError> {
         let path = config.path;
-        let broken =
-            |detail: String| KvError::Broken { path: path.clone(), detail: detail.to_string() };
+        let broken = |detail: String| KvError::broken(&path, detail);
         std::fs::create_dir_all(&path).map_err(|error| broken(error.to_string()))?;
         let owner = take_ownership(&path)?;
         let mut options = EnvOpenOptions::new().read_txn_without_tls();
@@ -144,7 +143,7 @@ impl Drop for Embedded {
 }
 
 pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
-    let broken = |detail: String| KvError::Broken { path: path.into(), detail };
+    let broken = |detail: String| KvError::broken(path, detail);
     let file = File::options()
         .create(true)
         .truncate(false)
@@ -178,10 +177,7 @@ fn txn_version(txn: &RwTxn<'_>) -> u64 {
 impl Backend for Embedded {
     fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
         Box::pin(async move {
-            let closed = |error: &dyn std::fmt::Display| KvError::Broken {
-                path: self.path.clone(),
-                detail: error.to_string(),
-            };
+            let closed = |error: &dyn std::fmt::Display| KvError::broken(&self.path, error);
             let place = Arc::clone(&self.snapshots).acquire_owned().await;
             let place = place.map_err(|error| closed(&error))?;
             let txn = self.env.clone().static_read_txn().map_err(|error| closed(&error))?;
@@ -199,10 +195,8 @@ impl Backend for Embedded {
 
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
         Box::pin(async move {
-            let exited = || KvError::Broken {
-                path: self.path.clone(),
-                detail: "the commit thread has exited; restart the service".into(),
-            };
+            let exited =
+                || KvError::broken(&self.path, "the commit thread has exited; restart the service");
             let (reply, answer) = oneshot::channel();
             let queue = self.queue.as_ref().ok_or_else(exited)?;
             queue.send(Job { commit, reply }).await.map_err(|_| exited())?;
@@ -217,7 +211,7 @@ impl Backend for Embedded {
     }
 
     fn room(&self) -> Result<Option<Room>, KvError> {
-        let broken = |detail: String| KvError::Broken { path: self.path.clone(), detail };
+        let broken = |detail: String| KvError::broken(&self.path, detail);
         let txn = self.env.read_txn().map_err(|error| broken(error.to_string()))?;
         let stat = self.rows.stat(&txn).map_err(|error| broken(error.to_string()))?;
         let pages = stat.branch_pages + stat.leaf_pages + stat.overflow_pages;
@@ -276,7 +270,7 @@ impl EmbeddedSnapshot {
     }
 
     fn broken(&self, error: &heed::Error) -> KvError {
-        KvError::Broken { path: self.path.clone(), detail: error.to_string() }
+        KvError::broken(&self.path, error)
     }
 }
 
@@ -295,6 +289,10 @@ impl Snapshot for EmbeddedSnapshot {
         limit: usize,
     ) -> BoxFuture<'a, Result<Vec<Row>, KvError>> {
         Box::pin(std::future::ready(self.read_range(range, limit)))
+    }
+
+    fn into_seen(self: Box<Self>) -> Seen {
+        Seen::new()
     }
 }
 
@@ -333,7 +331,7 @@ impl Committer {
         let mut txn = match env.write_txn() {
             Ok(txn) => txn,
             Err(error) => {
-                let error = KvError::Broken { path: self.path.clone(), detail: error.to_string() };
+                let error = KvError::broken(&self.path, error);
                 batch.drain(..).for_each(|job| drop(job.reply.send(Err(error.clone()))));
                 return;
             }
@@ -354,7 +352,7 @@ impl Committer {
                 continue;
             }
             if result.is_ok() {
-                let mut keys = job.commit.write_keys.clone();
+                let mut keys = Vec::new();
                 result = self.apply(&mut txn, &job.commit, stamp, &mut keys);
                 self.resolver.record(version, keys.clone());
                 batch_keys.append(&mut keys);
@@ -393,9 +391,12 @@ impl Committer {
             _ => false,
         };
         let error = match (full, commit) {
-            (true, _) => KvError::NoSpace { path: self.path.clone(), detail },
+            (true, _) => KvError::NoSpace {
+                store: self.path.display().to_string(),
+                detail: format!("{detail}; free space or enlarge `map_bytes_max`"),
+            },
             (false, true) => KvError::CommitUnknown { detail },
-            (false, false) => KvError::Broken { path: self.path.clone(), detail },
+            (false, false) => KvError::broken(&self.path, detail),
         };
         // Records of the failed batch must not cause conflicts: drop all of them; transactions from
         // before the last durable version are repeated.
@@ -409,18 +410,16 @@ impl Committer {
     fn check_counters(&self, txn: &RwTxn<'_>, commit: &Commit) -> Result<(), KvError> {
         for mutation in &commit.mutations {
             if let Mutation::Add { key, .. } = mutation {
-                let value = self.rows.get(txn, key).map_err(|error| KvError::Broken {
-                    path: self.path.clone(),
-                    detail: error.to_string(),
-                })?;
+                let value =
+                    self.rows.get(txn, key).map_err(|error| KvError::broken(&self.path, error))?;
                 add(key, value, 0)?;
             }
         }
         for addition in &commit.bounded_adds {
-            let value = self.rows.get(txn, &addition.key).map_err(|error| KvError::Broken {
-                path: self.path.clone(),
-                detail: error.to_string(),
-            })?;
+            let value = self
+                .rows
+                .get(txn, &addition.key)
+                .map_err(|error| KvError::broken(&self.path, error))?;
             add_within(addition, value)?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Errors of transactions.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 /// An error of a store. Cloned to every transaction of a batch that failed together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,12 +14,12 @@ pub enum KvError {
         /// Its read version.
         version: u64,
     },
-    /// The disk or the store's map is full. Nothing was written.
-    #[error("no space in the store at `{path}`: {detail}; free space or enlarge `map_bytes_max`")]
+    /// The store is full. Nothing was written.
+    #[error("no space in the store at `{store}`: {detail}")]
     NoSpace {
-        /// The store's folder.
-        path: PathBuf,
-        /// Error of the store.
+        /// The store's folder or address.
+        store: String,
+        /// Error of the store, with a remedy.
         detail: String,
     },
     /// A key, a value or the whole transaction exceeds its limit. Nothing was written.
@@ -44,6 +44,14 @@ pub enum KvError {
         /// The bound.
         max: i64,
     },
+    /// The store has no leader or does not reply. Nothing was written. Repeat it.
+    #[error("the store at `{store}` is unavailable, nothing was written: {detail}")]
+    Unavailable {
+        /// The store's address.
+        store: String,
+        /// Error of the store.
+        detail: String,
+    },
     /// The store failed during the commit, which may have succeeded. A retry must recognise the
     /// success of the first attempt by what it wrote.
     #[error("unknown whether the transaction was committed: {detail}")]
@@ -52,10 +60,10 @@ pub enum KvError {
         detail: String,
     },
     /// The store cannot be opened or read.
-    #[error("store at `{path}`: {detail}")]
+    #[error("store at `{store}`: {detail}")]
     Broken {
-        /// The store's folder.
-        path: PathBuf,
+        /// The store's folder or address.
+        store: String,
         /// The failure, with a remedy.
         detail: String,
     },
@@ -82,7 +90,12 @@ impl KvError {
     /// Whether a repetition of the transaction may succeed, and this attempt certainly had no
     /// effect.
     pub fn retryable(&self) -> bool {
-        matches!(self, Self::Conflict | Self::TooOld { .. })
+        matches!(self, Self::Conflict | Self::TooOld { .. } | Self::Unavailable { .. })
+    }
+
+    /// The error of a store that cannot be used.
+    pub(crate) fn broken(store: &Path, detail: impl ToString) -> Self {
+        Self::Broken { store: store.display().to_string(), detail: detail.to_string() }
     }
 
     /// The error for an invalid row.

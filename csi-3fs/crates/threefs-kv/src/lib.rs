@@ -24,7 +24,8 @@ mod transaction;
 mod watch;
 
 pub use backend::{
-    Backend, BoundedAdd, Commit, KeyRange, Mutation, Room, Row, Snapshot, Versionstamp,
+    Backend, BoundedAdd, Commit, KeyRange, Limits, Mutation, Room, Row, Seen, Snapshot,
+    Versionstamp,
 };
 pub use dump::{DumpError, Dumped, dump, load, verify};
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
@@ -41,8 +42,3 @@ pub const VALUE_BYTES_MAX: usize = 512 << 10;
 pub const COMMIT_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of mutations of one transaction.
 pub const MUTATIONS_MAX: usize = 10_000;
-
-#[cfg(test)]
-mod serialisable_test;
-#[cfg(test)]
-mod store_test;

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
-use crate::{Backend, Commit, KeyRange, KvError, Mutation, Row, Snapshot, Versionstamp, Watch};
+use crate::{
+    Backend, Commit, KeyRange, KvError, Mutation, Row, Seen, Snapshot, Versionstamp, Watch,
+};
 use fabric::BoxFuture;
 
 /// Writes that are kept for conflict checks; older transactions are refused.
@@ -48,8 +50,7 @@ impl MemoryBackend {
         let stamp = Versionstamp::new(state.version + 1, 0);
         let changes = state.changes(&commit, stamp)?;
         state.version += 1;
-        let mut keys = commit.write_keys;
-        keys.extend(changes.keys().cloned());
+        let keys: Vec<Vec<u8>> = changes.keys().cloned().collect();
         self.watches.written(state.version, &keys);
         state.resolver.record(stamp.version(), keys);
         let oldest = state.snapshots.keys().next().copied().unwrap_or(state.version);
@@ -203,5 +204,9 @@ impl Snapshot for MemorySnapshot {
                 .collect();
         }
         Box::pin(std::future::ready(Ok(rows)))
+    }
+
+    fn into_seen(self: Box<Self>) -> Seen {
+        Seen::new()
     }
 }

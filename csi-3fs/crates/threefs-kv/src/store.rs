@@ -7,7 +7,7 @@ use fabric::deadline::Deadline;
 
 use crate::embedded::{Embedded, EmbeddedConfig};
 use crate::memory::MemoryBackend;
-use crate::{Backend, Commit, KvError, Room, Snapshot, Transaction, Versionstamp, Watch};
+use crate::{Backend, Commit, KvError, Limits, Room, Snapshot, Transaction, Versionstamp, Watch};
 use fabric::BoxFuture;
 
 /// Maximum pause between two attempts.
@@ -121,6 +121,10 @@ impl Backend for Store {
 
     fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
         self.0.commit(commit)
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
     }
 
     fn watch(&self, key: &[u8]) -> Watch {

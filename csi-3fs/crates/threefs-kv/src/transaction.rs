@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::resolver::add;
 use crate::{
-    Backend, BoundedAdd, COMMIT_BYTES_MAX, Commit, KEY_BYTES_MAX, KeyRange, KvError, MUTATIONS_MAX,
-    Mutation, Row, Snapshot, VALUE_BYTES_MAX, Versionstamp,
+    Backend, BoundedAdd, Commit, KeyRange, KvError, Limits, Mutation, Row, Snapshot, Versionstamp,
 };
 
 /// Maximum number of rows that a range read requests from the store at once.
@@ -20,6 +19,7 @@ pub struct Transaction {
     written: BTreeMap<Vec<u8>, OwnWrite>,
     cleared: Vec<KeyRange>,
     bytes: usize,
+    limits: Limits,
     /// The first write that exceeded a limit; returned by `commit`, so that writes are infallible.
     limit_error: Option<KvError>,
 }
@@ -43,6 +43,7 @@ impl Transaction {
     pub(crate) async fn begin(backend: Arc<dyn Backend>) -> Result<Self, KvError> {
         let snapshot = backend.snapshot().await?;
         let commit = Commit { read_version: snapshot.version(), ..Commit::default() };
+        let limits = backend.limits();
         Ok(Self {
             backend,
             snapshot,
@@ -50,6 +51,7 @@ impl Transaction {
             written: BTreeMap::new(),
             cleared: Vec::new(),
             bytes: 0,
+            limits,
             limit_error: None,
         })
     }
@@ -103,16 +105,6 @@ impl Transaction {
         limit: usize,
     ) -> Result<Vec<Row>, KvError> {
         self.read_range(range, limit).await
-    }
-
-    /// Conflicts with concurrent writes of this key, as if it had been read.
-    pub fn add_read_conflict(&mut self, key: &[u8]) {
-        self.commit.read_keys.push(key.to_vec());
-    }
-
-    /// Makes concurrent reads of this key conflict, as if it had been written.
-    pub fn add_write_conflict(&mut self, key: &[u8]) {
-        self.commit.write_keys.push(key.to_vec());
     }
 
     /// Writes a row.
@@ -183,8 +175,8 @@ impl Transaction {
         addition.map_or(0, |addition| addition.delta)
     }
 
-    /// Writes a row with the key `prefix`, this commit's [`Versionstamp`], `suffix`. It is not
-    /// readable before the commit.
+    /// Writes a row with the key `prefix`, a [`Versionstamp`], `suffix`; see
+    /// [`Mutation::SetStamped`]. It is not readable before the commit.
     pub fn set_stamped(&mut self, prefix: &[u8], suffix: &[u8], value: impl Into<Vec<u8>>) {
         let value = value.into();
         self.account(prefix.len() + 10 + suffix.len(), value.len());
@@ -194,9 +186,7 @@ impl Transaction {
 
     /// Whether it has written nothing.
     pub fn is_read_only(&self) -> bool {
-        self.commit.mutations.is_empty()
-            && self.commit.bounded_adds.is_empty()
-            && self.commit.write_keys.is_empty()
+        self.commit.mutations.is_empty() && self.commit.bounded_adds.is_empty()
     }
 
     /// Commits. `Ok` means checked, applied and durable. A read-only transaction always succeeds:
@@ -204,28 +194,28 @@ impl Transaction {
     ///
     /// # Errors
     /// [`KvError::Conflict`] and [`KvError::TooOld`] (repeat it), [`KvError::TooLarge`],
-    /// [`KvError::NoSpace`], [`KvError::CommitUnknown`].
+    /// [`KvError::NoSpace`], [`KvError::Unavailable`], [`KvError::CommitUnknown`].
     pub async fn commit(self) -> Result<Versionstamp, KvError> {
-        let Self { backend, snapshot, commit, limit_error, .. } = self;
+        let read_only = self.is_read_only();
+        let Self { backend, snapshot, mut commit, limit_error, .. } = self;
         if let Some(limit_error) = limit_error {
             return Err(limit_error);
         }
-        let writes = !commit.mutations.is_empty() || !commit.bounded_adds.is_empty();
-        if !writes && commit.write_keys.is_empty() {
+        if read_only {
             return Ok(Versionstamp::new(commit.read_version, 0));
         }
         // Snapshots keep old pages of the store alive, and this one is no longer needed.
-        drop(snapshot);
+        commit.seen = snapshot.into_seen();
         backend.commit(commit).await
     }
 
     fn account(&mut self, key_bytes: usize, value_bytes: usize) {
         self.bytes += key_bytes + value_bytes;
         let bounds = [
-            ("key", key_bytes, KEY_BYTES_MAX),
-            ("value", value_bytes, VALUE_BYTES_MAX),
-            ("transaction", self.bytes, COMMIT_BYTES_MAX),
-            ("mutations", self.commit.mutations.len() + 1, MUTATIONS_MAX),
+            ("key", key_bytes, self.limits.key_bytes),
+            ("value", value_bytes, self.limits.value_bytes),
+            ("transaction", self.bytes, self.limits.commit_bytes),
+            ("mutations", self.commit.mutations.len() + 1, self.limits.mutations),
         ];
         for (what, size, size_max) in bounds {
             if size > size_max {
@@ -238,9 +228,9 @@ impl Transaction {
         if let Some(OwnWrite::Value(value)) = self.written.get(key) {
             return Ok(value.clone());
         }
-        if key.len() > KEY_BYTES_MAX {
-            let (what, size) = ("key", key.len());
-            return Err(KvError::TooLarge { what, size, size_max: KEY_BYTES_MAX });
+        if key.len() > self.limits.key_bytes {
+            let (what, size, size_max) = ("key", key.len(), self.limits.key_bytes);
+            return Err(KvError::TooLarge { what, size, size_max });
         }
         let own = self.written.get(key).cloned();
         if own.is_none() && self.cleared.iter().any(|range| range.contains(key)) {

@@ -27,15 +27,15 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub fn restore(store: EmbeddedConfig, file: &Path) -> BoxFuture<'_, Result<Dumped, DumpError>> {
     Box::pin(async move {
         let dumped = threefs_kv::load(&store, DUMP_KIND, file)?;
-        let (path, store) = (store.path.clone(), Store::embedded(store)?);
+        let (path, store) = (store.path.display().to_string(), Store::embedded(store)?);
         let reserve = ops::ReserveInodes(INODES_PASSED_OVER);
         store.transact(Deadline::after(TIMEOUT), &reserve).await.map_err(|error| {
-            threefs_kv::KvError::Broken { path: path.clone(), detail: error.to_string() }
+            threefs_kv::KvError::Broken { store: path.clone(), detail: error.to_string() }
         })?;
         store
             .transact(Deadline::after(TIMEOUT), &ops::WriteClaim(Claim::Restored))
             .await
-            .map_err(|error| threefs_kv::KvError::Broken { path, detail: error.to_string() })?;
+            .map_err(|error| threefs_kv::KvError::Broken { store: path, detail: error.to_string() })?;
         Ok(dumped)
     })
 }

@@ -84,11 +84,11 @@ async fn started_since(
 /// The store cannot be opened or written.
 pub fn adopt(store: EmbeddedConfig) -> BoxFuture<'static, Result<(), KvError>> {
     Box::pin(async move {
-        let path = store.path.clone();
+        let path = store.path.display().to_string();
         let store = Store::embedded(store)?;
         store
             .transact(Deadline::after(ATTEMPT), &ops::WriteClaim(Claim::Adopted))
             .await
-            .map_err(|error| KvError::Broken { path, detail: error.to_string() })
+            .map_err(|error| KvError::Broken { store: path, detail: error.to_string() })
     })
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use fabric::BoxFuture;
-use threefs_kv::{Backend, Commit, KeyRange, KvError, Row, Snapshot, Store, Versionstamp, Watch};
+use threefs_kv::{
+    Backend, Commit, KeyRange, KvError, Row, Seen, Snapshot, Store, Versionstamp, Watch,
+};
 
 /// A store that yields before each operation, so that transactions interleave.
 pub(crate) struct Yielding(pub Store);
@@ -65,6 +67,10 @@ impl Snapshot for YieldingSnapshot {
             yield_some().await;
             self.0.range(range, limit).await
         })
+    }
+
+    fn into_seen(self: Box<Self>) -> Seen {
+        self.0.into_seen()
     }
 }
 
@@ -170,5 +176,9 @@ impl Snapshot for CountingSnapshot {
     ) -> BoxFuture<'a, Result<Vec<Row>, KvError>> {
         self.count();
         self.snapshot.range(range, limit)
+    }
+
+    fn into_seen(self: Box<Self>) -> Seen {
+        self.snapshot.into_seen()
     }
 }
