@@ -52,7 +52,8 @@ test-simulators: ## seeded histories of the scheduler, the collectives and the f
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup --stage simulators
 test-services: ## services, ranks and operators as real processes; then those that run alone
 	@scripts/bootstrap prometheus=promtool
-	cargo test --workspace $(call rust_tests,$(filter-out $(SIMULATOR_CRATES),$(CRATES))) --locked --quiet
+	FIRE_FLYER_ETCD=$$($(PYTHON) -m testcluster build etcd | sed -n 's/^etcd=//p') \
+		cargo test --workspace $(call rust_tests,$(filter-out $(SIMULATOR_CRATES),$(CRATES))) --locked --quiet
 	cargo test --workspace --doc --locked --quiet
 	$(PYTHON) -m pytest -q -n 3 --dist loadgroup --stage services -m 'not alone'
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup --stage services -m alone

@@ -7,7 +7,7 @@
 //! returns `Ok`, the transaction is durable.
 //!
 //! Stores: [`Store::memory`] for simulators and tests, [`Store::embedded`] (LMDB with group commit)
-//! for one machine. Others implement [`Backend`].
+//! for one machine, [`Store::etcd`] for several. Others implement [`Backend`].
 //!
 //! Intentionally absent: queries, indexes, nested and long transactions: a transaction older than a
 //! few seconds is refused as [`KvError::TooOld`].
@@ -16,6 +16,7 @@ mod backend;
 mod dump;
 mod embedded;
 mod error;
+mod etcd;
 mod memory;
 mod resolver;
 pub mod rows;
@@ -30,6 +31,7 @@ pub use backend::{
 pub use dump::{DumpError, Dumped, dump, load, verify};
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
+pub use etcd::EtcdConfig;
 pub use store::{Operation, Retry, Store};
 pub use transaction::Transaction;
 pub use watch::Watch;

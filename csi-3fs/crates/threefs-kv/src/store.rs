@@ -6,6 +6,7 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 
 use crate::embedded::{Embedded, EmbeddedConfig};
+use crate::etcd::{Etcd, EtcdConfig};
 use crate::memory::MemoryBackend;
 use crate::{Backend, Commit, KvError, Limits, Room, Snapshot, Transaction, Versionstamp, Watch};
 use fabric::BoxFuture;
@@ -29,6 +30,15 @@ impl Store {
     /// [`KvError::Broken`] if the folder cannot be used or another process holds it.
     pub fn embedded(config: EmbeddedConfig) -> Result<Self, KvError> {
         Ok(Self::new(Embedded::open(config)?))
+    }
+
+    /// A store in an etcd cluster, which several processes can open at a time.
+    ///
+    /// # Errors
+    /// [`KvError::Broken`] if the cluster cannot be used, with the remedy; [`KvError::Unavailable`]
+    /// if no member replies.
+    pub async fn etcd(config: EtcdConfig) -> Result<Self, KvError> {
+        Ok(Self::new(Etcd::open(config).await?))
     }
 
     /// A store with another backend.

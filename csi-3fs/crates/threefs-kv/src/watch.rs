@@ -32,6 +32,12 @@ impl Watches {
         Watch(watched.entry(key.to_vec()).or_insert_with(|| watch::channel(0).0).subscribe())
     }
 
+    /// Whether a watch of the key exists.
+    pub(crate) fn is_watched(&self, key: &[u8]) -> bool {
+        let watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.get(key).is_some_and(|sender| sender.receiver_count() > 0)
+    }
+
     pub(crate) fn written(&self, version: u64, keys: &[Vec<u8>]) {
         let watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if watched.is_empty() {

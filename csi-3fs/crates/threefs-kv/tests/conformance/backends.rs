@@ -1,10 +1,14 @@
 //! The backends under test, each with an empty store.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use tempfile::TempDir;
 use threefs_kv::{EmbeddedConfig, Store, Transaction};
+
+use crate::cluster::{BOUNDS, Cluster};
+use crate::two_processes::InTurn;
 
 /// What a store needs while it is used.
 pub(crate) struct Resources(
@@ -13,9 +17,25 @@ pub(crate) struct Resources(
 
 /// An empty store of each backend.
 pub(crate) async fn stores() -> Vec<(Store, Resources)> {
+    // Three members, shared by the tests; a killed process does not lose what it has not synced.
+    static CLUSTER: OnceLock<Option<Cluster>> = OnceLock::new();
+    let cluster = CLUSTER.get_or_init(|| Cluster::start(3, &with_bounds(&["--unsafe-no-fsync"])));
     let folder = tempfile::tempdir().unwrap();
     let embedded = Store::embedded(EmbeddedConfig::new(folder.path().join("kv"))).unwrap();
-    vec![(Store::memory(), Resources(None)), (embedded, Resources(Some(folder)))]
+    let mut stores = vec![(Store::memory(), Resources(None)), (embedded, Resources(Some(folder)))];
+    if let Some(cluster) = cluster {
+        stores.push((Store::etcd(cluster.config()).await.unwrap(), Resources(None)));
+        let config = cluster.config();
+        let openings = [Store::etcd(config.clone()).await, Store::etcd(config).await];
+        let in_turn = InTurn::new(openings.map(Result::unwrap));
+        stores.push((Store::new(in_turn), Resources(None)));
+    }
+    stores
+}
+
+/// Options of a member that the backend accepts.
+pub(crate) fn with_bounds<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    [&BOUNDS[..], options].concat()
 }
 
 /// A transaction.

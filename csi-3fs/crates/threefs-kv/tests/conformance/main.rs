@@ -3,7 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod backends;
+mod cluster;
 mod embedded;
+mod faults;
 mod phantoms;
+mod proxy;
+mod rate;
 mod serialisable;
 mod transactions;
+mod two_processes;
