@@ -22,8 +22,7 @@ pub trait DiskFile: Send + Sync + 'static {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
     /// As [`Self::write_at`]; the device has the bytes when this returns, perhaps in a volatile
-    /// cache, see [`Disk::shares_flushes`]. Whole blocks are written, padded with zeros: a file
-    /// system may have smaller blocks, and the rest would not be overwritten in place next time.
+    /// cache, see [`Disk::shares_flushes`].
     ///
     /// # Errors
     /// As [`Self::write_at`].

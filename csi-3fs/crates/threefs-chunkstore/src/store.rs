@@ -192,8 +192,8 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         let placed = plan::locate(&parts, &runs);
         let small = runs.is_empty();
         let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
-        let cached = logged || !self.shared_flush;
-        let appended = self.write_runs(&placed, &plan.write, cached).and_then(|()| {
+        let joint = !small && !logged && self.is_flushed_with_log(&runs);
+        let appended = self.write_runs(&placed, &plan.write, !joint).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
             let data = if logged { plan.write.to_vec() } else { Vec::new() };
             let (runs, chunk) = (runs.clone(), update.chunk);
@@ -205,11 +205,11 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
                 let mut unflushed = Vec::new();
                 let record = if logged {
                     Record::Written { chunk, state, content, runs, data: data.clone() }
-                } else if small || !self.is_flushed_with_log(inner, &runs) {
+                } else if joint {
+                    Record::Verified { chunk, state, content, runs }
+                } else {
                     unflushed = runs;
                     Record::Pending { chunk, state, content }
-                } else {
-                    Record::Verified { chunk, state, content, runs }
                 };
                 let number = self.append_update(inner, record, small, &mut reservation)?;
                 inner.unflushed.append(&mut unflushed);

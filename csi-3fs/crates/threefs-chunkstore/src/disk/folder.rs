@@ -1,6 +1,5 @@
 //! Implementation of the file system interface on a folder.
 
-use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
-use threefs_core::chunk::BLOCK_BYTES;
 
 use super::{Disk, DiskFile};
 
@@ -161,18 +159,6 @@ fn write_back(file: &File, offset: u64, length: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The bytes, padded with zeros to whole blocks.
-fn padded(bytes: &[u8]) -> Cow<'_, [u8]> {
-    let length = bytes.len().next_multiple_of(BLOCK_BYTES);
-    if length == bytes.len() {
-        return bytes.into();
-    }
-    let mut padded = Vec::with_capacity(length);
-    padded.extend_from_slice(bytes);
-    padded.resize(length, 0);
-    padded.into()
-}
-
 impl DiskFile for FolderFile {
     fn read_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
         while !buffer.is_empty() {
@@ -197,9 +183,8 @@ impl DiskFile for FolderFile {
     }
 
     fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let bytes = padded(bytes);
         self.with_writer(|writer| {
-            writer.write_all_at(&bytes, offset)?;
+            writer.write_all_at(bytes, offset)?;
             write_back(writer, offset, bytes.len())
         })
     }
@@ -266,6 +251,8 @@ impl DiskFile for FolderFile {
 
 #[cfg(test)]
 mod tests {
+    use threefs_core::chunk::BLOCK_BYTES;
+
     use super::*;
 
     #[test]
@@ -308,8 +295,7 @@ mod tests {
         DiskFile::read_at(&file, &mut read, 0).unwrap();
         assert!(read[..8192].iter().all(|byte| *byte == 1));
         assert_eq!(read[8192..28_192], bytes[1..]);
-        assert!(read[28_192..28_672].iter().all(|byte| *byte == 0), "padding");
-        assert!(read[28_672..].iter().all(|byte| *byte == 1));
+        assert!(read[28_192..].iter().all(|byte| *byte == 1));
         assert_eq!(disk.list().unwrap(), ["lock", "other"]);
     }
 

@@ -59,9 +59,11 @@ impl<D: Disk> FileChunkStore<D> {
         }
     }
 
-    /// Whether the next flush of the log makes these runs durable, too. The first write of a block
-    /// changes file system metadata, which only a flush of the data file makes durable.
-    pub(super) fn is_flushed_with_log(&self, inner: &Inner<D::File>, runs: &[Extent]) -> bool {
+    /// Whether a flush of the log makes these runs durable, too, once they are on the device. The
+    /// first write of a block changes file system metadata, which only a flush of the data file
+    /// makes durable.
+    pub(super) fn is_flushed_with_log(&self, runs: &[Extent]) -> bool {
+        let inner = self.lock();
         let unwritten = |run: &Extent| inner.unwritten.intersects(run.start, run.blocks.into());
         self.shared_flush && !runs.iter().any(unwritten)
     }

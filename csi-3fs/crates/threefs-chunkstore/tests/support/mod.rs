@@ -145,12 +145,11 @@ impl DiskFile for MemoryFile {
     }
 
     fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let mut bytes = bytes.to_vec();
-        bytes.resize(bytes.len().next_multiple_of(4096), 0);
         let mut state = self.state.lock().unwrap();
         let file = self.file;
         let in_place = state.extents.is_initialized(file, offset, bytes.len() as u64);
-        state.write(file, offset, &bytes)?;
+        state.write(file, offset, bytes)?;
+        let bytes = bytes.to_vec();
         state.operations.push(Operation::WriteToDevice { file, offset, bytes, in_place });
         Ok(())
     }
