@@ -140,7 +140,7 @@ async def _cold(arguments: argparse.Namespace, record: Record) -> None:
 
 
 def main() -> int:
-    """Measure, print a table, write the JSON. 1: something did not come to be; 130: Ctrl-C."""
+    """Measure, print a table, write the JSON. 1: an expected state was not reached; 130: Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.scheduler", description=__doc__.partition("\n")[0]
     )

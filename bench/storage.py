@@ -65,7 +65,7 @@ def batch_read(client: threefs.Client, size: int, into: memoryview) -> float:
 
 
 def forget_cache() -> bool:
-    """Make the next read come from the disk; needs root."""
+    """Drop caches, so that the next read is from disk; needs root."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")

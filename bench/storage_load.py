@@ -60,7 +60,7 @@ class Cluster:
 
 @contextmanager
 def serving(folder: Path, capacity_bytes: int = 0) -> Iterator[Cluster]:
-    """A cluster in `folder`, gone afterwards; a node holds `capacity_bytes`, 0: its disk's."""
+    """A cluster in `folder`, removed afterwards. Node capacity: 0 is that of its disk."""
     command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder / "cluster")]
     command += ["--capacity", str(capacity_bytes)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -38,7 +38,7 @@ def _build(target: Path) -> None:
     if shutil.which("go") is None:
         raise SystemExit("helm is missing: install it from https://helm.sh, or Go to build it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Several test processes may need it at once; only one builds it.
+    # Several test processes may need it at the same time; only one builds it.
     with (target.parent / ".helm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():

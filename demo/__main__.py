@@ -21,7 +21,7 @@ from demo.stack import ROOT
 
 
 def main() -> int:
-    """Runs the demo; 0 when everything was as promised, 1 otherwise."""
+    """Runs the demo. Returns 0 if all checks passed, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument(
         "--folder",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def summarise(scenario: Scenario, memory_peak_bytes: int, wall_s: float) -> Summary:
-    """Every figure comes from the jobs' own output, the scheduler's objects or the processes."""
+    """Every figure is read from the jobs' output, the scheduler's objects or the processes."""
     observer, log = scenario.stack.observer, scenario.log
     job = scenario.stack.client.job("gpt")
     result, reference = scenario.result("gpt"), scenario.result("gpt-reference")

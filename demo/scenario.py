@@ -39,7 +39,7 @@ class ScenarioLog:
 
 
 class Scenario:
-    """Runs the steps. `say` gets the step that starts, `report` the progress of the current one."""
+    """Runs the steps. `say` is called with each step, `report` with the progress of a step."""
 
     def __init__(
         self, folder: Path, say: Callable[[str], None], report: Callable[[float], None]

@@ -63,7 +63,7 @@ def base_layer(cache: Path) -> Layer:
 
 
 def python_version(layer: Layer) -> str:
-    """The version (3.11, say) of the Python in the base layer."""
+    """Python version of the base layer, for example 3.11."""
     command = ["tar", "--list", "--gzip", f"--file={layer.path}", "--wildcards"]
     names = run([*command, "*/usr/bin/python3.[0-9]*"], "the base layer has no Python").split()
     return names[0].rpartition("python")[2]

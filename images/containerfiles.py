@@ -107,7 +107,7 @@ class Store:
     folder: Path
 
     def prepare(self, cache: Path) -> None:
-        """Loads the stand-ins of the base images."""
+        """Loads the replacements of the base images."""
         for base in STAND_INS:
             archive = stand_in(base, cache, rust_version())
             pulled = self._buildah(["pull", "--quiet", f"oci-archive:{archive}"], PULL_SECONDS)

@@ -43,7 +43,7 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """The full name that containerd knows it by."""
+        """Its full name in containerd."""
         return f"docker.io/fireflyer/{self.name}:{TAG}"
 
 

@@ -100,7 +100,7 @@ def _build(target: Path, programs: dict[str, Path], cache: Path, scratch: Path) 
 
 
 def _copy_files(root: Path) -> None:
-    # The program may come from the cache of an earlier build: the module need not be there.
+    # The program may be in the cache of an earlier build, so the module need not exist.
     command = ["go", "mod", "download", "-json", "sigs.k8s.io/kind"]
     sources = binaries.SOURCES / "kind"
     module = json.loads(run(command, "downloading kind's module failed", folder=sources))["Dir"]

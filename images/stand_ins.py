@@ -1,4 +1,4 @@
-"""Local stand-ins for the base images of the Containerfiles, for machines without a registry.
+"""Local replacements for the base images of the Containerfiles, for machines without a registry.
 
 Each is the host's Debian or Ubuntu with only the contents of the official image: `python` has no
 compiler, `rust` has no Python. A Containerfile that builds on them declares all its dependencies.
@@ -71,7 +71,7 @@ STAND_INS = (
 
 
 def stand_in(base: StandIn, cache: Path, rust_version: str) -> Path:
-    """The OCI archive of a stand-in: from the cache, or newly made (a minute or two)."""
+    """The OCI archive of a replacement: cached, or built in one or two minutes."""
     programs = ("mmdebstrap", *base.host_commands)
     missing = [command for command in programs if shutil.which(command) is None]
     if missing or os.geteuid() != 0:

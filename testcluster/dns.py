@@ -38,7 +38,7 @@ def start(state: State, authority: pki.Authority) -> None:
 
 
 def objects(state: State) -> list[dict[str, Any]]:
-    """The Service that pods ask, and the endpoint behind it."""
+    """The Service for pods and its endpoint."""
     ports = [{"name": "dns", "port": 53, "protocol": "UDP"}]
     ports.append({"name": "dns-tcp", "port": 53, "protocol": "TCP"})
     metadata = {"name": "kube-dns", "namespace": "kube-system"}

@@ -34,7 +34,7 @@ COMMAND_SECONDS = 900.0
 ENGINE_SECONDS = 10
 PODMAN_SETTINGS = "containers.conf"
 HARDWARE = "flyer-fake"
-"""The folder of a node's stand-in hardware below `var-lib`, in the node below /var/lib."""
+"""The folder of a node's simulated hardware below `var-lib`, in the node below /var/lib."""
 
 
 def usable() -> bool:

@@ -22,7 +22,7 @@ __all__ = ["KWOK", "add", "manifest", "spec"]
 KWOK = "kwok"
 ANNOTATION = "kwok.x-k8s.io/node"
 NODES_PER_LEAF = 16
-IN_FLIGHT = 32  # creations at once: more only fills the API server's queues
+IN_FLIGHT = 32  # concurrent creations: more only fills the API server's queues
 
 RESOURCES = {
     "cpu": "128",

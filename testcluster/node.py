@@ -121,7 +121,7 @@ class Node:
         self._process("kube-proxy", proxy, {}).start()
 
     def power_off(self) -> None:
-        """Simulates a power cut: all processes, mounts and addresses disappear at once.
+        """Simulates a power cut: all processes, mounts and addresses disappear together.
 
         The address is removed first: a kernel that closes the connections of killed processes, or
         refuses new ones, looks alive to its peers.

@@ -101,7 +101,7 @@ class Process:
         ]
 
     def kill(self, number: signal.Signals = signal.SIGKILL, deadline_s: float = 20) -> None:
-        """Signals it and waits until it is gone."""
+        """Sends it a signal and waits until it has exited."""
         pids = self.pids()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

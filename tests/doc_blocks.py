@@ -1,4 +1,4 @@
-"""The code blocks of the pages, with the marker that says how each is checked.
+"""The code blocks of the pages, with the marker that selects their check.
 
 A marker is a comment on the line before a block: `<!-- test: HOW -->`. Outside the tutorial, the
 guides and operations, blocks in no language, `text` or `mermaid` are pictures and need none.

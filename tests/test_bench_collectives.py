@@ -13,7 +13,7 @@ from bench.collectives.harness import BenchError, Case, Contender, Harness, Rank
 LONG = "8 ranks, 64 MiB fp32, registered: x better of all the MPIs that there are"
 
 
-def test_a_ratio_is_taken_round_by_round():
+def test_a_ratio_is_computed_per_round():
     ratio = rows.times("a", own=[1.0, 2.0, 10.0], peer=[4.0, 8.0, 30.0], goal=4.0)
     assert (ratio.median, ratio.low, ratio.high, ratio.rounds) == (4.0, 3.0, 4.0, 3)
     assert ratio.reached
@@ -99,7 +99,7 @@ def test_every_configuration_of_a_peer_has_a_name_that_the_protocol_can_carry():
         assert len(set(names)) == len(names)
 
 
-def test_a_peers_quickest_configuration_counts():
+def test_the_fastest_configuration_of_a_peer_counts():
     fastest = peers.quickest({"a": [3.0, 3.0, 9.0], "b": [4.0, 1.0, 2.0], "c": None, "d": []})
     assert fastest == ("b", [4.0, 1.0, 2.0])
     assert peers.quickest({"c": None}) is None

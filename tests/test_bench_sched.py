@@ -27,7 +27,7 @@ def line(
     return json.dumps(event) + "\n"
 
 
-def test_a_bound_is_of_the_median_or_of_the_ratio_to_the_peer() -> None:
+def test_a_goal_bounds_the_median_or_the_ratio_to_the_peer() -> None:
     figure = Figure("gang", "s", 1.0, of_peer=True, values=[2.0, 9.0, 3.0], peer=[4.0])
     assert (figure.median, figure.ratio, figure.good) == (3.0, 0.75, True)
     assert Figure("rate", "jobs/s", 100, more=True, values=[99]).good is False
@@ -36,7 +36,7 @@ def test_a_bound_is_of_the_median_or_of_the_ratio_to_the_peer() -> None:
     assert Figure("not measured", "s", 1).good is None
 
 
-def test_the_table_fits_a_terminal_and_says_what_fell_short() -> None:
+def test_the_table_fits_a_terminal_and_marks_missed_goals() -> None:
     figures = [
         Figure("a" * 60, "s", 1.0, of_peer=True, values=[2.0], peer=[1.0]),
         Figure("writes", "writes", 4, values=[123456.0]),
@@ -69,7 +69,7 @@ def test_the_audit_log_is_read_as_it_grows(tmp_path) -> None:
     assert by_kind(writes)["flyer-operator: create pods/binding"] == 1
 
 
-def test_the_servers_account_is_what_grew_between_two_looks() -> None:
+def test_the_cost_of_the_server_is_the_difference_of_two_scrapes() -> None:
     page = """# HELP apiserver_request_duration_seconds of calls
 apiserver_request_duration_seconds_bucket{resource="pods",verb="POST",le="1"} 9
 apiserver_request_duration_seconds_sum{resource="pods",subresource="",verb="POST"} %s
@@ -87,14 +87,14 @@ apiserver_watch_events_sizes_count{resource="pods",version="v1"} 2
     assert costs["events sent to watches"] == {}  # as many as before
 
 
-def test_both_sides_get_the_same_gang() -> None:
+def test_both_schedulers_get_the_same_gang() -> None:
     job = FlyerJob.model_validate(flyer_job("gang", 3))
     group, pods = peer_gang("gang", 3, one_leaf=True)
     assert job.spec.nodes == group["spec"]["schedulingPolicy"]["gang"]["minCount"] == len(pods)
     assert {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in pods} == {"gang"}
 
 
-def test_the_history_of_a_cold_start_is_one_that_the_engine_would_leave() -> None:
+def test_the_state_before_a_cold_start_is_one_that_the_engine_can_write() -> None:
     history = cold_start.History(nodes=20, gang_of=5, queued=4, ended=2)
     objects = dict(cold_start._objects(history))
     jobs = [item for key, item in objects.items() if "/flyerjobs/" in key]

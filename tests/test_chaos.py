@@ -1,4 +1,4 @@
-"""The moment of a random kill lies within the run, however fast the machine has become."""
+"""The time of a random kill is within the run, regardless of the speed of the machine."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +25,7 @@ def chaos(run: Observer, folder: Path) -> Chaos:
     return Chaos(stack, seed=1)
 
 
-def test_the_moment_is_the_drawn_one(tmp_path: Path) -> None:
+def test_the_kill_waits_for_the_drawn_time(tmp_path: Path) -> None:
     run = Run([])  # no step is asked for
     assert chaos(run, tmp_path).await_moment("trial", 0.0) >= 0.0
 

@@ -8,7 +8,7 @@ from testcluster import down
 from testcluster.state import State
 
 
-def test_an_interrupted_removal_can_be_asked_for_again(tmp_path, monkeypatch):
+def test_an_interrupted_removal_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(down.network, "remove", lambda _: None)
     monkeypatch.setattr(down, "kill_all", lambda _: None)
     monkeypatch.setattr(down, "_remove_cgroups", lambda _: None)

@@ -79,7 +79,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def flags(words: list[str]) -> list[str]:
-    """The flags among words, without values; what comes after `--` is another program's."""
+    """The flags among words, without values; arguments after `--` are those of another program."""
     own = words[: words.index("--")] if "--" in words else words
     return [word.partition("=")[0] for word in own if re.match(r"--?[a-zA-Z]", word)]
 
@@ -169,7 +169,7 @@ def test_commands_have_verbs_and_flags_that_exist(block: Block) -> None:
         "true | kubectl gett pods",
     ],
 )
-def test_a_slip_of_the_hand_is_found(text: str) -> None:
+def test_a_mistake_in_a_command_is_detected(text: str) -> None:
     block = Block(ROOT / "docs" / "x.md", 1, "sh", "cluster", "", text)
     with pytest.raises(Exception, match=r"."):
         test_commands_have_verbs_and_flags_that_exist(block)

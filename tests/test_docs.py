@@ -58,18 +58,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_says_how_it_is_checked(page: Path) -> None:
+def test_every_block_names_its_check(page: Path) -> None:
     page_blocks = [block for block in blocks() if block.page == page]
     unmarked = [block.where for block in page_blocks if block.how not in HOWS and not block.picture]
     assert not unmarked, "write `<!-- test: HOW -->` above it; tests/doc_blocks.py lists them"
 
 
 @named("skip")
-def test_what_is_not_run_says_why(block: Block) -> None:
+def test_a_skipped_block_has_a_reason(block: Block) -> None:
     assert len(block.detail.split()) >= 2
 
 
-def test_pictures_hold_no_commands() -> None:
+def test_blocks_without_a_check_contain_no_commands() -> None:
     for block in blocks():
         if not block.how:
             typed = [line for line in block.text.splitlines() if PROGRAMS_TYPED.match(line)]
@@ -77,7 +77,7 @@ def test_pictures_hold_no_commands() -> None:
 
 
 @named("elsewhere")
-def test_what_is_tested_elsewhere_is(block: Block) -> None:
+def test_a_block_tested_elsewhere_is_in_that_test(block: Block) -> None:
     """The test reads the page, or has each command's program and verb."""
     tests = [ROOT / path for path in block.detail.split()]
     text = "\n".join(path.read_text() for path in tests)
@@ -92,18 +92,18 @@ def test_what_is_tested_elsewhere_is(block: Block) -> None:
 
 
 @named("json")
-def test_json_is_json(block: Block) -> None:
+def test_json_blocks_are_valid(block: Block) -> None:
     assert json.loads(block.text)
 
 
 @named("local")
-def test_a_cluster_file_is_taken(block: Block, tmp_path: Path) -> None:
+def test_cluster_files_are_valid(block: Block, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(block.text)
     assert load_cluster(tmp_path / "cluster.yaml").engine_nodes()
 
 
 @named("make")
-def test_targets_are_in_the_makefile(block: Block) -> None:
+def test_make_targets_exist(block: Block) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for command in commands(block):
         assert command[0] == "make"
@@ -122,7 +122,7 @@ def test_options_are_those_of_the_program(block: Block) -> None:
 
 
 @named("names")
-def test_what_is_imported_and_called_exists(block: Block) -> None:
+def test_imported_and_called_names_exist(block: Block) -> None:
     tree = ast.parse(block.text)
     imports = [
         statement for statement in tree.body if isinstance(statement, ast.Import | ast.ImportFrom)
@@ -185,7 +185,7 @@ def test_commands_succeed(block: Block, tmp_path: Path) -> None:
 
 @named("dry")
 @pytest.mark.slow
-def test_a_real_server_would_do_it(block: Block, definitions: Cluster) -> None:
+def test_a_real_server_accepts_the_commands(block: Block, definitions: Cluster) -> None:
     name = "reader-s-own"
     definitions.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     try:
@@ -205,7 +205,7 @@ def objects(block: Block) -> list[dict[str, Any]]:
 
 
 @named("manifest")
-def test_models_take_the_manifests(block: Block, tmp_path: Path) -> None:
+def test_models_accept_the_manifests(block: Block, tmp_path: Path) -> None:
     for item in objects(block):
         if item["kind"] == "FlyerJob":
             file = tmp_path / "job.yaml"
@@ -229,7 +229,7 @@ def definitions(control_plane: Cluster) -> Cluster:
 
 @named("manifest")
 @pytest.mark.slow
-def test_a_real_server_takes_the_manifests(block: Block, definitions: Cluster) -> None:
+def test_a_real_server_accepts_the_manifests(block: Block, definitions: Cluster) -> None:
     for item in objects(block):
         output = definitions.kubectl(
             "create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(item)

@@ -33,14 +33,14 @@ def end(folder: Path, how: str) -> None:
     subprocess.run([sys.executable, "-c", USER, str(folder), how], cwd=ROOT, timeout=60)
 
 
-def test_a_cluster_goes_with_its_user() -> None:
+def test_a_cluster_is_removed_when_its_user_exits() -> None:
     folder = Path(tempfile.mkdtemp(prefix="flyer-guard-")) / "cluster"
     end(folder, "leaves")
     assert pids_of_cluster(State(folder)) == []
     assert not folder.parent.exists()
 
 
-def test_a_cluster_goes_when_its_user_is_killed() -> None:
+def test_a_cluster_is_removed_when_its_user_is_killed() -> None:
     folder = Path(tempfile.mkdtemp(prefix="flyer-guard-")) / "cluster"
     end(folder, "killed")
     deadline = time.monotonic() + GONE_DEADLINE_S

@@ -34,7 +34,7 @@ def expanded(text: str) -> list[str]:
 def exists(path: str) -> bool:
     """Whether such a path exists, from the root or, for tests, from its part; `*` matches."""
     plain = path.partition("::")[0].partition("#")[0].rstrip("/")
-    if re.search(r"[A-Z]{2,}|…|<", Path(plain).name):  # stands for a name
+    if re.search(r"[A-Z]{2,}|…|<", Path(plain).name):  # placeholder for a name
         plain = str(Path(plain).parent)
     parts = ("", "*/", "*/*/", "*/*/*/") if plain.startswith("tests/") else ("",)
     return any(path for part in parts for path in ROOT.glob(part + plain))
@@ -73,12 +73,12 @@ def test_functions_on_a_path_through_the_code_exist(name: str) -> None:
     assert not missing
 
 
-def test_the_maps_are_read() -> None:
+def test_the_maps_are_not_empty() -> None:
     rows = [row for library in LIBRARIES for row in ROW.findall(library.read_text())]
     assert len(rows) > 100
 
 
-def test_a_path_that_is_gone_is_noticed() -> None:
+def test_a_missing_path_is_detected() -> None:
     assert expanded("a/{b,c}/d.py") == ["a/b/d.py", "a/c/d.py"]
     assert exists("tests/test_maps.py")
     assert not exists("tests/{gone}.py")

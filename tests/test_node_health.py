@@ -73,7 +73,7 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     assert {fault.code for fault in status.faults} >= {"Xid79", "Xid74", "Xid63"}
     good = [GpuStatus(uuid, answers=True, recovery_action=0, links_active=12) for uuid in uuids]
     up = PortStatus("mlx5_0", 1, "active", "linkup", {})
-    # A reset: they are gone and answer again.
+    # A reset: they disappear and respond again.
     book.gpu_statuses(inventory, [GpuStatus(uuid, answers=False) for uuid in uuids], 4000.0)
     for now in (5000.0, 5001.0):
         book.gpu_statuses(inventory, good, now)
@@ -87,7 +87,7 @@ def test_every_state_of_a_device_makes_a_status_that_the_api_accepts(tmp_path: P
     assert states == {"Healthy", "Suspect", "Unhealthy", "Recovering", "Unknown"}
 
 
-def test_what_did_not_change_keeps_its_times(tmp_path: Path) -> None:
+def test_unchanged_devices_keep_their_transition_times(tmp_path: Path) -> None:
     inventory = node(tmp_path)
     book = HealthStore(load_policy())
     book.track(inventory, 1.0)
@@ -98,7 +98,7 @@ def test_what_did_not_change_keeps_its_times(tmp_path: Path) -> None:
     assert again == first
 
 
-async def test_the_object_is_made_once_and_written_only_when_something_changed(
+async def test_the_object_is_created_once_and_written_only_after_changes(
     tmp_path: Path,
 ) -> None:
     inventory = node(tmp_path)
@@ -133,7 +133,7 @@ async def test_the_object_is_made_once_and_written_only_when_something_changed(
             running.cancel()
 
 
-async def test_an_api_server_that_is_away_is_asked_again(tmp_path: Path) -> None:
+async def test_requests_to_an_unreachable_api_server_are_retried(tmp_path: Path) -> None:
     inventory = node(tmp_path)
     book = HealthStore(load_policy())
     book.track(inventory, 1.0)
@@ -203,7 +203,7 @@ async def test_events_name_the_node_count_up_and_are_bounded() -> None:
     )
 
 
-async def test_an_event_that_is_refused_is_given_up_and_counted() -> None:
+async def test_a_refused_event_is_dropped_and_counted() -> None:
     metrics = Metrics()
     async with ApiServer(user=ON_NODE_1) as api:
         port = int(api.url.rsplit(":", 1)[1])
@@ -219,7 +219,7 @@ async def test_an_event_that_is_refused_is_given_up_and_counted() -> None:
         running.cancel()
 
 
-def test_a_bucket_fills_up_again() -> None:
+def test_a_token_bucket_is_refilled() -> None:
     bucket = TokenBucket(burst=2, seconds_each=10)
     assert [bucket.take(now) for now in (100, 100, 100, 105, 110, 111)] == [
         True, True, False, False, True, False,

@@ -1,4 +1,6 @@
-"""Old builds in the cache go; this version's, fresh ones and those that are being built stay."""
+"""Removal of old builds from the cache: those of this version, recent ones and those in progress
+are kept.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_only_old_builds_of_other_versions_are_removed(
     assert all(path.exists() for path in (current, fresh, building))
 
 
-def test_a_build_that_is_used_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timestamp_of_a_used_build_is_updated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLYER_E2E_CACHE", str(tmp_path))
     path = binaries._path("kwok")
     make_build(path.parent, 90)

@@ -1,4 +1,4 @@
-"""Tests that ask a real API server are found by `make e2e`, and cannot be skipped there."""
+"""Tests with a real API server are run by `make e2e` and cannot be skipped there."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def run_pytest(*arguments: str, **environment: str) -> subprocess.CompletedProce
     )
 
 
-def test_the_mark_finds_them() -> None:
+def test_the_mark_selects_all_tests_with_a_real_server() -> None:
     result = run_pytest("--collect-only", "-q", "-m", "real_server", *PLACES)
     places = {line.partition("::")[0] for line in result.stdout.splitlines() if "::" in line}
     assert places == set(PLACES), result.stderr
-    assert "test_a_real_server_takes_the_manifests" in result.stdout
+    assert "test_a_real_server_accepts_the_manifests" in result.stdout
     assert "test_every_message_names_a_field" not in result.stdout
 
 
-def test_make_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
+def test_make_runs_all_marked_tests_without_skips() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^E2E := .*FLYER_E2E_REQUIRED=1 ", makefile, re.MULTILINE)
     assert re.search(r"^e2e: .*\btest-servers\b", makefile, re.MULTILINE)
@@ -56,7 +56,7 @@ def test_make_runs_what_has_the_mark_and_lets_nothing_be_skipped() -> None:
         assert recipe[1].startswith(f"\t$(E2E) {arguments}"), target
 
 
-def test_where_one_was_promised_and_is_not_built_they_fail(tmp_path: Path) -> None:
+def test_the_tests_fail_if_a_required_server_is_not_built(tmp_path: Path) -> None:
     place = "operator/tests/kube/scenarios/test_real_server.py"
     nowhere = {"FLYER_E2E_CACHE": str(tmp_path), "FLYER_E2E_REQUIRED": ""}
     skipped = run_pytest("-q", place, **nowhere)

@@ -45,7 +45,7 @@ def test_a_version_without_a_changelog_is_refused(tree: Path) -> None:
         release_version(tree)
 
 
-def test_the_bill_of_materials_has_what_is_not_ours() -> None:
+def test_the_bill_of_materials_lists_third_party_packages() -> None:
     packages = [
         {"id": "a", "name": "half", "version": "2.7.1", "license": "MIT OR Apache-2.0"},
         {"id": "b", "name": "fabric", "version": "0.1.0", "license": "Apache-2.0"},
@@ -79,7 +79,7 @@ def test_workflows_run_targets_of_the_makefile(workflow: Path) -> None:
     assert not missing
 
 
-def test_ci_on_the_forge_runs_every_stage() -> None:
+def test_the_github_workflow_runs_every_stage() -> None:
     ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     local = (ROOT / ".ci" / "run").read_text()
     for target in ("check-static", "site", "release-check"):

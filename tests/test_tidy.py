@@ -28,7 +28,7 @@ def tracked(*suffixes: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", tracked(".md"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
+def test_links_between_pages_have_existing_targets(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     local = [target for target in targets if not re.match(r"[a-z]+:", target)]
     missing = [target for target in local if not (page.parent / target).exists()]
@@ -41,7 +41,7 @@ def test_pictures_are_well_formed(picture: Path) -> None:
 
 
 def test_files_have_one_subject() -> None:
-    """A file that passes 500 lines mixes something; ask what before raising this."""
+    """A file of more than 500 lines has several subjects: split it, do not raise this limit."""
     long = {
         str(path.relative_to(ROOT)): lines
         for path in tracked(".py", ".rs")
@@ -50,7 +50,7 @@ def test_files_have_one_subject() -> None:
     assert not long
 
 
-def test_every_member_of_the_python_workspace_says_what_it_is() -> None:
+def test_every_member_of_the_python_workspace_has_a_description() -> None:
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for member in root["tool"]["uv"]["workspace"]["members"]:
         project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]

@@ -6,7 +6,7 @@ from demo.report import steps_lost
 from demo.timeline import Bar, Mark, Timeline
 
 
-def test_bars_and_marks_lie_on_their_rows() -> None:
+def test_bars_and_marks_are_on_their_rows() -> None:
     timeline = Timeline(
         groups=[("zone A", ["a0", "a1"]), ("3FS", ["storage-1"])],
         bars=[Bar("a0", "gpt", 1, 0.0, 10.0), Bar("a1", "gpt", 1, 0.0, 5.0)],
@@ -20,7 +20,7 @@ def test_bars_and_marks_lie_on_their_rows() -> None:
     assert "5.0 s: killed & gone" in titles
 
 
-def test_steps_are_lost_when_they_are_done_again() -> None:
+def test_repeated_steps_count_as_lost() -> None:
     def steps(first: int, last: int) -> list[tuple[int, float]]:
         return [(step, 0.0) for step in range(first, last + 1)]
 

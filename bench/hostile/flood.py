@@ -87,7 +87,7 @@ async def report(counts: Done) -> None:
 
 
 async def main(plan: dict[str, Any]) -> None:
-    """All attacks at once."""
+    """All attacks concurrently."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     counts: Done = Counter()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ColdStart", "History"]
 
-# etcd takes 128 operations at once.
+# etcd accepts 128 operations per transaction.
 _BATCH: Final = 120
 _CREATED: Final = "2026-01-01T00:00:00Z"
 MIB: Final = 1 << 20

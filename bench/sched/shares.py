@@ -131,7 +131,7 @@ class Shares:
         job = await self.testbed.api.get(FLYERJOBS, "gang", NAMESPACE)
         victim = job["status"]["assignment"]["nodes"][of // 2]["name"]
         await self.simulator.send(f"lose {victim}")
-        # kwok must release the node, or it would report it Ready again at once.
+        # kwok must release the node, or it would report it Ready again immediately.
         annotations = {"kwok.x-k8s.io/node": None}
         await self.testbed.api.merge(NODES, victim, {"metadata": {"annotations": annotations}})
         await asyncio.sleep(1.0)

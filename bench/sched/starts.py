@@ -173,7 +173,7 @@ class Starts:
     # -- small jobs ----------------------------------------------------------------------------
 
     async def small_round(self) -> None:
-        """Single-node jobs, all created at once."""
+        """Single-node jobs, all created together."""
         count = self.sizes.small
         await self.simulator.send("hold")
         jobs = [flyer_job(f"small-{number}", 1) for number in range(count)]

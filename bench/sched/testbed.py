@@ -266,7 +266,7 @@ class Testbed:
     # -- processes -----------------------------------------------------------------------------
 
     def start_operator(self, number: int = 0, *, source: Path | None = None) -> Operator:
-        """One more process; `number` says which ports are its own.
+        """One more process; `number` selects its ports.
 
         `source`: the tree whose operator it is, instead of this one.
         """
@@ -383,7 +383,7 @@ class Testbed:
         await asyncio.sleep(SETTLE_SECONDS)
 
     async def create_all(self, resource: Resource, values: list[dict[str, Any]]) -> None:
-        """Create objects, many at once."""
+        """Create objects concurrently."""
         await asyncio.gather(*(self.api.create(resource, value, NAMESPACE) for value in values))
 
 

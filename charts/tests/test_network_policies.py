@@ -15,7 +15,7 @@ def ingress(objects: Rendered, name: str, port: int) -> list[Any]:
     ]
 
 
-def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
+def test_every_pod_of_the_chart_has_a_network_policy(everything: Rendered) -> None:
     policies = [
         policy["spec"]["podSelector"]["matchLabels"] for policy in everything.of("NetworkPolicy")
     ]
@@ -24,8 +24,8 @@ def test_every_pod_of_ours_has_a_network_policy(everything: Rendered) -> None:
         assert [policy for policy in policies if policy.items() <= labels.items()], name
 
 
-def test_no_port_but_the_webhooks_is_open_to_all_peers(everything: Rendered) -> None:
-    """And that one by default alone: the API servers' addresses are the administrator's to say."""
+def test_only_the_port_of_the_webhook_is_open_to_all_peers(everything: Rendered) -> None:
+    """And only by default: the administrator sets the addresses of the API servers."""
     open_ports = {
         (policy["metadata"]["name"], port["port"])
         for policy in everything.of("NetworkPolicy")
@@ -36,14 +36,16 @@ def test_no_port_but_the_webhooks_is_open_to_all_peers(everything: Rendered) -> 
     assert open_ports == {("flyer-webhook", 9443)}
 
 
-def test_the_gateway_is_reached_by_pods_of_jobs_alone(everything: Rendered) -> None:
+def test_only_pods_of_jobs_can_reach_the_gateway(everything: Rendered) -> None:
     [[peer]] = ingress(everything, "flyer-operator", 7443)
     assert peer["namespaceSelector"] == {}
     [expression] = peer["podSelector"]["matchExpressions"]
     assert expression == {"key": "fireflyer.dev/job", "operator": "Exists"}
 
 
-def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Render) -> None:
+def test_jobs_of_selected_namespaces_are_reachable_only_from_their_namespace(
+    render: Render,
+) -> None:
     assert not [
         policy
         for policy in render().of("NetworkPolicy")
@@ -62,7 +64,7 @@ def test_jobs_of_chosen_namespaces_hear_jobs_of_their_namespace_alone(render: Re
         assert "ports" not in rule
 
 
-def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, render: Render) -> None:
+def test_metrics_ports_are_closed_by_default(everything: Rendered, render: Render) -> None:
     names = [policy["metadata"]["name"] for policy in everything.of("NetworkPolicy")]
     assert not [name for name in names if ingress(everything, name, 8080)]
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
@@ -72,7 +74,7 @@ def test_metrics_are_closed_until_a_value_opens_them(everything: Rendered, rende
         assert ingress(opened, name, 8080) == [peers], name
 
 
-def test_the_webhook_is_closed_by_address_and_by_certificate(render: Render) -> None:
+def test_access_to_the_webhook_can_be_limited_by_address_and_certificate(render: Render) -> None:
     peers = [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
     closed = render(**{"networkPolicies.webhookFrom": peers, "injection.clientCA": "api-server-ca"})
     assert ingress(closed, "flyer-webhook", 9443) == [peers]

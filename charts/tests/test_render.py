@@ -42,7 +42,7 @@ def test_every_supported_version_renders_and_lints(version: str) -> None:
     assert lint.returncode == 0, lint.stdout
 
 
-def test_an_older_version_is_refused_by_name_and_the_page_says_which_are_supported() -> None:
+def test_an_unsupported_version_is_refused_and_the_page_lists_the_supported_ones() -> None:
     oldest = min(int(version.split(".")[1]) for version in SUPPORTED)
     result = template({}, "--kube-version", f"1.{oldest - 1}.9")
     assert result.returncode != 0
@@ -84,7 +84,7 @@ def test_any_choice_of_components_renders(switches: tuple[bool, ...], render: Re
     ],
     ids=lambda value: str(value),
 )
-def test_what_is_switched_off_is_not_there(
+def test_disabled_components_are_not_rendered(
     values: dict[str, Any], kind: str, render: Render
 ) -> None:
     assert not render(**values).of(kind)
@@ -108,7 +108,7 @@ def test_definitions_are_those_of_the_models(render: Render) -> None:
     assert rendered == {path.stem for path in (CHART.parents[1] / "crds").glob("*.yaml")}
 
 
-def test_no_key_is_made_without_a_cluster_that_may_have_one(render: Render) -> None:
+def test_rendering_without_a_cluster_generates_no_key(render: Render) -> None:
     """Argo CD and `helm template | kubectl apply` would replace the key at each rendering."""
     secret = render().named("Secret", "threefs-key")
     assert not {"data", "stringData"} & set(secret)
@@ -155,14 +155,14 @@ def test_no_key_is_made_without_a_cluster_that_may_have_one(render: Render) -> N
     ],
     ids=str,
 )
-def test_what_cannot_work_together_is_refused(values: dict[str, Any], words: list[str]) -> None:
+def test_incompatible_values_are_refused(values: dict[str, Any], words: list[str]) -> None:
     result = template(values)
     assert result.returncode != 0
     for word in words:
         assert word in result.stderr
 
 
-def test_inline_volumes_are_off_unless_they_are_switched_on(render: Render) -> None:
+def test_inline_volumes_are_disabled_by_default(render: Render) -> None:
     def modes_and_limit(**values: Any) -> tuple[list[str], str | None]:
         objects = render(**values)
         driver = objects.named("CSIDriver", "3fs.csi.fireflyer.dev")
@@ -206,7 +206,7 @@ def test_notes_say_that_the_webhooks_port_is_open(
 
 
 def _notes(folder: Path, value: str) -> str:
-    """Helm prints notes when it talks to a cluster; here they become an object instead."""
+    """Helm prints notes only with a cluster; here they are rendered into an object."""
     chart = folder / "fire-flyer"
     shutil.copytree(CHART, chart)
     (chart / "templates" / "NOTES.txt").rename(chart / "NOTES.txt")
@@ -224,7 +224,7 @@ def _notes(folder: Path, value: str) -> str:
 
 
 def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
-    """`files/crds` is a link: Helm puts what it leads to into the package, and says so."""
+    """`files/crds` is a link: Helm packages its target and prints a message."""
     result = run_helm("package", str(CHART), "--destination", str(tmp_path))
     assert result.returncode == 0, result.stderr
     [package] = tmp_path.glob("*.tgz")
@@ -257,14 +257,14 @@ def test_a_chart_without_definitions_or_policies_is_refused(tmp_path: Path) -> N
     assert template({"crds.install": False, **off}, chart=chart).returncode == 0
 
 
-def test_policies_speak_of_the_accounts_of_the_release() -> None:
+def test_policies_name_the_service_accounts_of_the_release() -> None:
     result = template({}, "--namespace", "training", "--show-only", "templates/admission.yaml")
     assert result.returncode == 0, result.stderr
     assert "system:serviceaccount:training:flyer-operator" in result.stdout
     assert "fireflyer-system" not in result.stdout
 
 
-def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> None:
+def test_mutating_policies_are_rendered_only_for_versions_that_support_them() -> None:
     def kinds(version: str) -> set[str]:
         options = ("--set", f"images.registry={REGISTRY},images.allowTags=true")
         result = run_helm("template", "x", str(CHART), "--kube-version", version, *options)
@@ -276,7 +276,7 @@ def test_policies_that_change_objects_wait_for_the_version_that_has_them() -> No
     assert "ValidatingAdmissionPolicy" in kinds("1.35.2")
 
 
-def test_one_switch_gives_tls_to_every_service_and_client(render: Render) -> None:
+def test_one_value_enables_tls_for_every_service_and_client(render: Render) -> None:
     def settings(rendered: Rendered) -> set[tuple[str, str, str]]:
         """Kind and both TLS settings of each service container."""
         tls_settings = set()

@@ -60,7 +60,7 @@ def test_no_pod_mounts_a_secret_with_a_key_that_it_does_not_need(everything: Ren
     ]
 
 
-def test_no_account_may_raise_its_own_rights(everything: Rendered) -> None:
+def test_no_account_can_escalate_its_permissions(everything: Rendered) -> None:
     dangerous = {"escalate", "bind", "impersonate"}
     for role in everything.of("ClusterRole", "Role"):
         for rule in role["rules"]:
@@ -68,7 +68,7 @@ def test_no_account_may_raise_its_own_rights(everything: Rendered) -> None:
             assert "rbac.authorization.k8s.io" not in rule["apiGroups"]
 
 
-def test_a_component_that_asks_the_api_for_nothing_gets_no_token(everything: Rendered) -> None:
+def test_a_component_without_api_requests_has_no_token(everything: Rendered) -> None:
     accounts = {
         subject["name"]
         for binding in everything.of("ClusterRoleBinding", "RoleBinding")
@@ -122,7 +122,7 @@ def test_only_the_mount_manager_is_privileged(everything: Rendered) -> None:
     assert privileged == PRIVILEGED
 
 
-def test_every_container_but_privileged_ones_has_the_runtimes_seccomp_profile(
+def test_every_unprivileged_container_has_the_runtimes_seccomp_profile(
     everything: Rendered,
 ) -> None:
     """Kubernetes runs a privileged container without one, even if the pod has a profile."""
@@ -168,7 +168,7 @@ def test_the_node_agent_writes_only_to_its_folders(everything: Rendered) -> None
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_without_cdi_the_agent_sees_none_of_its_folders(render: Render) -> None:
+def test_without_cdi_the_agent_mounts_none_of_its_folders(render: Render) -> None:
     rendered = render(**{"nodeAgent.deviceMode": "nodes"})
     [agent] = [pod for name, pod in pods(rendered) if name == "DaemonSet/flyer-node"]
     [container] = containers(agent)
@@ -207,7 +207,7 @@ def test_the_webhook_fails_open_and_excludes_the_release_namespace(everything: R
         assert names["values"] == ["fireflyer-system", "kube-system"]
 
 
-def test_the_webhook_has_no_token_and_no_authoritys_key(everything: Rendered) -> None:
+def test_the_webhook_has_no_token_and_no_ca_key(everything: Rendered) -> None:
     pod = everything.named("Deployment", "flyer-webhook")["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     accounts = {
@@ -330,7 +330,7 @@ def test_the_operator_may_use_only_the_priority_class_of_jobs(everything: Render
     assert [rule["resourceNames"] for rule in rules] == [["flyer-job"]]
 
 
-def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -> None:
+def test_the_policy_covers_the_priorities_of_the_services(everything: Rendered) -> None:
     values = {item["metadata"]["name"]: item["value"] for item in everything.of("PriorityClass")}
     assert all(name.startswith("flyer-") for name in values)
     assert values["flyer-storage"] == CRITICAL_PRIORITY
@@ -338,7 +338,7 @@ def test_the_policy_knows_the_priorities_of_our_services(everything: Rendered) -
 
 
 @pytest.mark.parametrize(("version", "own"), [("1.35.0", False), ("1.36.3", True)])
-def test_jobs_name_no_user_where_users_are_not_stamped(version: str, own: bool) -> None:
+def test_jobs_cannot_name_a_user_if_no_policy_sets_the_user(version: str, own: bool) -> None:
     """Otherwise a user who adds a name has two quotas: the user's and the namespace's."""
     result = template({}, "--kube-version", version)
     objects = [item for item in YAML(typ="safe").load_all(result.stdout) if item]
@@ -352,7 +352,7 @@ def test_jobs_name_no_user_where_users_are_not_stamped(version: str, own: bool) 
 CONTROLLER = "Deployment/threefs-csi-controller"
 
 
-def test_without_the_issuer_nothing_of_it_is_installed(render: Render) -> None:
+def test_a_disabled_issuer_has_no_objects(render: Render) -> None:
     objects = render(**{"csi.issuer.enabled": False})
     assert not [item for item in objects if item["metadata"]["name"] == "threefs-issuer"]
     assert "tokenRequests" not in objects.of("CSIDriver")[0]["spec"]

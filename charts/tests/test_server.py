@@ -91,7 +91,7 @@ def installation(control_plane: Cluster, namespace: str) -> Iterator[Installatio
         )  # fmt: skip
 
 
-def test_the_server_takes_every_object(
+def test_the_server_accepts_every_object(
     everything: Rendered, control_plane: Cluster, namespace: str
 ) -> None:
     """Strict field validation: unknown fields are rejected, not dropped."""
@@ -139,7 +139,7 @@ def test_pod_security_restricted_admits_the_controllers(
             assert "created" in control_plane.kubectl(*command, stdin=json.dumps(pod))
 
 
-def test_an_upgrade_keeps_what_was_made_once(installation: Installation) -> None:
+def test_an_upgrade_keeps_generated_keys_and_certificates(installation: Installation) -> None:
     key = installation.get("secret", "threefs-key")["data"]["key"]
     secret = base64.b64decode(key)
     assert len(secret) == 64, "as long as the services want it"
@@ -197,7 +197,7 @@ def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) ->
         assert cluster.get(name) == []
 
 
-def test_uninstalled_it_leaves_jobs_and_data_and_takes_them_up_again(
+def test_jobs_and_data_survive_uninstallation_and_are_adopted_when_reinstalled(
     installation: Installation,
 ) -> None:
     kinds = installation.cluster.kubectl(
@@ -306,7 +306,7 @@ def slow_body(cluster: Cluster, token: str, path: str) -> socket.socket:
     return opened
 
 
-def test_bodies_that_do_not_come_keep_no_reader_and_no_node_waiting(
+def test_incomplete_request_bodies_delay_neither_reads_nor_nodes(
     installation: Installation,
 ) -> None:
     """Stalled bodies occupy every seat for writes, and no other seats."""
@@ -341,7 +341,7 @@ def test_bodies_that_do_not_come_keep_no_reader_and_no_node_waiting(
         assert seats("current_executing_requests") >= all_seats
 
 
-def test_values_that_change_nothing_change_no_pod(installation: Installation) -> None:
+def test_an_upgrade_without_changes_restarts_no_pod(installation: Installation) -> None:
     """An upgrade without changes restarts no pod."""
     kinds = ("deployment", "daemonset", "statefulset")
 

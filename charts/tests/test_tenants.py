@@ -262,12 +262,12 @@ async def _tenant() -> AsyncIterator[Tenant]:
             yield Tenant(server, anna, operator)
 
 
-def test_every_attempt_of_the_page_is_made() -> None:
+def test_every_attempt_of_the_page_has_a_test() -> None:
     assert [attempt for attempt, _ in table("attempts")] == list(ATTEMPTS)
 
 
 @pytest.mark.parametrize(("attempt", "answer"), table("attempts"))
-async def test_the_answer_is_the_page_s(attempt: str, answer: str) -> None:
+async def test_the_result_of_an_attempt_matches_the_page(attempt: str, answer: str) -> None:
     async with _tenant() as tenant:
         if answer.startswith("allowed"):
             await ATTEMPTS[attempt](tenant)

@@ -30,7 +30,7 @@ def test_every_value_is_described() -> None:
         assert not description.endswith("."), path
 
 
-def test_the_source_uses_known_words_only() -> None:
+def test_the_source_uses_only_known_keywords() -> None:
     """A comma in an unquoted description would silently start a new key."""
 
     def walk(part: Any, where: str) -> None:
@@ -58,7 +58,7 @@ def test_every_value_is_used_by_a_template() -> None:
 
 @pytest.mark.parametrize("path", [path for path, _, _ in ROWS] + list(SOURCE["properties"]))
 def test_the_schema_refuses_unknown_keys_at_every_level(path: str) -> None:
-    """Sections are closed: the schema refuses what it does not know, at every level."""
+    """Sections are closed: the schema refuses unknown keys at every level."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["additionalProperties"] is False
     part = schema
@@ -87,7 +87,7 @@ def test_the_schema_refuses_unknown_keys_at_every_level(path: str) -> None:
     ],
     ids=str,
 )
-def test_wrong_values_are_refused_by_name(values: dict[str, Any], words: list[str]) -> None:
+def test_errors_of_invalid_values_name_the_value(values: dict[str, Any], words: list[str]) -> None:
     result = template(values)
     assert result.returncode != 0
     for word in words:

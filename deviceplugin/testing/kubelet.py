@@ -117,7 +117,7 @@ class FakeKubelet:
             await self._forget(plugin)
 
     async def restart(self) -> None:
-        """Stop and start; it remembers what containers hold, as its checkpoint file does."""
+        """Restart. Allocations of containers are kept, as in the kubelet's checkpoint file."""
         await self.stop()
         await self.start()
 

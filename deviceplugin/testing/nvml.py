@@ -1,4 +1,4 @@
-"""The stand-in driver: builds its library, writes the file that it answers from.
+"""Fake NVIDIA driver: builds its library, and writes the file that it reads its state from.
 
 The real nvidia-ml-py loads it, so only the driver's C library is simulated.
 """
@@ -101,7 +101,7 @@ class StubDriver:
         self.xid(gpu, 79)
 
     def reset(self, gpu: int) -> None:
-        """A GPU reset, or the reboot that an Xid 79 needs: all faults of the GPU are gone."""
+        """A GPU reset, or the reboot that an Xid 79 needs: all faults of the GPU are cleared."""
         self.lost.discard(gpu)
         for faults in (self.recovery, self.remap, self.links, self.ecc, self.width, self.idle):
             faults.pop(gpu, None)

@@ -1,4 +1,4 @@
-"""sysfs trees of GPU nodes, made of files and links like the kernel's own.
+"""Simulated sysfs trees of GPU nodes: files and links as in the kernel's sysfs.
 
 `paper_node` is the paper's (section III-A, IV-D3): two sockets, eight PCIe A100 straight below root
 ports, GPUs 5 and 6 below one root complex, one ConnectX-6 below a separate root complex.
@@ -18,7 +18,7 @@ __all__ = ["FakeGpu", "FakeHca", "FakeNode", "paper_node", "set_port", "write_sy
 
 @dataclass(frozen=True, slots=True)
 class FakeGpu:
-    """A GPU's place."""
+    """A GPU and its position in the PCI tree."""
 
     root: str
     """Two hexadecimal digits of the root complex's bus."""
@@ -36,7 +36,7 @@ class FakeGpu:
 
 @dataclass(frozen=True, slots=True)
 class FakeHca:
-    """An adapter's place."""
+    """A network adapter and its position in the PCI tree."""
 
     name: str
     root: str
@@ -53,7 +53,7 @@ class FakeHca:
 
 @dataclass(frozen=True, slots=True)
 class FakeNode:
-    """A machine."""
+    """The devices of a node."""
 
     gpus: tuple[FakeGpu, ...]
     hcas: tuple[FakeHca, ...]
@@ -61,7 +61,7 @@ class FakeNode:
     below_switch: bool = False
     """Whether a PCIe switch sits between root ports and devices (not on the paper's node)."""
     odd: dict[str, str] = field(default_factory=dict)
-    """Files to write last, by path: how a test makes sysfs lie."""
+    """Contents of files by path, written last: a test can make sysfs inconsistent."""
 
     def with_layer(self, layer: str) -> FakeNode:
         """The same node with another link layer."""
@@ -82,24 +82,24 @@ def paper_node(*, seed: int = 0, gpus: int = 8) -> FakeNode:
 
 
 def gpu_uuid(index: int, seed: int = 0) -> str:
-    """A UUID as NVIDIA writes them."""
+    """A UUID in NVIDIA's format."""
     return f"GPU-{seed:08x}-0000-4000-8000-{index:012x}"
 
 
 def write_sysfs(node: FakeNode, root: Path) -> Path:
-    """Writes the tree; an old one at the same place is removed."""
+    """Writes the tree, replacing one at the same path."""
     if root.exists():
         shutil.rmtree(root)
     for number, cpus in enumerate(node.cpulists):
         _write(root, f"devices/system/node/node{number}", {"cpulist": cpus})
-    for place, gpu in enumerate(node.gpus):
-        _device(node, root, place, gpu.root, gpu.address, gpu.numa, 0x030200, 0x10DE, 0x20F1)
-    for place, hca in enumerate(node.hcas):
+    for index, gpu in enumerate(node.gpus):
+        _device(node, root, index, gpu.root, gpu.address, gpu.numa, 0x030200, 0x10DE, 0x20F1)
+    for index, hca in enumerate(node.hcas):
         layer_class = 0x020700 if hca.layer == "InfiniBand" else 0x020000
-        where = _device(
-            node, root, 16 + place, hca.root, hca.address, hca.numa, layer_class, 0x15B3, 0x101B
+        path = _device(
+            node, root, 16 + index, hca.root, hca.address, hca.numa, layer_class, 0x15B3, 0x101B
         )
-        _adapter(root, place, hca, where)
+        _adapter(root, index, hca, path)
     for path, text in node.odd.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -109,7 +109,7 @@ def write_sysfs(node: FakeNode, root: Path) -> Path:
 def set_port(
     root: Path, hca: str, port: int = 1, *, up: bool = True, downed: int | None = None
 ) -> None:
-    """Pulls or plugs a cable; `downed` sets the link_downed counter."""
+    """Sets the state of a port as a pulled or plugged cable does, and the link_downed counter."""
     folder = root / "class/infiniband" / hca / "ports" / str(port)
     _replace(folder / "state", "4: ACTIVE" if up else "1: DOWN")
     _replace(folder / "phys_state", "5: LinkUp" if up else "2: Polling")
@@ -120,7 +120,7 @@ def set_port(
 def _device(
     node: FakeNode,
     root: Path,
-    place: int,
+    index: int,
     complex_bus: str,
     address: str,
     numa: int,
@@ -128,12 +128,12 @@ def _device(
     vendor: int,
     device: int,
 ) -> str:
-    """One device below its root port (and a switch, if the node has them); its path."""
-    port = f"0000:{complex_bus}:{1 + place % 4:02x}.{1 + place // 4}"
+    """Writes a device below its root port and, on some nodes, a switch. Returns its path."""
+    port = f"0000:{complex_bus}:{1 + index % 4:02x}.{1 + index // 4}"
     chain = [port]
     if node.below_switch:
         port = f"0000:{complex_bus}:01.1"
-        chain = [port, f"0000:{complex_bus[0]}e:00.0", f"0000:{complex_bus[0]}f:{place:02x}.0"]
+        chain = [port, f"0000:{complex_bus[0]}e:00.0", f"0000:{complex_bus[0]}f:{index:02x}.0"]
     path = f"devices/pci0000:{complex_bus}"
     for bridge in chain:
         path += f"/{bridge}"
@@ -168,25 +168,25 @@ def _pci(
         link.symlink_to(f"../../../{path}")
 
 
-def _adapter(root: Path, place: int, hca: FakeHca, device: str) -> None:
-    own = f"{device}/infiniband/{hca.name}"
+def _adapter(root: Path, index: int, hca: FakeHca, device: str) -> None:
+    folder = f"{device}/infiniband/{hca.name}"
     _write(
         root,
-        own,
+        folder,
         {
-            "node_guid": f"b859:9f03:00d4:{place:04x}",
+            "node_guid": f"b859:9f03:00d4:{index:04x}",
             "fw_ver": "20.31.1014",
             "board_id": "MT_0000000222",
         },
     )
-    (root / own / "device").symlink_to(f"../../../{hca.address}")
-    _link(root, f"class/infiniband/{hca.name}", own)
-    _write(root, f"class/infiniband_verbs/uverbs{place}", {"ibdev": hca.name})
-    _write(root, f"class/infiniband_mad/umad{place}", {"ibdev": hca.name, "port": "1"})
+    (root / folder / "device").symlink_to(f"../../../{hca.address}")
+    _link(root, f"class/infiniband/{hca.name}", folder)
+    _write(root, f"class/infiniband_verbs/uverbs{index}", {"ibdev": hca.name})
+    _write(root, f"class/infiniband_mad/umad{index}", {"ibdev": hca.name, "port": "1"})
     for number in range(1, hca.ports + 1):
         _write(
             root,
-            f"{own}/ports/{number}",
+            f"{folder}/ports/{number}",
             {
                 "state": "4: ACTIVE",
                 "phys_state": "5: LinkUp",
@@ -203,7 +203,7 @@ def _adapter(root: Path, place: int, hca: FakeHca, device: str) -> None:
             "local_link_integrity_errors",
             "excessive_buffer_overrun_errors",
         )
-        _write(root, f"{own}/ports/{number}/counters", dict.fromkeys(counters, "0"))
+        _write(root, f"{folder}/ports/{number}/counters", dict.fromkeys(counters, "0"))
 
 
 def _link(root: Path, path: str, target: str) -> None:
@@ -213,14 +213,14 @@ def _link(root: Path, path: str, target: str) -> None:
 
 
 def _write(root: Path, folder: str, files: dict[str, str]) -> None:
-    where = root / folder
-    where.mkdir(parents=True, exist_ok=True)
+    path = root / folder
+    path.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (where / name).write_text(f"{text}\n")
+        (path / name).write_text(f"{text}\n")
 
 
 def _replace(path: Path, text: str) -> None:
-    """All at once: a reader sees the old text or the new one."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(f"{text}\n")
-    fresh.replace(path)
+    """Replaces the file atomically."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(f"{text}\n")
+    temporary.replace(path)

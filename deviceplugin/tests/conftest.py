@@ -1,4 +1,4 @@
-"""A node on stand-ins: sysfs tree, driver's library, kubelet, and the agent between them."""
+"""A simulated node: sysfs tree, fake driver, fake kubelet, and the agent."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ source = "test"
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in driver's library, built once."""
+    """The library of the fake driver, built once."""
     return build_stub(tmp_path_factory.mktemp("nvml"))
 
 

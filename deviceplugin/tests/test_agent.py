@@ -1,4 +1,6 @@
-"""The whole agent on a stand-in driver, sysfs and kubelet: faults in, allocatable devices out."""
+"""The whole agent with a fake driver, sysfs and kubelet: injected faults, and the devices that it
+offers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ async def lose_gpu(node: Node, gpu: int) -> None:
     await node.until(lambda: records[record].unresponsive, f"GPU {gpu} seen as gone")
 
 
-async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(node: Node) -> None:
+async def test_a_gpu_that_falls_off_the_bus_is_withdrawn_until_its_reset(node: Node) -> None:
     await node.gpus(8)
     node.driver.fall_off_the_bus(3)
     await node.gpus(7)
@@ -55,7 +57,7 @@ async def test_a_gpu_that_falls_off_the_bus_leaves_and_returns_after_its_reset(n
     assert state(node, "gpu", node.uuid(3)) is State.HEALTHY
 
 
-async def test_a_gpu_that_came_back_with_half_its_lanes_stays_out(node: Node) -> None:
+async def test_a_gpu_that_returns_with_half_its_lanes_stays_unhealthy(node: Node) -> None:
     """A probe in the worker, through the real bindings, decides about the return."""
     await node.gpus(8)
     node.driver.fall_off_the_bus(3)
@@ -74,7 +76,7 @@ async def test_a_gpu_that_came_back_with_half_its_lanes_stays_out(node: Node) ->
     assert node.value("flyer_node_gpu_probes_total") >= 4
 
 
-async def test_a_gpu_stays_out_until_its_reset_was_seen(node: Node) -> None:
+async def test_a_gpu_stays_unhealthy_until_its_reset_is_observed(node: Node) -> None:
     """An Xid 79 of a driver without the recovery action's field, and a GPU that still answers."""
     node.driver.recovery[2] = -1
     node.driver.xid(2, 79)
@@ -93,8 +95,8 @@ async def test_a_gpu_stays_out_until_its_reset_was_seen(node: Node) -> None:
     await node.gpus(8)
 
 
-async def test_a_gpu_that_the_driver_calls_unavailable_leaves(node: Node) -> None:
-    """By the event alone: the GPU still answers, and the driver asks for nothing."""
+async def test_a_gpu_that_the_driver_reports_as_unavailable_is_withdrawn(node: Node) -> None:
+    """Because of the event only: the GPU still answers, and the driver requests no action."""
     await node.gpus(8)
     node.driver.event(3, EventKind.UNAVAILABLE)
     await node.gpus(7)
@@ -103,7 +105,7 @@ async def test_a_gpu_that_the_driver_calls_unavailable_leaves(node: Node) -> Non
     assert node.agent.health_store.health[record].reason == "GpuUnavailable"
 
 
-async def test_nothing_returns_while_the_driver_asks_for_a_recovery_action(node: Node) -> None:
+async def test_no_gpu_recovers_while_the_driver_requests_a_recovery_action(node: Node) -> None:
     node.driver.recovery[1] = 1
     node.driver.write()
     await node.gpus(7)
@@ -118,7 +120,7 @@ async def test_nothing_returns_while_the_driver_asks_for_a_recovery_action(node:
     await node.gpus(8)
 
 
-async def test_the_applications_own_xids_take_nothing_out(node: Node) -> None:
+async def test_xids_caused_by_applications_withdraw_no_device(node: Node) -> None:
     for _ in range(5):
         node.driver.xid(4, 31)
     label = {"gpu": node.uuid(4), "xid": "31", "class": "software"}
@@ -127,7 +129,7 @@ async def test_the_applications_own_xids_take_nothing_out(node: Node) -> None:
     assert state(node, "gpu", node.uuid(4)) is State.HEALTHY, "one burst, perhaps one process"
 
 
-async def test_a_bridge_that_fails_makes_two_singles_and_no_gpu_is_lost(node: Node) -> None:
+async def test_the_gpus_of_a_failed_bridge_remain_available_as_single_gpus(node: Node) -> None:
     node.driver.links[6] = 8
     node.driver.write()
     pair = f"pair-{node.uuid(6)}"
@@ -148,7 +150,7 @@ async def test_an_xid_74_withdraws_the_pair_only(node: Node) -> None:
     await node.until(lambda: state(node, "pair", pair) is State.HEALTHY)
 
 
-async def test_a_port_that_is_down_leaves_and_returns(node: Node) -> None:
+async def test_a_port_is_withdrawn_while_it_is_down(node: Node) -> None:
     set_port(node.sysfs, "mlx5_0", up=False)
     await node.until(lambda: not node.kubelet.healthy(HFREDUCE))
     assert len(node.kubelet.healthy(GPU)) == 8
@@ -156,7 +158,9 @@ async def test_a_port_that_is_down_leaves_and_returns(node: Node) -> None:
     await node.until(lambda: len(node.kubelet.healthy(HFREDUCE)) == 64)
 
 
-async def test_a_flash_cut_between_two_looks_is_seen_and_three_are_flapping(node: Node) -> None:
+async def test_a_link_flash_cut_between_two_polls_is_counted_and_three_are_flapping(
+    node: Node,
+) -> None:
     set_port(node.sysfs, "mlx5_0", downed=1)
     port = "mlx5_0-1"
     await node.until(lambda: state(node, "hca", port) is State.SUSPECT)
@@ -168,7 +172,7 @@ async def test_a_flash_cut_between_two_looks_is_seen_and_three_are_flapping(node
     await node.until(lambda: len(node.kubelet.healthy(HFREDUCE)) == 64)
 
 
-async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(machine: Node) -> None:
+async def test_a_hung_driver_makes_gpus_unknown_and_delays_no_other_check(machine: Node) -> None:
     await machine.kubelet.start()
     await machine.start(name="hangs")
     try:
@@ -197,8 +201,8 @@ async def test_a_driver_that_hangs_makes_unknown_gpus_and_nothing_else_waits(mac
         await machine.kubelet.stop()
 
 
-async def test_silent_connections_keep_neither_probes_nor_scrapes_out(node: Node) -> None:
-    """160 of them, from many addresses, each of which says nothing."""
+async def test_silent_connections_block_neither_probes_nor_scrapes(node: Node) -> None:
+    """160 connections from many addresses that send no data."""
     assert node.agent is not None
     port = node.agent.http_server.port
 
@@ -212,7 +216,7 @@ async def test_silent_connections_keep_neither_probes_nor_scrapes_out(node: Node
     assert "flyer_node_device_state" in await asyncio.to_thread(flooded)
 
 
-async def test_a_driver_that_hangs_at_the_start_offers_the_old_gpus_as_unhealthy(
+async def test_a_driver_that_hangs_at_the_start_leaves_known_gpus_unhealthy(
     machine: Node,
 ) -> None:
     await machine.kubelet.start()
@@ -239,7 +243,7 @@ async def test_a_driver_that_hangs_at_the_start_offers_the_old_gpus_as_unhealthy
         await machine.kubelet.stop()
 
 
-async def test_a_fault_survives_the_agent_and_ends_with_a_reboot(
+async def test_a_fault_survives_an_agent_restart_and_ends_with_a_reboot(
     machine: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await machine.kubelet.start()
@@ -291,7 +295,7 @@ async def test_the_kernels_log_names_processes_and_is_not_counted_twice(machine:
         await machine.kubelet.stop()
 
 
-async def test_two_agents_on_one_node_do_not_fight(node: Node) -> None:
+async def test_a_second_agent_on_a_node_is_refused(node: Node) -> None:
     from flyer_node.agent import Agent
 
     assert node.agent is not None
@@ -331,7 +335,7 @@ async def test_the_topology_file_lies_where_containers_mount_it(node: Node) -> N
     assert text.count('class="0x020700"') == 1
 
 
-async def test_every_series_is_there_from_the_start_and_there_are_few(node: Node) -> None:
+async def test_every_series_exists_from_the_start_and_their_number_is_small(node: Node) -> None:
     assert node.agent is not None
     await node.gpus(8)
     lines = node.agent.metrics.text().decode().splitlines()

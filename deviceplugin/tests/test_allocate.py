@@ -161,7 +161,7 @@ def test_no_sequence_of_requests_breaks_a_pair_needlessly() -> None:
     walk(frozenset(topology.gpus))
 
 
-def test_one_gpu_comes_from_a_half_used_pair_and_two_are_a_pair() -> None:
+def test_one_gpu_is_taken_from_a_partly_used_pair_and_two_form_a_pair() -> None:
     topology = gpu_topology(PAPER)
     free = ["GPU-1", "GPU-2", "GPU-3", "GPU-5", "GPU-6", "GPU-7"]
     assert choose(topology, free, (), 1) == ("GPU-5",)
@@ -170,7 +170,7 @@ def test_one_gpu_comes_from_a_half_used_pair_and_two_are_a_pair() -> None:
     assert choose(topology, free, (), 3) == ("GPU-1", "GPU-2", "GPU-3")
 
 
-def test_a_broken_bridge_makes_its_gpus_single() -> None:
+def test_gpus_of_a_broken_bridge_are_single() -> None:
     topology = gpu_topology(PAPER, {"pair-GPU-6"})
     assert choose(topology, topology.gpus, (), 1) == ("GPU-6",)
     assert choose(topology, topology.gpus, (), 2) == ("GPU-4", "GPU-5")
@@ -195,7 +195,7 @@ def test_errors_of_invalid_requests_name_the_value(
     assert excinfo.value.code == code
 
 
-def test_a_larger_node_than_the_bound_keeps_pairs_whole() -> None:
+def test_pairs_are_kept_whole_on_a_node_above_the_exhaustive_search_limit() -> None:
     node = machine([("00", 0)] * 24, [], [(i, i + 12) for i in range(12)])
     selection = choose(gpu_topology(node), [gpu.uuid for gpu in node.gpus], (), 12)
     indices = {int(name.removeprefix("GPU-")) for name in selection}

@@ -1,4 +1,4 @@
-"""`flyer-node` as a person runs it: real processes on the stand-in driver."""
+"""`flyer-node` as a command: real processes with the fake driver."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_sigterm_ends_the_agent_with_its_sockets_and_its_worker(machine: Node) -
 
 
 RESIDENT_KIB_MAX = 80_000
-"""Agent and worker together, shared records counted twice: what a node gives up for them."""
+"""Memory of agent and worker together; shared pages are counted twice."""
 
 
 def resident_kib(pid: int) -> int:

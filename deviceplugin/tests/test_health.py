@@ -161,7 +161,7 @@ def test_a_year_of_the_papers_xids_quarantines_for_hardware_only() -> None:
         assert not book.out_of_service("gpu"), f"Xid {code} has no way back"
 
 
-def test_growing_volatile_errors_are_faults_and_cleared_ones_prove_a_reset() -> None:
+def test_increasing_volatile_errors_are_faults_and_cleared_ones_prove_a_reset() -> None:
     book, record = health_store(), Subject("gpu", "G0")
 
     def counted(errors: int, now: float) -> State:
@@ -205,7 +205,7 @@ def test_short_link_cuts_count_and_a_counter_reset_does_not() -> None:
     assert book.health[Subject("hca", "mlx5_0-1")].reason == "LinkFlapping"
 
 
-def test_a_port_down_for_less_than_its_grace_stays_in_service() -> None:
+def test_a_port_down_for_less_than_its_grace_period_stays_in_service() -> None:
     book = health_store()
     book.port_statuses([port("down")], 0)
     assert not book.out_of_service("hca")

@@ -110,13 +110,13 @@ def without(view: NodeView, uuids: set[str]) -> NodeView:
     return replace(view, inventory=replace(inventory, gpus=gpus, bridges=bridges))
 
 
-async def test_ids_of_the_list_before_are_unknown_and_good_again_with_it(
+async def test_ids_of_a_previous_list_are_unknown_until_they_are_listed_again(
     harness: PluginHarness,
 ) -> None:
     await harness.ready()
     dropped = UUIDS[-2:]
     harness.device_lists.publish(without(harness.view, set(dropped)))
-    # Refused at once, even before the kubelet has the new list.
+    # Refused immediately, even before the kubelet has the new list.
     for method, request in (
         ("GetPreferredAllocation", preferred(UUIDS, 4)),
         ("Allocate", allocate([UUIDS[0], dropped[0]])),
@@ -149,7 +149,7 @@ async def test_slots_of_a_list_that_shrank_are_unknown(harness: PluginHarness) -
     await harness.kubelet.admit(NCCL, "after", 1)
 
 
-async def test_calls_while_the_list_changes_see_the_one_or_the_other(
+async def test_calls_during_a_change_of_the_list_see_one_complete_list(
     harness: PluginHarness,
 ) -> None:
     """Each response is based on one device list, never on parts of two; no internal errors."""

@@ -75,7 +75,7 @@ async def test_a_container_gets_whole_pairs_nodes_and_environment(harness: Plugi
     assert not response.cdi_devices
 
 
-async def test_a_grant_of_gpus_never_speaks_through_the_environment(tmp_path: Path) -> None:
+async def test_an_allocation_of_gpus_names_no_gpu_in_the_environment(tmp_path: Path) -> None:
     """NVIDIA's runtime adds the GPUs of NVIDIA_VISIBLE_DEVICES: a allocate must name none there."""
     inventory = inventory_of(paper_node(), tmp_path / "sys")
     for mode in ("nodes", "cdi"):
@@ -102,7 +102,9 @@ async def test_cdi_names_or_device_nodes_but_never_both(tmp_path: Path) -> None:
         ]
 
 
-async def test_without_specifications_a_grant_says_why(tmp_path: Path) -> None:
+async def test_the_error_of_an_allocation_without_cdi_specifications_has_the_cause(
+    tmp_path: Path,
+) -> None:
     """A name that the runtime does not track gives an error of containerd that names no remedy."""
     inventory = inventory_of(paper_node(), tmp_path / "sys")
     view = NodeView(inventory, device_mode="cdi", cdi_error="/var/run/cdi cannot be written")
@@ -114,7 +116,7 @@ async def test_without_specifications_a_grant_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
-async def test_classes_have_their_own_fields_and_keys(layer: str, tmp_path: Path) -> None:
+async def test_traffic_classes_have_distinct_fields_and_keys(layer: str, tmp_path: Path) -> None:
     inventory = inventory_of(paper_node().with_layer(layer), tmp_path / "sys")
     async with plugin_harness(NodeView(inventory, topology_file="/var/lib/x/nccl.xml")) as harness:
         await harness.ready()
@@ -140,7 +142,7 @@ async def test_classes_have_their_own_fields_and_keys(layer: str, tmp_path: Path
     assert paths == {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
 
 
-async def test_a_bad_gpu_leaves_and_returns_without_a_new_registration(
+async def test_a_gpu_becomes_unhealthy_and_healthy_without_a_new_registration(
     harness: PluginHarness,
 ) -> None:
     await harness.ready()
@@ -168,7 +170,7 @@ async def test_kubelet_restarts_are_survived_with_the_same_ids(harness: PluginHa
     assert slowest < 30, "seconds; the figure on an idle machine is in the benchmarks' table"
 
 
-async def test_a_kubelet_that_refuses_at_first_is_asked_again(harness: PluginHarness) -> None:
+async def test_a_registration_that_the_kubelet_refuses_is_retried(harness: PluginHarness) -> None:
     await harness.ready()
     await harness.kubelet.stop()
     harness.kubelet.refuse_next = 12
@@ -177,7 +179,7 @@ async def test_a_kubelet_that_refuses_at_first_is_asked_again(harness: PluginHar
     assert harness.count("flyer_node_registrations_total", resource=GPU, outcome="failed") >= 1
 
 
-async def test_a_deleted_socket_is_made_anew(harness: PluginHarness) -> None:
+async def test_a_deleted_socket_is_recreated(harness: PluginHarness) -> None:
     await harness.ready()
     plugin = harness.kubelet.plugins[GPU]
     (harness.kubelet.folder / plugin.endpoint).unlink()
@@ -204,7 +206,7 @@ async def test_a_kubelet_that_stopped_listening_is_registered_again(harness: Plu
     await harness.kubelet.until(lambda: len(harness.kubelet.healthy(GPU)) == 8)
 
 
-async def test_it_waits_for_a_kubelet_that_is_not_there_yet() -> None:
+async def test_registration_waits_for_a_kubelet_that_is_not_running_yet() -> None:
     async with plugin_harness() as harness:
         await harness.ready()
         await harness.kubelet.stop()
@@ -277,7 +279,7 @@ async def test_hostile_requests_get_their_code_and_are_counted(
     await harness.kubelet.admit(GPU, "after", 2)
 
 
-async def test_a_message_past_grpcs_own_bound_is_refused(harness: PluginHarness) -> None:
+async def test_a_message_above_the_limit_of_grpc_is_refused(harness: PluginHarness) -> None:
     await harness.ready()
     with pytest.raises(grpc.aio.AioRpcError) as excinfo:
         await call(harness.kubelet.plugins[GPU].channel, "Allocate", b"\x0a" * (9 << 20))
@@ -285,7 +287,7 @@ async def test_a_message_past_grpcs_own_bound_is_refused(harness: PluginHarness)
     await harness.kubelet.admit(GPU, "after", 2)
 
 
-async def test_an_unhealthy_gpu_is_not_given_out(harness: PluginHarness) -> None:
+async def test_an_unhealthy_gpu_is_not_allocated(harness: PluginHarness) -> None:
     await harness.ready()
     channel = harness.kubelet.plugins[GPU].channel
     harness.device_lists.publish(replace(harness.view, bad_gpus=frozenset({UUID})))
@@ -317,7 +319,7 @@ async def test_repeated_and_concurrent_calls_all_get_the_same_answer(
     assert len({answer.SerializeToString(deterministic=True) for answer in responses}) == 1
 
 
-async def test_too_many_streams_are_refused_and_the_kubelets_own_lives(
+async def test_excess_streams_are_refused_and_the_stream_of_the_kubelet_continues(
     harness: PluginHarness,
 ) -> None:
     await harness.ready()

@@ -129,7 +129,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.timeout(300)
-async def test_any_sequence_ends_with_everything_offered(
+async def test_after_any_sequence_all_devices_are_offered(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # After a cut stream the kubelet lists devices again, or the plugin registers after this time.

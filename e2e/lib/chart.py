@@ -143,7 +143,7 @@ class Release:
         return result.stdout
 
     def pods(self, component: str, node: str = "") -> list[dict[str, Any]]:
-        """The living pods of a component, on one node or on all."""
+        """The running pods of a component, on one node or on all."""
         items = self.cluster.get(
             "pods", namespace=NAMESPACE, selector=f"app.kubernetes.io/component={component}"
         )

@@ -172,7 +172,7 @@ async def behind_proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
 
 
 def _restart_with(cluster: Cluster, env: list[dict[str, Any]], replicas: int) -> None:
-    """Replaces all replicas at once with this environment: a rollout would be sequential."""
+    """Replaces all replicas together with this environment: a rollout would be sequential."""
     space = f"--namespace={NAMESPACE}"
     path = "/spec/template/spec/containers/0/env"
     patch = [{"op": "replace", "path": path, "value": env}]

@@ -60,7 +60,7 @@ class Operators:
         self._lease = LeaseSettings(
             namespace=namespace, duration_seconds=2, renew_seconds=1.4, retry_seconds=0.1
         )
-        self._reports: dict[tuple[str, int], list[Any]] = {}  # what sidecars remember
+        self._reports: dict[tuple[str, int], list[Any]] = {}  # what sidecars keep
         self._running: dict[str, tuple[asyncio.Task[None], Api]] = {}
 
     def start(self) -> str:
@@ -153,7 +153,7 @@ class Stage:
         return self.jobs.get(self.namespace, name) or FlyerJobStatus()
 
     def is_gone(self, name: str) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether none of its processes runs."""
         return not self.status(name).occupied
 
     async def until(self, description: str, holds: Callable[[], object]) -> None:

@@ -33,7 +33,7 @@ class User:
         )
 
     def create(self, *manifests: Manifest) -> None:
-        """Create these objects; fields that the API server does not know are sent as they are."""
+        """Create these objects; unknown fields are sent unchanged."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
         self.kubectl("create", "--validate=false", "-f", "-", stdin=text, deadline_s=300)
 

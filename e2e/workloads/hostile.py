@@ -103,7 +103,7 @@ def posts(host: str, port: str, path: str) -> None:
 
 
 def guess(host: str, port: str, *tokens: str) -> None:
-    """The gateway's answer to each token; `@PATH` stands for the content of a file."""
+    """The gateway's answer to each token; `@PATH` means the content of a file."""
     texts = [Path(token[1:]).read_text() if token.startswith("@") else token for token in tokens]
     print(json.dumps([_greet(host, port, text) for text in texts]), flush=True)
 

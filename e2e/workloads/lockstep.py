@@ -130,7 +130,7 @@ def exchange(peer: socket.socket, own: bytes, size: int, *, leads: bool = False)
 
 
 def save(folder: Path, step: int, state: bytes, job: Any) -> None:
-    """A checkpoint; on return it is durable, and the scheduler knows."""
+    """A checkpoint; on return it is durable and reported to the scheduler."""
     path = folder / f"step-{step}.json"
     write(path, {"step": step, "state": state.hex()})
     job.checkpoint(step, str(path), durable=True)

@@ -166,7 +166,7 @@ def state_of(model: Any, optimizer: Any) -> Any:
 
 
 def save(folder: Path, step: int, model: Any, optimizer: Any, job: Any) -> None:
-    """A checkpoint of all ranks; on return it is durable, and the scheduler knows."""
+    """A checkpoint of all ranks; on return it is durable and reported to the scheduler."""
     import torch.distributed as dist
 
     where = folder / f"step-{step}"

@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def settle_buckets(ddp: DistributedDataParallel, context: int) -> None:
-    """One pass whose gradients are thrown away: DDP regroups its buckets after the first one.
+    """One pass whose gradients are discarded: DDP regroups its buckets after the first one.
 
     Every real step then sums in the same groups, after a resume too: the same bits.
     """

@@ -213,7 +213,7 @@ impl Arena {
         }
         let place = self.segment.at(offset, bytes).ok_or(io::ErrorKind::InvalidInput)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh private mapping of `bytes`, filled from a range of this arena of the same
+        // SAFETY: a new private mapping of `bytes`, filled from a range of this arena of the same
         // length and then moved over it as a whole; in this process only the caller uses that range
         // during the call. A peer that resumes now changes bytes that are no longer part of any
         // result.
@@ -294,7 +294,7 @@ impl Blocks {
 }
 
 impl Block {
-    /// First byte of the block. Valid for [`Block::bytes`] bytes while the block lives.
+    /// First byte of the block. Valid for [`Block::bytes`] bytes while the block exists.
     pub fn base(&self) -> *mut u8 {
         // SAFETY: a block lies inside the segment.
         unsafe { self.arena.segment.base().add(self.offset) }

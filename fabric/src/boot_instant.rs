@@ -54,7 +54,7 @@ mod tests {
 
     /// A time namespace shifts only the clock that counts suspend, as a suspended node does.
     #[test]
-    fn it_advances_while_the_machine_is_suspended() {
+    fn the_clock_advances_while_the_machine_is_suspended() {
         let here = BootInstant::now().0.as_secs();
         let output = std::process::Command::new("unshare")
             .args(["--time", "--boottime", "100000", "--fork"])

@@ -129,7 +129,7 @@ mod tests {
         (one, listener.accept().unwrap().0)
     }
 
-    /// A child that lives until it is killed.
+    /// A child that runs until it is killed.
     struct Child(libc::pid_t);
 
     impl Child {

@@ -274,7 +274,7 @@ pub fn interfaces() -> Vec<Interface> {
         if entry.ifa_addr.is_null() || entry.ifa_name.is_null() || !up {
             continue;
         }
-        // SAFETY: a name from getifaddrs is null-terminated and lives as long as the list.
+        // SAFETY: a name from getifaddrs is null-terminated and is valid as long as the list.
         let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
         let name = name.to_string_lossy().into_owned();
         // SAFETY: a non-null address starts with its family, which identifies its type.
@@ -299,7 +299,7 @@ pub fn interfaces() -> Vec<Interface> {
         };
         interfaces.push(Interface { name, address, loopback });
     }
-    // SAFETY: `list` came from getifaddrs and is freed once.
+    // SAFETY: `list` was returned by getifaddrs and is freed once.
     unsafe { libc::freeifaddrs(list) };
     interfaces
 }

@@ -62,7 +62,7 @@ impl Segment {
         Ok(Self { fd, mapping })
     }
 
-    /// First byte of the segment. Valid for [`Segment::bytes`] bytes while the segment lives.
+    /// First byte of the segment. Valid for [`Segment::bytes`] bytes while the segment exists.
     pub fn base(&self) -> *mut u8 {
         self.mapping.base.as_ptr()
     }

@@ -11,7 +11,7 @@ __all__ = ["collect_garbage"]
 
 
 def collect_garbage(store: Store) -> int:
-    """Delete objects whose owner is gone or whose namespace is terminating. Returns how many."""
+    """Delete objects without their owner or in a terminating namespace. Returns their number."""
     uids = {
         entry.object["metadata"]["uid"]
         for table in store.tables.values()

@@ -272,7 +272,7 @@ class Store:
         self._put(table, key, before, value)
 
     def remove(self, table: Table, key: tuple[str, str]) -> Object:
-        """Remove an object at once, whatever its finalizers. Returns its last version."""
+        """Remove an object immediately, ignoring its finalizers. Returns its last version."""
         before = table.entries.pop(key)
         self.version += 1
         metadata = {**before.object["metadata"], "resourceVersion": str(self.version)}

@@ -343,7 +343,7 @@ class Containers:
             self._pods.pop(uid, None)
 
     def drop(self, uid: str) -> None:
-        """Send SIGKILL to all: the pod's node is gone, or the pod is unknown.
+        """Send SIGKILL to all: the pod's node was lost, or the pod is unknown.
 
         Its connections are reset, as by a node that has rebooted; a node that is only silent would
         keep them.

@@ -242,7 +242,7 @@ class Kubelets:
                 {"target": {"name": node}, "metadata": {"uid": pod["metadata"]["uid"]}},
             )
         except ApiRefusal:
-            return  # gone, or bound already
+            return  # deleted or already bound
 
     async def _run(self, pod: Object) -> None:
         await asyncio.sleep(self.start_seconds)
@@ -252,7 +252,7 @@ class Kubelets:
         if current is None or silent or "deletionTimestamp" in current["metadata"]:
             return
         self._addresses += 1
-        # On the loopback, where connections of the pod's containers can come from it.
+        # On the loopback, so that connections of the pod's containers can have it as their source.
         address = f"127.1.{self._addresses // 250 % 250}.{self._addresses % 250 + 1}"
         if self.containers is not None:
             self.containers.start(current, address, lambda end: self._exited(pod, end))

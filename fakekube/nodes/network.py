@@ -1,4 +1,4 @@
-"""Loopback network of simulated pods: connections come from the pod's address, to service names.
+"""Loopback network of simulated pods: connections from the pod's address to service names.
 
 A pod's tasks run in a context from `PodNetwork.of`. The network's services resolve the hosts of
 their connections, which are bound to the pod's address in 127.0.0.0/8, so that a server sees the

@@ -125,7 +125,8 @@ class FakeGateway:
             CheckpointReported(job, attempt, step, f"step-{step}"),
             Released(job, attempt),
         ]
-        # A gang that has saved and released saves no further step if the next leader asks again.
+        # A gang that has saved and released saves no further step if the next leader repeats the
+        # request.
         for event in self._reports.setdefault((job, attempt), default):
             self._enqueue(event)
         for pod in gang.pods:

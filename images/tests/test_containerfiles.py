@@ -30,20 +30,20 @@ OURS = [image for image in IMAGES if image.packages]
 
 
 @pytest.mark.parametrize("image", OURS, ids=lambda image: image.name)
-def test_every_base_image_has_a_local_stand_in(image: Image) -> None:
+def test_every_base_image_has_a_local_replacement(image: Image) -> None:
     stages = re.findall(r"^FROM \$\{(\w+)\}", containerfile(image).read_text(), re.MULTILINE)
     assert stages
     assert set(stages) <= {base.argument for base in STAND_INS}
 
 
-def test_a_stand_in_has_no_more_than_the_official_image() -> None:
-    """The stand-ins must not hide a missing package from the checks."""
+def test_a_replacement_contains_no_more_than_the_official_image() -> None:
+    """The replacements must not hide a missing package from the checks."""
     python, rust = STAND_INS
     assert not {"gcc", "build-essential"} & set(python.packages)
     assert not [name for name in rust.packages if name.startswith("python")]
 
 
-def test_the_toolchain_is_the_workspaces() -> None:
+def test_the_toolchain_is_that_of_the_workspace() -> None:
     workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
     assert rust_version() == f"{workspace['package']['rust-version']}.0"
 
@@ -78,7 +78,7 @@ def test_settings_of_the_host_are_passed_on_but_never_its_folders(
     assert not [flag for flag in flags if "mirror.example" in flag]
 
 
-def test_a_machine_that_cannot_build_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_why_a_machine_cannot_build_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "root" in why_not()
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -86,7 +86,7 @@ def test_a_machine_that_cannot_build_says_why(monkeypatch: pytest.MonkeyPatch) -
     assert "buildah" in why_not()
 
 
-def test_a_failed_build_shows_what_buildah_said(
+def test_the_error_of_a_failed_build_contains_the_output_of_buildah(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "buildah").write_text("#!/bin/sh\necho 'COPY: no such file' >&2\nexit 125\n")

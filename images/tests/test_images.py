@@ -36,7 +36,7 @@ def test_containerfile_has_the_same_packages_and_user(image: Image) -> None:
             assert all(f"--extra {extra}" in text for extra in extras.split(",") if extra)
 
 
-def test_nothing_of_ours_is_root_unless_its_pod_says_so() -> None:
+def test_no_image_runs_as_root_by_default() -> None:
     assert {image.name for image in OURS if image.user != NON_ROOT} == set()
 
 
@@ -107,7 +107,7 @@ def test_the_same_content_makes_the_same_archive_layer(tmp_path: Path) -> None:
     assert first.digest == second.digest
 
 
-def test_two_builds_of_one_wheel_at_once_give_one(
+def test_two_concurrent_builds_of_one_wheel_give_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(*arguments: str) -> str:

@@ -59,7 +59,7 @@ _IMMUTABLE = frozenset({"jax", "jaxlib"})
 
 
 class HostMemory(NamedTuple):
-    """Memory as the engine sees it; valid as long as `owner` lives."""
+    """Memory as the engine sees it; valid as long as `owner` exists."""
 
     pointer: int
     numel: int

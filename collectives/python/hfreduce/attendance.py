@@ -52,7 +52,7 @@ class Attendance:
             raise self._error(absent, seconds)
 
     def _wait_for_ranks(self, seconds: float) -> list[int]:
-        """The ranks that did not come in time."""
+        """The ranks that did not arrive in time."""
         until, pause = time.monotonic() + seconds, PAUSE_MIN_SECONDS
         absent = list(range(1, self._size))
         while True:

@@ -164,7 +164,7 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """Several at once."""
+        """Several as one operation."""
         pairs = zip(outputs, inputs, strict=True)
         each = (self.reduce_scatter_single(o, i, opts) for o, i in pairs)
         return self._join("reduce_scatter_tensor", each, outputs, inputs=outputs)
@@ -202,7 +202,7 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """Several at once."""
+        """Several as one operation."""
         pairs = zip(outputs, inputs, strict=True)
         each = (self.all_gather_single(o, i, opts) for o, i in pairs)
         return self._join("all_gather_into_tensor", each, outputs, inputs=inputs)
@@ -227,7 +227,7 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """Several at once; `outputs[rank][i]` belongs to input i."""
+        """Several as one operation; `outputs[rank][i]` belongs to input i."""
         columns = [[row[index] for row in outputs] for index in range(len(inputs))]
         each = (
             self.allgather([column], [tensor], opts)

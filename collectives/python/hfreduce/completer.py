@@ -56,7 +56,7 @@ class Completer:
     def watch(self, work: Completable) -> None:
         """Completes `work` once its operations have ended; the caller need not wait for it."""
         if self._process != os.getpid():
-            # A forked child has no thread that would end anything: waiting says so.
+            # A forked child has no thread that completes operations: a wait raises an error.
             self._complete(work)
             return
         with self._changed:
@@ -68,7 +68,7 @@ class Completer:
                 self._watched += 1
                 self._ended.watch(work.operations, work)
                 return
-        # The group is closed: every operation has ended already, or fails at once.
+        # The group is closed: every operation has ended already, or fails immediately.
         self._complete(work)
 
     def stop(self) -> None:

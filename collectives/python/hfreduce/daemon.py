@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 STOPPED, FAILED = 0, 1
 LOOK_SECONDS = 0.5
-"""Interval between checks of the stop signal; connections are accepted at once."""
+"""Interval between checks of the stop signal; connections are accepted immediately."""
 RANKS_MAX = 128
 
 _EPILOG = """\

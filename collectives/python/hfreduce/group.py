@@ -102,7 +102,7 @@ class Group(Base):
         """Properties that torch queries of every backend."""
         return Backend.Options(NAME, self._timeout)
 
-    # torch's own answers to these ask the Python class, which asks torch, without end.
+    # The defaults of torch call the Python class, which calls torch, without end.
 
     @property
     def supports_coalescing(self) -> bool:
@@ -187,7 +187,7 @@ class Group(Base):
         return gpu.view(self.communicator, ordinal, stream)
 
     def _terms(self, opts: Options) -> tuple[float, bool]:
-        """The operation's deadline in seconds, and whether the caller waits at once."""
+        """The operation's deadline in seconds, and whether the caller waits immediately."""
         seconds = opts.timeout.total_seconds()
         return seconds if seconds > 0 else self._timeout_seconds, not opts.asyncOp
 

@@ -36,7 +36,7 @@ class Rank:
     life: str
     """running, stopped, dead, silent or unknown (on another machine)."""
     seen: str
-    """its recorder, or by which rank it was heard."""
+    """its recorder, or the rank that last received a message from it."""
     state: str = ""
     operation: str = ""
     """The oldest operation under way, or empty."""
@@ -76,11 +76,11 @@ class Group:
 
 
 def groups(
-    recorders: Iterable[Recorder], patience_seconds: float, *, ended: bool = False
+    recorders: Iterable[Recorder], stuck_after_seconds: float, *, ended: bool = False
 ) -> list[Group]:
     """Every group with at least one rank that has not ended; with `ended` the others too.
 
-    `patience_seconds` is the time that a rank may spend in one operation before it counts as stuck.
+    `stuck_after_seconds`: time that a rank may spend in one operation before it counts as stuck.
     """
     by_group: dict[str, list[Recorder]] = {}
     for recorder in recorders:
@@ -92,7 +92,7 @@ def groups(
         data = members[0].data
         group = Group(name, data["job"], data["epoch"], data["world_size"])
         group.ranks = _ranks(members)
-        _conclude(group, patience_seconds)
+        _conclude(group, stuck_after_seconds)
         result.append(group)
     return sorted(result, key=lambda group: (group.verdict not in BAD, group.job, group.group))
 
@@ -162,10 +162,10 @@ def _peer_rank(recorder: Recorder, peer: dict[str, Any]) -> Rank:
     return rank
 
 
-def _conclude(group: Group, patience: float) -> None:
+def _conclude(group: Group, stuck_after: float) -> None:
     judges = (_broken, _ended, _disagreement, _absent, _together, _connecting)
     for judge in judges:
-        verdict = judge(group, patience)
+        verdict = judge(group, stuck_after)
         if verdict is not None:
             group.verdict, group.culprits, group.conclusion = verdict
             return
@@ -188,7 +188,7 @@ def _conclude(group: Group, patience: float) -> None:
 Finding = tuple[str, list[int], str]
 
 
-def _broken(group: Group, _patience: float) -> Finding | None:
+def _broken(group: Group, _stuck_after: float) -> Finding | None:
     cause = next((rank.cause for rank in group.ranks if rank.cause), None)
     if cause is None:
         return None
@@ -203,7 +203,7 @@ def _broken(group: Group, _patience: float) -> Finding | None:
     return "broken", [] if peer is None else [peer], text
 
 
-def _ended(group: Group, _patience: float) -> Finding | None:
+def _ended(group: Group, _stuck_after: float) -> Finding | None:
     """Processes that are dead or stopped, in this order."""
     for life, state in (("dead", "is dead"), ("stopped", "is stopped"), ("silent", "does not run")):
         bad = [rank for rank in group.ranks if rank.life == life]
@@ -219,7 +219,7 @@ def _ended(group: Group, _patience: float) -> Finding | None:
     return None
 
 
-def _disagreement(group: Group, _patience: float) -> Finding | None:
+def _disagreement(group: Group, _stuck_after: float) -> Finding | None:
     calls: dict[int, dict[str, list[Rank]]] = {}
     for rank in group.ranks:
         if rank.sequence is not None and rank.operation and not _between_two(rank.operation):
@@ -236,19 +236,19 @@ def _disagreement(group: Group, _patience: float) -> Finding | None:
     return None
 
 
-def _late(group: Group, patience: float) -> list[Rank]:
+def _late(group: Group, stuck_after: float) -> list[Rank]:
     """The ranks that are in the oldest operation under way, if that is under way for too long."""
     active = [rank for rank in group.ranks if rank.sequence is not None and rank.operation]
     if not active:
         return []
     oldest = min(rank.sequence or 0 for rank in active)
     late = [rank for rank in active if rank.sequence == oldest]
-    return late if max(rank.since_seconds for rank in late) >= patience else []
+    return late if max(rank.since_seconds for rank in late) >= stuck_after else []
 
 
-def _absent(group: Group, patience: float) -> Finding | None:
+def _absent(group: Group, stuck_after: float) -> Finding | None:
     """Ranks that have not called what others are in."""
-    late = _late(group, patience)
+    late = _late(group, stuck_after)
     if not late:
         return None
     sequence, operation = late[0].sequence or 0, late[0].operation
@@ -269,9 +269,9 @@ def _absent(group: Group, patience: float) -> Finding | None:
     return "stuck", [rank.rank for rank in absent], text
 
 
-def _together(group: Group, patience: float) -> Finding | None:
+def _together(group: Group, stuck_after: float) -> Finding | None:
     """Every visible rank has called the operation: follows the waits to the ranks that block it."""
-    late = _late(group, patience)
+    late = _late(group, stuck_after)
     if not late:
         return None
     by_rank = {rank.rank: rank for rank in group.ranks}
@@ -307,8 +307,8 @@ def _end_of_chain(rank: Rank, by_rank: dict[int, Rank]) -> int | None:
     return at
 
 
-def _connecting(group: Group, patience: float) -> Finding | None:
-    late = [r for r in group.ranks if r.state == "connecting" and r.since_seconds >= patience]
+def _connecting(group: Group, stuck_after: float) -> Finding | None:
+    late = [r for r in group.ranks if r.state == "connecting" and r.since_seconds >= stuck_after]
     if not late:
         return None
     waited = Counter(rank.waits_for for rank in late if rank.waits_for is not None)
@@ -321,7 +321,7 @@ def _connecting(group: Group, patience: float) -> Finding | None:
 
 
 def _between_two(operation: str) -> bool:
-    """Sends and receives concern two ranks; the others do not come."""
+    """Sends and receives involve two ranks; the others are not expected."""
     return operation.startswith(("send(", "recv("))
 
 

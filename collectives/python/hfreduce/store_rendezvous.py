@@ -83,7 +83,7 @@ class StoreRendezvous:
         return self._decode(phase, self._read_blob(phase, deadline + GRACE_SECONDS))
 
     def key(self, timeout_seconds: float) -> bytes:
-        """A fresh key from rank 0. Every process that can read torch's store belongs to the job."""
+        """A new key from rank 0. Every process that can read torch's store belongs to the job."""
         name = f"hfreduce/key/{self._ranks[0]}"
         if self._rank == 0:
             self._store.set(name, secrets.token_bytes(KEY_BYTES).hex())

@@ -252,7 +252,7 @@ def root(rank: int, ranks: int, operation: str) -> int:
 
 
 def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    """The one tensor of a list; torch's interface has lists for a use long gone."""
+    """The one tensor of a list; torch's interface has lists for historical reasons."""
     if len(tensors) != 1:
         raise ValueError(f"{operation}: expected one tensor per rank, got {len(tensors)}")
     return tensors[0]

@@ -266,7 +266,7 @@ def answer_for_works() -> None:
 
 
 def _behind(work: Work) -> CollectiveWork | None:
-    """Our work behind one of torch's: the one that this thread asks for a future now."""
+    """The hfreduce work of a torch work from which this thread currently requests a future."""
     if work._get_op_type() != _UNKNOWN:  # type: ignore[attr-defined]
         return None
     works: list[CollectiveWork] = []

@@ -73,7 +73,7 @@ def reduce_many(rank, size):
         assert each.done()
     assert (first == size - 1).all()
     assert (second == size - 1).all()
-    # Memory of an operation without a waiter lives until the operation ends.
+    # Memory of an operation without a waiter is kept until the operation ends.
     hfreduce.start_allreduce([np.full(1_000_000, float(rank))], group)
     hfreduce.allreduce(first, group)
     until = time.monotonic() + 60
@@ -162,7 +162,7 @@ def test_an_immutable_gpu_array_is_not_written():
         hfreduce.allreduce(OnGpu(), None, out=np.zeros(1, np.float32))
 
 
-def test_arrays_of_two_types_are_not_one_operation():
+def test_arrays_of_two_types_cannot_be_one_operation():
     for several in ([np.ones(2), np.ones(2, np.float32)], []):
         with pytest.raises(
             ValueError, match="arrays: expected at least one array, all of one type"
@@ -175,7 +175,7 @@ def test_arrays_of_all_kinds_are_reduced_in_place():
     assert [outcome.value for outcome in outcomes] == [True] * 3, outcomes
 
 
-def test_memory_is_that_of_the_array():
+def test_the_memory_of_the_array_is_used():
     numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
     description = memory(numbers)
     assert description[:3] == (numbers.ctypes.data, 6, _native.FLOAT32)

@@ -128,7 +128,7 @@ def same(tensor, expected):
 
 
 def messages(rank, size):
-    """Around the ring, with tags out of order, and in both directions at once."""
+    """Around the ring, with tags out of order, and in both directions concurrently."""
     after, before = (rank + 1) % size, (rank - 1) % size
     outgoing = [content(rank * 2 + tag, 1000) for tag in range(2)]
     incoming = [torch.empty(1000) for _ in range(2)]

@@ -149,7 +149,7 @@ LAYOUTS = {"one-node": Layout.one_node(2), "two-nodes": Layout.two_zones(1, 1)}
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_of_torch_trains_as_over_gloo(name):
+def test_training_with_a_torch_hook_equals_training_over_gloo(name):
     gloo = values(run(train, LAYOUTS["one-node"], name, backend="gloo"))
     for layout in LAYOUTS.values():
         hfreduce_values = values(run(train, layout, name))

@@ -205,7 +205,7 @@ def continues_without_the_daemon(rank, size, pid):
         assert "hfreduced (process" in str(excinfo.value)
         assert (excinfo.value.kind, excinfo.value.peer) == ("peer_died", 0)
         return None
-    # A rank that the daemon served cannot be called any more, and is named.
+    # A rank that the daemon served can no longer be called, and is reported.
     with pytest.raises(CollectiveError) as absent:
         communicator.reconfigure([2, 0, 3], 50.0)
     assert absent.value.peer == 0

@@ -82,7 +82,7 @@ def train_with_a_death(rank, size):
     return "trained"
 
 
-def test_a_rank_that_leaves_is_named_by_all_others():
+def test_a_rank_that_exits_is_reported_by_all_others():
     outcomes = run(train_with_a_death, LAYOUT, environment={"HFREDUCE_LIVENESS_SECONDS": "2"})
     for outcome in outcomes[:-1]:
         assert outcome.failure is not None, f"rank {outcome.rank}: {outcome.value}"

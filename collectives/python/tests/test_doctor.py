@@ -201,7 +201,7 @@ def test_an_empty_root_gives_no_problem(tmp_path):
     assert {finding.status for finding in findings} <= {"ok", "warning"}
 
 
-def test_the_exit_status_is_that_of_the_worst(machine, capsys):
+def test_the_exit_status_is_that_of_the_worst_finding(machine, capsys):
     assert cli.main(["-g", "9"], machine()) == 1
     assert cli.main(["-g", "9"], machine({"proc/self/limits": LIMITS.format(soft=9, hard=9)})) == 2
     assert "problem  open files" in capsys.readouterr().out

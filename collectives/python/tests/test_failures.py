@@ -180,7 +180,7 @@ def patient(rank, size):
     return float(tensor[0])
 
 
-def test_a_late_rank_does_not_count_as_dead():
+def test_a_late_rank_is_not_reported_as_dead():
     outcomes = run(
         patient, LAYOUTS["two-zones"], environment=LIVENESS, timeout_seconds=PATIENCE_SECONDS,
         deadline_seconds=PATIENCE_SECONDS,

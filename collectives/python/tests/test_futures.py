@@ -139,7 +139,7 @@ def test_an_error_reaches_every_future_and_work():
 
 
 def completes_with_outputs(rank, size):
-    """Polls and reads at once, without a wait: each output is in place."""
+    """Polls and reads immediately, without a wait: each output is in place."""
     expected = [float(other) for other in range(size)]
     own = torch.full((70_000,), float(rank))
     apart = [torch.full((70_000,), -1.0) for _ in range(size)]
@@ -193,7 +193,7 @@ CALLS = {
 
 
 def interrupted(rank, size, how):
-    """A signal handler raises during a wait: the tensor's memory lives until the sum is written."""
+    """A signal handler raises during a wait: the tensor is kept until the sum is written."""
     numel = 1 << 18
     dist.all_reduce(torch.ones(1))
     if rank == 0:

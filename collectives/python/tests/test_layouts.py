@@ -180,7 +180,7 @@ def other_roots(rank, size, name):
 
 @LAYOUTS
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])
-def test_roots_that_differ_are_a_named_error(layout, name):
+def test_different_roots_are_an_error_that_names_them(layout, name):
     for kind, text in values(run(other_roots, layout, name)):
         assert kind == "mismatch", text
         assert "root" in text, text

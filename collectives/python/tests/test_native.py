@@ -44,7 +44,7 @@ def endpoints(keys=(KEY, KEY)):
 
 
 def connect(ends, timeout_seconds=60.0):
-    """Connects both at once; a list of communicators or errors."""
+    """Connects both concurrently; a list of communicators or errors."""
     infos = [end.info() for end in ends]
     results = [None, None]
 
@@ -109,7 +109,7 @@ def test_a_different_key_is_refused_by_both_in_time():
     results = connect(endpoints((KEY, b"x" * 32)), timeout_seconds=2.0)
     for rank, error in enumerate(results):
         assert isinstance(error, CollectiveError), results
-        # The dialing rank detects another key; the other rank knows that it refused a connection.
+        # The dialing rank detects another key; the other rank reports a refused connection.
         assert error.peer == 1 - rank, results
         assert "another key" in str(error), results
 

@@ -65,7 +65,7 @@ def continues(rank, size, number):
 
 @pytest.mark.parametrize("layout", [Layout.one_node(3), Layout.two_zones(1, 3)], ids=str)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_survivors_go_on_without_the_lost(number, layout):
+def test_survivors_continue_without_the_lost_ranks(number, layout):
     outcomes = run(
         continues, layout, int(number), environment=LIVENESS, lost_ranks=[BAD],
         timeout_seconds=90, deadline_seconds=110,

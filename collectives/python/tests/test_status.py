@@ -66,12 +66,12 @@ def directories(folder):
     return {"HFREDUCE_RUN_DIR": str(folder / "run"), "HFREDUCE_DUMP_DIR": str(folder / "dumps")}
 
 
-def wait_for_group(folder, accept, patience_seconds=0.0):
+def wait_for_group(folder, accept, stuck_after_seconds=0.0):
     """The first group once `accept` is true for it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     groups = []
     while time.monotonic() < deadline:
-        groups = status.groups(flight.find([folder / "run"]), patience_seconds)
+        groups = status.groups(flight.find([folder / "run"]), stuck_after_seconds)
         if groups and accept(groups[0]):
             return groups[0]
         time.sleep(0.02)

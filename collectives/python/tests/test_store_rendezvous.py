@@ -101,7 +101,7 @@ def test_every_rank_gets_all_values(extended):
     assert all(name for name, _ in results)
 
 
-def test_groups_of_other_ranks_meet_in_the_same_part_of_a_store():
+def test_groups_of_other_ranks_can_use_the_same_store_prefix():
     """torch gives them one name when ranks create different groups at the same time."""
     store, groups = CountingStore(), ([0, 2], [1, 3])
 

@@ -20,7 +20,7 @@ GOOD = {
 }
 
 
-def test_ranks_fill_one_node_after_the_other():
+def test_ranks_are_assigned_to_one_node_after_the_other():
     topology = Topology.parse(json.dumps(GOOD), "t.json")
     assert topology.world_size == 4
     assert topology.bridges == [("a0", "b0")]

@@ -54,7 +54,7 @@ def kind(ending: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS + 30)
 @pytest.mark.parametrize("file", LISTED["files"])
-def test_torchs_files_end_as_over_gloo(file: str) -> None:
+def test_files_of_torchs_suite_have_the_same_results_as_over_gloo(file: str) -> None:
     if "TORCH_SOURCES" not in os.environ:
         pytest.skip("TORCH_SOURCES is not set to a checkout of torch's sources")
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")

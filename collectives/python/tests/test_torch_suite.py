@@ -18,7 +18,7 @@ passes, and the same tests are skipped with the same reasons."""
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 30)
-def test_the_suite_of_torch_ends_as_over_gloo():
+def test_the_suite_of_torch_has_the_same_results_as_over_gloo():
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")
     if not torch.__version__.startswith(EXPECTED["torch"]):
         pytest.skip(f"the list is of torch {EXPECTED['torch']}, this is {torch.__version__}")

@@ -1,4 +1,4 @@
-"""One cluster of real processes for a whole session, and fresh ones for tests that break it."""
+"""One cluster of real processes for a whole session, and new ones for tests that break it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Cluster:
         return contents
 
     def pid(self, service: str) -> int:
-        """The service's process, once it has one that lives."""
+        """The running process of the service, once there is one."""
 
         def living() -> int | None:
             pid = self.status_file()["pids"].get(service)
@@ -99,7 +99,7 @@ def wait_for(look: Callable[[], T], seconds: float, description: str) -> T:
 
 
 def serve(folder: Path, *options: str) -> Cluster:
-    """Start a cluster and wait until it says that it is ready."""
+    """Start a cluster and wait until it reports that it is ready."""
     command = [sys.executable, "-m", "threefs", "serve", "--data", str(folder)]
     with (folder.parent / f"{folder.name}.stderr").open("w") as errors:
         process = subprocess.Popen(

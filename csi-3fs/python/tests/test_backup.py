@@ -17,7 +17,7 @@ def threefs(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_lost_metadata_store_comes_back_from_a_dump(
+def test_a_lost_metadata_store_is_restored_from_a_dump(
     start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     cluster = start_cluster("first")

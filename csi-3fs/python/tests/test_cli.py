@@ -43,7 +43,7 @@ def threefs_command(
     return run
 
 
-def test_it_is_a_program_too(cluster: Any) -> None:
+def test_the_package_is_executable(cluster: Any) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "threefs", "cat", "--cluster", str(cluster.file), "/none"],
         capture_output=True,
@@ -77,7 +77,7 @@ def test_copy_list_and_print(threefs_command: Any, folder: str, tmp_path: Path) 
     ]
 
 
-def test_a_copy_over_a_longer_file_leaves_nothing_of_it(
+def test_a_copy_over_a_longer_file_truncates_it(
     threefs_command: Any, folder: str, tmp_path: Path
 ) -> None:
     (tmp_path / "long").write_bytes(b"long" * 1000)
@@ -87,7 +87,9 @@ def test_a_copy_over_a_longer_file_leaves_nothing_of_it(
     assert threefs_command("cat", f"{folder}/file").stdout == b"short"
 
 
-def test_a_large_file_goes_in_and_out(threefs_command: Any, folder: str, tmp_path: Path) -> None:
+def test_a_large_file_is_copied_in_both_directions(
+    threefs_command: Any, folder: str, tmp_path: Path
+) -> None:
     (tmp_path / "large").write_bytes(os.urandom(40_000_001))
     assert threefs_command("cp", str(tmp_path / "large"), f"3fs:{folder}/").returncode == 0
     assert threefs_command("cp", f"3fs:{folder}/large", str(tmp_path / "back")).returncode == 0
@@ -141,7 +143,7 @@ def test_errors_are_one_line_and_a_status(
     assert result.stdout == b""
 
 
-def test_a_cluster_that_does_not_answer_has_its_own_status(
+def test_an_unreachable_cluster_has_a_distinct_exit_status(
     threefs_command: Any, cluster: Any, tmp_path: Path
 ) -> None:
     contents = cluster.status_file()

@@ -40,7 +40,7 @@ def holder(cluster: Any, folder: str, tmp_path: Path, **options: Any) -> Iterato
         yield files
 
 
-def test_the_holder_of_a_ticket_sees_its_directory_alone(
+def test_the_holder_of_a_ticket_sees_only_its_directory(
     cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
 ) -> None:
     for name in ("mine", "theirs"):

@@ -34,7 +34,7 @@ COLLECT_SECONDS = 15.0
 
 
 class Writer(threading.Thread):
-    """Writes files one after the other and remembers which writes were acknowledged."""
+    """Writes files one after the other and records which writes were acknowledged."""
 
     def __init__(self, client: threefs.Client, folder: str, seed: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_damaged_chunk_is_served_from_another_replica_and_repaired(start_clust
             damage(cluster, node, content)
         for _ in range(6):
             assert client.read_file("/file") == content
-        # Once both are repaired, the third copy is not needed any more.
+        # Once both are repaired, the third copy is not needed.
         for node in (1, 2):
             log = cluster.folder / "logs" / f"storage-{node}.log"
             read_until(cluster, client, "/file", lambda log=log: "is repaired" in log.read_text())

@@ -89,7 +89,7 @@ def test_a_scrape_is_answered(server: MetricsServer) -> None:
         scrape(server, "/other")
 
 
-def test_a_probe_is_answered_without_asking_the_collectors(
+def test_a_probe_is_answered_without_calling_the_collectors(
     server: MetricsServer, collector: CountingCollector
 ) -> None:
     before = collector.count
@@ -97,7 +97,7 @@ def test_a_probe_is_answered_without_asking_the_collectors(
     assert collector.count == before
 
 
-def test_silent_connections_of_many_sources_do_not_keep_a_scrape_out(
+def test_silent_connections_of_many_sources_do_not_block_a_scrape(
     server: MetricsServer,
 ) -> None:
     before = threading.active_count()
@@ -109,7 +109,7 @@ def test_silent_connections_of_many_sources_do_not_keep_a_scrape_out(
         wait_for(lambda: threading.active_count() - before <= CONNECTIONS_MAX + 1)
 
 
-def test_a_source_has_a_few_places(server: MetricsServer) -> None:
+def test_connections_per_source_are_limited(server: MetricsServer) -> None:
     with ExitStack() as stack:
         sockets = [stack.enter_context(silent(server, "127.0.1.1")) for _ in range(20)]
         closed = 0
@@ -119,7 +119,7 @@ def test_a_source_has_a_few_places(server: MetricsServer) -> None:
         assert "answer 42.0" in scrape(server)
 
 
-def test_a_slow_request_is_cut_at_its_time(server: MetricsServer, clock: Clock) -> None:
+def test_a_slow_request_is_closed_at_its_deadline(server: MetricsServer, clock: Clock) -> None:
     with silent(server, "127.0.1.1") as connection:
         connection.sendall(b"GET /metrics HT")
         wait_for(lambda: server.connections() == 1)
@@ -128,7 +128,7 @@ def test_a_slow_request_is_cut_at_its_time(server: MetricsServer, clock: Clock) 
         wait_for(lambda: server.connections() == 0)
 
 
-def test_scrapes_of_one_second_share_a_page(
+def test_scrapes_within_one_second_share_a_result(
     server: MetricsServer, clock: Clock, collector: CountingCollector
 ) -> None:
     before = collector.count

@@ -46,7 +46,7 @@ class Load(threading.Thread):
 
 
 @pytest.mark.parametrize("service", ["mgmtd", "meta"])
-def test_calls_wait_for_a_service_that_stands_still_and_go_on(
+def test_calls_wait_for_a_stopped_service_and_continue(
     start_cluster: Callable[..., Any], service: str
 ) -> None:
     cluster = start_cluster()

@@ -84,7 +84,7 @@ class Worker:
 
 
 def disturb(cluster: Any, seeded: random.Random, seconds: float) -> list[str]:
-    """Kill or stop one service after the other, sometimes two at once."""
+    """Kill or stop one service after the other, sometimes two together."""
     actions = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

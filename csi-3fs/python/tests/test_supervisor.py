@@ -42,7 +42,7 @@ def test_a_taken_port_is_named_with_its_holder(start_cluster: Any) -> None:
     assert f"process {os.getpid()}" in second.stderr
 
 
-def test_ports_and_data_stay_over_a_restart(start_cluster: Any) -> None:
+def test_ports_and_data_are_kept_over_a_restart(start_cluster: Any) -> None:
     cluster = start_cluster()
     services = cluster.status_file()["services"]
     with cluster.client() as client:
@@ -54,7 +54,7 @@ def test_ports_and_data_stay_over_a_restart(start_cluster: Any) -> None:
     assert cluster.status_file()["services"] == services
 
 
-def test_other_counts_than_the_folder_was_made_with_are_refused(start_cluster: Any) -> None:
+def test_counts_that_differ_from_those_of_the_folder_are_refused(start_cluster: Any) -> None:
     cluster = start_cluster()
     cluster.stop()
     second = run_serve(cluster.folder, "--storage", "4")
@@ -63,7 +63,7 @@ def test_other_counts_than_the_folder_was_made_with_are_refused(start_cluster: A
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_survives_the_supervisor(start_cluster: Any, number: signal.Signals) -> None:
+def test_no_service_survives_the_supervisor(start_cluster: Any, number: signal.Signals) -> None:
     cluster = start_cluster()
     pids = cluster.status_file()["pids"].values()
     assert len(pids) == 5
@@ -86,7 +86,7 @@ def test_nothing_survives_the_supervisor(start_cluster: Any, number: signal.Sign
         (["--restart-after", "-1"], "--restart-after"),
     ],
 )
-def test_wrong_options_are_named(tmp_path: Path, options: list[str], words: str) -> None:
+def test_errors_name_the_invalid_option(tmp_path: Path, options: list[str], words: str) -> None:
     result = run_serve(tmp_path / "data", *options)
     assert result.returncode == 2
     assert words in result.stderr

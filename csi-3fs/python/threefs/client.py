@@ -301,8 +301,8 @@ class Client:
             self.batch_write([(temporary, 0, data)])
             self.rename(temporary, path)
         except BaseException:
-            # A full disk must not fill up with what did not fit. A rename that was given up may
-            # have happened: then there is nothing left to remove.
+            # A full disk must not keep a partial file. A rename that failed with a timeout may have
+            # succeeded: then the file to remove does not exist.
             with suppress(ThreeFSError):
                 self._native.remove(temporary)
             raise
@@ -323,7 +323,7 @@ class Client:
     def batch_write(
         self, writes: Sequence[tuple[str, int, Buffer]], *, create: bool = True
     ) -> None:
-        """Write many (path, offset, data) at once; all are durable when this returns.
+        """Write many (path, offset, data) as one batch; all are durable when this returns.
 
         Files that do not exist are created (their folder must exist) unless `create` is false.
         Several writes to one range of one batch take effect in the order given. After an error
@@ -332,14 +332,14 @@ class Client:
         self._native.batch_write(writes, create)
 
     def batch_read(self, reads: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
-        """Read many (path, offset, length) at once; None as length is "to the end".
+        """Read many (path, offset, length) as one batch; None as length is "to the end".
 
         Results are cut off at the end of the file, as with a file's `read`.
         """
         return self._native.batch_read(reads)
 
     def batch_read_into(self, reads: Sequence[tuple[str, int, Buffer]]) -> list[int]:
-        """Read many (path, offset, writable buffer) at once, without any copy in Python.
+        """Read many (path, offset, writable buffer) as one batch, without any copy in Python.
 
         Returns the number of bytes read into each buffer: short only at the end of a file.
         """

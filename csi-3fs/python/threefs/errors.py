@@ -103,7 +103,7 @@ class NoAttribute(ThreeFSError, OSError):
 
 
 class Stale(ThreeFSError, OSError):
-    """An open file was removed or replaced, and its contents are gone. Open it again."""
+    """An open file was removed or replaced, and its contents no longer exist. Open it again."""
 
     code = errno.ESTALE
 

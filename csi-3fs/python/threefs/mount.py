@@ -142,7 +142,7 @@ class Mount:
 
 
 def unmount(target: Path) -> None:
-    """Unmount, and abort pending requests. Returns at once, in any state of the daemon."""
+    """Unmount, and abort pending requests. Returns immediately, in any state of the daemon."""
     for flags in (MNT_FORCE, MNT_DETACH):
         try:
             _call("umount2", os.fsencode(target), flags)

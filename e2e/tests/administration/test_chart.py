@@ -82,7 +82,7 @@ def test_components_have_all_rights_that_they_use(release: chart.Release) -> Non
         assert not refused, pod["metadata"]["name"]
 
 
-def test_the_gateway_is_the_leader_alone_and_the_webhook_is_every_replica(
+def test_only_the_leader_serves_the_gateway_and_every_replica_serves_the_webhook(
     release: chart.Release,
 ) -> None:
     def addresses(service: str) -> set[str]:
@@ -129,9 +129,7 @@ def job_manifest(name: str) -> dict[str, Any]:
     }
 
 
-def test_an_upgrade_under_a_running_job_is_not_noticed(
-    release: chart.Release, namespace: str
-) -> None:
+def test_an_upgrade_does_not_affect_a_running_job(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
     cluster.apply(
         job_manifest("steady"),
@@ -175,7 +173,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     assert {pod["metadata"]["uid"] for pod in pods(cluster, selector, namespace)} == before
     assert status()["history"]["attempt"] == 1
     assert status()["history"].get("restarts", 0) == 0
-    assert step() > step_before  # what a rank said last may come after its pod's end
+    assert step() > step_before  # the last output of a rank may arrive after the end of its pod
     # Meta, storage and the CSI driver were replaced while the pod kept writing.
     count_before = len(lines())
     wait_for("more lines", lambda: len(lines()) > count_before, JOB_SECONDS)
@@ -186,7 +184,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
     assert writer["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_uninstalled_it_leaves_definitions_the_key_and_the_jobs(release: chart.Release) -> None:
+def test_definitions_the_key_and_jobs_survive_uninstallation(release: chart.Release) -> None:
     cluster = release.cluster
     release.uninstall()
     wait_for(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # The first test of a session starts the cluster, loads images and installs the chart.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
 
-NAMESPACE = "default"  # a reader's, who has said nothing
+NAMESPACE = "default"  # defaults of a reader without settings
 TEAM = "research"  # the guides' example of a team's namespace
 ENDLESS = "1000000"
 SECONDS = 180.0
@@ -120,9 +120,7 @@ def reader(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
-def test_the_commands_of_a_page_do_something(
-    page: Path, reader: tuple[Reader, dict[str, str]]
-) -> None:
+def test_the_commands_of_a_page_succeed(page: Path, reader: tuple[Reader, dict[str, str]]) -> None:
     person, names = reader
     for block in blocks("cluster"):
         if block.page == page:
@@ -130,7 +128,7 @@ def test_the_commands_of_a_page_do_something(
 
 
 def test_the_commands_that_delete_everything(reader: tuple[Reader, dict[str, str]]) -> None:
-    """After the pages: the reader's jobs are gone then."""
+    """After the pages, whose jobs no longer exist then."""
     person, names = reader
     for block in blocks("end"):
         person.types(block, names)

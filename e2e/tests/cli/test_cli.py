@@ -30,7 +30,7 @@ def manifest(folder: Path, name: str, nodes: int, steps: int, **spec: Any) -> st
     return str(path)
 
 
-def test_a_jobs_life_by_the_verbs_of_flyer(
+def test_the_lifecycle_of_a_job_with_the_commands_of_flyer(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     flyer = Flyer(release.cluster, namespace)
@@ -103,7 +103,7 @@ def test_a_jobs_life_by_the_verbs_of_flyer(
     assert not [node for node in nodes.values() if node["job"] == f"{namespace}/small"]
 
 
-def test_a_job_that_is_followed_ends_with_its_own_status(
+def test_following_a_job_ends_with_the_exit_status_of_the_job(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     flyer = Flyer(release.cluster, namespace)
@@ -124,7 +124,7 @@ time.sleep(3600)
 """
 
 
-def test_a_traceback_outlives_its_pod(
+def test_a_traceback_is_available_after_the_deletion_of_its_pod(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     flyer = Flyer(release.cluster, namespace)

@@ -50,7 +50,7 @@ WIDE = {
 }
 
 
-def test_every_answer_has_every_form(release: chart.Release, namespace: str) -> None:
+def test_every_result_has_every_output_format(release: chart.Release, namespace: str) -> None:
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)
     runs = job("runs", 2, SCRIPT, ENDLESS, nodeClass="a100")
     # More nodes than are free: it waits for as long as the other one runs.

@@ -41,7 +41,7 @@ def manifest(folder: Path, *jobs: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_an_unknown_job_has_its_own_status(release: chart.Release, namespace: str) -> None:
+def test_an_unknown_job_has_a_distinct_exit_status(release: chart.Release, namespace: str) -> None:
     flyer = Flyer(release.cluster, namespace)
     for verb in ("show", "why", "logs", "suspend", "resume", "stop", "requeue"):
         stderr = flyer.run(verb, "none", status=NO_SUCH_JOB).stderr
@@ -51,7 +51,7 @@ def test_an_unknown_job_has_its_own_status(release: chart.Release, namespace: st
     assert (error["code"], error["exitStatus"]) == ("NotFound", NO_SUCH_JOB)
 
 
-def test_a_refused_manifest_has_its_own_status(
+def test_a_refused_manifest_has_a_distinct_exit_status(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     """Nothing of it is created, the good job neither."""
@@ -107,7 +107,7 @@ def test_a_followed_job_determines_the_status(
     assert status(cluster, "left", namespace)["phase"] == "Running", "it was only left"
 
 
-def test_an_unreachable_api_server_has_its_own_status(
+def test_an_unreachable_api_server_has_a_distinct_exit_status(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     cluster, flyer = release.cluster, Flyer(release.cluster, namespace)

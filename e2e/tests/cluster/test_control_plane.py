@@ -63,12 +63,12 @@ def _review(cluster: Cluster, review: Mapping[str, object]) -> str:
     return cluster.kubectl("create", "-f", "-", "--output=yaml", stdin=json.dumps(review))
 
 
-def test_kubectl_errors_keep_the_servers_words(control_plane: Cluster) -> None:
+def test_kubectl_errors_contain_the_message_of_the_server(control_plane: Cluster) -> None:
     with pytest.raises(KubectlError, match="NotFound"):
         control_plane.get("pod", "missing")
 
 
-def test_two_clusters_at_once_and_one_restarted_api_server(tmp_path: Path) -> None:
+def test_two_concurrent_clusters_and_one_restarted_api_server(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     with contextlib.ExitStack() as cleanup:
         for folder in folders:

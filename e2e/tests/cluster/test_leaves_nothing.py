@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("moment_s", [0.3, 1.0, 2.5, 5.0, 9.0])
-def test_down_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
+def test_down_removes_everything_after_up_was_killed(tmp_path: Path, moment_s: float) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     folder = tmp_path / "cluster"

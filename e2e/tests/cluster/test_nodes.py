@@ -91,7 +91,9 @@ def test_a_mount_made_in_one_pod_appears_in_another(cluster: Cluster, namespace:
     shell("mounter", "umount /shared/m")
 
 
-def test_a_killed_kubelet_comes_back_and_its_pods_live_on(cluster: Cluster, namespace: str) -> None:
+def test_a_killed_kubelet_is_restarted_and_its_pods_continue(
+    cluster: Cluster, namespace: str
+) -> None:
     cluster.apply(sleeper("survivor", "node-b2"), namespace=namespace)
     cluster.wait_ready("survivor", namespace=namespace)
     before = cluster.get("pod", "survivor", namespace)["status"]["containerStatuses"]

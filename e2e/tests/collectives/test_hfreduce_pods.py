@@ -29,7 +29,7 @@ dist.destroy_process_group()
 """
 
 
-def test_one_word_changes_the_backend(
+def test_a_changed_backend_name_is_enough_in_pods(
     cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
     manifest = job("sum", 4, SUM, ranksPerNode=2, nodeClass="a100")

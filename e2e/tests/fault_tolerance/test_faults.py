@@ -52,7 +52,7 @@ def attempts(cluster: Cluster, name: str, namespace: str) -> tuple[int, int]:
     return history["attempt"], history.get("restarts", 0)
 
 
-def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace: str) -> None:
+def test_a_minute_without_api_server_does_not_affect_jobs(cluster: Cluster, namespace: str) -> None:
     cluster.apply(counter("steady", 2), namespace=namespace)
     step_before = wait_step(cluster, "steady", namespace, 10)
     before = uids(cluster, "steady", namespace)
@@ -65,7 +65,7 @@ def test_a_minute_without_api_server_is_not_noticed(cluster: Cluster, namespace:
     wait_step(cluster, "steady", namespace, step_before + 40)
     assert uids(cluster, "steady", namespace) == before
     assert attempts(cluster, "steady", namespace) == (1, 0)
-    # And it is still obeyed, once the server's policies know the kind again: 503 until then.
+    # Users can still change it once the policies of the server have the kind again; 503 until then.
     words = ("patch", "flyerjob", "steady", f"--namespace={namespace}", "--type=merge")
     patch = '--patch={"spec": {"suspend": true}}'
     wait_for("the server takes wishes", partial(cluster.kubectl, *words, patch), END_SECONDS)
@@ -86,7 +86,7 @@ def test_concurrent_leaders_do_not_affect_jobs(cluster: Cluster, namespace: str)
 
     for _ in range(3):
         epoch = transitions()
-        # The old leader remains convinced until it renews; the other replica leads at once.
+        # The old leader leads until its next renewal; the other replica leads immediately.
         released = '--patch={"spec": {"holderIdentity": ""}}'
         words = ("patch", "lease", "flyer-operator", f"--namespace={NAMESPACE}", "--type=merge")
         cluster.kubectl(*words, released)
@@ -124,7 +124,7 @@ def test_a_pod_deleted_by_hand_restarts_the_gang(cluster: Cluster, namespace: st
     assert len(living) == 3
 
 
-def test_a_namespace_deleted_under_a_running_job_gives_all_back(
+def test_deleting_the_namespace_of_a_running_job_releases_all_resources(
     cluster: Cluster, namespace: str
 ) -> None:
     doomed = f"doomed-{os.urandom(3).hex()}"
@@ -175,7 +175,7 @@ def test_a_gpu_with_xid_79_keeps_new_gangs_from_its_node(
 @pytest.fixture
 def dead_kubelet(cluster: Cluster) -> Iterator[str]:
     """An empty node with a killed kubelet, not detected yet; restarted at the end."""
-    # Pods of earlier jobs would remain on it for ever.
+    # Pods of earlier jobs would remain on it permanently.
     words = ("get", "pods", "--all-namespaces", "--selector=fireflyer.dev/job", "--output=name")
     remaining_pods = partial(cluster.kubectl, *words, "--field-selector=spec.nodeName=node-b2")
     wait_for("node-b2 to be empty", lambda: not remaining_pods().strip(), END_SECONDS)
@@ -186,7 +186,7 @@ def dead_kubelet(cluster: Cluster) -> Iterator[str]:
         kubelet.start()
 
 
-def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
+def test_a_gang_is_rolled_back_if_a_node_fails_between_assignment_and_start(
     cluster: Cluster, dead_kubelet: str, namespace: str
 ) -> None:
     cluster.apply(counter("early", 4, steps=20), namespace=namespace)
@@ -199,7 +199,7 @@ def test_a_node_that_goes_bad_between_assignment_and_start_rolls_the_gang_back(
     )
     evicted = status(cluster, "early", namespace)
     assert evicted["eviction"]["reason"] == "NodeFailures", evicted["eviction"]
-    # The others are given back: no gang runs in part.
+    # The other nodes are released: no gang runs partially.
     wait_for(
         "the nodes that live to be empty",
         lambda: (
@@ -232,7 +232,7 @@ def test_a_power_cut_costs_a_gang_only_the_detection_time(cluster: Cluster, name
     cluster.kubectl(
         "wait", "--for=condition=Ready", f"node/{victim}", "--timeout=120s", deadline_s=130
     )
-    # It takes part again.
+    # It is used again.
     cluster.kubectl("delete", "flyerjob", "moves", f"--namespace={namespace}")
     cluster.apply(counter("all", 4, steps=5), namespace=namespace)
     final_status = wait_phase(cluster, "all", namespace, "Succeeded", "Failed")

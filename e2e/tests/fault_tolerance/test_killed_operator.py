@@ -1,4 +1,4 @@
-"""The operator is killed with every call of two jobs' lives, on a real API server.
+"""The operator is killed at every call during the lifetimes of two jobs, on a real API server.
 
 A proxy between the two counts the operator's calls and cuts it off with the n-th: before the
 server receives it, or after the server performed it and before the operator has the answer. The
@@ -15,14 +15,14 @@ from flyer.kube.apiserver.resources import LEASES
 if TYPE_CHECKING:
     from e2e.lib.operators import Stage
 
-# Some forty lives, each with a leader's death in it.
+# About forty runs, each with a killed leader.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 LEAST_CALLS = 15
 
 
 @pytest.mark.parametrize("performed", [True, False], ids=["answer-lost", "call-lost"])
-async def test_killed_with_every_call(stage: Stage, *, performed: bool) -> None:
+async def test_the_operator_is_killed_at_every_call(stage: Stage, *, performed: bool) -> None:
     """A lost read is equivalent to a lost answer of the previous call."""
     operator, after = stage.operators.start(), 0
     while True:

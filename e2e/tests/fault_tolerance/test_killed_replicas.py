@@ -133,7 +133,7 @@ class Life:
         return "\n".join(f"{agent}: {' '.join(key)}" for key, agent in deaths)
 
 
-async def test_killed_with_every_write(
+async def test_the_operator_is_killed_at_every_write(
     release: chart.Release, namespace: str, tmp_path: Path
 ) -> None:
     cluster = release.cluster

@@ -49,7 +49,9 @@ async def test_refusals_change_nothing(stage: Stage, code: int, reason: str) -> 
 async def test_watches_that_are_refused_change_nothing(
     stage: Stage, code: int, reason: str
 ) -> None:
-    """Each is opened again and again: it is cut soon, and only half of the time taken."""
+    """Each watch is reopened repeatedly: it is interrupted early, and only half of the attempts
+    succeed.
+    """
     opened = Fault(
         "refuse", "watch", times=OFTEN, every=2, by_chance=True, code=code, reason=reason
     )
@@ -63,7 +65,7 @@ async def test_watches_that_are_refused_change_nothing(
 
 @pytest.mark.parametrize("do", ["hang", "lose", "drop"])
 async def test_calls_without_an_answer_change_nothing(stage: Stage, do: str) -> None:
-    # A watch that hangs is one that nothing happens on: it is given up after a minute.
+    # A hung watch receives no events: it is replaced after a minute.
     fault = Fault("hang", times=3, every=7, watches=False)
     if do != "hang":
         fault = Fault("lose" if do == "lose" else "drop", times=OFTEN, every=3, by_chance=True)
@@ -83,7 +85,7 @@ async def test_calls_without_an_answer_change_nothing(stage: Stage, do: str) -> 
     ],
     ids=["broken", "delayed", "doubled", "all"],
 )
-async def test_watches_that_are_broken_late_or_doubled_change_nothing(
+async def test_interrupted_late_or_duplicate_watches_change_nothing(
     stage: Stage, faults: WatchFaults
 ) -> None:
     stage.proxy.faults.watches = faults

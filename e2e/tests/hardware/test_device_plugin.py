@@ -74,7 +74,7 @@ def test_every_resource_becomes_allocatable(cluster: Cluster, hardware: FakeHard
     assert status["inventory"]["bridgePairs"] == 4
 
 
-def test_pods_get_whole_pairs_devices_and_their_classes_fields(
+def test_pods_get_whole_pairs_devices_and_the_fields_of_their_traffic_classes(
     cluster: Cluster, hardware: FakeHardware, namespace: str
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)
@@ -117,7 +117,7 @@ def test_pods_get_whole_pairs_devices_and_their_classes_fields(
     cluster.kubectl(f"--namespace={namespace}", "delete", "pod", "one", "two", "own", "--wait=true")
 
 
-def test_a_gpu_with_xid_79_leaves_is_reset_and_returns(
+def test_a_gpu_with_xid_79_is_withdrawn_until_its_reset(
     cluster: Cluster, hardware: FakeHardware, agent: str
 ) -> None:
     wait_for("8 GPUs", lambda: allocatable(cluster) == 8 or None)

@@ -34,7 +34,7 @@ def test_a_gang_runs_to_its_end(
         assert any(f"rank {rank} of {nodes}" in text for text in outputs), outputs
 
 
-def test_on_a_shared_node_kubernetes_own_scheduler_places_the_pod(
+def test_on_a_shared_node_the_kubernetes_scheduler_places_the_pod(
     cluster: Cluster, release: chart.Release, namespace: str
 ) -> None:
     """The operator decides on the node, and takes its gate away; it does not bind there."""

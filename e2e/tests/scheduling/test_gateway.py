@@ -48,7 +48,7 @@ with context.wrap_socket(socket.create_connection((host, int(port))), server_hos
 """
 
 
-async def test_a_gang_starts_is_suspended_and_gives_its_nodes_back(control: Control) -> None:
+async def test_a_gang_starts_is_suspended_and_releases_its_nodes(control: Control) -> None:
     started_at = time.monotonic()
     pods = await control.start("gpt", STEPS)
     await control.watch(pods, GangStarted)
@@ -89,7 +89,7 @@ async def test_a_failing_rank_is_reported_with_its_traceback(control: Control) -
         if pod_object["status"]["phase"] == "Failed":
             break
         await asyncio.sleep(1)
-    # What stands in for the sidecar's account says the same.
+    # The replacement for the sidecar's account has the same result.
     assert outcome_of(pod_object) == Failed(1, "rank 5: ValueError: seven")
     for item in pods:
         await control.api.delete(PODS, item["metadata"]["name"], control.namespace, grace_seconds=1)

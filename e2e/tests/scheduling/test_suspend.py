@@ -47,7 +47,9 @@ def has_come_to(step: int, job_status: dict[str, Any]) -> bool:
     return bool((job_status.get("progress") or {}).get("step", 0) >= step)
 
 
-async def test_a_rank_knows_of_a_suspension_at_once(release: chart.Release, namespace: str) -> None:
+async def test_a_rank_receives_a_suspension_immediately(
+    release: chart.Release, namespace: str
+) -> None:
     cluster = release.cluster
     cluster.apply(*(job(name, 1, LISTENS, nodeClass="a100") for name in JOBS), namespace=namespace)
     seconds = []

@@ -74,7 +74,7 @@ def scene(release: chart.Release) -> Iterator[Scene]:
             "spec": quota,
         }
     )
-    # torch comes from this machine's folder, which an image of the user would bring.
+    # torch is mounted from this machine; a real image of the user would contain it.
     reader = attacker_pod("reader", "sleep", "infinity")
     mount_torch({"spec": {"template": reader}})
     cluster.apply(reader, namespace=own_namespace)
@@ -95,7 +95,7 @@ def unharmed(scene: Scene) -> Iterator[None]:
     scene.victim.check(before)
 
 
-def test_objects_of_others_are_closed(scene: Scene) -> None:
+def test_objects_of_other_tenants_are_inaccessible(scene: Scene) -> None:
     """Rights that the role `edit`, joined with the chart's own roles, must not have."""
     other_flag = f"--namespace={scene.victim.namespace}"
     system_flag = f"--namespace={NAMESPACE}"
@@ -124,7 +124,7 @@ def test_objects_of_others_are_closed(scene: Scene) -> None:
     scene.delete("flyerjob", "own")
 
 
-def test_inline_volumes_reach_no_place_of_others(scene: Scene) -> None:
+def test_inline_volumes_reach_no_directory_of_other_tenants(scene: Scene) -> None:
     """The folder of an inline volume is forged in a claim, with a link to everything."""
     user = scene.user
     for name, security in (("root", ROOT), ("restricted", RESTRICTED)):
@@ -233,7 +233,7 @@ def test_pods_that_look_like_a_jobs_are_refused(scene: Scene) -> None:
     scene.delete("pod", "plain")
 
 
-def test_a_daemonset_keeps_no_node_from_jobs(scene: Scene) -> None:
+def test_a_daemonset_cannot_block_nodes_for_jobs(scene: Scene) -> None:
     """Controllers create pods with their own rights; the pods are judged by their owners'."""
     user = scene.user
     tolerant = {"tolerations": [{"operator": "Exists"}]}
@@ -252,7 +252,7 @@ def test_a_daemonset_keeps_no_node_from_jobs(scene: Scene) -> None:
     scene.delete("daemonset")
 
 
-def test_copied_owner_references_take_nothing(scene: Scene) -> None:
+def test_copied_owner_references_have_no_effect(scene: Scene) -> None:
     """Pods with the owner references of the victim's job, of no job, and of an own job."""
     user = scene.user
     user.create(job("own", 1, SLEEPS))
@@ -315,7 +315,8 @@ def test_forbidden_fields_of_jobs_are_refused_by_name(scene: Scene) -> None:
         (job_object("huge", nodes=-1), "spec.nodes"),
     ):
         assert words in scene.user.refusal_of(manifest), words
-    # The API server writes who creates a job over what the job says, and keeps it.
+    # The API server replaces the user in the manifest by the user who creates the job, and keeps
+    # it.
     annotation = "fireflyer.dev/user"
     scene.user.create(job_object("other", {annotation: "kubernetes-admin"}, suspend=True))
     stored = scene.user.get("flyerjob", "other")["metadata"]["annotations"]
@@ -325,7 +326,7 @@ def test_forbidden_fields_of_jobs_are_refused_by_name(scene: Scene) -> None:
     scene.delete("flyerjob", "other")
 
 
-def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) -> None:
+def test_malformed_templates_are_refused_and_delay_no_other_job(scene: Scene) -> None:
     """Refused by the API server, or by the scheduler in the job's status; never bound elsewhere."""
     user, queued = scene.user, []
     for name, template in malformed().items():
@@ -357,7 +358,7 @@ def test_malformed_templates_are_refused_and_hold_up_no_other_job(scene: Scene) 
     scene.delete("flyerjob")
 
 
-def test_hundreds_of_jobs_take_no_ones_turn(scene: Scene) -> None:
+def test_hundreds_of_jobs_delay_no_other_user(scene: Scene) -> None:
     """The quota bounds the user's jobs that run; waiting jobs do not delay other users."""
     annotations = {"example.com/text": "x" * (15 << 10)}
     many = [job(f"many-{number}", 1, SLEEPS) for number in range(300)]
@@ -391,7 +392,7 @@ def test_tenants_cannot_read_names_of_other_tenants(scene: Scene) -> None:
     scene.delete("flyerjob")
 
 
-def test_guessed_and_foreign_tokens_open_nothing_at_the_gateway(scene: Scene) -> None:
+def test_guessed_and_foreign_tokens_are_refused_at_the_gateway(scene: Scene) -> None:
     """Rubbish, an unsigned token for the victim's pod, and real tokens of pods in no gang."""
     audience = {"serviceAccountToken": {"path": "token", "audience": "fireflyer-gateway"}}
     pod = attacker_pod("guesser", "sleep", "infinity")
@@ -412,8 +413,9 @@ def test_guessed_and_foreign_tokens_open_nothing_at_the_gateway(scene: Scene) ->
     scene.delete("pod", "guesser")
 
 
-def test_floods_of_every_port_exclude_no_client(scene: Scene) -> None:
-    """Silent connections at every port, 8 MiB posts, and forged tokens at once, from twelve pods.
+def test_floods_at_every_port_exclude_no_client(scene: Scene) -> None:
+    """Silent connections at every port, 8 MiB posts and forged tokens, concurrently from twelve
+    pods.
 
     Meanwhile a suspension reaches the victim's job, it resumes, another job runs to its end and
     another volume is mounted.
@@ -492,6 +494,6 @@ def test_the_key_of_another_job_is_not_in_torchs_store(scene: Scene) -> None:
 
 
 def test_the_victims_training_equals_an_undisturbed_run(scene: Scene) -> None:
-    """Last: the state after all steps is, bit by bit, what the steps alone come to."""
+    """At the end: the state after all steps is bit-identical to that of an undisturbed run."""
     assert scene.victim.suspend() > 0
     scene.victim.resume()

@@ -29,7 +29,7 @@ threefs.connect(folder / "cluster.json", timeout_seconds=5).stat("/")
 """
 
 
-def test_tls_is_switched_on_under_a_writer(release: chart.Release, namespace: str) -> None:
+def test_tls_is_enabled_during_writes(release: chart.Release, namespace: str) -> None:
     cluster = release.cluster
 
     def lines() -> list[str]:

@@ -34,7 +34,7 @@ def deployed(tmp_path: Path) -> Iterator[Deployed]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="FUSE mounts need root")
 @pytest.mark.timeout(1200)
 def test_csi_sanity_passes(deployed: Deployed) -> None:
-    """0 failures; skipped is only what the driver does not say that it can."""
+    """No failures; only tests of capabilities that the driver does not advertise are skipped."""
     program = binaries.require("csi-sanity")["csi-sanity"]
     node = deployed.nodes[0]
     outcome = csi_sanity.run(

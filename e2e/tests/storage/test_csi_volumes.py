@@ -112,7 +112,7 @@ def sh(command: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_two_nodes_share_a_volume_that_outlives_daemons_mount_managers_and_drivers(
+def test_a_volume_shared_by_two_nodes_survives_restarts_of_all_csi_processes(
     deployed: Deployed,
 ) -> None:
     first, second = deployed.nodes
@@ -188,7 +188,7 @@ def test_the_size_is_a_hard_limit_that_grows_under_a_running_pod(deployed: Deplo
     assert blocks == 32 * MEBIBYTE
 
 
-def test_a_read_only_place_cannot_be_written(deployed: Deployed) -> None:
+def test_a_read_only_volume_cannot_be_written(deployed: Deployed) -> None:
     node = deployed.nodes[0]
     volume = create(deployed, "shared")
     writable = mount(node, volume, "rw")
@@ -224,7 +224,7 @@ def test_unmounting_never_waits_for_a_lost_cluster(deployed: Deployed) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_volume_that_is_not_there_is_not_mounted(deployed: Deployed) -> None:
+def test_a_missing_volume_is_not_mounted(deployed: Deployed) -> None:
     with pytest.raises(grpc.RpcError, match="does not exist"):
         mount(deployed.nodes[0], "v1:default:/volumes/none", "pod")
     assert deployed.nodes[0].mount_manager_client.state() == ([], [])

@@ -64,7 +64,8 @@ def test_the_kubelet_reports_use_and_condition_of_a_claim(
     assert metric(cluster, namespace, "kubelet_volume_stats_used_bytes") == 8 * MEBIBYTE
     assert metric(cluster, namespace, "kubelet_volume_stats_capacity_bytes") == 64 * MEBIBYTE
 
-    # Its daemon is stopped: the kubelet learns it without touching the mount and notifies the pod.
+    # Its daemon is stopped: the kubelet detects it without accessing the mount and notifies the
+    # pod.
     health = "kubelet_volume_stats_health_status_abnormal"
     volumes.signal_daemon(release, namespace, "data", NODE, "STOP")
     try:

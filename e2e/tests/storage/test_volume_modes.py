@@ -30,7 +30,7 @@ OWN = f"/inline/{hashlib.sha256(HERE.encode()).hexdigest()[:16]}"  # inline volu
 
 
 def pod_on_node(name: str, node: str, claim_name: str) -> dict[str, Any]:
-    """A pod that comes to its kubelet past the scheduler, as a static or an old one's does."""
+    """A pod that reaches its kubelet without the scheduler, as a static pod does."""
     pod = pod_with(name, node, claim_name)
     pod["spec"]["nodeName"] = node
     return pod
@@ -47,8 +47,8 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
     cluster.wait_ready("first", namespace=namespace, deadline_s=SECONDS)
     volumes.sh(cluster, namespace, "first", "echo kept > /volume/file")
 
-    # Kubernetes' scheduler keeps a second one waiting, and so does each kubelet; where no kubelet
-    # knows the first pod, the driver is asked and refuses.
+    # Kubernetes' scheduler keeps a second one waiting, and so does each kubelet; where the kubelet
+    # does not know the first pod, the driver is called and refuses.
     late, same_node, elsewhere = "late", "same-node", "elsewhere"
     cluster.apply(
         pod_with(late, THERE, "single"),
@@ -78,7 +78,7 @@ def test_a_claim_for_one_pod_has_one_on_all_nodes(release: chart.Release, namesp
     assert volumes.sh(cluster, namespace, late, "cat /volume/file") == "kept\n"
 
 
-def test_an_ephemeral_volume_lives_as_long_as_its_pod(
+def test_an_ephemeral_volume_has_the_lifetime_of_its_pod(
     release: chart.Release, namespace: str
 ) -> None:
     cluster = release.cluster

@@ -123,7 +123,7 @@ def test_a_released_single_node_claim_can_move_to_another_node(
     assert volumes.sh(cluster, namespace, "second", "cat /volume/file") == "kept\n"
 
 
-def test_a_fuse_daemon_that_dies_is_replaced_under_its_pod(
+def test_a_killed_fuse_daemon_is_replaced_while_its_pod_runs(
     release: chart.Release, namespace: str
 ) -> None:
     cluster = release.cluster

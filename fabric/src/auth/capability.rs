@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wire_format_is_stable_and_former_capability_versions_are_refused_by_name() {
+    fn the_wire_format_is_stable_and_errors_name_former_capability_versions() {
         let nothing = encode(&("request", Presented::Nothing)).unwrap();
         assert_eq!(nothing, encode(&("request", None::<u8>)).unwrap());
         let former = encode(&Some((1u32, 42u64, true, NOW, [7u8; 32]))).unwrap();

@@ -90,7 +90,7 @@ impl Key {
     }
 }
 
-/// A fresh nonce from the system's random number generator.
+/// A new nonce from the system's random number generator.
 ///
 /// Not from a generator in this process: forked processes would share its state.
 ///

@@ -25,7 +25,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     pub(super) fn new(fd: &OwnedFd, bytes: usize, access: ProtFlags) -> io::Result<Self> {
-        // SAFETY: a fresh mapping at an address chosen by the kernel aliases no other memory.
+        // SAFETY: a new mapping at an address chosen by the kernel aliases no other memory.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, fd, 0)?
         };

@@ -169,7 +169,7 @@ impl Listener {
                 }
             }
             handshake.length = 0;
-            // The buffer of a fresh connection has room for these bytes: it is never full.
+            // The buffer of a new connection has space for these bytes: it is never full.
             match &handshake.acceptor {
                 None => {
                     let mut hello = [0; HELLO_BYTES];

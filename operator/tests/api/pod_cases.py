@@ -210,7 +210,7 @@ async def _job_pods(
     await anna.delete(resources.PODS, "run", "default", grace_seconds=1)
     forced = anna.delete(resources.PODS, "run", "default", grace_seconds=0)
     await checker.refuses(forced, "a pod deleted by force")
-    # A deletion without a grace period uses the pod's: 0 would remove the pod at once.
+    # A deletion without a grace period uses the pod's: 0 would remove the pod immediately.
     zero_grace = pod("run", nodeName="n1", tolerations=tolerating(DEDICATED))
     zero_grace["metadata"] |= {"name": "no-grace", "ownerReferences": [owner]}
     zero_grace["spec"]["terminationGracePeriodSeconds"] = 0

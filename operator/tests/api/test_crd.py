@@ -78,7 +78,7 @@ def test_the_schema_names_what_the_models_name() -> None:
     }  # fmt: skip
 
 
-def test_columns_read_scalars_that_exist() -> None:
+def test_printer_columns_read_existing_scalars() -> None:
     properties = version()["schema"]["openAPIV3Schema"]["properties"]
     names = []
     for column in version()["additionalPrinterColumns"]:
@@ -102,7 +102,7 @@ def test_names() -> None:
     assert version()["subresources"] == {"status": {}}
 
 
-def test_check_says_what_is_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--folder", str(tmp_path), "--check"]) == 1
     errors = capsys.readouterr().err
     assert "flyerjobs.fireflyer.dev.yaml" in errors

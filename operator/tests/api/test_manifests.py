@@ -58,13 +58,15 @@ def test_a_good_manifest_gets_its_defaults() -> None:
         ("{name: gpt, labels: {kueue.x-k8s.io/queue-name: vision}}", "  queue: mine\n", "mine"),
     ],
 )
-def test_the_queue_is_the_jobs_own_word_or_kueues(metadata: str, spec: str, queue: str) -> None:
+def test_the_queue_is_read_from_the_spec_or_from_the_label_of_kueue(
+    metadata: str, spec: str, queue: str
+) -> None:
     text = GOOD.replace("{name: gpt}", metadata).replace("spec:\n", f"spec:\n{spec}", 1)
     (job,) = load_manifest(text)
     assert job.queue == queue
 
 
-def test_whose_job_it_is() -> None:
+def test_the_controller_of_a_job_is_read_from_managed_by() -> None:
     def manager_of(value: str) -> str:
         (job,) = load_manifest(GOOD.replace("spec:\n", f"spec:\n  managedBy: {value}\n", 1))
         return job.others
@@ -76,12 +78,12 @@ def test_whose_job_it_is() -> None:
     assert "is invalid" in wrong[0]
 
 
-def test_what_kubernetes_alone_reads_is_kept() -> None:
+def test_pod_fields_that_only_kubernetes_reads_are_kept() -> None:
     (job,) = load_manifest(GOOD)
     assert job.to_object()["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_manifest_can_be_parsed() -> None:
     (job,) = load_manifest(GOOD)
     assert type(job).model_validate(job.to_object()) == job
 
@@ -217,12 +219,12 @@ def test_a_retired_name_is_refused_with_the_present_one(line: str, message: str)
     assert problem.startswith(f"job.yaml:8: spec.{message}")
 
 
-def test_all_mistakes_are_reported_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     text = GOOD.replace("nodes: 4", "nodes: 0").replace("24h", "soon").replace("high", "top")
     assert len(problems(text)) == 3
 
 
-def test_one_bad_job_spoils_the_file() -> None:
+def test_one_invalid_job_invalidates_the_file() -> None:
     (problem,) = problems(GOOD + "---\n" + GOOD.replace("nodes: 4", "nodes: 0"))
     assert problem.startswith("job.yaml:23: spec.nodes: 0")
 

@@ -63,7 +63,7 @@ def test_every_message_names_a_field_and_a_remedy() -> None:
     for _, path, rule in rules():
         words = rule["message"]
         field = words.partition(": ")[0]
-        # A path that says less is that of what the field is in; of devices it says the rest.
+        # A shorter path is that of the parent of the field; device fields have the rest of it.
         assert field.startswith(("spec", "status", "metadata")) or path.endswith(field), rule
         assert re.search(r"(: [a-z]|, [a-z])", words), rule
 
@@ -72,7 +72,7 @@ RULES = [case for case in CASES if not case.policy]
 
 
 @pytest.mark.parametrize("case", RULES, ids=[case.name for case in RULES])
-async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
+async def test_a_rule_refuses_with_a_reason(case: Case, api: Api) -> None:
     name = case.fixed_name or f"case-{secrets.token_hex(4)}"
     await delete_object(api, case.plural, name)
     try:
@@ -86,7 +86,7 @@ async def test_a_rule_refuses_and_says_why(case: Case, api: Api) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
-async def test_what_has_another_shape_is_refused_and_named(shape: Shape, api: Api) -> None:
+async def test_the_error_of_another_shape_names_the_field(shape: Shape, api: Api) -> None:
     """The part that has no rule: types, bounds, patterns, words, and what has to be there."""
     name = f"shape-{secrets.token_hex(4)}"
     try:
@@ -117,7 +117,7 @@ async def test_strict_validation_refuses_the_old_name_of_a_field(field: str, api
         await delete_object(api, "flyerjobs", name)
 
 
-async def test_what_the_engine_writes_is_taken(api: Api) -> None:
+async def test_the_status_that_the_engine_writes_is_accepted(api: Api) -> None:
     """A whole life: every status that the rules are about moves along as it should."""
     name = f"life-{secrets.token_hex(4)}"
     await create_object(api, "flyerjobs", name, job())
@@ -147,7 +147,7 @@ async def test_a_job_that_waits_may_be_changed(api: Api) -> None:
     await delete_object(api, "flyerjobs", name)
 
 
-async def test_the_token_is_released_and_given_again(api: Api) -> None:
+async def test_the_token_can_be_released_and_assigned_again(api: Api) -> None:
     holder = {"namespace": "ml", "job": "gpt", "epoch": 4, "since": TIME}
     topologies = RESOURCES["flyertopologies"]
     await delete_object(api, "flyertopologies", "cluster")
@@ -190,13 +190,13 @@ async def test_columns_and_short_names(kinds: Cluster, api: Api) -> None:
         await delete_object(api, plural, "cluster" if plural == "flyertopologies" else "column")
 
 
-def test_explain_reads_well(kinds: Cluster) -> None:
+def test_explain_prints_every_description(kinds: Cluster) -> None:
     description = kinds.kubectl("explain", "flyerjob.spec")
     assert "Desired state of the job: its command, its number of nodes" in description
     assert "<no description>" not in kinds.kubectl("explain", "flyerjob", "--recursive")
 
 
-def test_the_samples_are_what_the_server_takes() -> None:
+def test_the_server_accepts_the_samples() -> None:
     """The structural part that needs no server: what Python makes, the schema names."""
     sample = sample_job("one", 2).to_object()
     properties = crd.crd(crd.KINDS[0])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -103,7 +103,7 @@ def test_impossible_changes_are_refused(cluster: Cluster, client: KubeClient) ->
         client.suspend("one")
 
 
-def test_a_manifest_is_created_whole_or_not_at_all(
+def test_the_jobs_of_a_manifest_are_created_together_or_not_at_all(
     cluster: Cluster, client: KubeClient, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "jobs.yaml"

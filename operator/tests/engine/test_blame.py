@@ -66,7 +66,7 @@ def test_a_hardware_fault_near_a_failed_rank_is_the_cause(
     assert status.assignment.names == ("n2", "n1")  # the node is replaced at its place
 
 
-def test_a_hardware_fault_that_is_just_over_still_explains_a_failure(new_harness: Callable) -> None:
+def test_a_recently_cleared_hardware_fault_explains_a_failure(new_harness: Callable) -> None:
     harness = new_harness(one_zone(2))
     harness.run("a", 1)
     harness.step(broken("n0"))
@@ -83,7 +83,9 @@ def test_a_hardware_fault_that_is_just_over_still_explains_a_failure(new_harness
         Node("n3", "A", ready=False, reason="Unhealthy (Xid79)", fault="Unhealthy (Xid79)"),
     ],
 )
-def test_a_drain_or_another_jobs_node_excuses_nothing(new_harness: Callable, node: Node) -> None:
+def test_a_drain_or_a_node_of_another_job_does_not_explain_a_failure(
+    new_harness: Callable, node: Node
+) -> None:
     harness = new_harness(one_zone(4))
     harness.run("a", 1)
     harness.step(NodeObserved(node))
@@ -91,7 +93,7 @@ def test_a_drain_or_another_jobs_node_excuses_nothing(new_harness: Callable, nod
     assert harness.status("a").phase is Phase.FAILED
 
 
-def test_an_old_hardware_fault_excuses_nothing(new_harness: Callable) -> None:
+def test_an_old_hardware_fault_does_not_explain_a_failure(new_harness: Callable) -> None:
     harness = new_harness(one_zone(2))
     harness.run("a", 1, progressDeadline=None)
     harness.step(broken("n0"))
@@ -117,7 +119,7 @@ def test_an_abort_after_another_ranks_failure_is_a_consequence(new_harness: Call
 
 
 @pytest.mark.parametrize(("signal", "reason"), [(11, "SIGSEGV"), (9, "OOMKilled")])
-def test_a_crash_that_repeats_is_the_jobs_own(
+def test_a_repeated_crash_is_attributed_to_the_job(
     new_harness: Callable, signal: int, reason: str
 ) -> None:
     harness = new_harness(one_zone(8))
@@ -184,7 +186,7 @@ def test_a_culprit_is_avoided_although_its_zone_fits_tighter(new_harness: Callab
     assert harness.status("a").history.restarts_without_progress == 0
 
 
-def test_lower_jobs_give_way_before_a_culprit_is_tried_again(new_harness: Callable) -> None:
+def test_lower_jobs_are_preempted_before_an_avoided_node_is_used(new_harness: Callable) -> None:
     harness = new_harness([Node("good", "A"), Node("then-bad", "A")])
     harness.run("low", 1, priority="low")
     harness.submit("a", 1, priority="high")
@@ -207,7 +209,7 @@ def test_a_node_that_failed_two_jobs_is_avoided_by_a_third(new_harness: Callable
     assert harness.names("c") != ("n0",)
 
 
-def test_one_users_failing_starts_make_no_other_avoid_the_node(new_harness: Callable) -> None:
+def test_failed_starts_of_one_user_make_no_other_user_avoid_the_node(new_harness: Callable) -> None:
     """Otherwise one user's failing registry causes preemptions while nodes are idle."""
     harness = new_harness(one_zone(2))
     harness.run("low", 1, user="anna", priority="low", progressDeadline=None)
@@ -227,7 +229,7 @@ def test_one_users_failing_starts_make_no_other_avoid_the_node(new_harness: Call
     assert harness.names("higher") == (used,)
 
 
-def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
+def test_a_start_failure_caused_by_the_job_counts_and_pauses_longer(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness(one_zone(3))
@@ -237,7 +239,7 @@ def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
         actions = harness.step(
             StartFailed(A, attempt, "ImagePullBackOff", ("n0", "n1"), job_fault=True)
         )
-        assert pick(actions, Stop)  # its nodes are given back
+        assert pick(actions, Stop)  # its nodes are released
         assert harness.status("a").history.avoid == ()
         pauses.append(harness.status("a").history.not_before - harness.now)
         harness.empty("a")
@@ -251,11 +253,11 @@ def test_a_start_that_is_the_jobs_own_fault_counts_and_pauses_longer(
     )
 
 
-# -- many at once ---------------------------------------------------------------------------------
+# -- simultaneous failures ------------------------------------------------------------------------
 
 
 def drive(harness: Any, keys: list[str], seconds: float, *, comes_up: bool) -> None:
-    """Runs for `seconds`: nodes empty at once, and pods start or fail."""
+    """Runs for `seconds`: nodes empty immediately, and pods start or fail."""
     until = harness.now + seconds
     while harness.now < until:
         harness.wait(60)
@@ -292,7 +294,7 @@ def test_jobs_without_reports_are_not_failed(new_harness: Callable) -> None:
     assert {harness.state.jobs[key].status.history.restarts for key in keys} == {1}
 
 
-def test_one_job_without_a_stream_does_not_keep_its_nodes_for_ever(new_harness: Callable) -> None:
+def test_one_job_without_a_stream_does_not_keep_its_nodes(new_harness: Callable) -> None:
     harness = new_harness(one_zone(4))
     for name in ("a", "b", "c"):
         harness.run(name, 1, **({} if name == "a" else {"progressDeadline": None}))
@@ -320,7 +322,7 @@ def test_an_outage_of_the_report_path_fails_no_job(new_harness: Callable) -> Non
     assert {harness.state.jobs[key].status.phase for key in keys} == {Phase.RUNNING}
 
 
-def test_one_users_failing_jobs_open_no_breaker(new_harness: Callable) -> None:
+def test_failing_jobs_of_one_user_do_not_open_the_circuit_breaker(new_harness: Callable) -> None:
     harness = new_harness(one_zone(8))
     harness.run("other", 1, user="anna", progressDeadline=None)
     keys = [f"default/j{index}" for index in range(4)]
@@ -330,7 +332,7 @@ def test_one_users_failing_jobs_open_no_breaker(new_harness: Callable) -> None:
     assert {harness.state.jobs[key].status.reason for key in keys} == {"MaxRestartsExceeded"}
 
 
-# -- objects that go and come ---------------------------------------------------------------------
+# -- deleted objects that reappear ----------------------------------------------------------------
 
 
 def stored_job(harness: Any, name: str, **changes: Any) -> FlyerJob:
@@ -364,7 +366,7 @@ def test_a_job_whose_object_returns_starts_again(
     assert start.restore_from.step == 7
 
 
-def test_what_happened_while_the_object_was_gone_is_committed(
+def test_changes_during_the_absence_of_the_object_are_committed(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness(one_zone(2))
@@ -380,7 +382,7 @@ def test_what_happened_while_the_object_was_gone_is_committed(
     assert [node.name for node in harness.status("a").occupied] == ["n1"]
 
 
-def test_a_job_that_goes_and_comes_in_one_step_runs_on(
+def test_a_job_removed_and_submitted_in_one_step_continues(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness(one_zone(2))
@@ -391,7 +393,9 @@ def test_a_job_that_goes_and_comes_in_one_step_runs_on(
     assert harness.status("a").history.attempt == 1
 
 
-def test_a_new_object_of_the_name_waits_for_the_old_ones_pods(new_harness: Callable) -> None:
+def test_a_new_object_with_the_same_name_waits_for_the_pods_of_the_old_one(
+    new_harness: Callable,
+) -> None:
     harness = new_harness(one_zone(2))
     harness.run("a", 2)
     other = sample_job("a", 1)

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 A = "default/a"
 
 
-def test_a_lost_node_is_replaced_at_its_place(new_harness: Callable, pick: Callable) -> None:
+def test_a_replacement_has_the_ranks_of_the_lost_node(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 4)
     harness.step(CheckpointReported(A, 1, 30, "/ckpt/30"))
@@ -59,7 +61,7 @@ def test_a_lost_node_is_replaced_at_its_place(new_harness: Callable, pick: Calla
     )
 
 
-def test_the_first_traceback_is_kept_whole_and_no_other(new_harness: Callable) -> None:
+def test_only_the_first_traceback_is_kept_in_full(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     for rank, node in enumerate(harness.names("a")):
@@ -72,7 +74,7 @@ def test_the_first_traceback_is_kept_whole_and_no_other(new_harness: Callable) -
     assert (second.rank, second.traceback) == (1, None)
 
 
-def test_the_words_of_thousands_of_exits_fit_into_an_object(new_harness: Callable) -> None:
+def test_the_messages_of_thousands_of_exits_fit_into_an_object(new_harness: Callable) -> None:
     harness = new_harness(two_zones(600, slots=8))
     status = harness.run("a", 1200)
     last = harness.names("a")[-1]
@@ -95,7 +97,7 @@ def test_a_lost_node_is_out_until_it_is_observed_ready(new_harness: Callable) ->
     assert harness.status("a").phase is Phase.STARTING
 
 
-def test_a_killed_pod_is_the_infrastructures_fault(new_harness: Callable) -> None:
+def test_a_killed_pod_is_attributed_to_the_infrastructure(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(PodExited(A, 1, "a0", Killed(9)))
@@ -117,7 +119,7 @@ def test_a_failed_rank_ends_the_job(new_harness: Callable, pick: Callable) -> No
     assert pick(harness.empty("a"), Finish)
 
 
-def test_all_ranks_out_need_no_window(new_harness: Callable) -> None:
+def test_the_failure_window_ends_when_all_ranks_have_exited(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(PodExited(A, 1, "a0", Failed(1)), PodExited(A, 1, "a1", Failed(1)))
@@ -139,7 +141,9 @@ def test_peers_that_fail_because_of_a_loss_are_not_blamed(
     assert harness.status("a").phase is not Phase.FAILED
 
 
-def test_success_takes_every_node(new_harness: Callable, pick: Callable) -> None:
+def test_a_job_succeeds_once_every_node_has_succeeded(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(PodExited(A, 1, "a0", Succeeded()))
@@ -149,7 +153,7 @@ def test_success_takes_every_node(new_harness: Callable, pick: Callable) -> None
     assert pick(harness.empty("a"), Finish)
 
 
-def test_a_node_lost_after_its_success_costs_nothing(new_harness: Callable) -> None:
+def test_the_loss_of_a_node_after_its_success_has_no_effect(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(PodExited(A, 1, "a0", Succeeded()), NodeLost("a0", "PowerLost"))
@@ -157,14 +161,14 @@ def test_a_node_lost_after_its_success_costs_nothing(new_harness: Callable) -> N
     assert harness.status("a").phase is Phase.SUCCEEDED
 
 
-def test_a_node_empty_without_an_exit_lost_its_pod(new_harness: Callable) -> None:
+def test_an_emptied_node_without_an_exit_counts_as_a_killed_pod(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(NodeEmptied("a0", A, 1))
     assert harness.status("a").eviction.reason == "PodKilled"
 
 
-def test_exit_and_emptiness_may_come_in_either_order(new_harness: Callable) -> None:
+def test_exit_and_node_emptied_events_may_arrive_in_either_order(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 1)
     (name,) = harness.names("a")
@@ -172,7 +176,7 @@ def test_exit_and_emptiness_may_come_in_either_order(new_harness: Callable) -> N
     assert harness.status("a").phase is Phase.SUCCEEDED
 
 
-def test_the_watchdog_hears_progress_and_log_lines(new_harness: Callable) -> None:
+def test_progress_and_log_lines_reset_the_watchdog(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2, progressDeadline="30s")
     harness.wait(29)
@@ -220,7 +224,7 @@ def test_restarts_without_a_newer_checkpoint_are_counted(new_harness: Callable) 
     assert status.history.restarts == 4
 
 
-def test_repeated_failures_pause_longer_and_longer(new_harness: Callable) -> None:
+def test_the_pause_grows_with_repeated_failures(new_harness: Callable) -> None:
     harness = new_harness(backoff_seconds=4.0)
     harness.run("a", 1)
     for pause in (0, 4, 8):
@@ -237,7 +241,7 @@ def test_repeated_failures_pause_longer_and_longer(new_harness: Callable) -> Non
         harness.up("a")
 
 
-def test_pods_that_may_not_be_made_are_waited_for(new_harness: Callable, pick: Callable) -> None:
+def test_the_creation_of_refused_pods_is_retried(new_harness: Callable, pick: Callable) -> None:
     harness = new_harness()
     harness.submit("a", 2, maxRestarts=0)
     for attempt, pause_seconds in enumerate((60, 120, 240, 480, 600, 600), 1):
@@ -263,7 +267,7 @@ def test_pods_that_may_not_be_made_are_waited_for(new_harness: Callable, pick: C
 
 
 @pytest.mark.parametrize("change", ["another spec", "suspended and resumed", "unchanged"])
-def test_what_is_asked_anew_is_tried_at_once(
+def test_a_changed_or_resumed_job_is_retried_immediately(
     new_harness: Callable, pick: Callable, change: str
 ) -> None:
     harness = new_harness()
@@ -345,7 +349,7 @@ def test_a_job_with_repeatedly_refused_pods_preempts_less_often(
     assert pauses[-1] > 2 * 3600
 
 
-def test_a_bug_names_the_job_that_brings_it_to_light(
+def test_an_internal_error_names_the_job_and_the_event_that_caused_it(
     new_harness: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = new_harness()

@@ -41,7 +41,7 @@ def test_a_large_job_without_an_estimated_start_keeps_no_node_idle(new_harness: 
     assert harness.status("big").phase is Phase.RUNNING
 
 
-def test_a_large_job_starts_although_small_jobs_are_submitted_all_the_time(
+def test_a_large_job_starts_although_small_jobs_are_submitted_continuously(
     new_harness: Callable,
 ) -> None:
     """Its estimated start never moves later, and few nodes are idle until then."""
@@ -111,7 +111,7 @@ def test_jobs_of_equal_priority_rotate_and_none_starves(new_harness: Callable) -
     assert "time slice" in harness.status("x").eviction.message
 
 
-def test_an_interruption_does_not_give_a_new_slice(new_harness: Callable) -> None:
+def test_an_interruption_does_not_start_a_new_time_slice(new_harness: Callable) -> None:
     harness = new_harness(nodes(1), time_slice_seconds=3600.0)
     harness.run("x", 1, **UNLIMITED)
     harness.submit("y", 1, **UNLIMITED)
@@ -129,7 +129,7 @@ def test_an_interruption_does_not_give_a_new_slice(new_harness: Callable) -> Non
     assert phases(harness, "x", "y") == [Phase.QUEUED, Phase.RUNNING]
 
 
-def test_a_job_that_saves_nothing_is_not_rotated_at_once(new_harness: Callable) -> None:
+def test_a_job_without_checkpoints_is_not_rotated_immediately(new_harness: Callable) -> None:
     harness = new_harness(nodes(1), time_slice_seconds=3600.0, unsaved_slices=3)
     harness.run("x", 1, **UNLIMITED)
     harness.submit("y", 1, **UNLIMITED)

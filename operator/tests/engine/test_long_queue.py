@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flyer.engine.state.cycle_state import CycleState
 
 
-def test_nodes_in_too_many_zones_are_not_searched_again_and_again(
+def test_nodes_in_too_many_zones_are_not_searched_repeatedly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searched = []
@@ -86,7 +86,8 @@ def _with_flood_of_one_user(
 def test_every_job_of_a_long_queue_has_a_reason_and_a_position() -> None:
     state, now = _full_cluster()
     state, _ = step(state, _queue_of(400), now + 1)
-    state, _ = step(state, [Tick()], now + 2)  # simultaneous submissions are not evaluated at once
+    # Simultaneous submissions are not evaluated in one step.
+    state, _ = step(state, [Tick()], now + 2)
     pendings = [state.jobs[f"default/w{index}"].status.pending for index in range(400)]
     assert all(
         pending is not None and pending.reason != "PendingEvaluation" for pending in pendings
@@ -127,7 +128,7 @@ def test_a_user_with_many_jobs_gets_all_free_nodes_in_one_plan(
     assert all(job.holding for job in state.jobs.values())
 
 
-def test_jobs_that_can_never_run_do_not_hold_up_the_others_of_their_user(
+def test_jobs_that_can_never_run_do_not_delay_other_jobs_of_their_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 3)
@@ -150,7 +151,7 @@ def _looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looks
 
 
-def test_many_different_jobs_larger_than_their_quota_cost_a_plan_few_looks(
+def test_a_plan_evaluates_few_of_many_different_jobs_larger_than_their_quota(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule, "_USER_JOBS_MAX", 20)
@@ -160,7 +161,7 @@ def test_many_different_jobs_larger_than_their_quota_cost_a_plan_few_looks(
     flood = _queue_of(200, users=1, activeDeadline=lambda index: f"{index + 1}m")
     state, _ = step(state, [QuotaObserved(Quota("q", "u0", nodes=1)), *flood], now + 1)
     assert looks.count("u0") <= 2 * 20
-    for _ in range(60):  # all are judged in turn
+    for _ in range(60):  # all are evaluated in turn
         now += 30
         state, _ = step(state, [Tick()], now)
     looks.clear()
@@ -168,13 +169,13 @@ def test_many_different_jobs_larger_than_their_quota_cost_a_plan_few_looks(
     state, _ = step(state, [small], now + 1)
     assert looks.count("u0") <= 20 + 1
     assert state.jobs["default/small"].holding  # those that can never run are not ahead of it
-    # A larger quota: they are judged anew, and the first of them starts.
+    # A larger quota: they are evaluated again, and the first of them starts.
     state, _ = step(state, [QuotaObserved(Quota("q", "u0", nodes=3))], now + 2)
     assert state.jobs["default/w0"].holding
 
 
 @pytest.mark.parametrize("larger", [False, True])
-def test_auto_jobs_that_want_the_same_share_a_class_at_each_level(
+def test_auto_jobs_with_equal_requirements_share_a_class_at_each_level(
     monkeypatch: pytest.MonkeyPatch, larger: bool
 ) -> None:
     looks = _looks(monkeypatch)
@@ -206,7 +207,7 @@ def test_a_job_behind_too_many_of_its_user_reports_that_without_a_remedy(
     state, now = _with_flood_of_one_user(monkeypatch)
     explanation = explain(state, "default/w5", now + 2)
     assert "behind 3 jobs of u0" in explanation.summary
-    assert explanation.remedies == ()  # nodes that are given back go to those ahead
+    assert explanation.remedies == ()  # released nodes are assigned to jobs ahead of it
 
 
 def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
@@ -221,7 +222,7 @@ def test_an_auto_job_at_its_next_level_behind_too_many_of_its_user_is_explained(
     assert explain(state, "default/auto", now + 2).verdict == "cannot"
 
 
-def test_auto_jobs_behind_too_many_of_their_user_cost_a_plan_no_look(
+def test_a_plan_does_not_evaluate_auto_jobs_behind_too_many_of_their_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state, now = _full_cluster()

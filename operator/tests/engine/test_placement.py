@@ -26,7 +26,7 @@ def nodes(*names: str, leaf: dict[str, str] | None = None) -> list[Node]:
 def lay(
     count: int, free: list[Node], memory: PlacementHistory | None = None
 ) -> tuple[str, ...] | None:
-    """As the scheduler asks: one zone if it fits, else two."""
+    """As in the scheduler: one zone if it fits, else two."""
     zones = {node.zone for node in free}
     for kind in (single_zone_options(count, zones), cross_zone_options(count, zones)):
         selection = best(kind, by_zone(free), memory or PlacementHistory())
@@ -38,7 +38,7 @@ def lay(
 @pytest.mark.parametrize(
     ("count", "free", "expected"),
     [
-        # The zone that fits tightest, even if the other comes first.
+        # The zone that fits tightest, even if the other one is first.
         (2, "a0 a1 a2 b0 b1", "b0 b1"),
         (3, "a0 a1 a2 b0 b1", "a0 a1 a2"),
         # Two zones only if no zone fits; what is left is even, so that both keep a spare.
@@ -51,11 +51,11 @@ def lay(
         (1, "", None),
     ],
 )
-def test_a_gang_takes_the_tightest_fit(count: int, free: str, expected: str | None) -> None:
+def test_a_gang_gets_the_tightest_fit(count: int, free: str, expected: str | None) -> None:
     assert lay(count, nodes(*free.split())) == (tuple(expected.split()) if expected else None)
 
 
-def test_a_gang_takes_the_fewest_leaves() -> None:
+def test_a_gang_gets_nodes_of_the_fewest_leaves() -> None:
     leaf = {"a0": "l0", "a1": "l1", "a2": "l1", "a3": "l2", "a4": "l2", "a5": "l2"}
     free = nodes("a0", "a1", "a2", "a3", "a4", "a5", leaf=leaf)
     assert lay(2, free) == ("a1", "a2")  # the leaf that fits, not the larger one
@@ -69,7 +69,7 @@ def test_three_zones_are_never_spanned() -> None:
     assert lay(3, free) is None
 
 
-def test_the_nodes_of_before_stay_at_their_places() -> None:
+def test_nodes_of_the_previous_attempt_keep_their_ranks() -> None:
     memory = PlacementHistory((("a0", "A"), ("a1", "A"), ("b0", "B"), ("b1", "B")))
     free = nodes("a0", "a2", "b0", "b1", "b2")
     option = same_zone_layout_options(memory, {"A", "B"})[0]
@@ -78,7 +78,7 @@ def test_the_nodes_of_before_stay_at_their_places() -> None:
     assert [node.name for node in laid] == ["a0", "a2", "b0", "b1"]
 
 
-def test_a_node_that_failed_the_job_is_avoided_unless_it_is_the_last() -> None:
+def test_a_node_on_which_the_job_failed_is_used_last() -> None:
     memory = PlacementHistory((("a0", "A"), ("a1", "A")), frozenset({"a1"}))
     option = same_zone_layout_options(memory, {"A"})[0]
     with_spare = choose(option, by_zone(nodes("a0", "a1", "a2")), memory)

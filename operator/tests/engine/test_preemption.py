@@ -39,7 +39,7 @@ def test_the_order_is_commit_signal_release_empty_start(
     harness.wait(10)
     actions = harness.submit("b", 3, priority="high")
     assert [(commit.job, commit.status.phase) for commit in pick(actions, Commit)] == [
-        ("default/a", Phase.SUSPENDING),  # given back in the store before it is given out
+        ("default/a", Phase.SUSPENDING),  # the release is stored before the assignment
         ("default/b", Phase.DRAINING),
     ]
     (signal,) = pick(actions, Signal)
@@ -60,7 +60,7 @@ def test_the_order_is_commit_signal_release_empty_start(
 
     actions = harness.step(NodeEmptied("a0", "default/a", 1))
     assert not pick(actions, Start)
-    actions = harness.step(NodeEmptied("a1", "default/a", 1))  # b0 and b1 are not b's business
+    actions = harness.step(NodeEmptied("a1", "default/a", 1))  # b does not need b0 and b1
     (start,) = pick(actions, Start)
     assert (start.job, start.assignment.names) == ("default/b", ("a0", "a1", "a2"))
     assert harness.status("a").phase is Phase.SUSPENDING
@@ -82,7 +82,7 @@ def test_the_victim_resumes_on_the_same_zone_layout(new_harness: Callable, pick:
     harness.step(Released("default/a", 1))
     harness.empty("a")
     harness.up("b")
-    # Four nodes are free, three of them in B: not as before, so it waits for a while.
+    # Four nodes are free, three of them in B: another zone layout, so it waits until the timeout.
     pending = harness.status("a").pending
     assert pending is not None
     assert pending.reason == "WaitingForZoneLayout"
@@ -95,7 +95,7 @@ def test_the_victim_resumes_on_the_same_zone_layout(new_harness: Callable, pick:
     assert start.restore_from.step == 5
 
 
-def test_after_its_patience_the_victim_takes_another_split(
+def test_after_the_zone_layout_timeout_the_victim_resumes_on_another_distribution(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness(same_zone_layout_seconds=30.0)
@@ -107,7 +107,7 @@ def test_after_its_patience_the_victim_takes_another_split(
     harness.empty("a")
     assert not pick(harness.wait(29), Start)
     (start,) = pick(harness.wait(1), Start)
-    assert start.assignment.split == (1, 3)
+    assert start.assignment.zone_layout == (1, 3)
     assert start.assignment.same_zone_layout is False
 
 
@@ -116,13 +116,13 @@ def test_after_its_patience_the_victim_takes_another_split(
     [
         ("normal", "high", True),
         ("low", "normal", True),
-        ("auto", "above-normal", True),  # auto is normal while no quota says otherwise
+        ("auto", "above-normal", True),  # without quotas, auto is normal
         ("auto", "normal", False),
         ("normal", "normal", False),
         ("high", "normal", False),
     ],
 )
-def test_only_a_strictly_lower_priority_gives_way(
+def test_only_a_strictly_lower_priority_is_preempted(
     new_harness: Callable, first: str, second: str, preempts: bool
 ) -> None:
     harness = new_harness()
@@ -137,12 +137,12 @@ def test_no_job_is_preempted_within_the_minimum_runtime(new_harness: Callable) -
     harness.run("a", 6)
     actions = harness.submit("b", 1, priority="high")
     assert harness.status("a").phase is Phase.RUNNING
-    assert actions[-1].time == harness.now + 5  # it wakes when the minimum is over
+    assert actions[-1].time == harness.now + 5  # the end of the minimum runtime
     harness.wait(5)
     assert harness.status("a").phase is Phase.SUSPENDING
 
 
-def test_no_job_is_interrupted_for_one_that_has_just_arrived(
+def test_no_job_is_preempted_for_a_job_within_the_preemption_delay(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness(preemption_delay_seconds=0.5)
@@ -160,7 +160,7 @@ def test_no_job_is_interrupted_for_one_that_has_just_arrived(
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "nodes are free", "suspended"])
-def test_a_preemption_that_is_not_needed_any_more_is_called_off(
+def test_a_preemption_that_is_no_longer_needed_is_cancelled(
     new_harness: Callable, ends: str
 ) -> None:
     harness = new_harness(preemption_delay_seconds=0.5)
@@ -185,7 +185,7 @@ def test_a_preemption_that_is_not_needed_any_more_is_called_off(
     assert harness.status("a").history.attempt == 1
 
 
-def test_several_that_arrive_together_wait_for_one_delay(new_harness: Callable) -> None:
+def test_jobs_that_arrive_together_wait_for_one_preemption_delay(new_harness: Callable) -> None:
     harness = new_harness(preemption_delay_seconds=0.5)
     for name in ("x", "y", "z"):
         harness.run(name, 2, priority="low", crossZone="LastResort")
@@ -197,18 +197,18 @@ def test_several_that_arrive_together_wait_for_one_delay(new_harness: Callable) 
     assert {harness.status(name).phase for name in ("a", "b", "c")} == {Phase.DRAINING}
 
 
-def test_a_job_without_a_stored_status_keeps_its_place_and_its_time_at_each_rebuild(
+def test_a_job_without_a_stored_status_keeps_its_queue_position_and_time_at_each_rebuild(
     new_harness: Callable,
 ) -> None:
     harness = new_harness(nodes=two_zones(1)[:1], preemption_delay_seconds=0.5)
     harness.run("low", 1, priority="low")
     harness.wait(10)
-    # The status of the first one only explains, and was put aside: it is not in the store.
+    # The status of the first job is only an explanation and was deferred: it is not stored.
     for name, created_at in (("zz-first", harness.now - 2), ("aa-second", harness.now - 1)):
         job = sample_job(name, 1, priority="high")
         metadata = job.metadata.replace(creation_timestamp=created_at)
         harness.jobs[job.key] = job.replace(metadata=metadata)
-    for _ in range(4):  # as with jobs in quarantine that are tried again and again
+    for _ in range(4):  # as with quarantined jobs that are retried repeatedly
         harness.restart()
         harness.wait(0.3)
     assert harness.status("low").phase is Phase.SUSPENDING
@@ -217,7 +217,7 @@ def test_a_job_without_a_stored_status_keeps_its_place_and_its_time_at_each_rebu
     assert harness.status("zz-first").history.queued_at == created_at
 
 
-def test_no_job_is_preempted_for_the_split_while_other_nodes_are_free(
+def test_no_job_is_preempted_for_the_zone_layout_while_other_nodes_are_free(
     new_harness: Callable,
 ) -> None:
     harness = new_harness(same_zone_layout_seconds=60.0)
@@ -245,7 +245,7 @@ def test_the_victim_is_the_job_that_loses_least_work(new_harness: Callable) -> N
     harness.wait(1000)
     harness.step(CheckpointReported("default/a", 1, 500, "/ckpt/500"))
     harness.submit("c", 2, priority="high")
-    assert harness.status("a").phase is Phase.SUSPENDING  # it has just saved
+    assert harness.status("a").phase is Phase.SUSPENDING  # it has a new checkpoint
     assert harness.status("b").phase is Phase.RUNNING
 
 
@@ -261,7 +261,7 @@ def test_several_small_victims_lose_less_than_a_large_one(new_harness: Callable)
     assert phases["large"] is Phase.RUNNING
 
 
-def test_a_reservation_is_locked_against_equals_and_given_up_to_a_higher_priority(
+def test_only_a_higher_priority_takes_over_a_reservation(
     new_harness: Callable,
 ) -> None:
     harness = new_harness()
@@ -279,7 +279,9 @@ def test_a_reservation_is_locked_against_equals_and_given_up_to_a_higher_priorit
     assert harness.status("b").history.restarts_without_progress == 0
 
 
-def test_a_job_that_only_starts_gives_way_at_once(new_harness: Callable, pick: Callable) -> None:
+def test_a_job_that_is_starting_is_preempted_immediately(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.submit("typo", 6, priority="low", preemption={"minRuntime": "2h"})
     assert harness.status("typo").phase is Phase.STARTING
@@ -291,7 +293,9 @@ def test_a_job_that_only_starts_gives_way_at_once(new_harness: Callable, pick: C
     assert harness.status("typo").phase is Phase.QUEUED
 
 
-def test_progress_extends_the_grace_up_to_its_limit(new_harness: Callable, pick: Callable) -> None:
+def test_progress_extends_the_grace_period_up_to_its_limit(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 6)
     harness.wait(10)
@@ -308,13 +312,16 @@ def test_progress_extends_the_grace_up_to_its_limit(new_harness: Callable, pick:
     assert harness.status("a").suspension.expired
 
 
-def test_silence_is_killed_at_the_deadline(new_harness: Callable, pick: Callable) -> None:
+def test_a_job_that_does_not_respond_is_killed_at_the_deadline(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 6)
     harness.wait(10)
     harness.submit("b", 1, priority="high")
     harness.now += 9.9
-    assert not pick(harness.step(ProgressReported("default/a", 1, 1)), Stop)  # works on, unasked
+    # Progress without an acknowledgement of the suspension.
+    assert not pick(harness.step(ProgressReported("default/a", 1, 1)), Stop)
     (stop,) = pick(harness.wait(0.1), Stop)
     assert stop.kill
     harness.empty("a")
@@ -322,7 +329,7 @@ def test_silence_is_killed_at_the_deadline(new_harness: Callable, pick: Callable
     assert harness.status("b").phase is Phase.STARTING
 
 
-def test_a_node_that_does_not_empty_is_not_waited_for(new_harness: Callable) -> None:
+def test_a_reservation_is_moved_from_a_node_that_does_not_empty(new_harness: Callable) -> None:
     harness = new_harness(stop_deadline_seconds=30.0)
     harness.run("a", 1, nodeClass="default", zone="A")
     harness.run("other", 2, nodeClass="default", zone="A")
@@ -330,10 +337,10 @@ def test_a_node_that_does_not_empty_is_not_waited_for(new_harness: Callable) -> 
     harness.submit("b", 1, priority="high", nodeClass="default", zone="A")
     assert harness.names("b") == harness.names("a")
     stuck, other_nodes = harness.names("a"), harness.names("other")
-    harness.wait(10)  # a's grace is over: killed
+    harness.wait(10)  # the grace period of a ends: it is killed
     harness.wait(29)
     assert harness.names("b") == stuck
-    harness.wait(1)  # and its node does not empty
+    harness.wait(1)  # its node does not become empty
     assert harness.names("b")[0] in other_nodes
     assert harness.status("other").phase is Phase.SUSPENDING
     assert harness.names("a") != stuck
@@ -352,13 +359,13 @@ def test_one_job_crosses_zones_at_a_time(new_harness: Callable, pick: Callable) 
     assert not pick(actions, HoldToken)
     harness.up("a")
     harness.step(StopRequested("default/a", kill=True))
-    assert harness.status("b").phase is Phase.DRAINING  # in one zone now: it needs no token
+    assert harness.status("b").phase is Phase.DRAINING  # in one zone, so it needs no token
     actions = harness.empty("a")
     assert pick(actions, ReleaseToken) == [ReleaseToken("default/a")]
     assert harness.status("b").zones == "A"
 
 
-def test_the_token_moves_only_when_its_holder_has_left(
+def test_the_token_moves_once_its_holder_has_released_its_nodes(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness()
@@ -373,18 +380,20 @@ def test_the_token_moves_only_when_its_holder_has_left(
     assert kinds == [ReleaseToken, HoldToken, Start]
 
 
-def test_a_victim_that_is_leaving_keeps_its_place(new_harness: Callable, pick: Callable) -> None:
+def test_a_suspending_victim_keeps_its_queue_position(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness(two_zones(4))
     harness.run("a", 4, nodeClass="default", zone="A")
     harness.run("x", 3, nodeClass="default", zone="B")
     harness.wait(10)
     harness.submit("b", 1, priority="high", nodeClass="default", zone="A")
-    # One node of B and three of A will be free: those of A are a's, who asked before c.
+    # One node of B and three of A will be free: those of A are for a, which was submitted before c.
     harness.submit("c", 3, nodeClass="default", zone="A")
     harness.step(Released("default/a", 1))
     harness.empty("a")
     assert harness.status("a").phase is Phase.QUEUED
-    # The end of b is unknown: c uses the nodes meanwhile, and returns them when b ends.
+    # The end of b is unknown: c is backfilled, and releases the nodes when b ends.
     harness.up("b")
     harness.up("c")
     assert harness.status("c").assignment.backfill
@@ -397,7 +406,7 @@ def test_a_victim_that_is_leaving_keeps_its_place(new_harness: Callable, pick: C
     )
 
 
-def test_a_reservation_with_a_dying_node_is_placed_anew(new_harness: Callable) -> None:
+def test_a_reservation_with_a_lost_node_is_replaced(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 3, nodeClass="default", zone="A")
     harness.wait(10)

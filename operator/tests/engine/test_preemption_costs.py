@@ -53,7 +53,7 @@ def save(harness: Any) -> None:
 
 
 def interrupt(harness: Any, name: str, user: str = "other") -> None:
-    """Something urgent of this user comes, runs on one node and ends."""
+    """An urgent job of this user is submitted, runs on one node and ends."""
     save(harness)
     harness.submit(name, 1, priority="high", user=user)
     leave(harness)
@@ -81,7 +81,9 @@ def test_a_job_that_was_preempted_often_is_spared_if_others_suffice(new_harness:
 
 
 @pytest.mark.parametrize("restarts", [0, 6])
-def test_restarts_and_a_new_leader_hide_no_preemption(new_harness: Callable, restarts: int) -> None:
+def test_preemptions_are_remembered_over_restarts_and_a_new_leader(
+    new_harness: Callable, restarts: int
+) -> None:
     harness = often_and_dear(new_harness)
     for index in range(3):
         interrupt(harness, f"urgent{index}")
@@ -113,7 +115,7 @@ def test_the_end_of_a_time_slice_is_not_a_preemption(new_harness: Callable) -> N
     harness = new_harness(nodes(1), time_slice_seconds=3600.0)
     for name in ("often", "other"):
         harness.submit(name, 1, priority="low", **UNLIMITED)
-    for turn in range(8):  # each gives way to the other four times
+    for turn in range(8):  # each is preempted by the other four times
         leave(harness)
         running = ("often", "other")[turn % 2]
         assert harness.status(running).phase is Phase.RUNNING
@@ -132,7 +134,7 @@ def test_the_end_of_a_time_slice_is_not_a_preemption(new_harness: Callable) -> N
     assert phases(harness, "often", "dear") == [Phase.SUSPENDING, Phase.RUNNING]
 
 
-def test_a_user_spends_the_budget_of_their_own_jobs_on_nothing(new_harness: Callable) -> None:
+def test_preemptions_by_the_same_user_do_not_count(new_harness: Callable) -> None:
     harness = new_harness(nodes(2))
     harness.run("often", 1, priority="low", user="me", **UNLIMITED)
     harness.run("dear", 1, priority="low", **UNLIMITED)
@@ -162,7 +164,7 @@ def test_a_spared_job_that_has_only_reserved_nodes_loses_no_work(new_harness: Ca
     assert phases(harness, "often", "dear", "also") == [Phase.QUEUED, Phase.RUNNING, Phase.DRAINING]
 
 
-def test_no_equal_gives_its_turn_to_a_job_whose_pods_are_refused(new_harness: Callable) -> None:
+def test_no_job_is_rotated_for_an_equal_one_whose_pods_are_refused(new_harness: Callable) -> None:
     harness = new_harness(nodes(1))
     harness.submit("refused", 1, **UNLIMITED)
     harness.step(StartRefused("default/refused", 1, "a quota is full"))
@@ -170,14 +172,14 @@ def test_no_equal_gives_its_turn_to_a_job_whose_pods_are_refused(new_harness: Ca
     harness.empty("refused")
     leave(harness)
     for _ in range(10):
-        harness.wait(3600)  # its pause is over, and so is the other one's time slice
+        harness.wait(3600)  # its pause and the time slice of the other job have ended
         harness.step(CheckpointReported("default/other", 1, int(harness.now), "/c"))
     assert phases(harness, "refused", "other") == [Phase.QUEUED, Phase.RUNNING]
     harness.submit("third", 1, **UNLIMITED)
     assert phases(harness, "other") == [Phase.SUSPENDING]
 
 
-def test_preemptions_of_yesterday_are_forgotten(new_harness: Callable) -> None:
+def test_preemptions_expire_after_a_day(new_harness: Callable) -> None:
     harness = often_and_dear(new_harness, preemptions_max=1, preemptions_seconds=7200.0)
     interrupt(harness, "urgent0")
     harness.wait(3601)

@@ -171,7 +171,7 @@ _entry = queue._Update._entry
 
 
 def _auto_jobs_alone(update: queue._Update, job: JobState) -> Entry:
-    """Each goes through its levels by itself."""
+    """Each job passes through its levels separately."""
     entry = _entry(update, job)
     return replace(entry, class_key=None) if job.spec.priority is Priority.AUTO else entry
 
@@ -196,7 +196,7 @@ def _decided(state: EngineState, actions: tuple[Action, ...]) -> tuple[object, .
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_kept_and_left_out_changes_no_decision(
+def test_cached_plans_and_skipped_jobs_change_no_decision(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skipped = []
@@ -223,7 +223,7 @@ def test_what_is_kept_and_left_out_changes_no_decision(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
+def test_the_updated_queue_equals_a_rebuilt_one(seed: int) -> None:
     history = History(seed)
     state = history.first()
     events = list(history.submissions(40))
@@ -240,7 +240,7 @@ def test_the_queue_is_the_one_that_is_made_anew(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_reason_that_jobs_share_is_the_one_of_each(
+def test_a_shared_pending_reason_equals_the_reason_of_each_job(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = PendingReasonCache.of

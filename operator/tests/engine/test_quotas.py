@@ -118,7 +118,7 @@ def test_a_job_without_nodes_keeps_its_share(new_harness: Callable) -> None:
     assert harness.status("later").pending.reason == "WaitingForQuota"
 
 
-def test_auto_is_the_highest_level_with_room(new_harness: Callable) -> None:
+def test_auto_resolves_to_the_highest_level_within_its_quota(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(
         QuotaObserved(Quota("high", priority="high", nodes=2)),
@@ -134,7 +134,7 @@ def test_auto_is_the_highest_level_with_room(new_harness: Callable) -> None:
     assert harness.run("four", 1, priority="auto").priority is Priority.HIGH
 
 
-def test_auto_without_room_anywhere_waits(new_harness: Callable) -> None:
+def test_auto_waits_if_every_level_is_out_of_quota(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(QuotaObserved(Quota("all", nodes=1)))
     harness.run("one", 1, priority="auto")
@@ -142,7 +142,7 @@ def test_auto_without_room_anywhere_waits(new_harness: Callable) -> None:
     assert harness.status("two").pending.reason == "WaitingForQuota"
 
 
-def test_auto_goes_before_lower_jobs_and_preempts_them(new_harness: Callable) -> None:
+def test_auto_precedes_lower_jobs_and_preempts_them(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(QuotaObserved(Quota("high", priority="high", nodes=6)))
     harness.run("low", 6, priority="low")
@@ -258,7 +258,7 @@ def test_requeue_names_the_attempt_once(new_harness: Callable) -> None:
     assert harness.status("one").phase is Phase.RUNNING
 
 
-def test_the_epoch_is_the_leaders_that_wrote(new_harness: Callable) -> None:
+def test_the_epoch_is_that_of_the_leader_that_wrote(new_harness: Callable) -> None:
     harness = new_harness()
     assert harness.run("one", 1).epoch == 1
     harness.restart()

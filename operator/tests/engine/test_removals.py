@@ -39,7 +39,7 @@ def _usable(harness: Any) -> set[str]:
     return {name for name, state in harness.state.nodes.items() if state.eligible}
 
 
-def test_a_driver_that_hangs_everywhere_takes_out_the_budget_alone(new_harness: Callable) -> None:
+def test_a_driver_that_hangs_on_all_nodes_removes_only_the_budget(new_harness: Callable) -> None:
     harness = new_harness(_nodes(30))
     _unproven(harness, *(f"n{index}" for index in range(30)))
     assert len(_usable(harness)) == 27
@@ -49,7 +49,7 @@ def test_a_driver_that_hangs_everywhere_takes_out_the_budget_alone(new_harness: 
     assert harness.status("job").phase is Phase.STARTING
 
 
-def test_two_nodes_of_a_small_class_may_be_out(new_harness: Callable) -> None:
+def test_two_nodes_of_a_small_class_may_be_removed(new_harness: Callable) -> None:
     harness = new_harness(_nodes(4))
     _unproven(harness, "n3")
     harness.now += 1
@@ -65,7 +65,7 @@ def test_two_nodes_of_a_small_class_may_be_out(new_harness: Callable) -> None:
     assert f"node n0 is out: {WHY}" in [blocker.message for blocker in explanation.blockers]
 
 
-def test_evidence_and_people_spend_nothing(new_harness: Callable) -> None:
+def test_proven_faults_and_drains_do_not_count_against_the_budget(new_harness: Callable) -> None:
     harness = new_harness(_nodes(10))
     drained = [
         replace(harness.nodes[index], ready=False, reason="drained by ops") for index in (0, 1, 2)
@@ -90,7 +90,7 @@ def test_each_class_has_its_own_budget_and_the_topology_sets_it(new_harness: Cal
     assert len(_usable(harness)) == 6
 
 
-def test_a_gang_stays_on_a_node_that_is_out(new_harness: Callable) -> None:
+def test_a_gang_stays_on_a_removed_node(new_harness: Callable) -> None:
     harness = new_harness(_nodes(4))
     harness.run("job", 4)
     _unproven(harness, "n0", "n1", "n2", "n3")
@@ -106,7 +106,7 @@ def test_a_gang_stays_on_a_node_that_is_out(new_harness: Callable) -> None:
         ("Healthy", {}, False),
     ],
 )
-def test_only_unknown_health_is_a_suspicion(state: str, drain: Any, *, unproven: bool) -> None:
+def test_only_unknown_health_is_unproven(state: str, drain: Any, *, unproven: bool) -> None:
     value = {
         "metadata": {"name": "n"},
         "spec": drain,
@@ -119,7 +119,9 @@ _SIGNS = st.sampled_from(("well", "unproven", "broken", "drained", "lost"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), _SIGNS), max_size=60), st.integers(0, 4))
-def test_suspicion_never_exceeds_the_budget(signs: list[tuple[int, str]], budget: int) -> None:
+def test_unproven_removals_never_exceed_the_budget(
+    signs: list[tuple[int, str]], budget: int
+) -> None:
     from flyer.engine import step
 
     nodes = [Node(f"n{index}", "A", node_class="ab"[index % 2]) for index in range(12)]
@@ -143,7 +145,7 @@ def test_suspicion_never_exceeds_the_budget(signs: list[tuple[int, str]], budget
             # A node is held only where the budget is spent.
             assert not budget_state.held or len(budget_state.out) == budget_state.budget
         out = {node for of in removal_budgets(state) for node in of.out}
-        # No node that is still suspected comes back because of another one.
+        # No unproven node is restored because of another one.
         assert out_before - {node.name} <= out
     for index, sign in latest.items():
         node_state = state.nodes[f"n{index}"]

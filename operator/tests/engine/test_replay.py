@@ -62,11 +62,11 @@ def test_a_log_replays_to_identical_decisions() -> None:
     assert list(replay(lines)) == []
 
 
-def test_one_seed_is_one_history() -> None:
+def test_a_seed_determines_one_history() -> None:
     assert log_of(busy_world()) == log_of(busy_world())
 
 
-def test_the_order_of_hashes_decides_nothing() -> None:
+def test_the_hash_seed_does_not_affect_decisions() -> None:
     """Other processes hash strings otherwise; the bytes are the same."""
     script = (
         "import importlib.util, hashlib;"
@@ -88,7 +88,7 @@ def test_the_order_of_hashes_decides_nothing() -> None:
     assert len(digests) == 1
 
 
-def test_a_decision_that_differs_is_found() -> None:
+def test_a_different_decision_is_detected() -> None:
     lines = log_of(busy_world())
     changed = next(i for i, line in enumerate(lines) if '"type":"Start"' in line)
     record = json.loads(lines[changed])
@@ -108,7 +108,7 @@ def test_a_decision_that_differs_is_found() -> None:
         (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 6"),
     ],
 )
-def test_a_log_that_cannot_be_read_says_where(lines: list[str], why: str) -> None:
+def test_the_error_of_an_unreadable_log_has_its_position(lines: list[str], why: str) -> None:
     with pytest.raises(ReplayError, match=why):
         list(replay(lines))
 
@@ -153,7 +153,7 @@ def test_pods_that_died_with_the_driver_are_restarted(
     assert start.assignment.names == ("a0", "a1", "b0", "b1")  # nothing is held against them
 
 
-def test_every_moment_of_a_story_survives_a_restart(new_harness: Callable) -> None:
+def test_a_restart_after_any_step_changes_no_outcome(new_harness: Callable) -> None:
     """Restart after each step: the committed statuses are those of an engine that stayed."""
     story = [
         (10.0, SuspendRequested("default/a", "anna")),
@@ -185,7 +185,7 @@ def _plain(status: object) -> object:
     return status.replace(assignment=cleared, epoch=0)  # type: ignore[attr-defined]
 
 
-def test_a_clock_that_goes_back_stands_still(new_harness: Callable) -> None:
+def test_the_time_does_not_decrease_with_the_clock(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 1)
     harness.now -= 1000

@@ -53,7 +53,9 @@ def test_suspend_saves_and_resume_restores(new_harness: Callable, pick: Callable
     assert harness.status("a").suspend_code is SuspendCode.NONE
 
 
-def test_a_drained_node_is_left_with_a_checkpoint(new_harness: Callable, pick: Callable) -> None:
+def test_a_job_on_a_drained_node_checkpoints_and_moves(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 2)
     drained_node, other = (
@@ -119,7 +121,7 @@ def test_suspend_codes_only_grow(new_harness: Callable) -> None:
         (False, Killed(15), Phase.SUSPENDED),
     ],
 )
-def test_how_a_pod_may_leave_while_suspending(
+def test_exits_of_pods_while_suspending(
     new_harness: Callable, acknowledged: bool, outcome: object, phase: Phase
 ) -> None:
     harness = new_harness()
@@ -151,7 +153,7 @@ def test_a_job_submitted_suspended_starts_when_resumed(
     assert pick(harness.step(ResumeRequested(A)), Start)
 
 
-def test_resumed_while_it_still_saves_it_queues_again(
+def test_a_job_resumed_during_its_checkpoint_is_queued_again(
     new_harness: Callable, pick: Callable
 ) -> None:
     harness = new_harness()
@@ -179,14 +181,14 @@ def test_stop_is_final(new_harness: Callable, pick: Callable, kill: bool) -> Non
     assert not pick(harness.step(ResumeRequested(A)), Start)
 
 
-def test_stop_ends_a_waiting_job_at_once(new_harness: Callable, pick: Callable) -> None:
+def test_stop_ends_a_waiting_job_immediately(new_harness: Callable, pick: Callable) -> None:
     harness = new_harness()
     harness.run("b", 6)
     harness.submit("a", 2)
     assert pick(harness.step(StopRequested(A)), Finish)
 
 
-def test_stop_overrules_a_preemption(new_harness: Callable) -> None:
+def test_stop_overrides_a_preemption(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 6)
     harness.wait(10)
@@ -218,7 +220,9 @@ def test_the_requester_may_have_any_name(new_harness: Callable, ask: Any) -> Non
     FlyerJobStatus.model_validate(harness.status("a").to_object())
 
 
-def test_a_job_may_yield_unasked(new_harness: Callable, pick: Callable) -> None:
+def test_a_job_may_release_its_nodes_without_a_request(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 2)
     assert pick(harness.step(Released(A, 1)), Stop)
@@ -226,7 +230,7 @@ def test_a_job_may_yield_unasked(new_harness: Callable, pick: Callable) -> None:
     assert harness.status("a").history.attempt == 2
 
 
-def test_late_words_of_an_earlier_attempt_change_nothing(new_harness: Callable) -> None:
+def test_late_messages_of_an_earlier_attempt_change_nothing(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(Released(A, 1))
@@ -240,7 +244,7 @@ def test_late_words_of_an_earlier_attempt_change_nothing(new_harness: Callable) 
     assert harness.status("a") == before
 
 
-def test_the_user_state_outlives_attempts(new_harness: Callable, pick: Callable) -> None:
+def test_the_user_state_is_kept_over_attempts(new_harness: Callable, pick: Callable) -> None:
     harness = new_harness()
     harness.run("a", 2)
     harness.step(UserStateSet(A, 1, 2**32 - 1), UserStateSet(A, 1, 2**32))
@@ -249,7 +253,9 @@ def test_the_user_state_outlives_attempts(new_harness: Callable, pick: Callable)
     assert start.user_state == 2**32 - 1
 
 
-def test_max_runtime_saves_and_ends(new_harness: Callable, pick: Callable) -> None:
+def test_at_its_active_deadline_a_job_checkpoints_and_ends(
+    new_harness: Callable, pick: Callable
+) -> None:
     harness = new_harness()
     harness.run("a", 2, activeDeadline="1m")
     (signal,) = pick(harness.wait(60), Signal)
@@ -262,7 +268,9 @@ def test_max_runtime_saves_and_ends(new_harness: Callable, pick: Callable) -> No
     )
 
 
-def test_a_step_that_came_too_soon_is_shown_in_its_time(new_harness: Callable) -> None:
+def test_a_step_reported_within_the_commit_interval_is_stored_after_it(
+    new_harness: Callable,
+) -> None:
     harness = new_harness(progress_commit_seconds=10.0)
     harness.run("a", 2)
     harness.now += 10
@@ -270,7 +278,7 @@ def test_a_step_that_came_too_soon_is_shown_in_its_time(new_harness: Callable) -
     harness.now += 1
     harness.step(ProgressReported(A, 1, 7))
     assert harness.status("a").progress.step == 1
-    harness.wait(10)  # and the job says nothing meanwhile
+    harness.wait(10)  # without further reports of the job
     assert harness.status("a").progress.step == 7
     harness.restart()
     harness.step(ProgressReported(A, 1, 9))  # the sidecar reports once to a new leader

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         ({"nodes": 1, "ranksPerNode": 9}, "InsufficientSlots", "more than any node has slots"),
     ],
 )
-def test_jobs_that_can_never_run_are_reported_at_once(
+def test_jobs_that_can_never_run_are_reported_immediately(
     new_harness: Callable, spec: dict, reason: str, text: str
 ) -> None:
     harness = new_harness()
@@ -60,7 +60,7 @@ def test_jobs_that_can_never_run_are_reported_at_once(
     assert explain(harness.state, "default/a", harness.now).verdict == "never"
 
 
-def test_a_cluster_whose_nodes_are_out_is_a_matter_of_waiting(new_harness: Callable) -> None:
+def test_a_job_waits_for_lost_nodes_to_return(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(*(NodeLost(node.name, "PowerLost") for node in harness.nodes))
     harness.submit("a", 6)
@@ -69,7 +69,7 @@ def test_a_cluster_whose_nodes_are_out_is_a_matter_of_waiting(new_harness: Calla
     assert harness.status("a").phase is Phase.STARTING
 
 
-def test_a_gang_without_a_group_does_not_mix_classes(new_harness: Callable) -> None:
+def test_a_gang_without_a_node_class_does_not_mix_classes(new_harness: Callable) -> None:
     harness = new_harness(
         two_zones(2, node_class="a100") + _renamed(two_zones(2, node_class="h800"))
     )
@@ -85,7 +85,7 @@ def _renamed(nodes: list) -> list:
     return [replace(node, name=f"x{node.name}") for node in nodes]
 
 
-def test_a_resumed_chain_has_kept_its_place(new_harness: Callable) -> None:
+def test_a_preempted_job_keeps_its_queue_position(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("zero", 6)
     harness.now += 10
@@ -107,7 +107,7 @@ def test_a_resumed_chain_has_kept_its_place(new_harness: Callable) -> None:
     assert [harness.status(name).phase for name in "ab"] == [Phase.QUEUED, Phase.QUEUED]
 
 
-def test_small_jobs_that_are_back_in_time_go_ahead(new_harness: Callable) -> None:
+def test_small_jobs_that_end_in_time_are_backfilled(new_harness: Callable) -> None:
     harness = new_harness(start_deadline_seconds=30.0)
     stays = {"checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "1m", "minRuntime": "2h"}
     harness.run("first", 4, activeDeadline="2h")
@@ -125,7 +125,7 @@ def test_small_jobs_that_are_back_in_time_go_ahead(new_harness: Callable) -> Non
     assert harness.status("leaves").assignment.backfill
 
 
-def test_backfill_gives_the_nodes_back_when_the_large_one_can_start(new_harness: Callable) -> None:
+def test_backfill_releases_the_nodes_when_the_large_job_can_start(new_harness: Callable) -> None:
     harness = new_harness()
     harness.run("first", 4, progressDeadline=None)
     harness.submit("large", 6)
@@ -143,8 +143,12 @@ def test_backfill_gives_the_nodes_back_when_the_large_one_can_start(new_harness:
     assert harness.status("small").phase is Phase.QUEUED
 
 
-def test_a_false_max_runtime_buys_no_time(new_harness: Callable, pick: Callable) -> None:
-    """A job that started early because it ends in time ends then, whatever it asks for later."""
+def test_a_raised_active_deadline_does_not_extend_backfill(
+    new_harness: Callable, pick: Callable
+) -> None:
+    """A job that was backfilled because it ends in time ends at that time, even if its deadline is
+    raised later.
+    """
     harness = new_harness(start_deadline_seconds=30.0)
     stays = {"checkpointGracePeriod": "1m", "maxCheckpointGracePeriod": "1m", "minRuntime": "2h"}
     harness.run("first", 4, activeDeadline="2h", progressDeadline=None)
@@ -175,7 +179,7 @@ def test_a_max_runtime_may_be_lowered_while_the_job_runs(
     assert pick(harness.wait(3600), Signal)
 
 
-def test_nodes_that_the_large_one_does_not_wait_for_are_used(new_harness: Callable) -> None:
+def test_nodes_that_the_large_job_does_not_wait_for_are_used(new_harness: Callable) -> None:
     harness = new_harness(two_zones(3))
     harness.run("first", 2, nodeClass="default", zone="A")
     harness.submit("large", 3, nodeClass="default", zone="A")
@@ -228,6 +232,6 @@ def test_explain_changes_nothing(new_harness: Callable) -> None:
     assert harness.state == before
 
 
-def test_explain_of_an_unknown_job_says_so(new_harness: Callable) -> None:
+def test_explain_reports_an_unknown_job(new_harness: Callable) -> None:
     with pytest.raises(UnknownJob, match="job default/missing does not exist"):
         explain(new_harness().state, "default/missing", 0.0)

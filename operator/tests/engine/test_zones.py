@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T0 = 1_800_000_000.0
 
 
-def test_the_topology_says_which_zones_and_leaves_get_gangs(new_harness: Callable) -> None:
+def test_the_topology_defines_the_zones_and_leaves_of_gangs(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(ZonesObserved(Zones(("B",), ("B/B0",))))
     assert set(harness.run("one", 2).assignment.names) == {"b0", "b1"}
@@ -24,7 +24,7 @@ def test_the_topology_says_which_zones_and_leaves_get_gangs(new_harness: Callabl
     assert harness.status("two").phase is Phase.STARTING
 
 
-def test_the_topology_may_forbid_to_cross(new_harness: Callable) -> None:
+def test_the_topology_may_forbid_cross_zone_jobs(new_harness: Callable) -> None:
     harness = new_harness()
     harness.step(ZonesObserved(Zones(cross_zone_jobs=0)))
     harness.submit("wide", 4)

@@ -97,7 +97,7 @@ async def test_a_traceback_from_another_interpreter_is_found_in_its_output(
     assert "ZeroDivisionError" in output
 
 
-async def test_variables_that_an_interpreter_reads_at_its_start_are_obeyed(
+async def test_variables_that_an_interpreter_reads_at_its_start_take_effect(
     fork_server, make_pod, watch, tmp_path
 ):
     (tmp_path / "mine.py").write_text("NAME = 'mine'")
@@ -116,7 +116,7 @@ async def test_the_search_path_and_the_standard_streams_are_fresh(fork_server, m
     assert int(session) == json.loads(Path(spec.run_dir, "pids.json").read_text())["launcher"]
 
 
-async def test_torchrun_is_started_once_a_node(fork_server, make_pod, watch, tmp_path):
+async def test_torchrun_is_started_once_per_node(fork_server, make_pod, watch, tmp_path):
     program = tmp_path / "torchrun"
     program.write_text(
         "#!/bin/sh\necho $PET_NPROC_PER_NODE $PET_NODE_RANK ${RANK-none} $FLYER_JOB\n"

@@ -166,7 +166,7 @@ def test_ranks_run_with_their_environment_and_one_log(
     ]
 
 
-def test_no_rank_starts_before_the_start_order(container: Container, sidecar: Sidecar) -> None:
+def test_no_rank_starts_before_the_start_request(container: Container, sidecar: Sidecar) -> None:
     container.run("print('ran')")
     sidecar.accept()
     sidecar.receive(op="launcher", state="waiting")
@@ -245,7 +245,9 @@ def test_a_lost_peer_in_the_output_of_a_program_sets_the_exit_status(
     assert container.end()[0] == code
 
 
-def test_lines_never_mix_and_long_lines_are_split(container: Container, sidecar: Sidecar) -> None:
+def test_lines_are_never_interleaved_and_long_lines_are_split(
+    container: Container, sidecar: Sidecar
+) -> None:
     container.run(
         """
         import os, sys

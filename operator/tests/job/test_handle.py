@@ -101,7 +101,7 @@ async def test_a_bare_sigterm_is_a_suspension_too_and_needs_no_socket(fork_serve
     assert watch.log_of(spec, 0) == "SIGTERM\n"
 
 
-async def test_a_script_that_never_talks_is_known_for_it_and_ends_by_sigterm(
+async def test_a_script_that_never_connects_is_terminated_with_sigterm(
     fork_server, make_pod, job, watch
 ):
     spec = make_pod(
@@ -120,7 +120,7 @@ async def test_a_script_that_never_talks_is_known_for_it_and_ends_by_sigterm(
     assert pod.failure() is None
 
 
-async def test_the_last_step_is_reported_although_the_script_ends_at_once(
+async def test_the_last_step_is_reported_although_the_script_ends_immediately(
     fork_server, make_pod, job
 ):
     script = """
@@ -136,7 +136,7 @@ async def test_the_last_step_is_reported_although_the_script_ends_at_once(
     assert len(steps) < 20
 
 
-async def test_a_server_that_goes_and_comes_back_is_found_again(fork_server, make_pod, job):
+async def test_a_client_reconnects_to_a_restarted_server(fork_server, make_pod, job):
     pod = await fork_server.spawn(make_pod(TRAINER, socket_path=job.path))
     await job.notebook.wait_for_call("progress")
     await job.close()
@@ -179,7 +179,9 @@ async def test_hai_names_work_for_a_script_that_imports_hfai(fork_server, make_p
     assert [call[0] for call in job.notebook.calls].count("received") == 1
 
 
-async def test_hai_asks_the_first_node_alone(fork_server, make_pod, job, watch):
+async def test_the_hai_suspend_command_is_received_only_on_the_first_node(
+    fork_server, make_pod, job, watch
+):
     spec = make_pod(
         """
         import flyer.job, flyer.job.hfai, time

@@ -37,7 +37,7 @@ async def test_two_pods_at_once_with_the_whole_environment(fork_server, make_pod
         assert (name, file, stdin) == ("__main__", spec.command[1], "")
 
 
-async def test_a_rank_that_raises_is_blamed_with_its_own_traceback(fork_server, make_pod, watch):
+async def test_a_rank_that_raises_is_reported_with_its_traceback(fork_server, make_pod, watch):
     spec = make_pod(
         """
         import os, time
@@ -68,7 +68,7 @@ async def test_a_rank_that_raises_is_blamed_with_its_own_traceback(fork_server, 
     assert Path(spec.run_dir, "launcher.log").read_text().endswith("ValueError: boo\n")
 
 
-async def test_the_first_failure_is_blamed_although_its_clean_up_is_slow(
+async def test_the_first_failure_is_reported_although_its_clean_up_is_slow(
     fork_server, make_pod, tmp_path
 ):
     spec = make_pod(
@@ -137,9 +137,7 @@ async def test_exit_statuses_are_kept(fork_server, make_pod, ending, status):
     assert (pod.failure() is None) == (status in (0, 104))
 
 
-async def test_sigterm_reaches_the_ranks_and_what_they_do_with_it_counts(
-    fork_server, make_pod, watch
-):
+async def test_ranks_receive_sigterm_and_their_exit_statuses_count(fork_server, make_pod, watch):
     script = """
         import os, pathlib, signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(104))
@@ -201,7 +199,7 @@ async def test_output_is_live_and_a_second_attempt_appends(fork_server, make_pod
         assert await ended(pod) == PodExit(signal=9)
 
 
-async def test_a_traceback_of_an_earlier_attempt_is_not_blamed(fork_server, make_pod):
+async def test_a_traceback_of_an_earlier_attempt_is_not_reported(fork_server, make_pod):
     pod = await fork_server.spawn(make_pod("raise ValueError('old')"))
     await ended(pod)
     pod = await fork_server.spawn(make_pod("import os; os._exit(1)"))
@@ -209,7 +207,7 @@ async def test_a_traceback_of_an_earlier_attempt_is_not_blamed(fork_server, make
     assert pod.failure().traceback is None
 
 
-async def test_a_pod_that_cannot_be_made_is_an_error_that_names_it(fork_server, make_pod, tmp_path):
+async def test_the_error_of_a_pod_that_cannot_be_created_names_it(fork_server, make_pod, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ForkServerError, match=r"gpt@a0.*file"):
         await fork_server.spawn(make_pod(run_dir=str(tmp_path / "file" / "run")))

@@ -45,7 +45,7 @@ async def connect(server, rank=0):
     return await asyncio.to_thread(JobClient, server.path, rank)
 
 
-async def test_everything_a_rank_says_reaches_the_handler(server, notebook):
+async def test_every_request_of_a_rank_reaches_the_handler(server, notebook):
     client = await connect(server, 3)
     assert client.welcome == Welcome("default/gpt", "c1", 2, 7, 40, "/ckpt/step-40")
 
@@ -107,7 +107,7 @@ async def test_received_before_any_signal_changes_nothing(server):
     client.close()
 
 
-async def test_a_watch_ends_at_its_time_with_nothing_new(server):
+async def test_a_watch_ends_at_its_deadline_without_changes(server):
     client = await connect(server)
     first = await asyncio.to_thread(client.watch, 0, 0)
     assert await asyncio.to_thread(client.watch, first.revision, 0.05) == first
@@ -136,7 +136,7 @@ HELLO = b'{"op": "hello", "rank": 9, "version": 1}\n'
         ((HELLO, b'{"op": "fail", "reason": "' + b"x" * 2 * LINE_BYTES_MAX), b"bad_line"),
     ],
 )
-async def test_garbage_is_named_and_disconnected_and_the_others_do_not_notice(
+async def test_a_connection_with_garbage_is_closed_without_effect_on_others(
     server, notebook, lines, code
 ):
     other = await connect(server, 1)
@@ -149,7 +149,7 @@ async def test_garbage_is_named_and_disconnected_and_the_others_do_not_notice(
     other.close()
 
 
-async def test_a_torn_line_is_garbage(server, notebook):
+async def test_an_incomplete_line_is_garbage(server, notebook):
     reader, writer = await asyncio.open_unix_connection(server.path)
     writer.write(HELLO + b'{"op": "release"')
     writer.write_eof()

@@ -57,7 +57,7 @@ def test_a_silent_watch_of_a_reachable_api_server_causes_a_restart(clock: Clock)
     assert checked.pages()["/healthz"][0] == 503
 
 
-def test_answers_of_watches_alone_say_nothing(clock: Clock) -> None:
+def test_responses_of_watches_alone_prove_no_reachability(clock: Clock) -> None:
     health, counted = make_health(clock, age=100.0)
     counted.called("watch", "pods", 200, 0.1)
     clock.now += 1000

@@ -25,7 +25,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_it_is_asked_at_once_and_after_each_change_of_its_key() -> None:
+async def test_a_condition_is_evaluated_immediately_and_after_each_change_of_its_key() -> None:
     changes, condition = KeyedCondition(), Condition()
     waiting = asyncio.create_task(changes.until("a", condition))
     await settle()
@@ -44,7 +44,7 @@ async def test_it_is_asked_at_once_and_after_each_change_of_its_key() -> None:
     assert changes._waiting == {}
 
 
-async def test_a_condition_that_holds_returns_at_once() -> None:
+async def test_a_condition_that_holds_returns_immediately() -> None:
     condition = Condition()
     condition.holds = True
     assert await KeyedCondition().until("a", condition, 0) is True

@@ -167,7 +167,7 @@ async def test_a_preemption_over_two_zones(cluster, until):
     assert 0 < gauges("flyer_decision_duration_seconds_sum") < time.monotonic() - started_at
 
 
-async def test_a_gang_that_saved_nothing_loses_all_its_time(cluster, until, monkeypatch):
+async def test_a_gang_without_checkpoint_loses_its_whole_runtime(cluster, until, monkeypatch):
     monkeypatch.setattr(
         not_ready_grace, "SILENT_SECONDS", 0.2
     )  # then the state that Kubernetes reports is used
@@ -267,7 +267,7 @@ async def test_faults_rebuilds_and_terms(cluster, until):
     await until(lambda: gauges("flyer_leader") == 0)
 
 
-async def test_a_silent_watch_grows_old(cluster, until):
+async def test_the_age_of_a_silent_watch_grows(cluster, until):
     operator = cluster.operator(LEASE)
     gauges = Gauges(operator)
     await until(lambda: operator.serves)
@@ -282,7 +282,7 @@ async def test_a_silent_watch_grows_old(cluster, until):
     )
 
 
-def test_every_series_is_looked_at_by_a_test_of_metrics():
+def test_every_series_is_covered_by_a_test_of_metrics():
     registry = CollectorRegistry()
     Metrics(registry)
     GatewayMetrics(registry)

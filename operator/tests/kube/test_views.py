@@ -84,7 +84,7 @@ def test_views_share_the_sets_of_given_fields() -> None:
 
 
 def test_the_table_of_field_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users choose the fields that they give, and a process lives for months."""
+    """Users choose the fields that they give, and a process runs for months."""
     from flyer.kube.cache import job_view
 
     table: dict[frozenset[str], set[str]] = {}

@@ -89,7 +89,7 @@ def test_an_invalid_line_is_refused_without_effect_on_others(served, line, words
         assert other.call("second", number=2) == {"op": "second", "number": 2}
 
 
-def test_errors_travel_with_their_status_and_hint(served):
+def test_errors_are_transmitted_with_their_status_and_hint(served):
     with Channel(served[0]) as channel:
         with pytest.raises(FlyerError) as excinfo:
             channel.call("missing")
@@ -103,7 +103,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_sent(served):
         channel.call("run", manifest="x" * REQUEST_BYTES_MAX)
 
 
-def test_a_silent_server_is_a_timeout_and_a_dead_one_unreachable(tmp_path):
+def test_a_silent_server_causes_a_timeout_and_a_dead_one_is_unreachable(tmp_path):
     path = str(tmp_path / "s.sock")
     with pytest.raises(FlyerError, match="no driver answers"):
         Channel(path)

@@ -67,7 +67,7 @@ def test_the_driver_may_be_killed_while_it_starts(bench):
     assert again.returncode == 0, again.stderr
 
 
-def test_two_first_runs_at_once_make_one_driver_and_one_client(bench):
+def test_two_concurrent_first_runs_start_one_driver_and_one_client(bench):
     cluster = bench.cluster()
     first = bench.start("run", bench.manifest("one", steps=10, pause=0.1), "--cluster", cluster)
     second = bench.start("run", bench.manifest("two", steps=10, pause=0.1), "--cluster", cluster)
@@ -84,7 +84,7 @@ def test_a_second_driver_without_a_job_is_refused_and_names_the_first(bench):
     assert f"process {driver.pid} already drives" in second.stderr
 
 
-def test_the_same_manifest_joins_and_a_changed_one_is_refused(bench):
+def test_the_same_manifest_attaches_and_a_changed_one_is_refused(bench):
     driver = bench.drive(bench.manifest(steps=12, hold_at=6))
     bench.step("job", 6)
     changed = bench.flyer("run", bench.manifest(steps=13, hold_at=6))
@@ -134,7 +134,7 @@ def test_a_client_reports_a_driver_that_ends_before_its_job(bench):
     assert "`flyer run` restarts it" in bench.err(1)
 
 
-def test_a_job_that_ended_runs_again_as_a_new_chain_and_keeps_the_old_logs(bench):
+def test_an_ended_job_runs_again_with_a_new_history_and_keeps_the_old_logs(bench):
     manifest = bench.manifest(steps=3)
     bench.flyer("run", manifest, "--cluster", bench.cluster())
     first = bench.flyer("show", "job", "-o", "json").stdout
@@ -146,7 +146,7 @@ def test_a_job_that_ended_runs_again_as_a_new_chain_and_keeps_the_old_logs(bench
     assert folders[1].removeprefix("default.job.") in first  # named for its history id
 
 
-def test_an_ended_job_may_be_submitted_again_at_once(bench):
+def test_an_ended_job_may_be_submitted_again_immediately(bench):
     bench.drive(bench.manifest("other", steps=99, hold_at=1))
     manifest = bench.manifest(steps=2)
     client = bench.client()
@@ -160,7 +160,7 @@ def test_an_ended_job_may_be_submitted_again_at_once(bench):
     assert client.wait("job", timeout_seconds=40).state == "Succeeded"
 
 
-def test_a_dead_fork_server_costs_a_restart_and_no_node(bench):
+def test_a_dead_fork_server_causes_a_restart_and_the_loss_of_no_node(bench):
     driver = bench.drive(bench.manifest(steps=20, hold_at=8))
     bench.step("job", 7)
     node = bench.client().nodes()[0]

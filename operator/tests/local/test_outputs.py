@@ -57,7 +57,7 @@ def test_why_prints_numbers_holders_and_remedies(running):
     assert answer["reasons"]
 
 
-def test_screens_fit_their_columns(running):
+def test_screens_fit_the_width_of_the_terminal(running):
     for verb in (["ps"], ["nodes"], ["queues"], ["show", "runs"]):
         text = running.flyer(*verb).stdout
         assert "\x1b" not in text

@@ -29,7 +29,7 @@ def test_quotas_of_the_cluster_file(bench):
     assert all(job.state == "Succeeded" for job in bench.client_on_disk().jobs())
 
 
-def test_a_quota_that_is_wrong_is_refused_with_its_line(bench):
+def test_an_invalid_quota_is_refused_with_its_line(bench):
     refused = bench.flyer(
         "run", bench.manifest(), "--cluster",
         bench.cluster(quotas="[{name: all, nodes: -1}, {name: all, nodes: 1}]"),

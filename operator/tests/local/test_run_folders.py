@@ -36,7 +36,7 @@ class Later:
     time = staticmethod(later)
 
 
-def test_a_dead_states_folder_is_removed_by_the_next_driver(
+def test_the_folder_of_a_dead_driver_is_removed_by_the_next_driver(
     states: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Store.open(states / "first")
@@ -52,13 +52,13 @@ def test_a_dead_states_folder_is_removed_by_the_next_driver(
     assert not run.exists()
     assert third.paths.run.exists()
     third.close()
-    again = Store.open(states / "first")  # a folder that was removed is made anew
+    again = Store.open(states / "first")  # a removed folder is recreated
     assert again.paths.run == run
     assert run.exists()
     again.close()
 
 
-def test_a_living_drivers_folder_stays(states: Path) -> None:
+def test_the_folder_of_a_running_driver_is_kept(states: Path) -> None:
     living, other = Store.open(states / "living"), Store.open(states / "other")
     assert run_folders.remove_dead(other.paths, now=later()) == 0
     assert living.paths.run.exists()
@@ -68,7 +68,7 @@ def test_a_living_drivers_folder_stays(states: Path) -> None:
     other.close()
 
 
-def test_a_folder_whose_state_was_deleted_goes_and_a_foreign_one_stays(states: Path) -> None:
+def test_a_folder_whose_state_was_deleted_is_removed_and_a_foreign_one_kept(states: Path) -> None:
     deleted, other = Store.open(states / "gone"), Store.open(states / "other")
     deleted.close()
     for path in sorted(deleted.paths.root.rglob("*"), reverse=True):

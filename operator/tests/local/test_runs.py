@@ -18,7 +18,7 @@ def test_a_job_runs_to_its_end_and_flyer_ends_with_its_status(bench):
     assert bench.survivors() == []
 
 
-def test_the_failing_ranks_traceback_is_the_last_thing_printed(bench):
+def test_the_traceback_of_the_failed_rank_is_printed_last(bench):
     manifest = bench.manifest(steps=50, fail_at=2, fail_rank=3)
     run = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert run.returncode == 1
@@ -29,7 +29,7 @@ def test_the_failing_ranks_traceback_is_the_last_thing_printed(bench):
 
 
 @pytest.mark.parametrize(("code", "expected"), [(7, 7), (99, 99), (110, 100)])
-def test_a_jobs_own_exit_status_passes_through_where_it_is_unambiguous(bench, code, expected):
+def test_the_exit_status_of_a_job_is_returned_if_it_is_unambiguous(bench, code, expected):
     manifest = bench.manifest(steps=50, fail_at=1, exit_with=code)
     run = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert run.returncode == expected
@@ -160,7 +160,7 @@ def test_stop_ends_a_job_for_good(bench):
     assert "wrong data" in bench.err()
 
 
-def test_requeue_leaves_the_nodes_and_comes_back(bench):
+def test_requeue_releases_the_nodes_and_starts_a_new_attempt(bench):
     driver = bench.drive(bench.manifest(steps=20, hold_at=15))
     bench.step("job", 3)
     assert bench.flyer("requeue", "job").returncode == 0
@@ -169,7 +169,7 @@ def test_requeue_leaves_the_nodes_and_comes_back(bench):
     assert bench.ended(driver) == 0, bench.err()
 
 
-def test_logs_of_all_attempts_come_once_each(bench):
+def test_logs_of_all_attempts_are_printed_once(bench):
     driver = bench.drive(bench.manifest(steps=20, hold_at=15))
     bench.step("job", 1)
     follow = bench.start("logs", "-f", "job", "--rank", "0")
@@ -236,7 +236,7 @@ def test_a_job_without_flyer_job_is_suspended_by_sigterm(bench):
     assert bench.ended(driver) == 103
 
 
-def test_a_client_still_answers_when_the_driver_has_ended(bench):
+def test_a_client_reports_the_result_after_the_driver_has_ended(bench):
     driver = bench.drive(bench.manifest(steps=6, hold_at=4))
     bench.step("job", 4)
     client = bench.client()
@@ -265,7 +265,7 @@ def test_earlier_errors_of_peers_do_not_hide_the_cause(bench, cause):
 
 
 @pytest.mark.torch
-def test_a_stolen_master_port_is_named_and_the_next_attempt_has_another(bench):
+def test_the_error_names_an_occupied_master_port_and_the_next_attempt_has_another(bench):
     run = bench.flyer(
         "run", bench.manifest(script="stolen_port.py", spec__ranksPerNode=1),
         "--cluster", bench.cluster(),

@@ -64,7 +64,7 @@ def test_a_long_file_is_read_from_its_end(tmp_path, monkeypatch, block, data, ex
         assert file.read() == expected + b"new\n"
 
 
-def test_a_torn_last_line_is_cut_off_by_the_next_append(tmp_path):
+def test_an_incomplete_last_line_is_truncated_by_the_next_append(tmp_path):
     store = Store.open(tmp_path)
     store.events.append({"sequence": 1})
     store.close()
@@ -77,7 +77,7 @@ def test_a_torn_last_line_is_cut_off_by_the_next_append(tmp_path):
     assert [record["sequence"] for record in read_json_lines(store.paths.events)] == [1, 2]
 
 
-def test_one_owner_at_a_time_and_the_lock_dies_with_it(tmp_path):
+def test_one_owner_at_a_time_and_the_lock_is_released_with_its_process(tmp_path):
     paths = StatePaths(tmp_path)
     assert not driver_alive(paths)
     code = (
@@ -96,7 +96,7 @@ def test_one_owner_at_a_time_and_the_lock_dies_with_it(tmp_path):
     Store.open(tmp_path).close()
 
 
-def test_a_deep_state_directory_still_gets_its_sockets(tmp_path):
+def test_a_deep_state_directory_has_sockets_in_a_short_path(tmp_path):
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     paths = StatePaths(deep)
     assert len(os.fsencode(paths.control)) < 107
@@ -116,7 +116,7 @@ def test_a_socket_folder_that_others_may_write_is_refused(tmp_path):
         paths.run.rmdir()
 
 
-def test_the_only_cluster_here_is_found_and_several_are_listed(tmp_path, monkeypatch):
+def test_a_single_local_cluster_is_selected_and_several_are_listed(tmp_path, monkeypatch):
     monkeypatch.delenv("FLYER_STATE", raising=False)
     with pytest.raises(FlyerError) as excinfo:
         find_state(start=tmp_path)
@@ -131,7 +131,7 @@ def test_the_only_cluster_here_is_found_and_several_are_listed(tmp_path, monkeyp
     assert excinfo.value.exit_status == 2
 
 
-def test_logs_give_every_line_once_and_a_last_line_without_end_at_the_end(tmp_path):
+def test_logs_return_every_line_once_and_an_unterminated_line_at_the_end(tmp_path):
     rank = tmp_path / "attempt-1" / "rank-0000.log"
     rank.parent.mkdir()
     rank.write_bytes(b"one\ntw")
@@ -159,7 +159,7 @@ def test_a_line_longer_than_a_read_is_not_lost(tmp_path):
     assert lines[-1] == "end"
 
 
-def test_events_keep_their_numbers_over_restarts(tmp_path):
+def test_events_keep_their_sequence_numbers_over_restarts(tmp_path):
     from flyer.local.event_log import EventLog
 
     published = []

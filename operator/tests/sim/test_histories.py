@@ -68,19 +68,19 @@ def assert_violation(message: str, seeds: int = 150) -> None:
         play(seeds, 0)
 
 
-def test_a_job_without_pods_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_pods_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "resubmit", lambda *_args: None)
     assert_violation("is reserved for|without pods", 131)
 
 
-def test_a_deadlocked_queue_is_found(
+def test_a_deadlocked_queue_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
     assert_violation("waits .* although .* are free")
 
 
-def test_a_starving_job_is_found_during_faults(
+def test_a_starving_job_is_detected_during_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(History, "_settle_down", lambda _history: 0)
@@ -88,7 +88,7 @@ def test_a_starving_job_is_found_during_faults(
     assert_violation("for [0-9.]+ s .* waits .* although .* are free", 2_000)
 
 
-def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_two_jobs_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "flyer.engine.placement.availability.NodeAvailability._is_open",
         lambda availability, name: availability._may_be_had(name),
@@ -96,19 +96,19 @@ def test_a_node_with_two_jobs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_violation("is reserved for")
 
 
-def test_an_unneeded_preemption_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unneeded_preemption_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         victim_search, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
     assert_violation("gave way to .*, which has other nodes", 600)
 
 
-def test_a_preemption_without_the_delay_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preemption_without_the_delay_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocate, "_too_early", lambda *_args: False)
     assert_violation("preempts after 0")
 
 
-def test_a_preemption_despite_free_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preemption_despite_free_nodes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, preemption_delay_seconds=0.0)
     state = rebuild([Node("a0", "A"), Node("a1", "A")], (), 1_800_000_000.0, 1, settings)
     state, _ = step(state, [JobSubmitted(sample_job("low", priority="low"))], 1_800_000_001.0)

@@ -24,8 +24,8 @@ def starts(simulation: Simulation, key: str) -> list[Start]:
     ]
 
 
-def test_a_preemption_and_a_node_failure_keep_the_zone_split() -> None:
-    """The scenario of the demo: every attempt has the same split over zones."""
+def test_a_preemption_and_a_node_failure_keep_the_zone_layout() -> None:
+    """The scenario of the demo: every attempt has the same distribution over zones."""
     simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=1)
     simulation.submit(sample_job("a", 4), Script(steps=60))
     simulation.run(15)
@@ -36,7 +36,7 @@ def test_a_preemption_and_a_node_failure_keep_the_zone_split() -> None:
     assert simulation.phase("default/a") is Phase.SUCCEEDED
     assert simulation.phase("default/b") is Phase.SUCCEEDED
     attempts = starts(simulation, "default/a")
-    assert [attempt.assignment.split for attempt in attempts] == [(2, 2)] * 3
+    assert [attempt.assignment.zone_layout for attempt in attempts] == [(2, 2)] * 3
     assert [item.assignment.same_zone_layout for item in attempts] == [None, True, True]
     assert attempts[2].assignment.names == ("a0", "a2", "b0", "b1")
     assert simulation.invariants.lost_steps == 0
@@ -59,12 +59,12 @@ def test_twenty_kills_lose_less_than_a_checkpoint_interval_each() -> None:
             simulation.return_node(name)
     simulation.run(1000)
     assert simulation.phase("default/a") is Phase.SUCCEEDED
-    splits = {item.assignment.split for item in starts(simulation, "default/a")}
-    assert splits == {(2, 2)}
+    layouts = {item.assignment.zone_layout for item in starts(simulation, "default/a")}
+    assert layouts == {(2, 2)}
 
 
 @pytest.mark.parametrize("behavior", list(Behavior))
-def test_every_behavior_of_a_preempted_job_frees_its_nodes(behavior: Behavior) -> None:
+def test_any_preempted_job_releases_its_nodes(behavior: Behavior) -> None:
     simulation = Simulation(two_zones(), settings=SchedulerSettings(), seed=5)
     simulation.submit(sample_job("a", 6), Script(steps=100, behavior=behavior))
     simulation.run(15)
@@ -82,7 +82,7 @@ def preempt_in(simulation: Simulation) -> None:
     simulation.run(40)
 
 
-def test_a_start_before_the_nodes_are_empty_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_before_the_nodes_are_empty_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(cycle: CycleState, _availability: object) -> None:
         for key, job in sorted(cycle.jobs.items()):
             if job.status.phase in (Phase.RESERVED, Phase.DRAINING):
@@ -93,7 +93,7 @@ def test_a_start_before_the_nodes_are_empty_is_caught(monkeypatch: pytest.Monkey
         preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))
 
 
-def test_a_second_job_across_zones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_job_across_zones_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "flyer.engine.placement.availability.NodeAvailability.token_holders",
         lambda _self, _job: ([], []),
@@ -105,7 +105,7 @@ def test_a_second_job_across_zones_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         simulation.run(5)
 
 
-def test_a_suspend_code_that_decreases_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspend_code_that_decreases_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(cycle: CycleState) -> None:
         reconcile(cycle)
         for key, job in cycle.jobs.items():
@@ -117,7 +117,7 @@ def test_a_suspend_code_that_decreases_is_caught(monkeypatch: pytest.MonkeyPatch
         preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))
 
 
-def test_a_status_that_is_not_committed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_that_is_not_committed_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flyer.engine.engine.collect_commits", lambda *_args, **_keys: [])
     with pytest.raises(Violation, match="not stored"):
         preempt_in(Simulation(two_zones(), settings=SchedulerSettings(), seed=1))

@@ -146,7 +146,7 @@ def test_shortcuts_change_no_decision_of_new_histories() -> None:
     assert differences(range(first, first + 200)) == []
 
 
-def test_a_stale_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_plan_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_cluster, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
@@ -159,7 +159,7 @@ def test_a_stale_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert played(monkeypatch, seeds) != right
 
 
-def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_position_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_cluster, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)
@@ -174,7 +174,7 @@ def test_a_stale_position_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert played(monkeypatch, seeds) != right
 
 
-def test_a_shortcut_that_skips_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shortcut_that_skips_too_much_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_cluster, "preempted_in_vain", lambda *_args: "")
     monkeypatch.setattr(histories, "idle_although_wanted", lambda *_args: {})
     seeds = range(25)

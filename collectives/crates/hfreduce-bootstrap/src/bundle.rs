@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_named() {
+    fn errors_describe_the_damage() {
         let lengths = |lengths: &[u32], rest: &[u8]| {
             let mut plain: Vec<u8> =
                 lengths.iter().flat_map(|length| length.to_le_bytes()).collect();

@@ -109,7 +109,7 @@ impl Settings {
     }
 
     /// Opens a newcomer: a process that waits for admission to an existing group. It has a place
-    /// and a key; the members assign its rank, so it does not take part in a rendezvous.
+    /// and a key; the members assign its rank, so it does not participate in a rendezvous.
     ///
     /// # Errors
     /// A setting cannot be used, or the engine fails.

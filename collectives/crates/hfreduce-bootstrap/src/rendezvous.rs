@@ -13,7 +13,8 @@ pub struct Exchanged {
 }
 
 /// The part of one rank in the rendezvous of its group. All ranks run the same phases in the same
-/// order; no call waits beyond its deadline, apart from the time to learn why it failed.
+/// order; no call waits beyond its deadline, apart from the time to receive the reason of a
+/// failure.
 pub trait Rendezvous {
     /// Why an exchange failed.
     type Error;

@@ -150,7 +150,8 @@ impl<G: Fn(&str) -> Option<String>> Environment<G> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 
-    /// Refuses every value that does not match the type of its variable, if types say it all.
+    /// Refuses every value that does not match the type of its variable, where the type alone
+    /// decides.
     pub(crate) fn check(&self) -> Result<(), SettingError> {
         for variable in ALL {
             let Some(value) = self.text(variable.name) else { continue };

@@ -59,14 +59,14 @@ impl Call {
     /// # Safety
     /// The header's: handles are live, and the memory is valid until the operation has ended.
     pub(crate) unsafe fn start(self) -> Status {
-        // SAFETY: the caller's promises, handed on.
+        // SAFETY: guaranteed by the caller.
         guard(|| unsafe { self.try_start() })
     }
 
     /// # Safety
     /// As for [`Call::start`].
     unsafe fn try_start(self) -> Result<(), Failure> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let engine = unsafe { &open(self.comm)?.engine };
         let dtype = u8::try_from(self.dtype).ok().and_then(DType::from_code).ok_or_else(|| {
             let dtype = self.dtype;
@@ -85,7 +85,7 @@ impl Call {
             tag: self.tag,
             ..hfreduce_engine::Call::new(self.kind, dtype, timeout, self.work.is_null())
         };
-        // SAFETY: the caller's promises, handed on; `alltoallv` has lists of `ranks` counts.
+        // SAFETY: guaranteed by the caller; `alltoallv` has lists of `ranks` counts.
         unsafe {
             match self.memory {
                 Memory::Absent => {}
@@ -149,7 +149,7 @@ unsafe fn array(
     count: usize,
     dtype: DType,
 ) -> Result<Buffer, Failure> {
-    // SAFETY: the header's promise. Inputs are only read: the engine writes into outputs alone.
+    // SAFETY: the header requires it. Inputs are only read: the engine writes into outputs alone.
     Ok(unsafe { Buffer::new([range(name, memory, count, dtype)?]) })
 }
 
@@ -169,7 +169,7 @@ unsafe fn fused(
     if buffers.is_null() || counts.is_null() {
         return Err(Failure::invalid(format!("buffers or counts is NULL for {number} arrays")));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let (buffers, counts) = unsafe {
         (std::slice::from_raw_parts(buffers, number), std::slice::from_raw_parts(counts, number))
     };
@@ -179,6 +179,6 @@ unsafe fn fused(
     if all.is_none_or(|bytes| bytes > isize::MAX as usize) {
         return Err(Failure::invalid(format!("the elements of {number} arrays are too many")));
     }
-    // SAFETY: the header's promise.
+    // SAFETY: the header requires it.
     Ok((unsafe { Buffer::new(ranges) }, fused_shape(counts.iter().copied())))
 }

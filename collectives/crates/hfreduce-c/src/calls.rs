@@ -22,7 +22,7 @@ pub unsafe extern "C" fn hfr_allreduce(
 ) -> Status {
     let memory = Memory::InPlace { buffer, count };
     let call = Call::new(comm, Kind::Allreduce, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { op, ..call }.start() }
 }
 
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn hfr_allreduce_many(
 ) -> Status {
     let memory = Memory::Fused { buffers, counts, number };
     let call = Call::new(comm, Kind::Allreduce, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { op, ..call }.start() }
 }
 
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn hfr_broadcast(
 ) -> Status {
     let memory = Memory::InPlace { buffer, count };
     let call = Call::new(comm, Kind::Broadcast, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { root, ..call }.start() }
 }
 
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn hfr_reduce(
 ) -> Status {
     let memory = Memory::InPlace { buffer, count };
     let call = Call::new(comm, Kind::Reduce, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { op, root, ..call }.start() }
 }
 
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn hfr_allgather(
     work: *mut *mut Work,
 ) -> Status {
     let memory = Memory::Apart { input, output, count };
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call::new(comm, Kind::Allgather, memory, dtype, timeout_seconds, work).start() }
 }
 
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn hfr_reduce_scatter(
 ) -> Status {
     let memory = Memory::Apart { input, output, count };
     let call = Call::new(comm, Kind::ReduceScatter, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { op, ..call }.start() }
 }
 
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn hfr_gather(
 ) -> Status {
     let memory = Memory::Apart { input, output, count };
     let call = Call::new(comm, Kind::Gather, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { root, ..call }.start() }
 }
 
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn hfr_scatter(
 ) -> Status {
     let memory = Memory::Apart { input, output, count };
     let call = Call::new(comm, Kind::Scatter, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { root, ..call }.start() }
 }
 
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn hfr_alltoall(
     work: *mut *mut Work,
 ) -> Status {
     let memory = Memory::Apart { input, output, count };
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call::new(comm, Kind::Alltoall, memory, dtype, timeout_seconds, work).start() }
 }
 
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn hfr_alltoallv(
     work: *mut *mut Work,
 ) -> Status {
     let memory = Memory::Split { input, input_counts, output, output_counts };
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call::new(comm, Kind::Alltoall, memory, dtype, timeout_seconds, work).start() }
 }
 
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn hfr_send(
 ) -> Status {
     let memory = Memory::InPlace { buffer, count };
     let call = Call::new(comm, Kind::Send, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { peer, tag, ..call }.start() }
 }
 
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn hfr_recv(
 ) -> Status {
     let memory = Memory::InPlace { buffer, count };
     let call = Call::new(comm, Kind::Recv, memory, dtype, timeout_seconds, work);
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call { peer, tag, ..call }.start() }
 }
 
@@ -214,6 +214,6 @@ pub unsafe extern "C" fn hfr_barrier(
     work: *mut *mut Work,
 ) -> Status {
     let (memory, dtype) = (Memory::Absent, i32::from(DType::U8.code()));
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { Call::new(comm, Kind::Barrier, memory, dtype, timeout_seconds, work).start() }
 }

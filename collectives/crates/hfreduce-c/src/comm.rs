@@ -21,6 +21,6 @@ pub(crate) fn boxed(engine: Communicator) -> *mut Comm {
 /// # Safety
 /// `comm` is null or open.
 pub(crate) unsafe fn open<'a>(comm: *const Comm) -> Result<&'a Comm, Failure> {
-    // SAFETY: the caller's promise; it stays open as long as a call uses it.
+    // SAFETY: guaranteed by the caller; it stays open as long as a call uses it.
     unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("comm is NULL"))
 }

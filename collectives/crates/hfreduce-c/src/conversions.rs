@@ -11,7 +11,7 @@ pub(crate) unsafe fn put<T>(name: &str, to: *mut T, value: T) -> Result<(), Fail
     if to.is_null() {
         return Err(Failure::invalid(format!("{name} is NULL")));
     }
-    // SAFETY: just checked, and the caller's promise.
+    // SAFETY: just checked, and guaranteed by the caller.
     unsafe { to.write(value) };
     Ok(())
 }
@@ -24,7 +24,7 @@ pub(crate) fn seconds(name: &str, value: f64) -> Result<Duration, Failure> {
 }
 
 /// # Safety
-/// `value` is null or text that ends with a null byte and lives as long as the call.
+/// `value` is null or text that ends with a null byte and is valid during the call.
 pub(crate) unsafe fn text<'a>(
     name: &str,
     value: *const c_char,
@@ -32,7 +32,7 @@ pub(crate) unsafe fn text<'a>(
     if value.is_null() {
         return Ok(None);
     }
-    // SAFETY: just checked, and the caller's promise.
+    // SAFETY: just checked, and guaranteed by the caller.
     let text = unsafe { CStr::from_ptr(value) }.to_str();
     let text = text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))?;
     Ok(Some(text).filter(|text| !text.is_empty()))

@@ -258,10 +258,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_becomes_a_status_with_its_words() {
+    fn a_panic_becomes_a_status_with_its_message() {
         let status = guard(|| panic!("seven"));
         assert_eq!(status, INTERNAL);
-        // SAFETY: the message lives until this thread's next call.
+        // SAFETY: the message is valid until this thread's next call.
         let text = unsafe { std::ffi::CStr::from_ptr(hfr_last_message()) };
         assert!(text.to_str().unwrap().contains("seven"));
     }
@@ -281,7 +281,7 @@ mod tests {
         let mut record = empty();
         record.size = 16;
         record.peer = 77;
-        // SAFETY: the record is larger than its size says.
+        // SAFETY: the record is larger than its `size` field.
         assert_eq!(unsafe { hfr_last_error(&raw mut record) }, OK);
         assert_eq!((record.status, record.rank, record.peer), (INVALID, -1, 77));
         record.size = size_of::<ErrorRecord>();

@@ -68,7 +68,7 @@ pub extern "C" fn hfr_version() -> u32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_init(options: *const Options, comm: *mut *mut Comm) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let options = unsafe { read(options) }?;
         // SAFETY: as above.
         let settings = unsafe { settings(&options, options.world_size == 1) }?;
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn hfr_init_from_environment(comm: *mut *mut Comm) -> Stat
     guard(|| {
         let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into());
         let settings = Settings::read(read).map_err(JoinError::from)?;
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { join(&settings, comm) }
     })
 }
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn hfr_close(comm: *mut Comm, timeout_seconds: f64) -> Sta
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller's promise: this library made it, and no other call uses it.
+        // SAFETY: guaranteed by the caller: this library made it, and no other call uses it.
         let comm = unsafe { Box::from_raw(comm) };
         let broken = comm.engine.close(seconds("timeout_seconds", timeout_seconds)?);
         broken.map_or(Ok(()), |error| Err(error.into()))
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn hfr_close(comm: *mut Comm, timeout_seconds: f64) -> Sta
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_abort(comm: *mut Comm, reason: *const c_char) -> Status {
     guard(|| {
-        // SAFETY: the caller's promises, handed on.
+        // SAFETY: guaranteed by the caller.
         let (comm, reason) = unsafe { (open(comm)?, text("reason", reason)?) };
         comm.engine.abort(reason.unwrap_or("hfr_abort was called"));
         Ok(())
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn hfr_abort(comm: *mut Comm, reason: *const c_char) -> St
 /// `comm` is null or open; `rank` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_rank(comm: *const Comm, rank: *mut u32) -> Status {
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     guard(|| unsafe { put("rank", rank, open(comm)?.engine.rank()) })
 }
 
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn hfr_rank(comm: *const Comm, rank: *mut u32) -> Status {
 /// `comm` is null or open; `world_size` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_world_size(comm: *const Comm, world_size: *mut u32) -> Status {
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     guard(|| unsafe { put("world_size", world_size, open(comm)?.engine.world_size() as u32) })
 }
 
@@ -155,12 +155,12 @@ pub unsafe extern "C" fn hfr_reconfigure(
     next: *mut *mut Comm,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let comm = unsafe { open(comm)? };
         if next.is_null() || members.is_null() {
             return Err(Failure::invalid("members or next is NULL"));
         }
-        // SAFETY: just checked, and the caller's promise.
+        // SAFETY: just checked, and guaranteed by the caller.
         let ranks = unsafe { std::slice::from_raw_parts(members, number) };
         let members: Vec<Member> = ranks.iter().map(|rank| Member::Rank(*rank)).collect();
         let timeout = seconds("timeout_seconds", timeout_seconds)?;
@@ -177,7 +177,7 @@ unsafe fn join(settings: &Settings, comm: *mut *mut Comm) -> Result<(), Failure>
         return Err(Failure::invalid("comm is NULL"));
     }
     let engine = settings.join()?;
-    // SAFETY: just checked, and the caller's promise.
+    // SAFETY: just checked, and guaranteed by the caller.
     unsafe { put("comm", comm, boxed(engine)) }
 }
 
@@ -210,7 +210,7 @@ pub(crate) unsafe fn read(options: *const Options) -> Result<Options, Failure> {
 /// # Safety
 /// As for [`hfr_init`].
 pub(crate) unsafe fn of_newcomer(options: &Options) -> Result<Settings, Failure> {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     let (mut settings, rendezvous) =
         unsafe { (settings(options, true)?, text("rendezvous", options.rendezvous)?) };
     if options.key.is_null() && options.key_file.is_null() {
@@ -225,7 +225,7 @@ pub(crate) unsafe fn of_newcomer(options: &Options) -> Result<Settings, Failure>
 /// # Safety
 /// As for [`hfr_init`].
 unsafe fn settings(options: &Options, alone: bool) -> Result<Settings, Failure> {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     let text = |name, value| unsafe { text(name, value) };
     let key = match (options.key.is_null(), text("key_file", options.key_file)?) {
         (false, None) if options.key_bytes >= 16 => {

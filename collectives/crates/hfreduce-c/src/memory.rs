@@ -18,7 +18,7 @@ pub unsafe extern "C" fn hfr_alloc(
     memory: *mut *mut c_void,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let comm = unsafe { open(comm) }?;
         if memory.is_null() {
             return Err(Failure::invalid("memory is NULL"));
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn hfr_alloc(
         let block = comm.engine.allocate(bytes)?;
         let base = block.base();
         comm.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(base.addr(), block);
-        // SAFETY: just checked, and the caller's promise.
+        // SAFETY: just checked, and guaranteed by the caller.
         unsafe { put("memory", memory, base.cast()) }
     })
 }
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn hfr_alloc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_free(comm: *mut Comm, memory: *mut c_void) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let comm = unsafe { open(comm) }?;
         if memory.is_null() {
             return Ok(());

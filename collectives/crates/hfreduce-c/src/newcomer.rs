@@ -43,11 +43,11 @@ pub unsafe extern "C" fn hfr_newcomer_init(
         if newcomer.is_null() {
             return Err(Failure::invalid("newcomer is NULL"));
         }
-        // SAFETY: the caller's promises, handed on.
+        // SAFETY: guaranteed by the caller.
         let settings = unsafe { of_newcomer(&read(options)?)? };
         let engine = settings.newcomer()?;
         let info = engine.info();
-        // SAFETY: just checked, and the caller's promise.
+        // SAFETY: just checked, and guaranteed by the caller.
         unsafe { put("newcomer", newcomer, Box::into_raw(Box::new(Newcomer { engine, info }))) }
     })
 }
@@ -63,12 +63,12 @@ pub unsafe extern "C" fn hfr_newcomer_info(
     bytes: *mut usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let value = unsafe { &opened(newcomer)?.info };
         if bytes.is_null() {
             return Err(Failure::invalid("bytes is NULL"));
         }
-        // SAFETY: the caller's promise; both are checked before either is written.
+        // SAFETY: guaranteed by the caller; both are checked before either is written.
         unsafe {
             put("info", info, value.as_ptr().cast()).and_then(|()| put("bytes", bytes, value.len()))
         }
@@ -86,13 +86,13 @@ pub unsafe extern "C" fn hfr_newcomer_join(
     comm: *mut *mut Comm,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let newcomer = unsafe { opened(newcomer)? };
         if comm.is_null() {
             return Err(Failure::invalid("comm is NULL"));
         }
         let engine = newcomer.engine.join(seconds("timeout_seconds", timeout_seconds)?)?;
-        // SAFETY: just checked, and the caller's promise.
+        // SAFETY: just checked, and guaranteed by the caller.
         unsafe { put("comm", comm, boxed(engine)) }
     })
 }
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn hfr_newcomer_join(
 pub unsafe extern "C" fn hfr_newcomer_free(newcomer: *mut Newcomer) {
     guard(|| {
         if !newcomer.is_null() {
-            // SAFETY: the caller's promise: this library made it, and no other call uses it.
+            // SAFETY: guaranteed by the caller: this library made it, and no other call uses it.
             drop(unsafe { Box::from_raw(newcomer) });
         }
         Ok(())
@@ -126,12 +126,12 @@ pub unsafe extern "C" fn hfr_reconfigure_with(
     next: *mut *mut Comm,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let comm = unsafe { open(comm)? };
         if next.is_null() || members.is_null() {
             return Err(Failure::invalid("members or next is NULL"));
         }
-        // SAFETY: just checked, and the caller's promise.
+        // SAFETY: just checked, and guaranteed by the caller.
         let listed = (0..number).map(|at| unsafe { listed(members, at) });
         let listed = listed.collect::<Result<Vec<_>, _>>()?;
         let timeout = seconds("timeout_seconds", timeout_seconds)?;
@@ -153,7 +153,7 @@ unsafe fn listed(members: *const Member, at: usize) -> Result<EngineMember, Fail
              HFR_MEMBER_RANK and HFR_MEMBER_NEWCOMER, and the header of this version"
         )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let Member { size: own, rank, info, info_bytes } = unsafe { members.add(at).read() };
     if own != size {
         return Err(Failure::invalid(format!(
@@ -171,6 +171,6 @@ unsafe fn listed(members: *const Member, at: usize) -> Result<EngineMember, Fail
 /// # Safety
 /// `newcomer` is null or open.
 unsafe fn opened<'a>(newcomer: *const Newcomer) -> Result<&'a Newcomer, Failure> {
-    // SAFETY: the caller's promise; it stays open as long as a call uses it.
+    // SAFETY: guaranteed by the caller; it stays open as long as a call uses it.
     unsafe { newcomer.as_ref() }.ok_or_else(|| Failure::invalid("newcomer is NULL"))
 }

@@ -22,7 +22,7 @@ pub(crate) unsafe fn deliver(
     if work.is_null() {
         return ended(engine.wait(None));
     }
-    // SAFETY: just checked, and the caller's promise.
+    // SAFETY: just checked, and guaranteed by the caller.
     unsafe { put("work", work, Box::into_raw(Box::new(Work { engine }))) }
 }
 
@@ -36,7 +36,7 @@ fn ended(result: Result<(), WaitError>) -> Result<(), Failure> {
 /// # Safety
 /// `work` is null or was not freed.
 unsafe fn live<'a>(work: *const Work) -> Result<&'a Work, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { work.as_ref() }.ok_or_else(|| Failure::invalid("work is NULL"))
 }
 
@@ -47,7 +47,7 @@ unsafe fn live<'a>(work: *const Work) -> Result<&'a Work, Failure> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_work_wait(work: *mut Work, timeout_seconds: f64) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         let work = unsafe { live(work) }?;
         ended(work.engine.wait(Some(seconds("timeout_seconds", timeout_seconds)?)))
     })
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn hfr_work_wait(work: *mut Work, timeout_seconds: f64) ->
 /// `work` is null or was not freed; `done` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hfr_work_done(work: *const Work, done: *mut i32) -> Status {
-    // SAFETY: the caller's promises, handed on.
+    // SAFETY: guaranteed by the caller.
     guard(|| unsafe { put("done", done, i32::from(live(work)?.engine.is_done())) })
 }
 
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn hfr_work_done(work: *const Work, done: *mut i32) -> Sta
 pub unsafe extern "C" fn hfr_work_free(work: *mut Work) {
     guard(|| {
         if !work.is_null() {
-            // SAFETY: the caller's promise: this library made it, and no other call uses it.
+            // SAFETY: guaranteed by the caller: this library made it, and no other call uses it.
             drop(unsafe { Box::from_raw(work) });
         }
         Ok(())

@@ -65,7 +65,7 @@ fn sizes_offsets_and_constants_are_the_same() {
 }
 
 #[test]
-fn nothing_but_what_the_header_declares_is_exported() {
+fn only_functions_that_the_header_declares_are_exported() {
     let output =
         Command::new("nm").args(["-D", "--defined-only"]).arg(support::library()).output().unwrap();
     let listed = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! C programs as ranks of a group: the example, every operation, and the death of one of them.
+//! C programs as ranks of a group: the example, every operation, and the exit of a rank.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod support;
@@ -62,7 +62,7 @@ fn every_operation_and_every_refusal() {
     run(ranks(&compile(&of_tests("collectives.c"), folder.path()), 4));
 }
 
-/// The same program with other limits of open files.
+/// The same program with other limits on open files.
 fn limited(command: &Command, soft: u32, hard: u32) -> Command {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" \"$@\""));
@@ -81,7 +81,7 @@ fn a_low_soft_limit_of_open_files_is_raised() {
 fn a_low_hard_limit_of_open_files_is_named_before_anything_is_connected() {
     let folder = tempfile::tempdir().unwrap();
     let ranks = ranks(&compile(&of_tests("death.c"), folder.path()), 1024);
-    // Alone: the others are not waited for.
+    // One rank alone: it fails without waiting for the others.
     for rank in [0, 1] {
         let output = limited(&ranks[rank], 100, 1024).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -91,7 +91,7 @@ fn a_low_hard_limit_of_open_files_is_named_before_anything_is_connected() {
 }
 
 #[test]
-fn a_rank_that_ends_is_named_by_the_others() {
+fn a_rank_that_exits_is_reported_by_the_others() {
     let folder = tempfile::tempdir().unwrap();
     run(ranks(&compile(&of_tests("death.c"), folder.path()), 3));
 }

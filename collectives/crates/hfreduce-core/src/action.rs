@@ -46,7 +46,7 @@ pub enum Place {
 /// A partial sum stored in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partial {
-    /// The link it came from.
+    /// The link on which it was received.
     pub link: usize,
     /// The pool: see [`class`].
     pub class: usize,

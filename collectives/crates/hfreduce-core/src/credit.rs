@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_credit_belongs_to_the_oldest() {
+    fn the_last_credit_is_reserved_for_the_oldest_chunk() {
         let mut window = SendWindow::new(2);
         for index in 0..3 {
             window.expect((0, index));

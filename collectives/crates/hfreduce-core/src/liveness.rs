@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_stop_of_this_process_all_peers_start_afresh() {
+    fn after_a_stop_of_this_process_the_timeouts_of_all_peers_restart() {
         let mut liveness = Liveness::new(1, 1000, 0);
         assert_eq!(liveness.look(60_000), None);
         assert_eq!(liveness.look(60_400), None);

@@ -66,7 +66,7 @@ fn long_messages_wait_for_a_grant() {
 }
 
 #[test]
-fn short_messages_go_with_their_offers_as_far_as_the_window_allows() {
+fn short_messages_are_sent_with_their_offers_while_the_window_allows() {
     let mut pairs = Pairs::default();
     let fitting = EAGER_WINDOW_BYTES / EAGER_BYTES_MAX;
     for number in 0..fitting + 2 {
@@ -119,7 +119,7 @@ fn bytes_of_an_offer_are_delivered_to_the_matching_receive() {
 }
 
 #[test]
-fn a_peer_that_sends_more_than_its_window_unasked_is_refused() {
+fn a_peer_that_sends_more_than_its_window_without_a_grant_is_refused() {
     let mut pairs = Pairs::default();
     let longest = envelope(Kind::Send, 7, EAGER_BYTES_MAX);
     let fitting = EAGER_WINDOW_BYTES / EAGER_BYTES_MAX;

@@ -192,7 +192,7 @@ impl Reconfiguration {
         self.steps.pop_front()
     }
 
-    /// Position of the missing member in the list; a newcomer does not know the list.
+    /// Position of the missing member in the list; a newcomer does not have the list.
     pub fn awaited(&self) -> Option<u32> {
         self.start.own.map(|_| self.awaited as u32)
     }

@@ -112,7 +112,7 @@ fn a_missing_member_is_named_on_both_sides() {
 }
 
 #[test]
-fn a_newcomer_joins_any_caller_and_a_single_member_agrees_at_once() {
+fn a_newcomer_joins_any_caller_and_a_single_member_agrees_immediately() {
     let mut newcomer = Reconfiguration::new(Start { size: 0, ..start(None, 0) });
     newcomer.received(0, call(2));
     assert!(matches!(newcomer.poll(), Some(Step::Send { message: Message::Join { .. }, .. })));

@@ -170,7 +170,7 @@ fn a_rank_whose_process_ends_is_reported() {
 }
 
 #[test]
-fn a_rank_that_leaves_does_not_count_as_dead() {
+fn a_rank_that_closes_is_not_reported_as_dead() {
     let error = with_peer(|line| line.send(&Request::Leave { timeout_ms: 1000 }));
     assert_eq!((error.cause.kind, error.cause.peer), (ErrorKind::PeerLeft, Some(1)));
 }

@@ -129,7 +129,7 @@ fn newcomers_are_accepted_with_and_without_daemons() {
 }
 
 #[test]
-fn a_newcomer_that_has_exited_is_reported_at_once() {
+fn a_newcomer_that_has_exited_is_reported_immediately() {
     let daemon = Served::new(4);
     let arrival = newcomer(Some(&daemon));
     let info = arrival.info();

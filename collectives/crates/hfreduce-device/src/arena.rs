@@ -35,7 +35,7 @@ impl Slab {
         };
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
         let flags = flags | libc::MAP_ANONYMOUS;
-        // SAFETY: a fresh mapping at an address chosen by the kernel.
+        // SAFETY: a new mapping at an address chosen by the kernel.
         let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0) };
         if memory == libc::MAP_FAILED {
             return Err(host(std::io::Error::last_os_error()));
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_waste_little_and_repeat() {
+    fn size_classes_waste_little_and_are_stable() {
         for bytes in [0, 1, 65_536, 65_537, 1 << 20, 25 << 20, (25 << 20) + 12, 1 << 30] {
             let class = size_class(bytes);
             assert!(class >= bytes && class.is_multiple_of(4096), "{bytes}");

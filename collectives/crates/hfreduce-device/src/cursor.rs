@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_copy_is_done_at_once() {
+    fn an_empty_copy_is_complete_immediately() {
         let cursor = Cursor::new(0, 4);
         assert!(cursor.is_issued() && cursor.is_landed() && cursor.next(0).is_none());
     }

@@ -33,7 +33,7 @@ pub struct Settings {
     pub pinned_bytes_max: usize,
     /// Time after a deadline that the driver has to answer, and that closing waits for queued copies; their
     /// memory is not reused after that.
-    pub patience: Duration,
+    pub grace_period: Duration,
     /// GDRCopy's library, for small copies; none disables it.
     pub gdrcopy: Option<String>,
 }
@@ -43,7 +43,7 @@ impl Default for Settings {
         Self {
             chunk_bytes: 512 << 10,
             pinned_bytes_max: 1 << 30,
-            patience: Duration::from_secs(5),
+            grace_period: Duration::from_secs(5),
             gdrcopy: Some(gdr::LIBRARY.to_owned()),
         }
     }
@@ -88,10 +88,10 @@ impl Device {
             Lane { context, down, up, windows: Windows::new(gdr), counters }
         };
         let inbox = Arc::new(Inbox::default());
-        let (jobs, patience) = (inbox.clone(), settings.patience);
+        let (jobs, grace_period) = (inbox.clone(), settings.grace_period);
         let thread = std::thread::Builder::new().name(format!("hfreduce-gpu{ordinal}"));
         let thread = thread.spawn(move || {
-            worker::run(&jobs, &mut lane, patience);
+            worker::run(&jobs, &mut lane, grace_period);
             drop(lane);
             jobs.ended();
         });
@@ -195,7 +195,7 @@ impl Device {
         submit: impl FnOnce() -> Result<Work, CollectiveError>,
     ) -> Result<DeviceWork, CollectiveError> {
         let (settled, later) = (parts.settled.clone(), parts.work.clone());
-        let until = parts.deadline + self.settings.patience;
+        let until = parts.deadline + self.settings.grace_period;
         self.hand_over(parts);
         let end = settled.wait(until, |state| state.arrived || state.end.is_some());
         match end {
@@ -275,8 +275,8 @@ impl Device {
     }
 
     fn handle(&self, work: Work, settled: Arc<Settled>) -> DeviceWork {
-        let (worker, patience) = (self.worker.clone(), self.settings.patience);
-        DeviceWork { work, settled, worker, device: self.ordinal(), patience }
+        let (worker, grace_period) = (self.worker.clone(), self.settings.grace_period);
+        DeviceWork { work, settled, worker, device: self.ordinal(), grace_period }
     }
 
     fn hand_over(&self, parts: Parts) {
@@ -297,7 +297,7 @@ impl Device {
         let join = self.join.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(join) = join else { return };
         // The worker waits that long for copies, and then releases its resources.
-        if self.inbox.wait_for_end(self.settings.patience * 2) {
+        if self.inbox.wait_for_end(self.settings.grace_period * 2) {
             let _ = join.join();
             self.arena.purge();
         } else {

@@ -157,7 +157,7 @@ impl Gdr {
         from: Pointer,
         bytes: usize,
     ) -> Result<(), String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (self.functions.read)(mapped.pin, to.cast(), mapped.at(from), bytes) };
         check("gdr_copy_from_mapping", code)
     }
@@ -173,7 +173,7 @@ impl Gdr {
         from: *const u8,
         bytes: usize,
     ) -> Result<(), String> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (self.functions.write)(mapped.pin, mapped.at(to), from.cast(), bytes) };
         check("gdr_copy_to_mapping", code)
     }
@@ -181,7 +181,7 @@ impl Gdr {
     /// Unmaps and unpins.
     pub(crate) fn release(&self, mapped: Mapped) {
         let Mapped { pin, map, bytes, .. } = mapped;
-        // SAFETY: a mapping made by `map`, not used any more.
+        // SAFETY: a mapping made by `map`, no longer used.
         let code = unsafe { (self.functions.unmap)(self.session, pin, map, bytes) };
         if let Err(why) = check("gdr_unmap", code) {
             tracing::warn!(why, "cannot unmap memory of a GPU");
@@ -192,7 +192,7 @@ impl Gdr {
     fn unpin(&self, pin: Pin) {
         // SAFETY: a handle of this session that is not mapped.
         let code = unsafe { (self.functions.unpin)(self.session, pin) };
-        // Memory that its owner has freed meanwhile is not pinned any more.
+        // The driver has unpinned memory that its owner has freed meanwhile.
         if let Err(why) = check("gdr_unpin_buffer", code) {
             tracing::debug!(why, "cannot unpin memory of a GPU");
         }

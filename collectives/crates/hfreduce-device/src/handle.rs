@@ -20,7 +20,7 @@ pub struct DeviceWork {
     pub(crate) settled: Arc<Settled>,
     pub(crate) worker: Thread,
     pub(crate) device: i32,
-    pub(crate) patience: Duration,
+    pub(crate) grace_period: Duration,
 }
 
 impl DeviceWork {
@@ -36,7 +36,7 @@ impl DeviceWork {
             waited => waited?,
         }
         self.worker.unpark();
-        let last = self.work.deadline() + self.patience;
+        let last = self.work.deadline() + self.grace_period;
         let until = timeout.map_or(last, |timeout| last.min(started + timeout.min(TIMEOUT_MAX)));
         match self.settled.wait(until, |state| state.end.is_some()) {
             Some(Ok(())) => Ok(()),
@@ -76,7 +76,7 @@ impl DeviceWork {
         self.work.is_ours()
     }
 
-    /// Runs `callback` once the operation has ended, at once if it has: see [`Work::on_end`].
+    /// Runs `callback` once the operation has ended, immediately if it has: see [`Work::on_end`].
     pub fn on_end(&self, callback: Callback) {
         self.settled.on_end(callback);
         self.worker.unpark();
@@ -92,7 +92,7 @@ impl DeviceWork {
         self.settled.is_ended()
     }
 
-    /// True once no copy accesses the operation's memory any more, however it ended.
+    /// True once copies no longer access the operation's memory, whatever its result.
     pub fn is_drained(&self) -> bool {
         self.settled.state().drained
     }

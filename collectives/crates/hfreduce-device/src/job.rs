@@ -171,7 +171,8 @@ impl Job {
             return Ok(true);
         }
         if Instant::now() >= self.deadline && (summed || engine.is_none()) {
-            // While the engine runs the operation, the engine reports the timeout: it also knows the cause.
+            // While the engine runs the operation, the engine reports the timeout, because it has
+            // the cause.
             return Err(self.late(lane));
         }
         Ok(moved)

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_node_is_what_sysfs_says() {
+    fn the_numa_node_is_read_from_sysfs() {
         let sysfs = tempfile::tempdir().unwrap();
         let device = sysfs.path().join("bus/pci/devices/0000:c1:00.0");
         std::fs::create_dir_all(&device).unwrap();
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_is_refused() {
+    fn an_invalid_numa_node_is_refused() {
         assert!(prefer(0, 4096, NODES_MAX).is_err());
     }
 }

@@ -32,7 +32,7 @@ pub struct State {
     pub arrived: bool,
     /// Result, once it has ended.
     pub end: Option<Result<(), Failure>>,
-    /// No copy of it is queued any more.
+    /// Its copies have left the queues.
     pub drained: bool,
     /// A thread is about to submit the block to the engine.
     pub claimed: bool,
@@ -77,7 +77,7 @@ impl Settled {
         }
     }
 
-    /// Runs `callback` once the operation has ended: on the thread that ends it, or at once.
+    /// Runs `callback` once the operation has ended: on the thread that ends it, or immediately.
     pub fn on_end(&self, callback: Callback) {
         {
             let mut callbacks = self.callbacks();

@@ -56,7 +56,7 @@ impl Windows {
     /// # Safety
     /// The GPU's memory is allocated and not written meanwhile; `to` is writable for `bytes`.
     pub unsafe fn read(&mut self, cuda: &Cuda, to: *mut u8, from: Pointer, bytes: usize) -> bool {
-        // SAFETY: the caller's promise; the window holds these bytes.
+        // SAFETY: guaranteed by the caller; the window holds these bytes.
         self.through(cuda, from, bytes, |gdr, mapped| unsafe { gdr.read(mapped, to, from, bytes) })
     }
 
@@ -71,7 +71,7 @@ impl Windows {
         from: *const u8,
         bytes: usize,
     ) -> bool {
-        // SAFETY: the caller's promise; the window holds these bytes.
+        // SAFETY: guaranteed by the caller; the window holds these bytes.
         self.through(cuda, to, bytes, |gdr, mapped| unsafe { gdr.write(mapped, to, from, bytes) })
     }
 

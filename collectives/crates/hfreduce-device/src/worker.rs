@@ -59,9 +59,9 @@ impl Inbox {
         self.bell.notify_all();
     }
 
-    /// Waits for the end of the worker, for at most `patience`.
-    pub fn wait_for_end(&self, patience: Duration) -> bool {
-        let waited = self.bell.wait_timeout_while(self.state(), patience, |state| !state.ended);
+    /// Waits for the end of the worker, for at most `grace_period`.
+    pub fn wait_for_end(&self, grace_period: Duration) -> bool {
+        let waited = self.bell.wait_timeout_while(self.state(), grace_period, |state| !state.ended);
         waited.is_ok_and(|(state, _)| state.ended)
     }
 
@@ -71,8 +71,8 @@ impl Inbox {
     }
 }
 
-/// Runs until it is stopped and has no jobs left, or for `patience` after it was stopped.
-pub fn run(inbox: &Inbox, lane: &mut Lane, patience: Duration) {
+/// Runs until it is stopped and has no jobs left, or for `grace_period` after it was stopped.
+pub fn run(inbox: &Inbox, lane: &mut Lane, grace_period: Duration) {
     let mut jobs: VecDeque<Job> = VecDeque::new();
     let mut pause = PAUSE_MIN;
     let mut closing: Option<Instant> = None;
@@ -80,7 +80,7 @@ pub fn run(inbox: &Inbox, lane: &mut Lane, patience: Duration) {
         let (new, stopped) = inbox.take();
         jobs.extend(new);
         if stopped && closing.is_none() {
-            closing = Some(Instant::now() + patience);
+            closing = Some(Instant::now() + grace_period);
             let ordinal = lane.context.ordinal;
             let closed = DeviceError::Closed { device: ordinal, why: "was closed" };
             for job in jobs.iter_mut().filter(|job| !job.is_over()) {

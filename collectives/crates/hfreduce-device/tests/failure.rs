@@ -182,10 +182,10 @@ fn a_driver_call_that_does_not_return_blocks_no_caller() {
     });
 }
 
-/// Opens a device with short patience on the rank that hangs.
+/// Opens a device with short grace period on the rank that hangs.
 fn impatient(stub: &Stub, hangs: bool) -> Device {
-    let patience = if hangs { Duration::from_millis(100) } else { settings().patience };
-    Device::open(&stub.cuda, 0, Settings { patience, ..settings() }).unwrap()
+    let grace_period = if hangs { Duration::from_millis(100) } else { settings().grace_period };
+    Device::open(&stub.cuda, 0, Settings { grace_period, ..settings() }).unwrap()
 }
 
 /// True if all queued copies are done.

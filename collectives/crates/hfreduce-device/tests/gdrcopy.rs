@@ -172,8 +172,8 @@ fn a_copy_that_does_not_return_blocks_no_caller() {
         let stub = &stubs[comm.rank() as usize];
         let tensor = stub.tensor(&values(comm.rank(), SMALL));
         let gdrcopy = Some(stub.path().to_owned());
-        let patience = Duration::from_millis(100);
-        let settings = Settings { patience, gdrcopy, ..settings() };
+        let grace_period = Duration::from_millis(100);
+        let settings = Settings { grace_period, gdrcopy, ..settings() };
         let device = Device::open(&stub.cuda, 0, settings).unwrap();
         if comm.rank() == 0 {
             stub.stall("gdr_copy_from_mapping");

@@ -53,7 +53,7 @@ impl Drop for ForkGuard {
 
 fn wipe_on_fork_page() -> Option<NonNull<u32>> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address chosen by the kernel aliases nothing; it is exclusive
+    // SAFETY: a new mapping at an address chosen by the kernel aliases nothing; it is exclusive
     // while it is advised, written and, where the kernel does not support the advice, unmapped.
     unsafe {
         let nowhere = std::ptr::null_mut();

@@ -102,7 +102,7 @@ impl Buffer {
         }
     }
 
-    /// Address of a range that lies in one piece.
+    /// Address of a contiguous range.
     pub fn contiguous(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
         let at = self.piece_at(offset)?;
         let piece = &self.pieces[at];

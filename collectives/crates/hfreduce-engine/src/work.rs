@@ -83,7 +83,7 @@ impl WorkState {
         self.source.store(rank, Ordering::Release);
     }
 
-    /// Runs `callback` once the operation has ended: on the thread that ends it, or at once.
+    /// Runs `callback` once the operation has ended: on the thread that ends it, or immediately.
     pub fn on_end(&self, callback: Callback) {
         {
             let mut callbacks = self.callbacks.lock();
@@ -136,7 +136,7 @@ impl fmt::Debug for Callbacks {
 }
 
 /// How an operation ended, [`PENDING`] before. A thread that reads the end sees everything done
-/// before: the result is in the caller's memory, which the engine does not access any more.
+/// before: the result is in the caller's memory, which the engine no longer accesses.
 #[derive(Debug)]
 struct Completion<A: Atomics = Native>(A::U32);
 
@@ -194,7 +194,7 @@ pub struct Waiters {
 }
 
 impl Waiters {
-    /// Waits until `until` or [`Waiters::wake_all`]; returns at once if `ready` holds already.
+    /// Waits until `until` or [`Waiters::wake_all`]; returns immediately if `ready` holds already.
     pub fn wait(&self, until: Instant, ready: impl Fn() -> bool) {
         self.waiting.enter();
         let guard = self.lock();

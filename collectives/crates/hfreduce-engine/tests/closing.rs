@@ -137,7 +137,7 @@ fn every_wait_ends_whether_threads_close_or_abort_the_group() {
     let shapes = [(1, 2), (2, 1), (2, 2), (3, 1)];
     for seed in 0..24 {
         let (nodes, locals) = shapes[seed as usize % shapes.len()];
-        // A rank may learn of another rank's fault while it still connects.
+        // A rank may receive the fault of another rank while it still connects.
         let rank = |connected: Result<Communicator, _>| {
             connected.iter().for_each(|comm| inject_fault(comm, seed));
         };

@@ -94,7 +94,7 @@ fn cuts(size: usize, salt: u64) -> Vec<(usize, usize)> {
         cuts.push((at * size, count * size));
         at += count;
     }
-    // In random order: an operation does not know its position in a tensor.
+    // In random order: an operation does not depend on its position in a tensor.
     for at in 0..cuts.len() {
         let other = next(cuts.len());
         cuts.swap(at, other);

@@ -158,7 +158,7 @@ fn roots_differ(nodes: usize, locals: usize, count: usize) {
                 let work = operation(comm, &mut block, &mut blocks, root_of(comm.rank(), world));
                 match work.map(|work| work.wait(None)) {
                     Err(error) | Ok(Err(WaitError::Failed(error))) => error,
-                    // A root that has sent its part learns of the mismatch in the next operation.
+                    // A root that has sent its part gets the mismatch from the next operation.
                     Ok(Ok(())) => failed(comm.barrier(TIMEOUT, true)),
                     other => panic!("{other:?}"),
                 }

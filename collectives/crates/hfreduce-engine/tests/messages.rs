@@ -24,7 +24,7 @@ fn staged(comm: &Communicator) -> u64 {
     comm.counters().staged_bytes.load(Ordering::Relaxed)
 }
 
-/// Every rank sends messages of all lengths to every other rank, all at once.
+/// Every rank sends messages of all lengths to every other rank, concurrently.
 fn exchange(comm: &Communicator) -> u64 {
     let (own, world) = (comm.rank(), comm.world_size() as u32);
     let peers: Vec<u32> = (0..world).filter(|peer| *peer != own).collect();
@@ -91,7 +91,7 @@ fn an_all_to_all_of_many_ranks_works_with_too_few_slots() {
 
 /// A rank that closes as soon as it has received its message has acknowledged all of it.
 #[test]
-fn a_send_completes_although_the_receiver_closes_at_once() {
+fn a_send_completes_although_the_receiver_closes_immediately() {
     for _ in 0..20 {
         run(&placement(1, 2), tune, |comm| {
             let mut data = numbers(0, 1, 9 * SLOT);

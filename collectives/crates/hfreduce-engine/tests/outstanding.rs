@@ -24,7 +24,7 @@ fn wait_all(works: impl IntoIterator<Item = Work>) {
 }
 
 #[test]
-fn fingerprints_are_compared_however_far_other_ranks_are_ahead() {
+fn fingerprints_are_compared_with_ranks_any_number_of_operations_ahead() {
     for (nodes, locals) in [(1, 2), (1, 3), (2, 1), (2, 2)] {
         let late = (nodes * locals - 1) as u32;
         let started = AtomicBool::new(false);
@@ -52,7 +52,7 @@ fn fingerprints_are_compared_however_far_other_ranks_are_ahead() {
                     comm.yield_driver();
                     started.store(true, Ordering::SeqCst);
                 }
-                // A rank may learn of the failure before it has called anything.
+                // A rank may receive the failure before its first call.
                 let error = match works.first().map(|work| work.wait(None)) {
                     None => comm.error().unwrap(),
                     Some(Err(WaitError::Failed(error))) => error,
@@ -83,7 +83,7 @@ impl Moment for Communicator {
     }
 }
 
-/// All kinds of operations at once: along the trees and over point-to-point connections.
+/// All kinds of operations concurrently: along the trees and over point-to-point connections.
 fn mixed(comm: &Communicator, count: usize) {
     let (own, world) = (comm.rank(), comm.world_size());
     let mut sums = vec![1.0; count];

@@ -1,5 +1,5 @@
-//! A rank that learns of a failure only over a point-to-point connection, because its tree links are silent,
-//! reports the same cause as all other ranks.
+//! A rank that receives a failure only over a point-to-point connection, because its tree links are
+//! idle, reports the same cause as all other ranks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -164,7 +164,8 @@ fn an_abort_over_a_point_to_point_connection_reports_the_same_culprit() {
                 comm.abort("loss is NaN");
                 return None;
             }
-            // The peer learns of it along the tree and closes: its end must not be taken for the cause.
+            // The peer receives it along the tree and closes: this must not be reported as the
+            // cause.
             let work = work.or_else(|| comm.barrier(TIMEOUT, true).ok());
             work.map(|work| work.wait(None))
         });

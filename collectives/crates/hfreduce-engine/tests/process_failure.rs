@@ -58,7 +58,7 @@ fn a_rank() {
     let mut outgoing = vec![1.0; elements];
     let counts = vec![elements / world; world];
     for calls in 0.. {
-        // A rank that was stopped between two operations learns of its failure at its next call.
+        // A rank that was stopped between two operations gets its failure from its next call.
         let work = if round == MESSAGES {
             let (from, to) = (buffer(&mut outgoing), buffer(data));
             comm.alltoall(from, to, &counts, &counts, DType::F32, TIMEOUT, true)
@@ -113,7 +113,7 @@ enum Sum {
     Ring,
     /// Last arriver, on a shared processor.
     Small,
-    /// As [`Sum::Owned`], by ranks that each have a living forked child.
+    /// As [`Sum::Owned`], by ranks that each have a running forked child.
     Forked,
     /// No rank reduces: long messages, through the node's memory if there is one node.
     Messages,
@@ -222,7 +222,7 @@ fn survivors_report(
 }
 
 #[test]
-fn every_survivor_reports_a_killed_rank_at_once() {
+fn every_survivor_reports_a_killed_rank_immediately() {
     // Owners, other ranks, interior nodes and leaves.
     for (shape, victim) in
         [((1, 2), 0), ((1, 3), 1), ((2, 1), 1), ((2, 2), 0), ((2, 2), 3), ((4, 1), 2), ((3, 2), 1)]
@@ -233,7 +233,7 @@ fn every_survivor_reports_a_killed_rank_at_once() {
 }
 
 #[test]
-fn a_killed_rank_with_a_living_forked_child_is_reported_at_once() {
+fn a_killed_rank_with_a_living_forked_child_is_reported_immediately() {
     for (shape, victim) in [((2, 1), 1), ((3, 1), 0)] {
         let limits = (240_000, Duration::from_secs(60));
         survivors_report(shape, (victim, Sum::Forked), libc::SIGKILL, "peer_died", limits);

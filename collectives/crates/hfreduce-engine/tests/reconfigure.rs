@@ -150,7 +150,7 @@ fn ranks_that_disagree_on_the_members_get_an_error_and_can_retry() {
         |comm| {
             let list: &[u32] = if comm.rank() == 2 { &[0, 2] } else { &[0, 1, 2] };
             let next = match comm.reconfigure(&ranks(list), TIMEOUT) {
-                // Rank 1 may be so late that it takes part only in the second attempt.
+                // Rank 1 may be late and participate only in the second attempt.
                 Ok(next) if comm.rank() == 1 => next,
                 Ok(_) => panic!("rank {} joined other ranks", comm.rank()),
                 Err(error) => {

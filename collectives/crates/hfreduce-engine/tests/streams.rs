@@ -132,7 +132,7 @@ fn sums_until_an_error(comm: &Communicator) -> CollectiveError {
 struct Proxy {
     port: u16,
     streams: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
-    /// This stream forwards nothing any more, and stays open.
+    /// This stream no longer forwards data, and stays open.
     frozen: Arc<AtomicUsize>,
 }
 

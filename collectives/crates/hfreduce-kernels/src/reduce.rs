@@ -16,7 +16,7 @@ impl Pass<'_> {
     /// # Safety
     /// As for [`Pass::run_with`].
     pub unsafe fn run(&self, store: Store) -> Result<(), KernelError> {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run_with(Isa::chosen(), store) }
     }
 
@@ -44,7 +44,7 @@ impl Pass<'_> {
             return Err(KernelError::NoAverage { dtype });
         }
         let _standard = Environment::standard();
-        // SAFETY: the caller's promise, handed on; there is an input, and the type has the operation.
+        // SAFETY: guaranteed by the caller; there is an input, and the type has the operation.
         unsafe { arch::reduce(isa.available(), store, self) };
         Ok(())
     }
@@ -125,7 +125,7 @@ pub unsafe fn reduce_raw(
     output: *mut u8,
     numel: usize,
 ) -> Result<(), KernelError> {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { reduce_raw_with(Isa::chosen(), Store::Cached, dtype, op, inputs, output, numel) }
 }
 
@@ -144,7 +144,7 @@ pub unsafe fn reduce_raw_with(
     numel: usize,
 ) -> Result<(), KernelError> {
     let pass = Pass { dtype, op, inputs, wide: &[], output, to: Width::Narrow, numel, divisor: 1 };
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { pass.run_with(isa, store) }
 }
 
@@ -159,7 +159,7 @@ pub unsafe fn scale_raw(
     numel: usize,
     divisor: u64,
 ) -> Result<(), KernelError> {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { scale_raw_with(Isa::chosen(), dtype, buffer, numel, divisor) }
 }
 
@@ -180,7 +180,7 @@ pub unsafe fn scale_raw_with(
     let inputs = [buffer.cast_const()];
     let (op, output, to) = (Op::Sum, buffer, Width::Narrow);
     let pass = Pass { dtype, op, inputs: &inputs, wide: &[], output, to, numel, divisor };
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { pass.run_with(isa, Store::Cached) }
 }
 
@@ -189,7 +189,7 @@ pub unsafe fn scale_raw_with(
 /// # Safety
 /// `source` must be readable and `destination` writable for `bytes` bytes, and they must not overlap.
 pub unsafe fn copy_raw(store: Store, source: *const u8, destination: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { arch::copy(Isa::chosen(), store, source, destination, bytes) }
 }
 

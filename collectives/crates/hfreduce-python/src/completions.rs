@@ -100,8 +100,8 @@ impl Completions {
         watched.count_end();
     }
 
-    /// The token that has waited longest; None after `timeout_seconds` without one, and at once if
-    /// none is there and the queue was stopped.
+    /// The token that has waited longest; None after `timeout_seconds` without one, and immediately
+    /// if the queue is empty and stopped.
     fn next(&self, py: Python<'_>, timeout_seconds: f64) -> PyResult<Option<Py<PyAny>>> {
         let timeout = seconds(timeout_seconds)?.min(std::time::Duration::from_secs(3600));
         Ok(py.detach(|| self.queue.take(Instant::now() + timeout)))

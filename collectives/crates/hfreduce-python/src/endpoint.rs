@@ -1,4 +1,4 @@
-//! `Endpoint`: one rank before it knows its peers.
+//! `Endpoint`: one rank before the rendezvous.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::arguments;
 use crate::communicator::Communicator;
 use crate::errors::raise;
 
-/// One rank before it knows its peers.
+/// One rank before the rendezvous.
 #[pyclass(module = "hfreduce._native")]
 pub struct Endpoint {
     engine: Option<AnyEndpoint>,

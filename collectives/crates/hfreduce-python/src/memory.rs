@@ -7,8 +7,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// Zeroed memory that the ranks of this machine read and write in place. It lives as long as a view
-/// of it does.
+/// Zeroed memory that the ranks of this machine read and write in place. It is freed with its last
+/// view.
 #[pyclass(module = "hfreduce._native", frozen)]
 pub struct Registered {
     block: Block,
@@ -44,7 +44,7 @@ impl Registered {
         flags: c_int,
     ) -> PyResult<()> {
         let (base, bytes) = (slf.get().block.base(), slf.get().block.bytes() as isize);
-        // SAFETY: the block lives as long as this object, of which the view takes a reference.
+        // SAFETY: the block is valid as long as this object, of which the view takes a reference.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), base.cast(), bytes, 0, flags) };
         if filled == 0 {

@@ -93,8 +93,8 @@ pub fn best_instruction_set() -> &'static str {
     Isa::best().name()
 }
 
-/// Interfaces and addresses at which ranks here would be reached, best first: for what
-/// HFREDUCE_ADDRESS would say, towards a host of the group.
+/// Interfaces and addresses at which other ranks would reach a rank of this node, best first, for a
+/// value of HFREDUCE_ADDRESS and a host of the group.
 #[pyfunction]
 #[pyo3(signature = (address = None, towards = None))]
 pub fn reached_at(

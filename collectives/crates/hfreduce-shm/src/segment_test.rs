@@ -84,7 +84,7 @@ fn an_arrival_counter_is_reset_for_the_next_chunk() {
 }
 
 #[test]
-fn the_first_abort_stays() {
+fn the_first_abort_reason_is_kept() {
     let shm = shm();
     assert!(shm.aborted().is_none() && !shm.is_aborted());
     assert!(shm.abort(1, b"first") && !shm.abort(0, b"second"));

@@ -17,9 +17,9 @@ struct Prefix<A: Atomics = Native>(A::U64);
 
 impl<A: Atomics> Prefix<A> {
     fn grow(&self, end: usize) {
-        // Compare and exchange: the thread sanitizer does not know `fetch_max`, which is the same
-        // on most processors. The first guess returns the count; a load before it would hide orders
-        // from the model checker.
+        // Compare and exchange: the thread sanitizer does not support `fetch_max`, which is the
+        // same on most processors. The first guess returns the count; a load before it would hide
+        // orders from the model checker.
         let (end, mut current) = (end as u64, 0);
         while current < end {
             match self.0.compare_exchange(current, end, Release, Relaxed) {
@@ -55,7 +55,7 @@ impl Watermarks {
         Self { watcher: watcher.into(), ..Self::default() }
     }
 
-    /// The bytes before `end` of the input have arrived and are not written any more.
+    /// The bytes before `end` of the input have arrived and will not be written again.
     #[inline]
     pub fn arrive(&self, end: usize) {
         self.arrived.grow(end);

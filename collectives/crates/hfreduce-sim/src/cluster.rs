@@ -63,7 +63,7 @@ impl Outcome {
     }
 }
 
-/// Simulates allreduces of these sizes, all called at once on every node of `plan`.
+/// Simulates allreduces of these sizes, all called together on every node of `plan`.
 ///
 /// # Errors
 /// [`SimError::Empty`] without operations, [`SimError::Stuck`] if the core stops before the end (a bug in the

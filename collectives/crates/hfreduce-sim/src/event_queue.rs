@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_carries_one_thing_after_the_other() {
+    fn a_pipe_serializes_transfers() {
         let mut pipe = Pipe::new(1e12);
         assert_eq!(pipe.carry(0, 100.0), 100);
         assert_eq!(pipe.carry(50, 100.0), 200);

@@ -41,7 +41,7 @@ pub enum Bug {
 enum Scenario {
     /// Members exit, are suspended and lose their network.
     Faults,
-    /// One member starts with an outdated list, and all members retry at once.
+    /// One member starts with an outdated list, and all members retry immediately.
     OutdatedList { member: usize, omitted: usize },
 }
 
@@ -71,7 +71,7 @@ struct Connection {
     attempt: u32,
     line: u64,
     member: usize,
-    /// The coordinator knows that the connection is established.
+    /// The coordinator has been notified that the connection is established.
     reached: bool,
     /// The member's attempt that accepted it, and its number there.
     accepted: Option<(u32, u64)>,
@@ -286,8 +286,8 @@ impl Simulation {
         let core = Reconfiguration::new(start);
         actor.next_line = core.first_incoming();
         (actor.core, actor.list) = (Some(core), list);
-        let patience = if own == 0 { TIMEOUT * 3 / 4 } else { TIMEOUT };
-        self.event_queue.plan(now + patience, Event::Late(id, actor.attempt));
+        let timeout = if own == 0 { TIMEOUT * 3 / 4 } else { TIMEOUT };
+        self.event_queue.plan(now + timeout, Event::Late(id, actor.attempt));
         self.act(id);
         self.accept_messages(id);
     }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ring_is_bound_by_unchained_writes() {
+    fn the_ring_is_limited_by_unchained_writes() {
         let hardware = Hardware::FIRE_FLYER_2;
         let rate = slowest_hop(&hardware);
         assert!((9.0e9..9.7e9).contains(&rate), "{rate}");

@@ -9,7 +9,7 @@ use crate::seed::Seed;
 /// The fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The process exits at once.
+    /// The process exits immediately.
     Killed,
     /// The process is suspended, for this time or for good.
     Stopped(Option<Time>),

@@ -191,7 +191,7 @@ mod tests {
     proptest! {
         #![proptest_config(cases(64))]
         #[test]
-        fn documents_stay_documents(edits in edits()) {
+        fn edited_documents_are_valid_json(edits in edits()) {
             let document = serde_json::json!({"a": [1, {"b": null}], "c": "text"});
             let text = edited(&document, &edits);
             // The parser refuses excessive depth; any other document can be read back.

@@ -112,7 +112,7 @@ fn caller_memory_is_not_accessed_after_detach() {
     let big = vec![1_u8; 32 << 20];
     let head = Head { payload_bytes: big.len(), ..Head::bare(Frame::Abort) };
     for note in 0..3 {
-        // SAFETY: it lives until `detach` was called.
+        // SAFETY: valid until `detach` was called.
         let memory = unsafe { StableMemory::new(big.as_ptr(), big.len()) };
         first.push(&head, Payload::Memory(memory), note);
     }

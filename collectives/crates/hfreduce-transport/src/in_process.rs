@@ -206,8 +206,8 @@ impl Transport for InProcess {
 
     unsafe fn body(&mut self, at: *mut u8, bytes: usize, bound: Bound) {
         let bytes = bytes.min(self.payload.len());
-        // SAFETY: the destination is valid for `bytes` and exclusive (the caller's promise), and
-        // does not overlap the local vector.
+        // SAFETY: the destination is valid for `bytes` and exclusive (guaranteed by the caller),
+        // and does not overlap the local vector.
         unsafe { std::ptr::copy_nonoverlapping(self.payload.as_ptr(), at, bytes) };
         self.complete = Some(Received::Payload(bound));
     }

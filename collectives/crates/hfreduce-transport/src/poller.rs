@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unread_doorbell_still_notifies_every_time() {
+    fn an_unread_doorbell_notifies_each_time() {
         let poller = Poller::new().unwrap();
         let doorbell = doorbell().unwrap();
         poller.watch_edges(&doorbell, 7).unwrap();

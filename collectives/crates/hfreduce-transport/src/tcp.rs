@@ -249,7 +249,7 @@ impl Transport for Streams {
     unsafe fn body(&mut self, at: *mut u8, bytes: usize, bound: Bound) {
         let stream = &mut self.streams[self.current];
         stream.bound = Some(bound);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { stream.connection.body(at, bytes) };
     }
 

@@ -76,8 +76,8 @@ impl Payload {
             Payload::Memory(StableMemory { bytes: 0, .. })
             | Payload::Mapped(_)
             | Payload::MappedInPlace(_) => &[],
-            // SAFETY: the promise of `StableMemory::new`; a frame that has been sent has no
-            // payload.
+            // SAFETY: guaranteed by the caller of `StableMemory::new`; a frame that has been sent
+            // has no payload.
             Payload::Memory(memory) => unsafe {
                 std::slice::from_raw_parts(memory.at, memory.bytes)
             },

@@ -230,7 +230,7 @@ fn a_full_link_refuses_frames_and_a_detached_one_references_no_caller_memory() {
         loop {
             while sender.takes_more() {
                 let (head, _) = data(pushed, big.len());
-                // SAFETY: it lives until `detach` was called.
+                // SAFETY: valid until `detach` was called.
                 let memory = unsafe { StableMemory::new(big.as_ptr(), big.len()) };
                 sender.push(&head, Payload::Memory(memory), Some((1, pushed)));
                 pushed += 1;

@@ -27,7 +27,7 @@ PROGRAM_DESCRIPTORS = 64
 """Descriptors that a training program has open itself."""
 
 KERNEL = (5, 3)
-"""The first one with pidfd_open, by which the end of a local rank is seen at once."""
+"""The first one with pidfd_open, which detects the end of a local rank immediately."""
 
 
 def examine(machine: Machine, layout: Layout) -> list[Finding]:

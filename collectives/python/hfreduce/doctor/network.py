@@ -78,7 +78,7 @@ def _route(machine: Machine, layout: Layout, ways: list[Interface]) -> list[Find
 
 
 def congestion(machine: Machine, _: Layout) -> list[Finding]:
-    """Algorithms for long paths give away short ones."""
+    """Algorithms for long paths lose throughput on short ones."""
     name, folder = "congestion control", "proc/sys/net/ipv4"
     algorithm = machine.text(f"{folder}/tcp_congestion_control")
     if algorithm in _CONGESTION or not algorithm:

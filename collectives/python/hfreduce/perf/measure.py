@@ -42,7 +42,7 @@ class Row:
     triad_bytes_per_second: float
     """On the machine of rank 0."""
     of_limit: float
-    """Share of the memory bandwidth on the machine of rank 0; above 1, data came from caches."""
+    """Share of the memory bandwidth on the machine of rank 0; above 1, data was in caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _timed(work: Workload, count: int, exchange: _Exchange, *, each: bool) -> li
 
 
 def _wrong(work: Workload, exchange: _Exchange) -> int:
-    """Wrong elements after one more operation on fresh data: reductions overwrite their inputs."""
+    """Wrong elements after one more operation on new data: reductions overwrite their inputs."""
     exchange.barrier()
     work.prepare()
     work.run()

@@ -32,7 +32,7 @@ _UNITS = (
 
 
 class Table:
-    """Writes rows as they come."""
+    """Writes rows as they are measured."""
 
     def __init__(self, options: Options, machines: Sequence[int], out: TextIO) -> None:
         self._options = options

@@ -199,7 +199,7 @@ fn two_hundred_thousand_removed_chunks_cost_neither_memory_nor_log() {
     check(&create_and_remove(200_000), 1 << 20);
 }
 
-/// The long run: `cargo test --release -p threefs-chunkstore --test forget -- --ignored`.
+/// The long variant: `cargo test --release -p threefs-chunkstore --test forget -- --ignored`.
 #[test]
 #[ignore = "ten minutes"]
 fn ten_million_removed_chunks_cost_neither_memory_nor_log() {

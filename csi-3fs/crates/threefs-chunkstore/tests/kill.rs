@@ -74,7 +74,7 @@ fn write_once(store: &FileChunkStore, chunk: ChunkId) {
         change: ContentChange::Replace,
     };
     store.apply(&update, &content(chunk, version)).unwrap();
-    let line = format!("promise {} {} {version}\n", chunk.inode.0, chunk.index);
+    let line = format!("acknowledged {} {} {version}\n", chunk.inode.0, chunk.index);
     std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
     store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
 }
@@ -124,8 +124,8 @@ fn fifty_kills_lose_no_acknowledged_write() {
         for line in output_lines {
             let line = String::from_utf8_lossy(&line).into_owned();
             let words: Vec<&str> = line.split(' ').collect();
-            // The last line may be truncated; "promise" may follow output of the test harness.
-            if let Some(at) = words.iter().position(|word| word.ends_with("promise"))
+            // The last line may be truncated; "acknowledged" may follow output of the test harness.
+            if let Some(at) = words.iter().position(|word| word.ends_with("acknowledged"))
                 && let [inode, index, version] = words[at + 1..]
                 && let (Ok(inode), Ok(index), Ok(version)) =
                     (inode.parse(), index.parse(), version.parse::<u64>())
@@ -138,11 +138,19 @@ fn fifty_kills_lose_no_acknowledged_write() {
         for (chunk, version) in &acked_versions {
             let read = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
             let newest = read.state.version.0;
-            assert!(newest >= *version, "kill {kill}: {chunk} has {newest}, promised {version}");
-            assert!(read.bytes == content(*chunk, newest), "kill {kill}: {chunk} version {newest}");
+            assert!(
+                newest >= *version,
+                "kill {kill}: {chunk} has {newest}, acknowledged
+            {version}"
+            );
+            assert!(
+                read.bytes == content(*chunk, newest),
+                "kill {kill}: {chunk}
+            version {newest}"
+            );
         }
     }
-    let promises: u64 = acked_versions.values().sum();
-    assert!(promises > 500, "the children wrote too little: {promises}");
-    println!("{promises} promises in {KILLS} lives");
+    let acknowledged: u64 = acked_versions.values().sum();
+    assert!(acknowledged > 500, "the children wrote too little: {acknowledged}");
+    println!("{acknowledged} acknowledged writes in {KILLS} processes");
 }

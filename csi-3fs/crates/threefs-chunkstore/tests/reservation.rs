@@ -301,8 +301,8 @@ fn a_request_behind_an_expired_one_is_granted_immediately() {
     drop(second.try_recv().unwrap().unwrap());
 }
 
-/// Callbacks whose target is gone release their reservation immediately, from within the call that
-/// granted it.
+/// Callbacks whose target no longer exists release their reservation immediately, from within the
+/// call that granted it.
 #[test]
 fn thousands_of_waits_end_without_recursion() {
     const WAITS: usize = 4_096;

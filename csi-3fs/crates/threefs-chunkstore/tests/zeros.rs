@@ -206,7 +206,7 @@ fn a_log_is_kept_when_its_data_cannot_be_flushed() {
 }
 
 #[test]
-fn a_commit_at_once_makes_no_file_system_call() {
+fn commit_at_once_makes_no_file_system_call() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[5; 100]);
     let version = ChunkVersion(2);
@@ -228,7 +228,7 @@ fn a_commit_at_once_makes_no_file_system_call() {
 
 /// If the log must be compacted first, the commit is left to a thread that may wait.
 #[test]
-fn a_commit_at_once_does_not_touch_a_full_log() {
+fn commit_at_once_does_not_touch_a_full_log() {
     let disk = MemoryDisk::default();
     let config = StoreConfig { log_bytes: 64 << 10, ..StoreConfig::default() };
     let store = FileChunkStore::open_on(disk.clone(), config).unwrap();

@@ -75,14 +75,14 @@ impl Store {
 
 /// Receiver of the reply to a request.
 #[derive(Clone, Copy)]
-enum Asker {
+enum Requester {
     Client(u64),
     Replica(TargetId, CallId),
 }
 
 enum Step {
-    Give(TargetId, Event),
-    Send { asker: Asker, node: u32, request: StorageRequest, payload: Bytes },
+    Deliver(TargetId, Event),
+    Send { requester: Requester, node: u32, request: StorageRequest, payload: Bytes },
 }
 
 struct Cluster {
@@ -90,7 +90,7 @@ struct Cluster {
     steps: VecDeque<Step>,
     /// Node and class of each admitted request.
     admitted: BTreeMap<(u32, u8), Token>,
-    tokens: BTreeMap<Token, (Asker, (u32, u8))>,
+    tokens: BTreeMap<Token, (Requester, (u32, u8))>,
     next_token: u64,
     now: u64,
     waiting: BTreeSet<u64>,
@@ -143,7 +143,7 @@ impl Cluster {
         }
     }
 
-    /// A client sends a request, or retries it with the same tag; some forget inodes.
+    /// A client sends a request, or retries it with the same tag; some request to forget inodes.
     fn update(&mut self, client: u64) {
         let number = client as usize % CHAINS.len();
         let node = CHAINS[number][0];
@@ -158,7 +158,7 @@ impl Cluster {
             let request = StorageRequest::ForgetInodes(ForgetInodes::of_head(to, inodes));
             let payload = Bytes::new();
             return self.steps.push_back(Step::Send {
-                asker: Asker::Client(client),
+                requester: Requester::Client(client),
                 node,
                 request,
                 payload,
@@ -176,39 +176,45 @@ impl Cluster {
             payload_checksum: Checksum::of(&payload),
             chunk_bytes: 4096,
         });
-        self.steps.push_back(Step::Send { asker: Asker::Client(client), node, request, payload });
+        self.steps.push_back(Step::Send {
+            requester: Requester::Client(client),
+            node,
+            request,
+            payload,
+        });
     }
 
-    fn answer(&mut self, asker: Asker, result: Result<StorageReply, PeerFailure>) {
-        match asker {
-            Asker::Client(client) if result.is_ok() => drop(self.waiting.remove(&client)),
-            Asker::Client(_) => {}
-            Asker::Replica(target, call) => {
+    fn answer(&mut self, requester: Requester, result: Result<StorageReply, PeerFailure>) {
+        match requester {
+            Requester::Client(client) if result.is_ok() => drop(self.waiting.remove(&client)),
+            Requester::Client(_) => {}
+            Requester::Replica(target, call) => {
                 let payload = Bytes::new();
-                self.steps.push_back(Step::Give(target, Event::Answer { call, result, payload }));
+                self.steps
+                    .push_back(Step::Deliver(target, Event::Answer { call, result, payload }));
             }
         }
     }
 
     fn take(&mut self, step: Step) {
         match step {
-            Step::Give(target, event) => self.give(target, event),
-            Step::Send { asker, node, request, payload } => {
+            Step::Deliver(target, event) => self.deliver(target, event),
+            Step::Send { requester, node, request, payload } => {
                 let slot = (node, (self.class_of)(&request));
                 if self.admitted.contains_key(&slot) {
-                    return self.answer(asker, Err(PeerFailure::Unreachable));
+                    return self.answer(requester, Err(PeerFailure::Unreachable));
                 }
                 self.next_token += 1;
                 let token = Token(self.next_token);
                 self.admitted.insert(slot, token);
-                self.tokens.insert(token, (asker, slot));
+                self.tokens.insert(token, (requester, slot));
                 let target = request.to().target;
-                self.give(target, Event::Request { token, request, payload, expires: None });
+                self.deliver(target, Event::Request { token, request, payload, expires: None });
             }
         }
     }
 
-    fn give(&mut self, target: TargetId, event: Event) {
+    fn deliver(&mut self, target: TargetId, event: Event) {
         let mut actions = Vec::new();
         let (replica, store) = self.replicas.get_mut(&target).unwrap();
         replica.handle(Millis(self.now), event, store, &mut actions);
@@ -217,24 +223,24 @@ impl Cluster {
             match action {
                 Action::Apply { op, update, payload, .. } => {
                     let result = Ok(store.apply(&update, &payload));
-                    self.steps.push_back(Step::Give(target, Event::Applied { op, result }));
+                    self.steps.push_back(Step::Deliver(target, Event::Applied { op, result }));
                 }
                 Action::Commit { op, chunk, .. } => {
                     let result = Ok(store.commit(chunk));
-                    self.steps.push_back(Step::Give(target, Event::Committed { op, result }));
+                    self.steps.push_back(Step::Deliver(target, Event::Committed { op, result }));
                 }
                 Action::Call { call, node, request, payload, .. } => {
-                    let asker = Asker::Replica(target, call);
-                    self.steps.push_back(Step::Send { asker, node: node.0, request, payload });
+                    let requester = Requester::Replica(target, call);
+                    self.steps.push_back(Step::Send { requester, node: node.0, request, payload });
                 }
                 Action::Reply { token, result } => {
-                    let (asker, slot) = self.tokens.remove(&token).unwrap();
+                    let (requester, slot) = self.tokens.remove(&token).unwrap();
                     self.admitted.remove(&slot);
-                    self.answer(asker, result.map_err(PeerFailure::Refused));
+                    self.answer(requester, result.map_err(PeerFailure::Refused));
                 }
                 Action::ForgetInodes { op, .. } => {
                     let event = Event::InodesForgotten { op, result: Ok(()) };
-                    self.steps.push_back(Step::Give(target, event));
+                    self.steps.push_back(Step::Deliver(target, event));
                 }
                 Action::RefreshRouting | Action::Alert(_) => {}
                 other => panic!("{other:?}"),
@@ -249,10 +255,9 @@ impl Cluster {
                 return true;
             }
             for client in self.waiting.clone() {
-                let result = self
-                    .tokens
-                    .values()
-                    .any(|(asker, _)| matches!(asker, Asker::Client(it) if *it == client));
+                let result = self.tokens.values().any(
+                    |(requester, _)| matches!(requester, Requester::Client(it) if *it == client),
+                );
                 if !result {
                     self.update(client);
                 }
@@ -269,7 +274,7 @@ impl Cluster {
                 next_wakeup.map_or(self.now + 1, |at| at.0.max(self.now + 1)).min(self.now + 20);
             let targets: Vec<TargetId> = self.replicas.keys().copied().collect();
             for target in targets {
-                self.give(target, Event::Tick);
+                self.deliver(target, Event::Tick);
             }
         }
         false

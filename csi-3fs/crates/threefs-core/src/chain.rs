@@ -237,7 +237,7 @@ pub enum NotPromotable {
 }
 
 /// The chain with `target` as its head. The last serving targets can no longer lead: if one of them
-/// comes back, it is synced from `target`, and updates that only it had are lost.
+/// returns, it is synced from `target`, and updates that only it had are lost.
 ///
 /// # Errors
 /// [`NotPromotable`].

@@ -61,7 +61,7 @@ fn a_dead_target_goes_to_the_end_and_the_rest_serve() {
 }
 
 #[test]
-fn if_all_serving_targets_die_at_once_any_of_them_may_lead() {
+fn if_all_serving_targets_die_together_any_of_them_may_lead() {
     let dead = scan(&[Serving, Serving, Syncing], &[None, None, None]);
     assert_eq!(dead, [(1, LastSrv), (2, LastSrv), (3, Offline)]);
     // The old head does not return: the other target has every acknowledged update.
@@ -82,7 +82,7 @@ fn if_all_serving_targets_die_at_once_any_of_them_may_lead() {
 }
 
 #[test]
-fn a_target_with_doubtful_data_leads_only_if_it_was_the_head() {
+fn a_target_with_possibly_stale_data_leads_only_if_it_was_the_head() {
     assert_eq!(scan(&[Serving, Serving], &[None, Some(Online)]), [(1, LastSrv), (2, Offline)]);
     assert_eq!(scan(&[Serving, Serving], &[Some(Online), None]), [(1, LastSrv), (2, LastSrv)]);
     assert_eq!(
@@ -169,12 +169,12 @@ fn a_stale_up_to_date_report_does_not_end_a_newer_sync() {
 }
 
 #[test]
-fn a_serving_target_that_reports_doubtful_data_is_synced_again() {
+fn a_serving_target_that_reports_possibly_stale_data_is_synced_again() {
     let before = chain(&[Serving, Serving]);
     let transition = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW));
     assert_eq!(transition.chain.state_of(TargetId(2)), Some(Offline));
     assert_eq!(transition.reasons[0].cause, Cause::NotSure);
-    // In a report about an older version, it only means that the target does not know the newer
+    // In a report about an older version, it only means that the target has not received the newer
     // one.
     let early = advance(&before, &reports(&[Some(UpToDate), Some(Online)], NOW - 1));
     assert_eq!(early.chain, before);
@@ -242,7 +242,7 @@ proptest! {
             let was = before.state_of(place.target).unwrap();
             prop_assert!(matches!(was, Serving | LastSrv | Syncing));
         }
-        // LASTSRV exists only while no target serves, and a chain that served can always come back.
+        // LASTSRV exists only while no target serves, and a chain that served can always recover.
         let serves = after.head().is_some();
         let last = after.targets.iter().filter(|place| place.state == LastSrv).count();
         prop_assert!(!serves || last == 0);

@@ -13,7 +13,7 @@ use crate::ids::{ChainVersion, ChunkId, ChunkVersion, ClientId, InodeId, Request
 /// Bytes that share one checksum on disk: the unit of verification of a partial read.
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Recent updates that a chunk remembers by their tag: one per (client, channel). An update is
+/// Recent updates that a chunk records by their tag: one per (client, channel). An update is
 /// recognised as a retry as long as at most 15 other channels have written the chunk since.
 pub const TAGS_PER_CHUNK_MAX: usize = 16;
 

@@ -25,7 +25,7 @@ pub enum Remedy {
 /// Why a storage service did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum StorageError {
-    /// Sender and receiver know different versions of the chain; the older one must be refreshed.
+    /// Sender and receiver have different versions of the chain; the older one must be refreshed.
     #[error(
         "{chain}: request is for version {request_version}, this replica has version \
          {replica_version}"

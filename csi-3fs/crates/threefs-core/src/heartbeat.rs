@@ -12,11 +12,11 @@ use crate::ids::{
 };
 use crate::time::Millis;
 
-/// State of a target as its own service knows it; only in heartbeats.
+/// State of a target according to its service; only in heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum LocalState {
-    /// Has all committed updates of its chain, as far as this incarnation knows.
+    /// Has all committed updates of its chain, according to this incarnation.
     UpToDate,
     /// Alive, but may lack updates (a restart, an unfinished sync, a disagreement).
     Online,

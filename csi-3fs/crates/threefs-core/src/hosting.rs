@@ -69,7 +69,7 @@ impl Reopening {
     }
 }
 
-/// Whether a store that could not be opened is to be set aside. `chain` is the published chain,
+/// Whether a store that could not be opened is to be quarantined. `chain` is the published chain,
 /// `lease_valid` whether mgmtd has replied recently.
 #[must_use]
 pub fn sets_aside(

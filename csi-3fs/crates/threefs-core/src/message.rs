@@ -16,7 +16,7 @@ use crate::ids::{
 pub struct Address {
     /// The chain.
     pub chain: ChainId,
-    /// Its version as the sender knows it.
+    /// Its version according to the sender.
     pub chain_version: ChainVersion,
     /// The target on the receiving node.
     pub target: TargetId,
@@ -90,7 +90,7 @@ pub struct ReplaceRequest {
     pub sequence: u64,
     /// Which chunk.
     pub chunk: ChunkId,
-    /// Version of the chunk; 0 = the predecessor does not know the chunk: forget it.
+    /// Version of the chunk; 0 = the predecessor does not have the chunk: forget it.
     pub version: ChunkVersion,
     /// The chunk was removed by this version.
     pub removed: bool,

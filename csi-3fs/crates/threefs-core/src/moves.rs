@@ -42,7 +42,7 @@ pub fn follow(before: &Chain, next: Chain, this: &Move) -> (Chain, bool) {
     (Chain { id: next.id, version, targets }, false)
 }
 
-/// The chain without the destination, for an abandoned move whose destination will not come back.
+/// The chain without the destination, for an abandoned move whose destination will not return.
 /// `None` unless the destination is offline and all other targets except the source serve:
 /// otherwise every target with data is kept.
 #[must_use]
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_target_yields_to_one_that_waits_for_its_sync() {
+    fn a_target_that_waits_for_its_sync_precedes_a_new_one() {
         let before = chain([Serving, Serving, Waiting, Syncing]);
         let (next, ended) = follow(&before, before.clone(), &MOVE);
         assert!(!ended);

@@ -54,7 +54,7 @@ fn a_wait_for_space_does_not_count_as_a_stalled_store() {
 }
 
 #[test]
-fn a_full_successor_is_reported_at_once_and_the_next_update_not_started() {
+fn a_full_successor_is_reported_immediately_and_the_next_update_not_started() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     let (op, _) = apply_op(&bench.update(1, TAG));
     let (call, ..) = call_of(&bench.applied(op, 1));
@@ -122,7 +122,7 @@ fn a_failed_or_hung_store_takes_the_target_offline() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
     bench.update(1, TAG);
     assert_eq!(bench.replica.report(Millis(10_002)).state, LocalState::Offline, "it hangs");
-    // The earlier report stands, although the store responds now (seed 23632).
+    // The earlier report remains valid, although the store responds now (seed 23632).
     bench.now = 10_002;
     bench.applied(OpId(1), 1);
     assert_eq!(bench.replica.report(Millis(10_003)).state, LocalState::Online);
@@ -145,7 +145,8 @@ fn a_store_that_fails_during_an_aborted_update_goes_offline() {
     assert!(bench.replica.has_failed());
 }
 
-/// A target that is reported OFFLINE must not serve: mgmtd continues the chain without it at once.
+/// A target that is reported OFFLINE must not serve: mgmtd continues the chain without it
+/// immediately.
 #[test]
 fn a_leaving_replica_serves_no_requests_whatever_routing_it_receives() {
     let mut bench = Bench::serving(1, 5, &[(1, Serving), (2, Serving)]);

@@ -57,7 +57,7 @@ fn updates_in_progress_complete_before_their_inode_is_forgotten() {
 }
 
 #[test]
-fn a_replica_learns_from_its_successor_that_an_inode_is_forgotten() {
+fn a_forgotten_inode_is_reported_to_a_replica_by_its_successor() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     let (op, _) = apply_op(&bench.update(1, TAG));
     let (call, ..) = call_of(&bench.applied(op, 1));

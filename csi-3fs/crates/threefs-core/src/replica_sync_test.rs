@@ -100,7 +100,7 @@ fn full_chunk_requests_stop_once_the_target_serves() {
 /// Found by the simulator (seed 66906): a full target reported that, and was made SERVING because
 /// of an earlier report.
 #[test]
-fn a_target_that_ran_full_during_its_sync_refuses_to_serve() {
+fn a_target_that_became_full_during_its_sync_refuses_to_serve() {
     let mut bench = Bench::new(1);
     bench.give(Event::Routing(chain(5, &[(2, Serving), (1, Syncing)])));
     let to = bench.to(1);

@@ -15,8 +15,8 @@ use crate::ids::{
 pub enum PublicState {
     /// Has all data; takes reads and writes.
     Serving,
-    /// One of the targets that served when the chain lost all of them at once: any of them, and no
-    /// other, can bring the chain back.
+    /// One of the targets that served when the chain lost all of them together: any of them, and no
+    /// other, can restore the chain.
     LastSrv,
     /// Takes writes and is being synced by its predecessor; takes no reads.
     Syncing,
@@ -62,8 +62,8 @@ pub struct Chain {
 
 impl Chain {
     /// A new, empty chain. Its first target is LASTSRV, the others OFFLINE, so that it starts by
-    /// the same rules as after a loss of power of all nodes: no target serves before it knows that
-    /// it may.
+    /// the same rules as after a loss of power of all nodes: no target serves before it has proven
+    /// that it may.
     #[must_use]
     pub fn create(id: ChainId, targets: &[(TargetId, NodeId)]) -> Self {
         let targets = targets

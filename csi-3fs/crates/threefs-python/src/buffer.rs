@@ -79,7 +79,7 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // If the interpreter is gone, so is the exporter: nothing is left to release.
+        // Without an interpreter, the exporter does not exist, and the buffer needs no release.
         let _ = Python::try_attach(|_py| {
             // SAFETY: attached, and filled by a successful `PyObject_GetBuffer`; released once.
             unsafe { ffi::PyBuffer_Release(&mut *self.0) }

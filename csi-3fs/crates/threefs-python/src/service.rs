@@ -212,7 +212,7 @@ pub(crate) fn keep_memory() {
     const MMAP_THRESHOLD_BYTES: libc::c_int = 32 << 20; // The most that glibc takes.
     const TRIM_THRESHOLD_BYTES: libc::c_int = 256 << 20;
     const ARENAS_MAX: libc::c_int = 4;
-    // SAFETY: mallopt takes two integers; an option that it does not know changes nothing.
+    // SAFETY: mallopt takes two integers; an unknown option has no effect.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES);
         libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES);

@@ -28,7 +28,7 @@ pub enum Fault {
     RestoreLog { node: usize, chain: usize, store: StoreId },
     /// A node's clock jumps ahead, as after a suspend.
     Jump { node: usize, by_ms: u64 },
-    /// All nodes lose power at once.
+    /// All nodes lose power together.
     PowerLoss { back_after_us: u64 },
     /// The crashed process restarts.
     Restart { node: usize },

@@ -49,8 +49,8 @@ pub struct History {
     versions: BTreeMap<RequestTag, ChunkVersion>,
     /// Last promotion of a target without all updates of a chunk.
     promoted_at: BTreeMap<ChunkId, u64>,
-    /// The newest purged version of a chunk. A replica that does not know the chunk has it removed
-    /// by that version.
+    /// The newest purged version of a chunk. A replica without the chunk has removed it by that
+    /// version.
     purged: BTreeMap<ChunkId, ChunkVersion>,
     /// Number of answered reads and updates.
     pub answers: u64,
@@ -102,7 +102,7 @@ impl History {
         *floor = version.max(*floor);
     }
 
-    /// The actual version of a chunk with this reported version: 0 stands for the purged version.
+    /// The actual version of a chunk with this reported version: 0 means the purged version.
     #[must_use]
     pub fn resolve_version(&self, chunk: ChunkId, version: ChunkVersion) -> ChunkVersion {
         match version {
@@ -294,7 +294,7 @@ impl History {
         Ok(())
     }
 
-    /// The newest version of a chunk that any client knows.
+    /// The newest version of a chunk that any client has observed.
     #[must_use]
     pub fn newest_known(&self, chunk: ChunkId) -> ChunkVersion {
         let versions = self

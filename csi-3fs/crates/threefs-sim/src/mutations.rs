@@ -49,9 +49,9 @@ pub enum Mutation {
     KeepClosed,
     /// A failed store is reopened with the content of its page cache.
     KeepCache,
-    /// A damaged store is never set aside.
+    /// A damaged store is never quarantined.
     KeepDamaged,
-    /// A damaged store is set aside although it may be the last one.
+    /// A damaged store is quarantined although it may be the last one.
     SetAsideLast,
     /// mgmtd promotes a target with an empty store, which empties the others.
     PromoteEmpty,

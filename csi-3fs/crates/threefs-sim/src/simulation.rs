@@ -152,7 +152,7 @@ impl Simulation {
         let nodes: Vec<Node> = (0..count)
             .map(|index| {
                 let rate = if skewed { rng.random_range(0.8..1.25) } else { 1.0 };
-                // With rare requests a node receives several changes at once.
+                // With rare requests a node receives several changes together.
                 let poll_us = [4_000, 25_000, 150_000][rng.random_range(0..3)];
                 Node::new(index, topology.chains, rng.random_range(0..1_000_000), rate, poll_us)
             })

@@ -74,7 +74,7 @@ def test_a_daemon_uses_the_ticket_of_its_volume_where_there_is_one(
     manager.client.unmount(target)
 
 
-def test_a_daemon_with_a_ticket_is_a_user_that_reads_this_ticket_alone(
+def test_a_daemon_with_a_ticket_runs_as_a_user_that_can_read_only_this_ticket(
     manager: MountManagerProcess,
 ) -> None:
     users = set()
@@ -264,7 +264,7 @@ def test_a_daemon_that_cannot_start_leaves_no_mount_and_reports_why(tmp_path: Pa
         manager.close()
 
 
-def test_a_new_mount_manager_takes_the_mounts_over_and_pods_only_wait(
+def test_a_new_mount_manager_takes_over_the_mounts_and_pods_only_wait(
     manager: MountManagerProcess,
 ) -> None:
     places = [manager.mount(f"volume-{number}") for number in range(5)]
@@ -279,7 +279,7 @@ def test_a_new_mount_manager_takes_the_mounts_over_and_pods_only_wait(
     assert len(now) == 5
     assert not now & pids
     assert read(manager.place("pod/hello"))
-    # The former manager has no mounts any more: its end changes nothing.
+    # The former manager no longer has mounts: its end has no effect.
     first.terminate()
     assert first.wait(WAIT_SECONDS) == 0
     assert read(manager.place("pod/hello"))

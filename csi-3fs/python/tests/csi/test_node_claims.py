@@ -40,7 +40,7 @@ def unstage(volume: str) -> csi.NodeUnstageVolumeRequest:
     return csi.NodeUnstageVolumeRequest(volume_id=volume, staging_target_path="/k/stage")
 
 
-def test_a_claim_is_valid_for_less_time_than_others_watch_it() -> None:
+def test_a_claim_expires_before_others_may_take_it() -> None:
     # The rates of different nodes' clocks may differ by a tenth.
     assert CLAIM_SECONDS * 1.1 < WATCH_SECONDS * 0.9
 
@@ -161,7 +161,7 @@ def test_a_claim_is_kept_while_operations_may_be_pending(driver: Driver, volume:
     driver.call(stage(volume))
     driver.mount_manager.clean = False
     driver.call(unstage(volume))
-    # Repeated, nothing is mounted any more, and the pending operations are still unknown.
+    # When repeated, the volume is already unmounted, and pending operations are still unknown.
     driver.now = CLAIM_SECONDS - 1.0
     driver.call(unstage(volume))
     assert driver.files.claim_of(PATH) == ("node-a", 1)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def node(cluster: Cluster, tmp_path: Path) -> Iterator[Driver]:
-    """A node without the key: its tickets come from the issuer, for the same tree."""
+    """A node without the key: its tickets are issued by the issuer, for the same tree."""
     node = Driver(tmp_path / "node", files=cluster.driver.files, issuer=cluster.client)
     yield node
     node.close()

@@ -26,7 +26,7 @@ def tried(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
 
 
 def opened(path: Path | str, flags: int, mode: int = 0o644) -> Any:
-    """Return whether the path can be opened; it is closed at once."""
+    """Return whether the path can be opened; it is closed immediately."""
 
     def attempt() -> str:
         os.close(os.open(path, flags, mode))

@@ -91,7 +91,7 @@ def test_a_claim_of_another_node_makes_all_operations_fail(
         os.stat(claimed.target / "other")
     assert excinfo.value.errno == errno.EIO
     assert client.read_file(f"{claimed.root}/file") == b"mine"
-    # The next daemon finds the other node's name, too, and fails operations at once.
+    # The next daemon reads the other node's name, too, and fails operations immediately.
     claimed.respawn()
     with pytest.raises(OSError, match="Input/output error"):
         os.stat(claimed.target / "another")

@@ -1,4 +1,4 @@
-"""Mounts as pods see them: other PID namespaces, groups that only the kernel knows."""
+"""Mounts as pods see them: other PID namespaces, and groups that only the kernel can resolve."""
 
 from __future__ import annotations
 

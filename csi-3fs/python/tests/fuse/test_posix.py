@@ -257,7 +257,7 @@ def test_each_directory_is_a_link_to_the_one_above_it(tree: Path) -> None:
     assert tree.stat().st_nlink == before + 1
 
 
-def test_an_open_file_without_a_name_lives_until_it_is_closed(tree: Path, client: Any) -> None:
+def test_an_unlinked_open_file_exists_until_it_is_closed(tree: Path, client: Any) -> None:
     with open(tree / "file", "w+b", buffering=0) as file:
         file.write(b"before")
         os.unlink(tree / "file")
@@ -380,7 +380,7 @@ def test_memory_maps(tree: Path) -> None:
     assert path.read_bytes()[:5] == b"first", "unmapping and closing keep what was changed"
 
 
-def test_locks_are_of_the_mount(tree: Path) -> None:
+def test_locks_are_local_to_the_mount(tree: Path) -> None:
     import fcntl
 
     path = tree / "file"

@@ -44,7 +44,7 @@ def fill(path: str, piece: int, limit: int) -> tuple[int, int]:
         os.close(descriptor)
 
 
-def test_concurrent_writers_stop_at_the_last_byte(
+def test_concurrent_writers_can_use_every_byte_of_a_quota(
     client: threefs.Client, mount: Callable[..., Any]
 ) -> None:
     mounts = [mount("volume"), mount("volume")]
@@ -102,7 +102,7 @@ def test_inodes_truncation_and_space(client: threefs.Client, mount: Callable[...
         os.truncate(tree / "one", 11 * MIB)
     os.truncate(tree / "one", 10 * MIB)
     assert settled(client, mounted.root, (10 * MIB, 3)) == (10 * MIB, 3)
-    # Truncated bytes are free at once, up to an eighth of the limit; the rest minutes later.
+    # Truncated bytes are free immediately, up to an eighth of the limit; the rest minutes later.
     os.truncate(tree / "one", 9 * MIB)
     assert settled(client, mounted.root, (9 * MIB, 3)) == (9 * MIB, 3)
     os.truncate(tree / "one", 5)

@@ -21,7 +21,7 @@ USER = 0x7000_0001
 MIB = 1 << 20
 
 
-def test_a_mount_with_a_ticket_is_its_directory(
+def test_a_mount_with_a_ticket_shows_the_directory_of_the_ticket(
     cluster: Any, client: threefs.Client, folder: str, tmp_path: Path
 ) -> None:
     for name in ("mine", "theirs"):

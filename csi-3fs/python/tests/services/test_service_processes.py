@@ -154,7 +154,7 @@ def test_chains_are_created_automatically_and_probes_report_it(pods: Pods) -> No
         }
 
 
-def test_a_terminated_node_leaves_its_chains_at_once(pods: Pods) -> None:
+def test_a_terminated_node_is_removed_from_its_chains_immediately(pods: Pods) -> None:
     pods.start_all()
     pods.wait_states(all_serve)
     with pods.client() as client:
@@ -342,7 +342,7 @@ def test_another_nodes_disk_is_refused(pods: Pods) -> None:
     assert "belongs to node-3 and this is node-1" in pods.log("storage-0")
 
 
-def test_an_empty_disk_waits_for_mgmtd_and_ends_at_once_when_stopped(pods: Pods) -> None:
+def test_an_empty_disk_waits_for_mgmtd_and_ends_immediately_when_stopped(pods: Pods) -> None:
     pods.start("storage-0")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "waiting for mgmtd" not in pods.log("storage-0"):
@@ -402,7 +402,7 @@ def test_a_node_with_data_of_another_cluster_is_refused(pods: Pods) -> None:
     pods.wait_states(all_serve)
 
 
-def test_meta_without_its_store_is_refused_until_its_store_is_back_or_another_is_adopted(
+def test_meta_without_its_store_is_refused_until_the_store_is_restored_or_another_adopted(
     pods: Pods, tmp_path: Path
 ) -> None:
     pods.start_all()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["issue", "seconds_of", "show"]
 
-# Services know their cluster by this name; it is the name of the CSI driver's cluster, too.
+# The cluster's name in services and in the CSI driver.
 CLUSTER_NAME = "default"
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 EXPIRES_SECONDS_MAX = 366 * 86_400

@@ -70,8 +70,8 @@ class _Worker:
     process: asyncio.subprocess.Process
     reader: asyncio.Task[None] | None = None
     waiting: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
-    patience: dict[int, int] = field(default_factory=dict)
-    """Pulses that a question may yet take."""
+    remaining_pulses: dict[int, int] = field(default_factory=dict)
+    """Pulses until a call counts as hung, by its id."""
     beat: float | None = None
 
 
@@ -99,7 +99,7 @@ class Hardware:
 
     @property
     def listening(self) -> bool:
-        """Whether the present worker waits for the driver's events and was heard lately."""
+        """Whether the current worker waits for events and has sent a recent heartbeat."""
         beat = self._worker.beat if self._worker else None
         if beat is None:
             return False
@@ -140,7 +140,7 @@ class Hardware:
             self._worker.beat = time.monotonic()
 
     def renew(self) -> None:
-        """Lets the next question start a fresh worker: a GPU that was reset needs new handles."""
+        """Replaces the worker at the next call: a GPU that was reset needs new handles."""
         self._kill(None)
 
     async def close(self) -> None:
@@ -162,7 +162,7 @@ class Hardware:
         worker.waiting[self._next_id] = answer
         if question in QUICK:
             pulses = max(1, round(self._deadlines.alive / PULSE_SECONDS))
-            worker.patience[self._next_id] = pulses
+            worker.remaining_pulses[self._next_id] = pulses
         message = {"id": self._next_id, "ask": question, **details}
         try:
             assert worker.process.stdin is not None
@@ -182,7 +182,7 @@ class Hardware:
             raise HardwareError("died", question, f"the worker is gone: {error}") from error
         finally:
             worker.waiting.pop(message["id"], None)
-            worker.patience.pop(message["id"], None)
+            worker.remaining_pulses.pop(message["id"], None)
         pause.seconds = 0.0
         return result
 
@@ -239,10 +239,10 @@ class Hardware:
 
     def _pulse(self, worker: _Worker) -> None:
         """The worker runs, and these questions have no answer yet."""
-        for number in worker.patience:
-            worker.patience[number] -= 1
+        for number in worker.remaining_pulses:
+            worker.remaining_pulses[number] -= 1
             waiting = worker.waiting.get(number)
-            if worker.patience[number] <= 0 and waiting is not None and not waiting.done():
+            if worker.remaining_pulses[number] <= 0 and waiting is not None and not waiting.done():
                 text = f"no answer in {self._deadlines.alive:g} s in which the worker ran"
                 waiting.set_exception(TimeoutError(text))
 

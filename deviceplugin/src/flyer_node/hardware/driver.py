@@ -15,7 +15,7 @@ __all__ = ["DriverEvent", "EventKind", "GpuDriver", "GpuProbe", "GpuStatus", "Re
 
 
 class RecoveryAction(enum.IntEnum):
-    """NVML's field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: what the driver wants done to the GPU."""
+    """NVML's field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: the action that the driver requests."""
 
     NONE = 0
     GPU_RESET = 1
@@ -85,7 +85,7 @@ class DriverEvent:
 
 
 class GpuDriver(Protocol):
-    """A driver's library. Every call blocks, and may block for ever: ask from a worker process."""
+    """A driver's library. Every call blocks, possibly without end: call it in a worker process."""
 
     def facts(self) -> DriverFacts:
         """All GPUs and what connects them."""
@@ -97,4 +97,4 @@ class GpuDriver(Protocol):
         """A closer look at each of these GPUs."""
 
     def events(self, gpus: Sequence[str], wait_seconds: float) -> Iterator[DriverEvent | None]:
-        """Events for ever; None whenever no event occurred for `wait_seconds`."""
+        """Endless iterator over events; None whenever no event occurred for `wait_seconds`."""

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["BEAT_SECONDS", "CHANNEL_OF", "PULSE_SECONDS", "main"]
 
 BEAT_SECONDS = 0.5
-"""The thread that waits for events says so often that it lives."""
+"""Interval of heartbeats of the thread that waits for events."""
 PULSE_SECONDS = 0.25
-"""While a question has no answer the worker says so often that it runs: silence of the driver is
-then not a busy machine."""
+"""Interval of heartbeats of the worker during a call: they distinguish a hung driver from a busy
+node.
+"""
 CHANNEL_OF = dict.fromkeys(("facts", "status", "probe", "listen"), "driver") | dict.fromkeys(
     ("sysfs", "ports"), "sysfs"
 )

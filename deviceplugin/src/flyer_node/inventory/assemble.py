@@ -1,4 +1,4 @@
-"""Two halves make one inventory: what sysfs shows and what the driver says.
+"""Builds an inventory from sysfs and from the driver's data.
 
 Where they disagree, the inventory keeps what both confirm and reports the rest as a finding.
 """

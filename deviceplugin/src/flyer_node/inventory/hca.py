@@ -77,7 +77,7 @@ def read_hcas(tree: SysfsTree) -> tuple[Hca, ...]:
 
 
 def read_ports(tree: SysfsTree) -> tuple[PortStatus, ...]:
-    """State and counters of every port; cheap enough to ask twice a second."""
+    """State and counters of every port; fast enough for two polls per second."""
     statuses = []
     for name in tree.names(FOLDER):
         for port in _port_numbers(tree, f"{FOLDER}/{name}"):

@@ -78,7 +78,7 @@ class PciDevice:
     subsystem_vendor: int = 0
     subsystem_device: int = 0
     numa_node: int | None = None
-    """None where the firmware does not say (sysfs: -1)."""
+    """None if the firmware does not report it (sysfs: -1)."""
     link: Link | None = None
     link_max: Link | None = None
 
@@ -99,7 +99,7 @@ class Gpu:
     index: int
     """NVML's index: the order of PCI addresses. For people; ids are UUIDs."""
     minor: int | None
-    """N of /dev/nvidiaN; None if the driver does not say."""
+    """N of /dev/nvidiaN; None if the driver does not report it."""
     address: str
     name: str = ""
     memory_bytes: int = 0

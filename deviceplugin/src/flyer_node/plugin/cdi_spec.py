@@ -37,7 +37,7 @@ TOPOLOGY_IN_CONTAINER = "/etc/fireflyer/nccl-topology.xml"
 _GPU, _RDMA, _TOPOLOGY = "fireflyer.dev/gpu", "fireflyer.dev/rdma", "fireflyer.dev/topology"
 
 FILES = {kind: f"{kind.replace('/', '-')}.json" for kind in (_GPU, _RDMA, _TOPOLOGY)}
-"""Kind of device → file name in the runtime's folder, as CDI asks: vendor, dash, class."""
+"""Kind of device → file name in the runtime's folder, as CDI requires: vendor, dash, class."""
 
 _NVIDIA = "nvidia.com/gpu"
 _KIND = re.compile(rf"^\s*\"?kind\"?\s*:\s*[\"']?{re.escape(_NVIDIA)}[\"']?\s*,?\s*$", re.MULTILINE)

@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 @dataclass
 class _Registration:
-    """Where one resource stands with the kubelet."""
+    """State of the registration of one resource."""
 
     server: ResourceServer
     kubelet: tuple[int, int, int] | None = None
@@ -51,7 +51,7 @@ class _Registration:
     next_try: float = 0.0
     retry: float = RETRY_SECONDS
     no_stream_since: float | None = None
-    patience: float = NO_STREAM_SECONDS
+    no_stream_seconds: float = NO_STREAM_SECONDS
 
 
 class Registrar:
@@ -78,7 +78,7 @@ class Registrar:
         )
 
     async def run(self) -> None:
-        """Runs until cancelled; then removes the sockets, which notifies the kubelet at once."""
+        """Runs until cancelled; then removes the sockets, which the kubelet detects immediately."""
         watch = FolderWatch(self._folder, self._wake.set)
         try:
             while True:
@@ -143,15 +143,17 @@ class Registrar:
         if registration.kubelet is None or registration.server.streams:
             registration.no_stream_since = None
             if registration.server.streams:
-                registration.patience = NO_STREAM_SECONDS
+                registration.no_stream_seconds = NO_STREAM_SECONDS
             return
         registration.no_stream_since = registration.no_stream_since or now
-        if now - registration.no_stream_since >= registration.patience:
+        if now - registration.no_stream_since >= registration.no_stream_seconds:
             log.info(
                 "kubelet does not listen; registering again", resource=registration.server.name
             )
             registration.kubelet, registration.no_stream_since = None, None
-            registration.patience = min(NO_STREAM_SECONDS_MAX, registration.patience * 2)
+            registration.no_stream_seconds = min(
+                NO_STREAM_SECONDS_MAX, registration.no_stream_seconds * 2
+            )
 
     async def _register(self, registration: _Registration, kubelet: tuple[int, int, int]) -> None:
         request = pb.RegisterRequest(
@@ -193,7 +195,7 @@ class Registrar:
         log.info("registered", resource=registration.server.name, seconds=seconds)
 
     def _kubelet(self) -> tuple[int, int, int] | None:
-        """Which kubelet's socket is there; inode numbers come back, so its time counts too."""
+        """Identity of the kubelet's socket. Inode numbers are reused, so it includes the time."""
         try:
             info = self._kubelet_socket.lstat()
         except OSError:

@@ -110,7 +110,7 @@ def _check_ids(resource: str, ids: Sequence[str], devices: dict[str, Device]) ->
 
 
 def _check_cdi(resource: str, view: NodeView) -> None:
-    """Refuses to name devices that the container runtime does not know."""
+    """Refuses devices that are unknown to the container runtime."""
     if view.cdi_error:
         text = f"{resource}: no CDI specification: {view.cdi_error}"
         raise RequestError("FAILED_PRECONDITION", text)

@@ -1,4 +1,4 @@
-"""Wakes us when something in a folder comes or goes: inotify through the C library.
+"""Notifies of files created in or removed from a folder: inotify through the C library.
 
 inotify can miss changes (a replaced folder, a full queue), so callers also check every second.
 Without inotify only these checks remain.

@@ -32,7 +32,7 @@ REASONS = {
     State.RECOVERING: "DeviceRecovering",
     State.UNKNOWN: "DeviceUnknown",
 }
-"""The reason of an event by the state that a device came into."""
+"""The reason of an event by the new state of the device."""
 
 BURST, SECONDS_EACH = 25, 10.0
 """A burst of one event per device of a node, then one event every `SECONDS_EACH`."""
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 
 
 class TokenBucket:
-    """Lets BURST through at once, and one each SECONDS_EACH. Times are arguments."""
+    """Token bucket: BURST events, refilled with one every SECONDS_EACH. Times are arguments."""
 
     def __init__(self, burst: int = BURST, seconds_each: float = SECONDS_EACH) -> None:
         self._burst, self._seconds = burst, seconds_each
@@ -93,7 +93,7 @@ class EventRecorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled. An event that cannot be posted is given up after three tries."""
+        """Runs until cancelled. An event that cannot be posted is dropped after three tries."""
         while True:
             await self._wake.wait()
             self._wake.clear()

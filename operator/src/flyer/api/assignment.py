@@ -93,7 +93,7 @@ class Assignment(Model):
         return tuple(node.name for node in self.nodes)
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def zone_layout(self) -> tuple[int, ...]:
         """The number of nodes in each zone, in rank order."""
         zones = [node.zone for node in self.nodes]
         return tuple(zones.count(zone) for zone in self.zones)

@@ -1,4 +1,4 @@
-"""Attempts of a FlyerJob: what they share, how they ended, what a restart continues from."""
+"""Attempts of a FlyerJob: their shared history, their ends, and the checkpoint of a restart."""
 
 # ruff: noqa: TC001 - pydantic resolves the annotations, and copies the defaults
 
@@ -26,7 +26,7 @@ from flyer.job.limits import PATH_CHARS_MAX, REASON_CHARS_MAX, TRACEBACK_CHARS_M
 
 
 class PreviousNode(Model):
-    """A node of a previous attempt, at its place in rank order."""
+    """A node of a previous attempt. Nodes are listed in rank order."""
 
     name: str = Field(max_length=NAME_CHARS_MAX, description="Name of the node.")
     zone: str = Field(max_length=ZONE_CHARS_MAX, description="Network zone of the node.")

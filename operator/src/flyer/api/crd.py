@@ -232,7 +232,7 @@ def files() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or with --check say which differ."""
+    """Write the files, or report which differ with --check."""
     parser = argparse.ArgumentParser(prog="python -m flyer.api.crd", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("crds"))
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")

@@ -280,7 +280,8 @@ JOB_RULES = (
         ".spec.nodes",
     ),
     Rule(
-        # By fields, not by optionals: of what these hold the API server knows no length.
+        # By fields, not by optionals: the API server cannot estimate the length of an optional's
+        # value.
         "has(self.spec.managedBy) == has(oldSelf.spec.managedBy)"
         " && (!has(self.spec.managedBy) || self.spec.managedBy == oldSelf.spec.managedBy)",
         "spec.managedBy: is fixed when a job is created: create another job",

@@ -203,7 +203,7 @@ class FlyerQuotaStatus(Model):
 
 
 class FlyerQuota(StrictModel):
-    """Limit on the number of nodes that a subject holds at once, by priority and node class."""
+    """Limit on the number of nodes that a subject holds, by priority and node class."""
 
     api_version: Literal["fireflyer.dev/v1alpha1"] = API_VERSION
     kind: Literal["FlyerQuota"] = KIND_QUOTA

@@ -170,7 +170,7 @@ def _problem(file: str, document: CommentedMap, detail: ErrorDetails) -> Problem
 
 
 def _explain(detail: ErrorDetails, path: tuple[str | int, ...]) -> tuple[str, str]:
-    """The reason and the remedy, reworded where pydantic speaks of Python types."""
+    """The reason and the remedy, reworded where pydantic's text names Python types."""
     context: Mapping[str, Any] = detail.get("ctx", {})
     kind = detail["type"]
     if kind == "extra_forbidden":

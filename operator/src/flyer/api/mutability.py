@@ -7,7 +7,7 @@ Every field is in exactly one list.
 # it has ended. An admission policy keeps it so, and that a stop is not taken back: rules of the CRD
 # would compare templates with every write of the status. `nodes` is compared with the status.
 FIXED_FIELDS = ("ranks_per_node", "node_class", "zone", "cross_zone", "template")
-# Applied by the engine at once; active_deadline only if it is lowered.
+# Applied by the engine immediately; active_deadline only if it is lowered.
 CHANGEABLE_FIELDS = (
     "priority", "suspend", "stop", "active_deadline", "progress_deadline", "max_restarts",
     "preemption",

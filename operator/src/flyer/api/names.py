@@ -25,8 +25,8 @@ USER_ANNOTATION = "fireflyer.dev/user"
 CHANGED_BY_ANNOTATION = "fireflyer.dev/changed-by"
 # Why, in that person's own words.
 REASON_ANNOTATION = "fireflyer.dev/reason"
-# The attempt that is to save, to give its nodes back and to queue again at once. Any other
-# attempt's number asks for nothing.
+# The attempt that is to checkpoint, release its nodes and queue again immediately. The number of
+# any other attempt has no effect.
 REQUEUE_ANNOTATION = "fireflyer.dev/requeue"
 # Kueue's: the queue of a job that names none itself.
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"

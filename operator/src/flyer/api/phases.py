@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 
 
 class Phase(StrEnum):
-    """A summary of where the job is; conditions say why."""
+    """A summary of the job's state; conditions have the reasons."""
 
     QUEUED = "Queued"
     RESERVED = "Reserved"  # has its nodes, all empty; starts in the same step

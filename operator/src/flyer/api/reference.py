@@ -161,7 +161,7 @@ def _policies() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with --check say that it differs."""
+    """Write the page, or report that it differs with --check."""
     parser = argparse.ArgumentParser(prog="python -m flyer.api.reference", description=__doc__)
     parser.add_argument("--file", type=Path, default=Path("docs/reference/api.md"))
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")

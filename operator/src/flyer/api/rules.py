@@ -30,7 +30,7 @@ class Rule:
 
 
 def message_expression(template: str, *values: str) -> str:
-    """The expression of a message: `%d` and `%s` stand for what the CEL expressions yield.
+    """The expression of a message: `%d` and `%s` are replaced by the values of the CEL expressions.
 
     A format costs the same whatever it is given; joined strings cost by the longest that could be,
     which the API server refuses when a number is among them.

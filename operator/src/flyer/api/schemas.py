@@ -1,7 +1,7 @@
-"""Structural schemas of models: every value has a type, and no schema references another.
+"""Structural schemas of models: every value has a type, and schemas contain no references.
 
-Null is absence, with one exception: an optional field whose default is a value is nullable, so that
-null can say "none" where absence says "the default".
+Null means absent, with one exception: an optional field whose default is not null is nullable: null
+means "none", and absence means "the default".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-# What a structural schema may say of a value, apart from its parts.
+# Keywords that a structural schema may have, apart from those of nested schemas.
 _KEPT = (
     "type", "format", "description", "default", "enum", "pattern", "nullable",
     "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
@@ -22,7 +22,7 @@ _KEPT = (
 
 
 def structural_schema(model: type[BaseModel], *, mode: Any = "validation") -> dict[str, Any]:
-    """The schema of a model as Kubernetes takes it."""
+    """The schema of a model as a structural schema of Kubernetes."""
     schema = model.model_json_schema(by_alias=True, mode=mode)
     return _structural(schema, schema.get("$defs", {}))
 
@@ -34,7 +34,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
             {**target, **{k: v for k, v in schema.items() if k != "$ref"}}, definitions
         )
     if "anyOf" in schema:
-        # An optional value: absent is how an object says null.
+        # An optional value: in an object, null is represented by absence.
         options = [option for option in schema["anyOf"] if option.get("type") != "null"]
         assert len(options) == 1, f"not a structural schema: {schema}"
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
@@ -47,7 +47,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
         return {"type": "string", "enum": [schema["const"]]}
     copied = {key: copy.deepcopy(schema[key]) for key in _KEPT if schema.get(key) is not None}
     if "description" in copied:
-        # The first paragraph of a docstring: kubectl explain has no room for more.
+        # Only the first paragraph of a docstring, to keep `kubectl explain` short.
         copied["description"] = " ".join(copied["description"].split("\n\n")[0].split())
     if "default" in copied:
         copied["default"] = _without_nulls(copied["default"])

@@ -12,7 +12,7 @@ __all__ = ["PENDING_REASONS", "WAITING_REASONS"]
 WAITING_FOR_NODES: Final = "WaitingForNodes"  # too few nodes are free
 WAITING_FOR_ZONE: Final = "WaitingForZone"  # enough nodes are free, but not in one zone
 WAITING_FOR_ZONE_LAYOUT: Final = (
-    "WaitingForZoneLayout"  # for its checkpoint's split over zones, for a while
+    "WaitingForZoneLayout"  # for the distribution over zones of its checkpoint, until a timeout
 )
 WAITING_FOR_CROSS_ZONE_TOKEN: Final = "WaitingForCrossZoneToken"  # another job crosses zones  # noqa: S105
 WAITING_FOR_TURN: Final = "WaitingForTurn"  # a job ahead of it needs the same nodes

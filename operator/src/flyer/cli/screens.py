@@ -279,7 +279,7 @@ def _facts(job: JobView) -> list[str]:
 def _attempts(job: JobView) -> list[str]:
     if not job.attempts:
         return []
-    splits = {True: "same", False: "other", None: NOTHING}
+    layouts = {True: "same", False: "other", None: NOTHING}
     rows = []
     for attempt in job.attempts[-ATTEMPTS_SHOWN:]:
         origin = "beginning" if attempt.restored_step is None else f"step {attempt.restored_step}"
@@ -288,7 +288,7 @@ def _attempts(job: JobView) -> list[str]:
         rows.append(
             (
                 str(attempt.attempt), clock(attempt.started_at), age(length), origin,
-                splits[attempt.same_zone_layout], " ".join(node.name for node in attempt.nodes),
+                layouts[attempt.same_zone_layout], " ".join(node.name for node in attempt.nodes),
                 attempt.outcome or "runs", lost_steps,
             )
         )  # fmt: skip

@@ -25,7 +25,7 @@ READ_BYTES = 1 << 16
 
 
 class Channel:
-    """One connection to a driver. Not for use by two threads at once."""
+    """One connection to a driver. Not for concurrent use by threads."""
 
     def __init__(self, path: str, timeout_seconds: float = 30.0) -> None:
         """Connect, or raise FlyerError (Unreachable)."""
@@ -91,7 +91,7 @@ class Channel:
         raise error_from_json(message.get("error"))
 
     def next(self, timeout_seconds: float | None) -> dict[str, Any] | None:
-        """The next line, or None when none came in time. EOF raises Unreachable."""
+        """The next line, or None when none arrived in time. EOF raises Unreachable."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             end = self._buffer.find(b"\n")

@@ -136,7 +136,7 @@ class Client:
         return self._job_call("resume", name)
 
     def stop(self, name: str, *, reason: str = "", kill: bool = False) -> JobView:
-        """End a job, after its grace period or (`kill`) at once; its checkpoints and logs stay."""
+        """End a job after its grace period or (`kill`) immediately; checkpoints and logs stay."""
         return self._job_call("stop", name, reason=reason, kill=kill)
 
     def requeue(self, name: str, *, reason: str = "") -> JobView:

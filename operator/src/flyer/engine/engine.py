@@ -1,4 +1,4 @@
-"""Entry of the engine: `step`, `rebuild`, and the questions that drivers ask between steps."""
+"""Entry of the engine: `step`, `rebuild`, and the queries of drivers between steps."""
 
 from __future__ import annotations
 

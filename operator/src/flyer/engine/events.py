@@ -45,7 +45,7 @@ class NodeRemoved:
 
 @dataclass(frozen=True, slots=True)
 class NodeEmptied:
-    """No process of this job's attempts up to `attempt` exists on the node any more.
+    """Processes of this job's attempts up to `attempt` no longer exist on the node.
 
     Drivers report it for every node on which a gang was started, whatever ended the gang, and after
     the PodExited of that node, if there was one: a pod that disappears without an exit was lost.
@@ -103,7 +103,7 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class JobRemoved:
-    """The object was deleted: end what runs, now, and forget the job when its nodes are empty."""
+    """The object was deleted: end its processes, and forget the job when its nodes are empty."""
 
     job: str
 
@@ -137,7 +137,7 @@ class ResumeRequested:
 
 @dataclass(frozen=True, slots=True)
 class RequeueRequested:
-    """This attempt is to save, to leave its nodes and to queue again at once."""
+    """This attempt is to checkpoint, release its nodes and queue again immediately."""
 
     job: str
     attempt: int
@@ -147,7 +147,7 @@ class RequeueRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """End the job for good: with the grace that a suspension has, or at once with `kill`."""
+    """End the job permanently: after its grace period, or immediately with `kill`."""
 
     job: str
     by: str = "user"
@@ -266,7 +266,7 @@ class StreamRestored:
 
 @dataclass(frozen=True, slots=True)
 class StartRefused:
-    """The pods of an attempt may not be made now, which may change: a quota is full, say.
+    """The pods of an attempt cannot be created now, for example because a quota is full.
 
     Nothing of it runs, or what does is ended by the Stop that follows. It costs no restart.
     """

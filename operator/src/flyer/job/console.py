@@ -155,4 +155,4 @@ class Console:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # the reader is gone; the ranks continue
+            self._unsent.clear()  # the reader has exited; the ranks continue

@@ -93,7 +93,7 @@ class _Link:
         return None if self._socket else self._again_at
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one line; a sidecar that does not accept it at once counts as lost."""
+        """Send one line; a sidecar that does not accept it immediately counts as lost."""
         if self._socket is None:
             return
         try:

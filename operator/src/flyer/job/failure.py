@@ -37,7 +37,7 @@ TRACEBACK_CHARACTERS_MAX = 16 * 1024
 PEER_ERRORS = frozenset({"CollectiveError", "DistBackendError", "DistNetworkError"})
 CASCADE_SECONDS = 5.0
 
-# The loss of a peer never causes these signals; SIGABRT may come from a library's watchdog.
+# The loss of a peer never causes these signals; SIGABRT may be raised by a library's watchdog.
 _ROOT_SIGNALS = {
     signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
 }  # fmt: skip

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "current"]
 
 RECONNECT_SECONDS = 0.5
-PROGRESS_SECONDS = 0.2  # shortest interval of progress reports; the newest step wins
+PROGRESS_SECONDS = 0.2  # shortest interval of progress reports; only the newest step is sent
 SIGTERM_GRACE_SECONDS = 30.0  # after a bare SIGTERM without a deadline from the server
 REPORT_SECONDS_MAX = 20.0  # time limit for retries of a report that must arrive
 RELEASE_SECONDS_MAX = 10.0  # a released rank that is not stopped exits after this time

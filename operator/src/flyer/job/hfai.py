@@ -84,7 +84,7 @@ def disable_warn() -> None:
 
 
 def bind_hf_except_hook(module: object | None = None) -> None:  # noqa: ARG001  HAI's signature
-    """Let an uncaught exception fail the job at once, with its text as the reason."""
+    """Let an uncaught exception fail the job immediately, with its text as the reason."""
     previous: Callable[..., object] = sys.excepthook
 
     def hook(

@@ -98,7 +98,7 @@ class _Launcher:
             signal.signal(number, lambda number, _frame: self._signals.append(number))
 
     def _die(self, *_: object) -> None:
-        """Kill every process of the pod at once after the parent's death."""
+        """Kill every process of the pod immediately after the parent's death."""
         processes.reap_until_childless(LEFTOVERS_SECONDS_MAX)
         os._exit(128 + signal.SIGHUP)
 

@@ -47,7 +47,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(signal_number: signal.Signals, parent_pid: int) -> None:
-    """Set the parent death signal; it is sent at once if the parent has already died.
+    """Set the parent death signal; it is sent immediately if the parent has already died.
 
     `execve` keeps the setting, `fork` clears it: every level sets it again.
     """

@@ -124,7 +124,7 @@ class Settings:
 def parse_settings(
     arguments: list[str] | None = None, env: dict[str, str] | None = None
 ) -> Settings:
-    """Parse the command line; missing flags come from the environment."""
+    """Parse the command line; missing flags are read from the environment."""
     environment = dict(os.environ) if env is None else env
     parser = argparse.ArgumentParser(
         prog="flyer-operator",

@@ -244,7 +244,7 @@ class Driver:
             )  # fmt: skip
 
     def _crashed(self, error: BaseException) -> None:
-        """End at once after a bug in a task of the driver: others might wait for it for ever."""
+        """End after a bug in a task of the driver: other tasks might wait for it without end."""
         log.error("a task of the driver failed", exc_info=error)
         self._broken = FlyerError(
             f"a bug in flyer ended the driver: {error!r}",

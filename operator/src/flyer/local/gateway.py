@@ -97,12 +97,12 @@ class Gateway:
 
     # -- requests of ranks (flyer.job.server.JobHandler) ---------------------------------------
 
-    async def received(self, rank: int) -> None:  # noqa: ARG002 - the job speaks through any rank
-        """The job acknowledges the suspension."""
+    async def received(self, rank: int) -> None:  # noqa: ARG002 - any rank reports for the job
+        """Report that the job has received the suspend request."""
         self._report(SuspendReceived(self._job, self._attempt))
 
     async def progress(self, rank: int, step: int, metrics: dict[str, float]) -> None:
-        """The job finished a step; clients see the numbers of the first rank."""
+        """Record a finished step; clients see the metrics of rank 0."""
         old = self.progress_view
         if old is not None and (step < old.step or (step == old.step and rank != 0)):
             return
@@ -115,7 +115,7 @@ class Gateway:
             self._timer = loop.call_later(PROGRESS_INTERVAL_SECONDS, self.flush)
 
     async def checkpoint(self, rank: int, step: int, path: str, durable: bool) -> None:  # noqa: ARG002, FBT001
-        """The job wrote a checkpoint."""
+        """Report a checkpoint."""
         self.flush()
         self._report(CheckpointReported(self._job, self._attempt, step, path, durable))
 

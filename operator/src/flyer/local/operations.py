@@ -175,7 +175,7 @@ class Operations:
         return self._set_suspend(job, ResumeRequested(job.key), suspend=False)
 
     def _requeue(self, arguments: dict[str, Any]) -> Any:
-        """Suspend the job and resume it at once: it releases its nodes and queues again."""
+        """Suspend the job and resume it immediately: it releases its nodes and queues again."""
         job = self._unfinished(arguments, "requeue")
         phase = job.status.phase if job.status else Phase.QUEUED
         if phase not in (Phase.RUNNING, Phase.STARTING):

@@ -130,7 +130,7 @@ class Pods:
                 raise error
 
     def stop(self, job: str, attempt: int, nodes: Sequence[str], *, kill: bool) -> None:
-        """End pods: at once, or with SIGTERM first. Nodes without such a pod are empty already."""
+        """End pods immediately or with SIGTERM first. Nodes without such a pod are empty."""
         for node in nodes:
             pod = self._pods.get(node)
             if pod is None or pod.job != job or pod.attempt > attempt:

@@ -41,7 +41,7 @@ class StatePaths:
 
     @property
     def lock(self) -> Path:
-        """Held by flock while a driver lives."""
+        """Locked with flock while a driver runs."""
         return self.root / "lock"
 
     @property

@@ -78,7 +78,7 @@ ORDER_BYTES_MAX = 16 * 1024 * 1024  # of a line from the gateway: the largest ga
 
 
 class LauncherState(StrEnum):
-    """Progress of the pod's launcher; never goes back."""
+    """Progress of the pod's launcher; never decreases."""
 
     ABSENT = "absent"
     WAITING = "waiting"

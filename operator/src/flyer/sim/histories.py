@@ -263,7 +263,7 @@ class History(RandomCluster):
     # -- invariants ----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """No job could run at every check during the whole patience."""
+        """A job could run at no check during the deadline."""
         idle = idle_although_wanted(self.state, self.now)
         self._idle_since = {key: self._idle_since.get(key, self.now) for key in idle}
         for key, since in self._idle_since.items():

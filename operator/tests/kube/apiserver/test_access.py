@@ -175,7 +175,7 @@ async def test_a_ca_that_is_missing_is_an_error_of_access(account):
         await find_access()
 
 
-async def test_the_package_asks_for_our_connections():
+async def test_the_client_package_uses_the_connections_of_the_operator():
     """Another version of it could have another hook than `_create_pool_manager`."""
 
     async def respond(request):

@@ -64,7 +64,7 @@ def cached_values(cache, api_server):
     return cached if len(cached) == len(cache) else None
 
 
-async def test_it_lists_and_watches(api_server, watched, until):
+async def test_the_cache_lists_and_watches(api_server, watched, until):
     for index in range(8):
         put_object(api_server, f"j{index}", index)
     cache, reported = await watched()
@@ -101,7 +101,7 @@ async def test_a_write_response_is_visible_before_its_watch_event(api_server, wa
     assert len(reported) == 2
 
 
-async def test_a_deleted_object_does_not_come_back(api_server, watched, until):
+async def test_a_deleted_object_does_not_reappear(api_server, watched, until):
     cache, _ = await watched()
     put_object(api_server, "a", 1)
     old = api_server.store.get("flyerjobs", "a", "default")

@@ -58,7 +58,7 @@ async def test_a_proxy_of_the_environment_is_not_used(api_server, connect, monke
     assert [item async for page in api.snapshot(FLYERJOBS) for item in page.items]
 
 
-async def test_a_late_turn_leaves_a_call_its_time(api_server, connect):
+async def test_waiting_for_a_slot_does_not_shorten_the_deadline_of_a_call(api_server, connect):
     api, leave = connect(call_seconds=2.0, concurrency_max=1), asyncio.Event()
 
     async def occupy():
@@ -75,7 +75,7 @@ async def test_a_late_turn_leaves_a_call_its_time(api_server, connect):
     await before
 
 
-async def test_retry_after_is_obeyed(api_server, connect):
+async def test_retry_after_is_respected(api_server, connect):
     api = connect(call_seconds=0.5)
     api_server.faults.add(Fault("refuse", code=429, retry_after_seconds=3600))
     with pytest.raises(OverloadedError) as raised:
@@ -114,7 +114,7 @@ async def test_temporary_admission_errors_are_retried(api_server, connect, words
     assert not answers
 
 
-async def test_permanent_errors_are_raised_at_once(api_server, connect):
+async def test_permanent_errors_are_raised_immediately(api_server, connect):
     api = connect()
     with pytest.raises(NotFoundError, match="flyerjobs default/a"):
         await api.get(FLYERJOBS, "a", "default")
@@ -142,7 +142,7 @@ async def test_a_name_stays_in_the_path(api_server, connect):
     assert [call.name for call in api_server.faults.calls] == ["a?b#c"]
 
 
-async def test_no_more_calls_at_once_than_allowed(api_server, connect):
+async def test_concurrent_calls_are_limited(api_server, connect):
     api = connect(concurrency_max=3)
     under_way = most = 0
     real = api_server._perform

@@ -29,7 +29,7 @@ def lease(api_server):
     return api_server.store.get("leases", "flyer-operator", "fireflyer-system")["spec"]
 
 
-async def test_the_second_waits_until_the_first_gives_back(api_server, candidate):
+async def test_the_second_candidate_waits_until_the_first_releases_the_lease(api_server, candidate):
     # Long enough that a busy host does not lose it.
     settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
     first, second = candidate("a", settings), candidate("b", settings)
@@ -84,7 +84,7 @@ async def test_each_term_has_a_unique_epoch(candidate):
     assert await election.acquire() == 3  # its own earlier Lease, which it did not release
 
 
-async def test_a_renewal_waits_behind_no_other_call(api_server, connect, until):
+async def test_a_renewal_does_not_wait_for_other_calls(api_server, connect, until):
     api = connect("a", concurrency_max=1, answer_seconds=300, call_seconds=300)
     stuck = api_server.faults.add(Fault("hang", resource="flyerjobs"))
     job = job_object("x")
@@ -131,7 +131,7 @@ async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, cand
         await hold
 
 
-async def test_a_lease_is_taken_and_kept_though_each_write_is_performed_unheard(
+async def test_a_lease_is_acquired_and_renewed_although_each_response_is_lost(
     api_server, connect, until
 ):
     """The retry of each is refused: the first attempt has changed the Lease."""

@@ -16,7 +16,7 @@ async def settle():
         await asyncio.sleep(0)
 
 
-async def test_fewer_at_once_while_something_is_urgent():
+async def test_concurrency_is_reduced_during_priority_calls():
     limiter, log, leave = Limiter(3, 1), [], asyncio.Event()
     with limiter.reduced():
         tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(5)]
@@ -51,7 +51,7 @@ async def test_priority_calls_precede_all_waiting_ones():
     assert log == [0, "a", "b", 1, 2]
 
 
-async def test_a_cancelled_waiter_passes_its_turn_on():
+async def test_the_slot_of_a_cancelled_waiter_is_given_to_the_next():
     limiter, log, leave = Limiter(1, 1), [], asyncio.Event()
     tasks = [asyncio.create_task(ride(limiter, log, n, leave)) for n in range(4)]
     await settle()

@@ -32,7 +32,9 @@ def read(text: bytes, size: int, gather: int) -> tuple[list[object], str]:
     OBJECTS, st.booleans(), st.booleans(), st.sampled_from((None, 2)),
     st.integers(1, 40), st.integers(1, 60),
 )  # fmt: skip
-def test_it_parses_the_same_values_as_json(objects, last, ascii_only, indent, size, gather) -> None:
+def test_the_reader_parses_the_same_values_as_json(
+    objects, last, ascii_only, indent, size, gather
+) -> None:
     head = {"kind": "PodList", "metadata": {"resourceVersion": "17", "n": [1, {}]}}
     items = {"items": objects}
     value = items | head if last else head | items

@@ -41,7 +41,7 @@ async def events(response, count):
     return received
 
 
-async def test_a_status_is_written_apart_and_compared_by_version(http):
+async def test_a_status_is_a_subresource_and_compared_by_version(http):
     answer = await http.post(JOBS, json={**job("a", nodes=1), "status": {"phase": "Failed"}})
     assert answer.status == 201
     created = await answer.json()
@@ -67,7 +67,7 @@ async def test_an_unchanged_write_creates_no_version(http, api):
     assert api.store.version == before
 
 
-async def test_lists_come_in_pages_and_a_compacted_page_is_gone(http, api):
+async def test_lists_have_pages_and_a_compacted_page_is_gone(http, api):
     for index in range(5):
         api.store.create("flyerjobs", job(f"j{index}"), "default")
     page = await (await http.get(JOBS, params={"limit": 2})).json()
@@ -95,7 +95,7 @@ async def test_a_watch_sends_the_changes_since_a_version(http, api):
     ]
 
 
-async def test_a_watch_with_a_selector_sees_objects_come_and_go(http, api):
+async def test_a_watch_with_a_selector_reports_objects_that_start_or_stop_matching(http, api):
     api.store.create("nodes", {"metadata": {"name": "n", "labels": {"a": "1"}}})
     params = {"watch": "1", "resourceVersion": api.store.version, "labelSelector": "a=2"}
     async with http.get("/api/v1/nodes", params=params) as response:
@@ -179,7 +179,7 @@ async def test_tokens_are_reviewed_for_their_audience_while_their_pod_exists(htt
     assert not (await review("fireflyer-gateway"))["authenticated"]
 
 
-async def test_faults_come_as_ordered(http, api):
+async def test_faults_are_injected_in_the_configured_order(http, api):
     api.faults.add(Fault("refuse", code=429, reason="TooManyRequests", retry_after_seconds=1))
     answer = await http.get(JOBS)
     assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
@@ -199,21 +199,21 @@ async def test_faults_come_as_ordered(http, api):
     assert [call.name for call in api.faults.writes("test")] == ["a", "b"]
 
 
-def test_one_of_each_few_calls_is_hit():
+def test_a_periodic_fault_affects_every_fourth_call():
     few = Fault("lose", times=1000, every=4)
     call, faults = Call("a", "get", "pods", "", ""), Faults(faults=[few])
     assert [faults.take(call) is few for _ in range(8)] == [True, False, False, False] * 2
     assert (few.seen, few.committed) == (8, 2)
 
 
-def test_by_chance_no_calls_keep_in_step_with_a_fault():
+def test_a_random_fault_is_independent_of_the_position_of_a_call():
     few = Fault("lose", times=1000, every=4, by_chance=True)
     call, faults = Call("a", "get", "pods", "", ""), Faults(faults=[few])
     hits = [faults.take(call) is few for _ in range(2000)]
     assert sum(hits) == few.committed == pytest.approx(500, abs=50)
     for first in range(4):
         assert sum(hits[first::4]) == pytest.approx(125, abs=25)
-    # Also of those that come after two that went through.
+    # Also of calls that follow two successful ones.
     after = [hit for *two, hit in zip(hits, hits[1:], hits[2:], strict=False) if not any(two)]
     assert sum(after) / len(after) == pytest.approx(0.25, abs=0.05)
 

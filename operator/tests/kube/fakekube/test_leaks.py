@@ -24,7 +24,7 @@ async def test_an_open_socket_is_named():
     connection.close()
 
 
-async def test_transports_that_close_soon_are_waited_for():
+async def test_the_check_waits_for_transports_that_are_closing():
     async with nothing_left():
         ends = asyncio.get_running_loop().create_task(asyncio.sleep(0.02))
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
@@ -34,7 +34,7 @@ async def test_transports_that_close_soon_are_waited_for():
     assert ends.done()
 
 
-async def test_earlier_tasks_and_files_may_stay():
+async def test_earlier_tasks_and_files_are_ignored():
     with socket.socket():
         task = asyncio.create_task(asyncio.sleep(60))
         async with nothing_left(closing_seconds=0.02):

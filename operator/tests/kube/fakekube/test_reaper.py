@@ -45,7 +45,7 @@ async def stand():
             await item.close()
 
 
-async def test_each_different_write_has_one_death_and_is_performed(stand):
+async def test_each_different_write_kills_once_and_is_performed(stand):
     proxy, api, killed = stand
     with pytest.raises(UnreachableError):
         await api("operator-1").create(PODS, pod("a"), "default")
@@ -63,7 +63,7 @@ async def test_each_different_write_has_one_death_and_is_performed(stand):
     assert list(proxy.reaper.seen.values()) == [2, 1]
 
 
-async def test_of_writes_sent_at_once_one_is_performed(stand):
+async def test_one_of_several_concurrent_writes_is_performed(stand):
     _, api, killed = stand
     first = api("operator-1")
     creations = [first.create(PODS, pod(name), "default") for name in "abc"]

@@ -92,7 +92,7 @@ def test_damaged_certificates_are_replaced(key: str, damage: bytes | None) -> No
     assert renewed(again, NAMES, NOW) == again
 
 
-def test_a_key_of_another_certificate_is_noticed() -> None:
+def test_a_key_of_another_certificate_is_detected() -> None:
     data, other = renewed(None, NAMES, NOW), renewed(None, NAMES, NOW)
     again = renewed({**data, "tls.key": other["tls.key"]}, NAMES, NOW)
     assert again["tls.key"] not in (data["tls.key"], other["tls.key"])

@@ -110,7 +110,7 @@ async def test_exits_of_a_forgotten_gang_are_not_held(
     assert await waiting == Failed(1, "1")
 
 
-async def test_a_rank_that_gives_up_fails_the_job(harness: Any) -> None:
+async def test_a_fail_request_of_a_rank_fails_the_job(harness: Any) -> None:
     gang, _ = await started(harness)
     with await client(harness, "gpt-1-1", 3) as rank:
         await asyncio.to_thread(rank.fail, "no data left")

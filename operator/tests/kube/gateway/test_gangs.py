@@ -187,7 +187,9 @@ async def test_a_job_that_never_opened_its_socket_gets_sigterm(harness: Any) -> 
     await harness.event(SuspendReceived)
 
 
-async def test_half_of_the_grace_without_an_answer_gets_sigterm(harness: Any) -> None:
+async def test_sigterm_is_sent_after_half_of_the_grace_period_without_an_acknowledgement(
+    harness: Any,
+) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-1", 2):
         await harness.until(lambda: harness.sidecars["gpt-1-1"].state.report.ranks_seen)
@@ -216,7 +218,7 @@ async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
 
 
 async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) -> None:
-    """The new gateway knows only the pods and the signal; the sidecars report again."""
+    """The new gateway has only the pods and the signal; the sidecars report again."""
     gang, _ = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
         await asyncio.to_thread(rank.progress, 8, {})
@@ -334,7 +336,7 @@ async def test_a_running_gang_without_all_its_streams_is_reported(harness: Any) 
     raw.close()
 
 
-async def test_an_adopted_gang_is_unheard_until_its_sidecars_come(harness: Any) -> None:
+async def test_an_adopted_gang_has_a_lost_stream_until_its_sidecars_connect(harness: Any) -> None:
     gang = harness.gang()
     status = gang.job.status.replace(phase=Phase.RUNNING)
     gang.job = gang.job.replace(status=status)

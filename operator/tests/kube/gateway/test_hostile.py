@@ -265,7 +265,7 @@ class TestFloods:
             ),
         )
 
-    async def test_of_lines(self, harness: Any) -> None:
+    async def test_a_flood_of_lines(self, harness: Any) -> None:
         harness.expect(harness.gang())
         raw = await harness.greeted("gpt-1-0")
         other = await harness.greeted("gpt-1-1")
@@ -276,7 +276,7 @@ class TestFloods:
         await other.send(RUNNING)
         assert await other.hear_kind("acknowledgement") is not None
 
-    async def test_of_connections_from_many_addresses_while_a_gang_joins(
+    async def test_a_flood_of_connections_from_many_addresses_while_a_gang_joins(
         self, harness: Any
     ) -> None:
         """Members have reserved slots, and connected ones stay."""
@@ -309,7 +309,7 @@ class TestFloods:
         await member.send(RUNNING)
         assert await member.hear_kind("acknowledgement") is not None
 
-    async def test_of_claims_delays_no_review_of_a_member(self, harness: Any) -> None:
+    async def test_a_flood_of_claims_delays_no_review_of_a_member(self, harness: Any) -> None:
         """Tokens that claim to be the pod's, from other addresses, share few reviews."""
         harness.expect(harness.gang())
         harness.identities.slow = asyncio.Event()  # reviews of forged tokens take the maximum time
@@ -325,7 +325,7 @@ class TestFloods:
         harness.identities.slow.set()
         assert {await raw.refused() for raw in raws} == {"bad_token"}
 
-    async def test_of_one_bad_token_costs_one_review(self, harness: Any) -> None:
+    async def test_a_flood_of_one_invalid_token_costs_one_review(self, harness: Any) -> None:
         harness.expect(harness.gang())
         for _ in range(5):
             raw = await harness.raw(address="127.0.7.1")
@@ -333,7 +333,7 @@ class TestFloods:
             assert await raw.refused() == "bad_token"
         assert harness.identities.reviews == 1
 
-    async def test_of_bad_tokens_is_reviewed_a_few_at_a_time(self, harness: Any) -> None:
+    async def test_reviews_of_a_flood_of_invalid_tokens_are_limited(self, harness: Any) -> None:
         harness.expect(harness.gang())
 
         async def knock() -> str | None:
@@ -373,7 +373,7 @@ async def test_a_forgotten_attempt_is_disconnected_and_ignored(harness: Any) -> 
     assert await again.refused() == "unknown_pod"
 
 
-async def test_a_pod_of_the_attempt_before_is_in_no_gang(harness: Any) -> None:
+async def test_a_pod_of_the_previous_attempt_is_in_no_gang(harness: Any) -> None:
     harness.expect(harness.gang(attempt=1, nodes=1))
     old = await harness.greeted("gpt-1-0")
     harness.expect(harness.gang(attempt=2, nodes=1))

@@ -66,7 +66,7 @@ async def test_a_gang_with_an_old_sidecar_has_no_key(harness: Any) -> None:
         assert order["start"]["key"] is None
 
 
-async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(harness: Any) -> None:
+async def test_a_sidecar_passes_the_key_only_to_its_launcher(harness: Any) -> None:
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     await harness.sidecar("gpt-1-0")
@@ -85,7 +85,7 @@ async def test_a_sidecar_hands_it_to_its_launcher_and_keeps_it_to_itself(harness
     assert readable == []
 
 
-def test_the_secret_outlives_renewals_and_is_made_where_it_is_missing() -> None:
+def test_the_secret_is_kept_over_renewals_and_created_if_missing() -> None:
     now = datetime.now(UTC)
     secret = certificates_of(DATA).secret
     assert len(bytes.fromhex(secret)) == 32

@@ -39,7 +39,7 @@ with JobClient(sys.argv[1], 0) as client:
 
 
 async def _launch(folder: Path) -> asyncio.StreamWriter:
-    """A stand-in for a launcher: waits, then runs."""
+    """A fake launcher: waits, then runs."""
     async with asyncio.timeout(60):
         while not (folder / "launcher.sock").exists():
             await asyncio.sleep(0.01)
@@ -52,7 +52,9 @@ async def _launch(folder: Path) -> asyncio.StreamWriter:
 
 
 @pytest.mark.alone
-async def test_rank_0_knows_in_milliseconds(harness: Any, record_property: Any) -> None:
+async def test_rank_0_receives_a_suspension_in_milliseconds(
+    harness: Any, record_property: Any
+) -> None:
     gang = harness.gang(nodes=NODES)
     harness.expect(gang)
     for pod in gang.pods:

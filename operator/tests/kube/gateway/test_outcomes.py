@@ -148,7 +148,7 @@ def test_the_wait_for_a_pods_status_is_bounded() -> None:
     assert exits.tick(13.0) == [(1, SIGKILL)]
 
 
-def test_success_and_release_are_reported_at_once() -> None:
+def test_success_and_release_are_reported_immediately() -> None:
     exits = Exits(SETTINGS)
     assert exits.add(0, Succeeded(), None, 0.0) == [(0, Succeeded())]
     released = outcome_of_code(104, None)

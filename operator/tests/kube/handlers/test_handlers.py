@@ -80,7 +80,7 @@ def kubeconfig(api_server, tmp_path):
     return str(path)
 
 
-async def test_kopf_writes_a_verdict_once(api_server, until, kubeconfig):
+async def test_kopf_writes_a_condition_once(api_server, until, kubeconfig):
     store = api_server.store
     store.create("flyerquotas", quota(nodeClass="h100"))
     store.create("flyertopologies", topology({"name": "A"}))

@@ -136,7 +136,7 @@ def test_pods_without_the_label_are_not_changed(admission_review: dict[str, Any]
     assert (result, answer["response"]) == ("unchanged", {"uid": "u1", "allowed": True})
 
 
-def test_the_named_container_is_the_one() -> None:
+def test_only_the_named_container_is_changed() -> None:
     body = pod()
     body["spec"]["containers"].insert(0, {"name": "first", "image": "x"})
     body["metadata"]["annotations"] = {"fireflyer.dev/inject-container": "pytorch"}
@@ -149,7 +149,7 @@ def test_the_named_container_is_the_one() -> None:
     assert "containers: first, pytorch" in warnings[0]
 
 
-def test_the_users_own_settings_stay_and_are_warned_about() -> None:
+def test_settings_of_the_user_are_kept_with_a_warning() -> None:
     body = pod()
     trainer = body["spec"]["containers"][0]
     trainer["env"] = [{"name": "PYTHONPATH", "value": "/mine"}]

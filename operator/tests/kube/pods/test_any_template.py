@@ -105,6 +105,6 @@ def test_invalid_gangs_are_refused_with_field_and_remedy(spec, field, remedy):
     assert remedy in reported
 
 
-def test_null_is_read_as_left_out():
+def test_null_is_treated_as_absent():
     spec = {"containers": [CONTAINER | {"resources": {"limits": None}}], "tolerations": None}
     assert outcome({"spec": spec}, dedicated=False) == "pods"

@@ -192,7 +192,7 @@ def test_without_injection_pods_have_no_traffic_class_and_no_shared_memory() -> 
 def test_no_pod_is_removed_before_its_processes_have_ended(
     grace_seconds: int | None, max_checkpoint_grace: str, expected: int
 ) -> None:
-    """With a grace period of 0 the API server removes a deleted pod at once."""
+    """With a grace period of 0 the API server removes a deleted pod immediately."""
     body = small()
     if grace_seconds is not None:
         body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = grace_seconds

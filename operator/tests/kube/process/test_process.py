@@ -71,7 +71,7 @@ async def reached(process, port, path):
             await asyncio.sleep(0.05)
 
 
-async def test_it_leads_creates_pods_serves_metrics_and_releases_the_lease(
+async def test_the_operator_leads_creates_pods_serves_metrics_and_releases_the_lease(
     cluster, until, kubeconfig
 ):
     cluster.nodes("AA")
@@ -139,7 +139,7 @@ def test_settings_come_from_flags_and_from_the_environment(capsys):
         assert word in capsys.readouterr().err
 
 
-async def test_a_used_port_ends_it_with_a_message(cluster, kubeconfig):
+async def test_a_used_port_ends_the_operator_with_a_message(cluster, kubeconfig):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         process = await asyncio.create_subprocess_exec(
@@ -167,7 +167,7 @@ async def test_replicas_share_their_certificates(api_server, connect):
     assert len(api_server.faults.writes()) == before
 
 
-async def test_an_emptied_secret_gets_its_authorities_back(api_server, connect):
+async def test_the_authorities_of_an_emptied_secret_are_restored(api_server, connect):
     keeper = CertificateManager(connect(), "fireflyer-system", ("x.svc",))
     before = await keeper.refresh()
     api_server.store.patch(
@@ -218,7 +218,7 @@ async def test_a_late_or_overwritten_webhook_configuration_gets_the_ca_bundle(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_token_is_the_api_servers_word_alone(api_server, connect):
+async def test_the_identity_of_a_token_is_decided_only_by_the_api_server(api_server, connect):
     store, tokens = api_server.store, api_server.tokens
     pod = store.create("pods", {"metadata": {"name": "p"}, "spec": {}}, "default")
     reviews = TokenReviews(connect(call_seconds=0.2))

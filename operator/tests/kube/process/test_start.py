@@ -19,7 +19,7 @@ sys.exit(3)
 """
 
 
-def test_it_ends_at_once_although_nothing_is_there_yet():
+def test_sigterm_before_the_imports_ends_the_operator_immediately():
     result = subprocess.run(
         [sys.executable, "-c", ENDED_EARLY], capture_output=True, text=True, timeout=60
     )

@@ -72,7 +72,7 @@ async def test_a_replica_whose_lease_write_had_no_response_leads(cluster, until)
     assert operator.leader.term.epoch == 1
 
 
-async def test_watches_are_doubled_delayed_cut_and_expired_all_the_time(cluster, until):
+async def test_watches_are_continuously_duplicated_delayed_interrupted_and_expired(cluster, until):
     cluster.nodes("AA")
     cluster.operator()
     watches = cluster.server.faults.watches

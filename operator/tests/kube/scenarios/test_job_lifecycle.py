@@ -71,7 +71,7 @@ async def test_logs_of_a_suspended_attempt_stay_although_kubelets_are_slow(clust
     assert len(cluster.pods("a", living=False)) == 2
 
 
-async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, until):
+async def test_a_higher_priority_preempts_and_the_victim_resumes(cluster, until):
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("low", 2, priority="low")
@@ -85,7 +85,7 @@ async def test_a_higher_priority_takes_the_nodes_and_gives_them_back(cluster, un
     assert cluster.status("low").checkpoint.step == 1
 
 
-async def test_a_deaf_job_is_killed_at_the_deadline(cluster, until):
+async def test_an_unresponsive_job_is_killed_at_the_deadline(cluster, until):
     cluster.containers.behaviour = Behaviour(deaf=True)
     cluster.nodes("AA")
     cluster.operator()

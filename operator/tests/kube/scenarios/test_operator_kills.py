@@ -76,7 +76,7 @@ async def kill_at_every_call(make_cluster, until, *, performed, writes):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("performed", [True, False])
-async def test_killed_with_every_write(make_cluster, until, performed):
+async def test_the_operator_is_killed_at_every_write(make_cluster, until, performed):
     deaths = await kill_at_every_call(make_cluster, until, performed=performed, writes=True)
     assert deaths >= 15
 
@@ -84,12 +84,12 @@ async def test_killed_with_every_write(make_cluster, until, performed):
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("performed", [True, False])
-async def test_killed_with_every_call(make_cluster, until, performed):
+async def test_the_operator_is_killed_at_every_call(make_cluster, until, performed):
     deaths = await kill_at_every_call(make_cluster, until, performed=performed, writes=False)
     assert deaths >= 20
 
 
-async def test_killed_while_it_takes_over(make_cluster, until):
+async def test_the_operator_is_killed_during_takeover(make_cluster, until):
     """Three consecutive operators die early in their terms."""
     async with make_cluster() as cluster:
         cluster.nodes("AA")

@@ -24,7 +24,7 @@ def fill(limits: ConnectionLimits, source: str, count: int) -> list[ConnectionSl
     return [match for match in slots if match is not None]
 
 
-def test_expected_sources_have_places_that_others_never_use() -> None:
+def test_expected_sources_have_reserved_connections() -> None:
     limits = ConnectionLimits(SETTINGS)
     for i in range(100):
         limits.admit(f"10.9.0.{i}", 0.0)
@@ -69,7 +69,7 @@ def test_a_source_at_its_limit_replaces_its_own_and_takes_none_of_others() -> No
     assert all(other in limits._held["other"] for other in other_slots)
 
 
-def test_a_released_place_is_free_once() -> None:
+def test_a_connection_is_released_once() -> None:
     limits = ConnectionLimits(SETTINGS)
     (slot,) = fill(limits, "a", 1)
     limits.release(slot)
@@ -88,7 +88,7 @@ def test_a_fast_source_is_refused_until_its_bucket_refills() -> None:
     assert limits.admit("a", 1.0).slot is None
 
 
-def test_pods_of_one_tenant_open_few_connections_a_second_and_keep_no_others_out() -> None:
+def test_connections_per_second_of_one_tenant_are_limited_and_exclude_no_other() -> None:
     """Each handshake costs the scheduler's loop a millisecond, and expected pods are tenants'."""
     settings = ConnectionLimitSettings()
     limits, opened, seconds = ConnectionLimits(settings), 0, 60

@@ -130,7 +130,7 @@ async def test_a_large_body_is_413_before_it_is_read(
     assert (await ended(connection)).startswith(b"HTTP/1.1 413")
 
 
-async def test_silent_connections_of_one_source_leave_places_for_another(
+async def test_silent_connections_of_one_source_do_not_exclude_another(
     make_server: Callable[..., Door],
 ) -> None:
     server = make_server()
@@ -173,7 +173,7 @@ async def test_sources_take_turns() -> None:
     assert order == ["a", "a", "b", "a", "a", "a"]
 
 
-async def test_cheap_requests_come_first() -> None:
+async def test_cheap_requests_are_executed_first() -> None:
     semaphore, order = FairSemaphore(), []
 
     async def work(source: str, cost: int) -> None:
@@ -207,7 +207,7 @@ async def test_cheap_tasks_of_one_source_do_not_keep_an_expensive_one_waiting() 
     assert order.index("other") <= 4
 
 
-async def test_a_turn_that_is_cancelled_as_it_comes_is_passed_on() -> None:
+async def test_a_slot_granted_to_a_cancelled_task_is_given_to_the_next() -> None:
     semaphore = FairSemaphore()
     finished = asyncio.Event()
 

@@ -55,7 +55,7 @@ pub fn rendezvous() -> (String, u16) {
     (format!("127.{}.{b}.{c}", 64 + (a & 63)), PORT + own)
 }
 
-/// Runs all at once; their outputs if all end well in time.
+/// Runs all concurrently; returns their outputs if all succeed in time.
 pub fn run(mut ranks: Vec<Command>) -> Vec<String> {
     let records = tempfile::tempdir().unwrap();
     let start = |command: &mut Command| {

@@ -120,7 +120,7 @@ fn a_rank_that_calls_another_operation_is_reported_by_its_neighbors() {
 }
 
 #[test]
-fn an_operation_that_has_not_ended_is_compared_however_many_started_after_it() {
+fn an_unfinished_operation_is_compared_after_any_number_of_later_operations() {
     let plan = plan(2, 1);
     let own = operation(&mut Seed(3), Kind::Allreduce, 100, 2).fingerprint;
     let other = Fingerprint { op: 3, ..own };

@@ -27,7 +27,7 @@ const TOKEN_DOORBELL: u64 = 0;
 const TOKEN_DAEMON: u64 = 1;
 /// Time after the daemon's deadline at which the rank ends an operation: the daemon has the cause.
 const LATER: Duration = Duration::from_secs(2);
-/// Time in which the daemon reports that it does not access the rank's memory any more.
+/// Time in which the daemon reports that it no longer accesses the rank's memory.
 const QUIET_WITHIN: Duration = Duration::from_millis(500);
 
 /// The remote driver of one rank.
@@ -355,7 +355,7 @@ impl ClientDriver {
         self.shared.waiters.wake_all();
     }
 
-    /// Before callers get their memory back: waits until the daemon does not access it any more, or
+    /// Before callers get their memory back: waits until the daemon no longer accesses it, or
     /// makes such accesses ineffective.
     fn wait_for_peer_access(&mut self) {
         if self.calls.is_empty() {
@@ -376,7 +376,7 @@ impl ClientDriver {
         }
     }
 
-    /// The daemon accesses no memory of the rank any more; `retired`: unless a peer of it is
+    /// The daemon no longer accesses memory of the rank; `retired`: unless a peer of it is
     /// stopped.
     fn end_peer_access(&mut self, retired: bool) {
         if retired {

@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::arena::{MemoryError, receive_arena};
-use super::session::{Answer, ClientSession, await_answer, patience};
+use super::session::{Answer, ClientSession, answer_deadline, await_answer};
 use crate::protocol::{
     ANSWER, MESSAGE_BYTES_MAX, Open, PHASE, Request, Response, VERSION, await_message,
 };
@@ -79,7 +79,7 @@ impl DaemonEndpoint {
             let detail = format!("{name} on this node: {why}; see its log");
             refused(&options, ErrorKind::PeerDied, PHASE, detail)
         };
-        let channels = match await_message(&mut self.line, patience(timeout)) {
+        let channels = match await_message(&mut self.line, answer_deadline(timeout)) {
             Ok(Response::Connected { channels }) => channels,
             Ok(Response::Refused(error)) => return Err(*error),
             Ok(other) => return Err(daemon_error(&format!("unexpected message {other:?}"))),
@@ -126,7 +126,7 @@ impl DaemonNewcomer {
             let detail = format!("{name} on this node: {why}; see its log");
             refused(options, ErrorKind::PeerDied, PHASE, detail)
         };
-        match await_answer(&mut line, patience(timeout)).map_err(|why| daemon_error(&why))? {
+        match await_answer(&mut line, answer_deadline(timeout)).map_err(|why| daemon_error(&why))? {
             Answer::Refused(error) => {
                 *lock(&self.line) = Some(line);
                 Err(*error)

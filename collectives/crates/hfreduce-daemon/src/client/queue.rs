@@ -49,7 +49,7 @@ impl Queued {
         self.classes.iter().flatten()
     }
 
-    /// Takes all waiting calls; none is in progress any more.
+    /// Takes all waiting calls; none remains in progress.
     pub fn take_all(&mut self) -> Vec<Submission> {
         std::mem::take(self).classes.into_iter().flatten().collect()
     }

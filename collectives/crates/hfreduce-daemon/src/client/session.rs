@@ -37,7 +37,7 @@ pub(crate) struct ClientSession {
     line: Mutex<Option<MessageSocket<UnixStream>>>,
 }
 
-/// The daemon's answer to a rank that wants to enter an epoch.
+/// The daemon's answer to a rank that requests to enter an epoch.
 pub(crate) enum Answer {
     Reconfigured(Box<Reconfigured>),
     Refused(Box<CollectiveError>),
@@ -136,7 +136,7 @@ impl Session for ClientSession {
         members: &[Member],
         timeout: Duration,
     ) -> Result<Communicator, CollectiveError> {
-        let until = patience(timeout);
+        let until = answer_deadline(timeout);
         let refuse = |kind, detail| communicator.refused(kind, "reconfigure", detail);
         // An invalid list changes nothing.
         choose(members, &self.infos, self.options.rank)
@@ -191,7 +191,7 @@ impl Session for ClientSession {
 }
 
 /// Deadline for the daemon's answer to a request with this timeout.
-pub(crate) fn patience(timeout: Duration) -> Instant {
+pub(crate) fn answer_deadline(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(TIMEOUT_MAX) + LATER
 }
 

@@ -217,7 +217,7 @@ fn refuse(mut line: MessageSocket<UnixStream>, error: CollectiveError) -> String
 
 /// The same for a rank that expects memory first.
 fn turn_away(line: MessageSocket<UnixStream>, error: CollectiveError) -> String {
-    // A rank that is gone sees the end of the connection.
+    // A rank that has exited has closed the connection.
     let _ = shm::send_descriptors(line.stream(), &[0; 8], &[], Deadline::after(ANSWER));
     refuse(line, error)
 }

@@ -178,7 +178,7 @@ impl<'a> Session<'a> {
             let _ = self.memory.set_to(self.arena_used + self.calls.charged_bytes());
             self.client.line.send(&Response::Done(done));
         }
-        // All operations of a broken group end; then their memory is not accessed any more.
+        // All operations of a broken group end; then no operation accesses their memory.
         if !self.end_reported
             && let Some(error) = self.communicator.error()
             && self.calls.have_all_ended()

@@ -34,7 +34,7 @@ impl Job {
         }
         let (windows, cuda) = (&mut lane.windows, &lane.context.cuda);
         // SAFETY: block and memory stay until this job is drained, as for the copy engine; the stream has made
-        // the memory ready; output that was delivered is not written any more.
+        // the memory ready; output is not written after its delivery.
         let copied = unsafe {
             match down {
                 true => windows.read(cuda, block.at(0), range.pointer, range.bytes),

@@ -172,8 +172,8 @@ impl Stub {
 }
 
 pub fn settings() -> Settings {
-    let patience = Duration::from_secs(60);
-    Settings { chunk_bytes: CHUNK_BYTES, pinned_bytes_max: 64 << 20, patience, gdrcopy: None }
+    let grace_period = Duration::from_secs(60);
+    Settings { chunk_bytes: CHUNK_BYTES, pinned_bytes_max: 64 << 20, grace_period, gdrcopy: None }
 }
 
 /// Memory of a stub's GPU, which is host memory of this process.
@@ -224,7 +224,7 @@ pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
     (0..nodes * locals).map(|rank| (format!("n{}", rank / locals), "A".to_owned())).collect()
 }
 
-/// Runs `body` as every rank at once and returns the results.
+/// Runs `body` concurrently as every rank and returns the results.
 pub fn run<T: Send>(
     placement: &[(String, String)],
     body: impl Fn(&Communicator) -> T + Sync,
@@ -249,7 +249,7 @@ pub fn run_at<T: Send>(
         })
         .collect();
     let infos: Vec<Vec<u8>> = endpoints.iter().map(AnyEndpoint::info).collect();
-    // A rank that fails at once must not break ranks that still connect.
+    // A rank that fails immediately must not break ranks that still connect.
     let connected = Barrier::new(placement.len());
     std::thread::scope(|scope| {
         let ranks: Vec<_> = endpoints

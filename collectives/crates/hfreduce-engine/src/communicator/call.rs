@@ -34,7 +34,7 @@ pub struct Call<'a> {
     pub output: Buffer,
     /// Time after which the operation fails.
     pub timeout: Duration,
-    /// The caller waits at once: the background thread is not woken.
+    /// The caller waits immediately: the background thread is not woken.
     pub lazy: bool,
 }
 

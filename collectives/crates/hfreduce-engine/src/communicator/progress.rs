@@ -19,7 +19,7 @@ pub(super) struct Inner {
     pub stop: AtomicBool,
     /// Threads that need the driver now: a waiting thread that holds it returns it.
     claims: AtomicU32,
-    /// No operation is accepted any more. Changed under the lock of the submissions.
+    /// New operations are refused. Changed under the lock of the submissions.
     pub closing: AtomicBool,
     pub next: AtomicU64,
     /// The process that connected. A forked child has the memory and the sockets, but no thread: it

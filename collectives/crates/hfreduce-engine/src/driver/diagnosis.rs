@@ -103,7 +103,8 @@ impl Driver {
         let node = identity.placement.node_name(link.peer_rank);
         let phase = format!("{what} rank {} on node {node}", link.peer_rank);
         match link.peer_progress {
-            // The neighbor is in the same operation and knows which rank the group waits for.
+            // The neighbor is in the same operation and has determined which rank the group waits
+            // for.
             Some((peer_sequence, Some(rank)))
                 if peer_sequence == sequence && rank != identity.rank =>
             {

@@ -127,7 +127,7 @@ impl Driver {
         match record {
             Aborted::Reason(bytes) => AbortReason::decode(&bytes, self.node.rank()),
             Aborted::Unfinished(local) => {
-                // The number comes from shared memory: an unknown one is replaced by this rank.
+                // The number is read from shared memory: an unknown one is replaced by this rank.
                 let identity = self.node.identity();
                 let rank = identity.locals().get(local).copied().unwrap_or(identity.rank);
                 let detail = "died while it recorded the abort reason; its log may have details";
@@ -162,14 +162,14 @@ impl Driver {
     }
 
     fn check_deadlines(&self, now: Instant) -> Result<(), Fault> {
-        // An owner of a channel knows more: the other ranks give it two ticks to name the cause.
-        let patience = if self.channel.is_some() { Duration::ZERO } else { TICK * 2 };
+        // Owners of a channel can detect the cause: other ranks report two ticks later.
+        let delay = if self.channel.is_some() { Duration::ZERO } else { TICK * 2 };
         let active = self.operations.active.iter().map(|active| &active.work);
         let waiting = self.operations.waiting.iter().map(|call| &call.work);
         let late = active
             .chain(self.p2p.works())
             .chain(waiting)
-            .filter(|work| now >= work.deadline + patience)
+            .filter(|work| now >= work.deadline + delay)
             .min_by_key(|work| work.sequence);
         let Some(late) = late else { return Ok(()) };
         let (phase, peer) = self.p2p.waiting_for(late).unwrap_or_else(|| self.waiting_for());

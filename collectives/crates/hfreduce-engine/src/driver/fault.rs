@@ -46,7 +46,7 @@ impl Node {
         self.fault(ErrorKind::Io, self.rank(), detail)
     }
 
-    /// An operation was started with a code that the engine does not know.
+    /// An operation was started with an unknown code.
     pub fn unknown_codes(&self) -> Fault {
         let detail = "unknown data type or reduction".to_owned();
         self.fault(ErrorKind::Invalid, self.rank(), detail)

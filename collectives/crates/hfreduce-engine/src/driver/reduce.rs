@@ -125,7 +125,7 @@ impl Scratch {
             if alone && pass.to == Width::Narrow && pass.inputs[0] == target.place.cast_const() {
                 return Ok(());
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { Pass { output: target.place, ..*pass }.run(Store::Cached) };
         }
         let scratch: *mut u8 = self.0.as_mut_ptr().cast();
@@ -140,11 +140,11 @@ impl Scratch {
         while offset < bytes {
             let piece = (bytes - offset).min(SCRATCH_BYTES);
             let part = Pass { inputs: &inputs, output: scratch, numel: piece / size, ..*pass };
-            // SAFETY: this piece of all inputs is valid (the caller's promise); the scratch memory
-            // is exclusive.
+            // SAFETY: this piece of all inputs is valid (guaranteed by the caller); the scratch
+            // memory is exclusive.
             unsafe { part.run(Store::Cached)? };
             for target in targets {
-                // SAFETY: the destination holds this piece, and no input needs it any more.
+                // SAFETY: the destination holds this piece, and no input uses it anymore.
                 unsafe { target.fill(scratch, offset, piece, streams(target)) };
             }
             inputs.iter_mut().for_each(|input| *input = input.wrapping_add(piece));
@@ -257,7 +257,7 @@ impl Target {
     /// Both must hold that many bytes and not overlap.
     unsafe fn fill(&self, from: *const u8, offset: usize, bytes: usize, streams: bool) {
         let store = if streams { Store::Streaming } else { Store::Cached };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { hfreduce_kernels::copy_raw(store, from, self.place.add(offset), bytes) };
     }
 }

@@ -125,8 +125,8 @@ impl Ring {
         unsafe { pass.run(Store::Cached) }.map_err(|error| node.kernel_fault(&error))
     }
 
-    /// True if this rank's turn comes whether it takes results or not, and no rank waits for those:
-    /// they belong to the operation that it still has to contribute to.
+    /// True if this rank will contribute whether it reads results or not, and no rank waits for
+    /// that: the results are of the operation to which it still has to contribute.
     pub fn is_turn_certain(&self, node: &Node, operations: &Operations, staged: u64) -> bool {
         let oldest = operations.active.front().is_some_and(|active| staged < active.end());
         self.wants_turn && oldest && node.shm.staged(0) > staged

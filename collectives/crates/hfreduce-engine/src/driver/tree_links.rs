@@ -122,7 +122,7 @@ impl TreeLinks {
         mapped.unwrap_or_else(|| self.pools.place(partial))
     }
 
-    /// Queues a chunk that the core wants to send.
+    /// Queues a chunk for the core.
     pub fn due(&mut self, link: usize, key: Key, tree: usize, stage: Stage) {
         self.links[link].due.insert((key, stage), tree);
     }
@@ -164,8 +164,8 @@ impl TreeLinks {
                     }
                 }
                 // SAFETY: a slot of the segment or a caller's output, which holds the chunk and is
-                // neither written nor reused until the core learns that it is sent, or `abort` has
-                // detached the transport.
+                // neither written nor reused until the core is notified that it is sent, or `abort`
+                // has detached the transport.
                 None => Payload::Memory(unsafe { StableMemory::new(place, bytes) }),
             };
             link.transport.push(&head, payload, Some(key));

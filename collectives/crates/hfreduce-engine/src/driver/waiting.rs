@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn old_yields_are_forgotten() {
+    fn short_yields_reset_the_backoff() {
         let mut yield_backoff = YieldBackoff::default();
         for _ in 0..2 {
             assert!(!yield_backoff.record_yield(LONG_YIELD));

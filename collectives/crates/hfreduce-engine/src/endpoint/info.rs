@@ -14,7 +14,7 @@ use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 /// Version of the info; ranks of another release are refused.
 pub const VERSION: u32 = 11;
 
-/// What the other ranks need to know about a rank.
+/// Information of a rank for the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
     /// Version of this format.

@@ -375,7 +375,7 @@ pub(super) fn dial(
             return Err((ErrorKind::Io, limit));
         }
         // A connection that is closed during the handshake was dropped in favor of newer ones: all
-        // ranks may connect to one at once. A wrong key is an error.
+        // ranks may connect to one at the same time. A wrong key is an error.
         let busy = error.interrupted().is_some();
         if !busy && (!error.timed_out() || silent.passed()) {
             return Err((ErrorKind::PeerDied, error.to_string()));

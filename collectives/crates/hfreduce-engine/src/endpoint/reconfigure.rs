@@ -169,7 +169,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    /// Converts the error to the ranks that the caller knows.
+    /// Converts ranks in the error to those of the caller.
     fn into_error(
         self,
         options: &Options,

@@ -32,7 +32,7 @@ pub fn placement(nodes: usize, locals: usize) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Runs `body` as every rank at once and returns what each returned.
+/// Runs `body` concurrently as every rank and returns the results.
 pub fn run<T: Send>(
     placement: &[(String, String)],
     tune: impl Fn(&mut Options) + Sync,
@@ -41,7 +41,7 @@ pub fn run<T: Send>(
     try_run(placement, tune, |connected| body(connected.unwrap()))
 }
 
-/// The same for bodies that expect a failure: a rank may learn of it while it still connects.
+/// The same for bodies that expect a failure: a rank may receive it while it still connects.
 pub fn try_run<T: Send>(
     placement: &[(String, String)],
     tune: impl Fn(&mut Options) + Sync,
@@ -171,7 +171,7 @@ impl Served {
         Self { path, ranks, stop, thread: Some(thread), _folder: folder }
     }
 
-    /// Waits until no rank is registered any more.
+    /// Waits until all ranks are unregistered.
     pub fn eventually_empty(&self) {
         let until = Instant::now() + TIMEOUT;
         while self.ranks.load(Ordering::SeqCst) > 0 {

@@ -13,7 +13,7 @@ use crate::{Dtype, Op, Pass, Store, Width};
 /// As for [`Pass::run`]; the pass has been checked, and the caller has `M`.
 #[inline(always)]
 pub(crate) unsafe fn reduce<M: Floats>(store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.dtype {
             Dtype::F32 => floats::<M, M::Single, M::F32, f32, scalar::F32>(store, pass),
@@ -31,7 +31,7 @@ pub(crate) unsafe fn reduce<M: Floats>(store: Store, pass: &Pass<'_>) {
 /// As for [`reduce`].
 #[inline(always)]
 pub(crate) unsafe fn reduce_bytes<M: Bytes>(store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if pass.dtype == Dtype::F8E4M3 {
             floats::<M, M::Lanes, M::F8E4M3, f32, scalar::F8E4M3>(store, pass);
@@ -48,7 +48,7 @@ unsafe fn floats<M: Machine, V: Lanes, F: Format<V>, S: Lanes, T: Format<S>>(
     store: Store,
     pass: &Pass<'_>,
 ) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.op {
             Op::Sum => M::streams::<V, F, S, T, Sum>(store, pass),
@@ -111,7 +111,7 @@ unsafe fn load<V: Lanes, F: Format<V>>(source: *const u8, prefetches: bool) -> F
     if prefetches {
         prefetch_ahead::<V, F>(source);
     }
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { F::load(source) }
 }
 
@@ -144,7 +144,7 @@ fn elements<V: Lanes, F: Format<V>>() -> usize {
 #[inline(never)]
 unsafe fn rest<S: Lanes, T: Format<S>, O: Combine<S>>(pass: &Pass<'_>, from: usize, to: usize) {
     if from < to {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { mixed_blocks::<S, T, O>(pass, from, to) };
     }
 }

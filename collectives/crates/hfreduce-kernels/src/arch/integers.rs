@@ -41,7 +41,7 @@ combine!(i8, u8, i16, u16, i32, u32, i64, u64);
 /// As for [`super::generic::reduce`], for an integer type.
 #[inline(always)]
 pub(crate) unsafe fn reduce(pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.dtype {
             Dtype::I8 => operation::<i8>(pass),
@@ -71,7 +71,7 @@ where
     Or: Combine<Integer<T>>,
     Xor: Combine<Integer<T>>,
 {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match pass.op {
             Op::Sum => stream::<T, Sum>(pass),
@@ -90,7 +90,7 @@ where
 #[inline(always)]
 unsafe fn stream<T: Copy, O: Combine<Integer<T>>>(pass: &Pass<'_>) {
     let whole = pass.numel / BLOCK * BLOCK;
-    // SAFETY: the caller's promise; the two ranges make up all elements.
+    // SAFETY: guaranteed by the caller; the two ranges make up all elements.
     unsafe {
         blocks::<T, O, BLOCK>(pass, 0, whole);
         blocks::<T, O, 1>(pass, whole, pass.numel);

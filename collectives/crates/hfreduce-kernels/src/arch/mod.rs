@@ -82,7 +82,7 @@ impl Isa {
 /// # Safety
 /// As for [`Pass::run`]; `isa` is available and the pass has been checked.
 pub(crate) unsafe fn reduce(isa: Isa, store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, and the processor has the instruction set.
+    // SAFETY: guaranteed by the caller, and the processor has the instruction set.
     unsafe {
         match (isa, pass.dtype.is_fp8()) {
             #[cfg(target_arch = "x86_64")]
@@ -112,7 +112,7 @@ pub(crate) unsafe fn copy(
     destination: *mut u8,
     bytes: usize,
 ) {
-    // SAFETY: the caller's promise, and the processor has the instruction set.
+    // SAFETY: guaranteed by the caller, and the processor has the instruction set.
     unsafe {
         match (isa, store) {
             #[cfg(target_arch = "x86_64")]

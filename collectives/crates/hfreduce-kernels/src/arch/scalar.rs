@@ -17,7 +17,7 @@ impl Machine for Scalar {
     ) where
         O: Combine<V> + Combine<S>,
     {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { generic::streams::<Self, V, F, S, T, O>(store, pass) }
     }
 }

@@ -4,8 +4,8 @@
 use crate::support::{Case, SHORT, targets};
 use hfreduce_kernels::{Dtype, Isa, Op, Store, Width};
 
-/// A finite format from its definition: (value, bits) of every non-negative number, in order; the next power of
-/// two stands for all larger values.
+/// A finite format from its definition: (value, bits) of every non-negative number, in order; the
+/// next power of two represents all larger values.
 fn numbers(dtype: Dtype) -> Vec<(f64, u32)> {
     let (exponent_bits, fraction_bits, bias): (u32, i32, i32) = match dtype {
         Dtype::Bf16 => (8, 7, 127),

@@ -1,4 +1,4 @@
-//! Shared test support: a pass over fresh memory with guard bytes around it, and special values.
+//! Shared test support: a pass over new memory with guard bytes around it, and special values.
 
 use hfreduce_kernels::{Dtype, Isa, Op, Pass, Store, Width};
 

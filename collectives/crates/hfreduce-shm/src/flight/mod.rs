@@ -156,7 +156,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// Creates a recorder. Without a usable folder it records into anonymous memory, which others
-    /// find as long as the process lives; if that fails too, into private memory.
+    /// find as long as the process runs; if that fails too, into private memory.
     pub fn new(folders: &Folders, about: &RankInfo) -> Self {
         Self::over(RecorderMemory::new(folders, BYTES, about), folders.dumps.clone(), about)
     }

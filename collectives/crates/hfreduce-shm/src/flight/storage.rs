@@ -184,7 +184,7 @@ fn in_folder(folder: &Path, name: &str, bytes: usize) -> io::Result<Backing> {
 fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
     // Allocated now: on a full file system a store would raise SIGBUS later.
     rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes as u64)?;
-    // SAFETY: a fresh mapping at an address chosen by the kernel aliases nothing.
+    // SAFETY: a new mapping at an address chosen by the kernel aliases nothing.
     let base = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),

@@ -41,7 +41,7 @@ impl<A: Atomics> PeerAccess<A> {
         self.0.store(0, Release);
     }
 
-    /// Called after an abort was recorded or seen: false if the rank accesses nothing any more.
+    /// Called after an abort was recorded or seen: false if the rank no longer accesses anything.
     pub fn is_accessing_peers(&self) -> bool {
         A::fence(SeqCst);
         self.0.load(Acquire) != 0

@@ -263,7 +263,7 @@ fn the_last_arriver_sees_all_inputs_and_all_see_its_result() {
     assert!(breaks(last_arriver_reduces::<Weak<NO_ACQUIRE>>));
 }
 
-/// Three ranks arrive at once: exactly one is the last, and all ranks observe which.
+/// Three ranks arrive concurrently: exactly one is the last, and all ranks observe which.
 fn count_arrivals<A: Atomics>() {
     let arrivals = Arc::new(ArrivalCounter::<A>::default());
     let ranks: Vec<_> = [1, 2]

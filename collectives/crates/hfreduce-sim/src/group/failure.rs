@@ -111,8 +111,8 @@ impl Group<'_> {
 
     fn check_deadline(&mut self, rank: usize) {
         let Some(operation) = self.oldest(rank) else { return };
-        let patience = if self.is_owner(rank) { 0 } else { 2 * TICK };
-        if self.event_queue.now() < self.ranks[rank].called_at + self.scenario.timeout + patience {
+        let delay = if self.is_owner(rank) { 0 } else { 2 * TICK };
+        if self.event_queue.now() < self.ranks[rank].called_at + self.scenario.timeout + delay {
             return;
         }
         let culprit = self.waiting_for(rank, operation).unwrap_or(rank);

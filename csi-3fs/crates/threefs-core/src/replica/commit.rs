@@ -1,5 +1,5 @@
-//! Commit of a pending state, which is durable here: forward it to the successor and wait, or commit
-//! at once as the tail; then reply.
+//! Commit of a pending state, which is durable here: forward it to the successor and wait, or
+//! commit immediately as the tail; then reply.
 
 use std::collections::VecDeque;
 

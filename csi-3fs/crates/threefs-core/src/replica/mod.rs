@@ -158,7 +158,7 @@ impl Replica {
         out: &mut Vec<Action>,
     ) {
         let ctx = &mut Context { now, metas, out };
-        // Before the event, which may end the stall: a report may have said OFFLINE by now, so the
+        // Before the event, which may end the stall: OFFLINE may have been reported by now, so the
         // replica must stop serving before anything else.
         let stalled = self.is_stalled(now) && self.config.makes(Check::Stall);
         if self.data_state == DataState::UpToDate && stalled {
@@ -219,7 +219,7 @@ impl Replica {
         self.data_state == DataState::Broken
     }
 
-    /// Answers a request, refuses it, or queues the change that it asks for.
+    /// Answers a request, refuses it, or queues the requested change.
     fn on_request(
         &mut self,
         ctx: &mut Context<'_>,

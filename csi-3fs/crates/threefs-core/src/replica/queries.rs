@@ -10,7 +10,7 @@ use crate::message::{
     LastChunk, QueryChunks, QueryLastChunk, ReadDone, ReadRequest, RepairRequest, StorageReply,
 };
 
-/// Maximum number of chunks that a query reads from the store at once.
+/// Maximum number of chunks that a query reads from the store in one step.
 const QUERY_PAGE: usize = 1_024;
 /// Maximum number of chunks that a query examines, including removed ones: all other requests of
 /// this replica wait for it.
@@ -24,8 +24,8 @@ impl Replica {
         request: ReadRequest,
     ) -> Result<(), StorageError> {
         // A client with older routing may be served: the lease proves that this replica still
-        // belongs to the chain. A client with newer routing knows of a change that this replica
-        // does not.
+        // belongs to the chain. A client with newer routing has a change that this replica has not
+        // received.
         if request.to.chain_version > self.chain_version() {
             return Err(self.mismatch(request.to));
         }

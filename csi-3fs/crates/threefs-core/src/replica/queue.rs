@@ -112,7 +112,7 @@ pub(super) struct ChunkQueue {
 pub(super) enum StartResult {
     /// An operation has started.
     Op(OpId),
-    /// The request was answered at once.
+    /// The request was answered immediately.
     Done,
     /// Another operation must run first.
     After(OpKind, Box<QueuedOp>),

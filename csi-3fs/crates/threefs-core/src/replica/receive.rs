@@ -172,8 +172,8 @@ impl Replica {
         self.apply(ctx, kind, update, payload, tag, waiters)
     }
 
-    /// The predecessor does not know this chunk: it was purged or never acknowledged. The local
-    /// copy must not come back after a loss of power following the sync.
+    /// The predecessor does not have this chunk: it was purged or never acknowledged. The local
+    /// copy must not reappear after a loss of power following the sync.
     fn start_forget(
         &mut self,
         ctx: &mut Context<'_>,

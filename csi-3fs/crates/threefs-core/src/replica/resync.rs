@@ -34,7 +34,7 @@ enum Stage {
     Copying,
     Ending,
     /// Everything is equal. The end is repeated from time to time: a successor that has restarted
-    /// replies that it does not know the session.
+    /// replies that the session is unknown.
     Ended,
 }
 
@@ -117,7 +117,7 @@ impl Replica {
         }
     }
 
-    /// The successor does not know this session: it has restarted, or it took an older start for a
+    /// The session is unknown to the successor: it has restarted, or it treated an older start as a
     /// newer one.
     pub(super) fn restart_sending(&mut self, ctx: &mut Context<'_>) {
         self.stop_sending(ctx);

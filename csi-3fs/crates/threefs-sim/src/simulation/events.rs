@@ -136,7 +136,7 @@ pub(crate) enum SimEvent {
     Move,
     /// The move is abandoned as soon as possible.
     AbandonMove,
-    /// Garbage collection asks the heads to forget the removed file.
+    /// Garbage collection requests the heads to forget the removed file.
     Collect,
     Task {
         task: usize,

@@ -122,7 +122,7 @@ impl Simulation {
         self.push(back_after_us, SimEvent::Fault(Fault::Restart { node }));
     }
 
-    /// The process exits because mgmtd knows another incarnation of its node, and is restarted. A
+    /// The process exits because mgmtd has another incarnation of its node, and is restarted. A
     /// late heartbeat of an earlier incarnation is sufficient for that.
     pub(crate) fn end(&mut self, node: usize) {
         self.note(|| format!("node {node} ends: replaced"));
@@ -165,7 +165,7 @@ impl Simulation {
             .try_for_each(|chain| self.deliver_event(At { node, chain }, event()))
     }
 
-    /// A node comes back with an empty disk.
+    /// A node returns with an empty disk.
     fn lose_disk(&mut self, node: usize, back_after_us: u64) {
         if self.data_is_lost || !self.nodes[node].alive {
             return;

@@ -71,7 +71,7 @@ pub(super) fn removed_chunks() -> impl Iterator<Item = ChunkId> {
 }
 
 impl Simulation {
-    /// Asks the heads to forget the inode, until all have done so.
+    /// Requests the heads to forget the inode, until all have done so.
     pub(super) fn run_gc(&mut self) {
         self.removal.running = !self.removal.is_done();
         if self.removal.is_done() {

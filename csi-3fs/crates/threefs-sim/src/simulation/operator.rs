@@ -74,8 +74,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Replaces destroyed stores: mgmtd may refuse to promote an empty store because it does not
-    /// know the content of stores that are not open.
+    /// Replaces destroyed stores: mgmtd may refuse to promote an empty store because the content of
+    /// stores that are not open is unknown.
     fn replace_destroyed(&mut self, chain: usize) {
         for at in (0..self.nodes.len()).map(|node| At { node, chain }) {
             if self.hosted(at).store.log == Log::Destroyed && self.hosted(at).replica.is_none() {

@@ -83,7 +83,7 @@ class Cgroups:
         return Group(self.daemons / name)
 
     def sweep(self, in_use: Callable[[], set[str]]) -> None:
-        """Remove the groups of volumes that are not mounted any more.
+        """Remove the groups of unmounted volumes.
 
         A mount is registered before its group is created, so `in_use` is called after listing.
         """

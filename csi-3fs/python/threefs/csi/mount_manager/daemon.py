@@ -207,7 +207,7 @@ class Daemon:
             sys.stderr.write(f"{self._volume}: {text}\n")
 
     def is_unmounted(self) -> bool:
-        """Whether the kernel has ended the connection, so that no daemon can serve it any more."""
+        """Whether the kernel has ended the connection, so that daemons can no longer serve it."""
         poll = select.poll()
         poll.register(self._descriptor, 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -58,7 +58,7 @@ class Handover:
         self._table.undrain()
 
     def adopt(self, mounts: list[ManagedMount]) -> None:
-        """Serve mounts whose descriptors came from another manager."""
+        """Serve mounts whose descriptors another manager passed."""
         for mount in mounts:
             daemon = self._daemons.create(mount)
             self._table.put(mount, daemon)

@@ -166,7 +166,7 @@ class Unmounter:
         self.cancel_writeback(mount.target)
         clean = daemon.stop(at_once=at_once)
         self._table.delete(mount.target)
-        # First: the kernel ends a mount when no process has its descriptor any more.
+        # First: the kernel ends a mount when its last descriptor is closed.
         self._fd_store.delete(mount.target)
         os.close(mount.descriptor)
         self._daemons.state_file(mount).unlink(missing_ok=True)
@@ -193,7 +193,7 @@ class Unmounter:
         return UnmountOutcome("detached", reason)
 
     def cancel_writeback(self, target: str) -> None:
-        """Reset the writeback of a target that is in use again, or gone."""
+        """Reset the writeback of a target that is in use again or no longer exists."""
         writeback = self._writebacks.pop(target, None)
         if writeback is not None:
             writeback.cancel()

@@ -43,7 +43,7 @@ PODS_MAX = 16
 
 
 class Denied(Exception):  # noqa: N818 -- it is a reply
-    """Why no ticket is issued; contains only what the caller sent or may know."""
+    """Why no ticket is issued; contains only data that the caller sent or may read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class TicketStore:
         return Rooted(clusters.of(name), volume.path)
 
     def remove(self, volume: VolumeId) -> None:
-        """Remove the ticket of a volume that is not mounted any more."""
+        """Remove the ticket of an unmounted volume."""
         self._remove(ticket_folder(str(volume)))
 
     def remove_expired(self, mounted: Collection[str]) -> None:

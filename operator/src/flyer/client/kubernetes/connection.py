@@ -35,7 +35,7 @@ def connect_kube(
     namespace: str = "",
     all_namespaces: bool = False,
 ) -> KubeClient:
-    """A client of the cluster that kubectl would talk to. Nothing is sent before the first call.
+    """A client of the cluster that kubectl would use. Nothing is sent before the first call.
 
     Without `namespace` it is the context's own, else `default`.
     """

@@ -61,7 +61,7 @@ class PodLog:
         return LogLine(self.attempt, rank, text.removesuffix("\r"))
 
     def rest(self) -> list[LogLine]:
-        """Last pieces without an end, when nothing more will come."""
+        """Remaining incomplete lines at the end of the output."""
         lines = [LogLine(self.attempt, rank, text) for rank, text in sorted(self._pieces.items())]
         self._pieces.clear()
         return lines

@@ -35,7 +35,7 @@ __all__ = ["stream_logs"]
 
 PODS_POLL_SECONDS = 1.0
 RETRY_SECONDS = 0.5
-# A rank that is silent for longer has its connection opened anew.
+# The connection of a rank without output for this time is reopened.
 SILENCE_SECONDS = 600.0
 _LINES_MAX = 10_000
 
@@ -99,13 +99,13 @@ class _Reader:
             async for line in self._lines(pod, log, follow=False):
                 yield line
         except (NotFoundError, InvalidError):
-            return  # it has not started, or is gone
+            return  # it has not started, or was deleted
         for rest in log.rest():
             if self._rank in (None, rest.rank):
                 yield rest
 
     async def follow(self, queue: asyncio.Queue[LogLine | Exception | None]) -> None:
-        """Read every pod that comes, until the job has ended and all of them have."""
+        """Read every new pod, until the job and all of its pods have ended."""
         readers: dict[str, asyncio.Task[None]] = {}
         try:
             async with asyncio.TaskGroup() as group:
@@ -146,7 +146,7 @@ class _Reader:
                 async for line in self._lines(pod, log, follow=True):
                     await queue.put(line)
             except (NotFoundError, InvalidError):
-                pass  # not there yet, or not any more
+                pass  # not created yet, or deleted
             except ApiError as error:
                 if not error.retryable:
                     raise
@@ -159,7 +159,7 @@ class _Reader:
                 await queue.put(rest)
 
     async def _finished(self, pod: _Pod) -> bool | None:
-        """Whether the pod had ended before its log is read; None: it is gone."""
+        """Whether the pod had ended before its log is read; None: it does not exist."""
         try:
             document = await self._api.get(PODS, pod.name, self._namespace)
         except NotFoundError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JobWatch"]
 
-# Bookmarks come once a minute: a stream that is silent for longer is dead.
+# Bookmarks arrive once a minute: a stream without data for this time is dead.
 SILENCE_SECONDS = 75.0
 STREAM_SECONDS = 290
 PAUSE_SECONDS = 0.5

@@ -44,14 +44,14 @@ def allocate(
     classes = [
         nodes for nodes in availability.classes(job) if admission.admits(job, nodes[0].node_class)
     ]
-    patience = zone_layout_deadline(cycle, job)
-    if patience is not None:
-        cycle.wake(patience)
+    deadline = zone_layout_deadline(cycle, job)
+    if deadline is not None:
+        cycle.wake(deadline)
     avoid = availability.placement_history(job).avoid
     trusted = [[node for node in nodes if node.name not in avoid] for nodes in classes]
     ways = [[nodes for nodes in trusted if nodes], classes] if avoid else [classes]
     for nodes in ways:
-        if _place_on(availability, job, nodes, reservations, same_zone_layout=patience is not None):
+        if _place_on(availability, job, nodes, reservations, same_zone_layout=deadline is not None):
             return True
         if job.key in cycle.delayed_preemptions:
             return False

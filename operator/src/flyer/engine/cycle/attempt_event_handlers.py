@@ -209,7 +209,7 @@ def handle_released(event: events.Released, cycle: CycleState) -> None:
 
 
 def handle_stream_lost(event: events.StreamLost, cycle: CycleState) -> None:
-    """Record since when the job cannot be heard."""
+    """Record since when no messages of the job can be received."""
     job = cycle.jobs.get(event.job)
     if job is None or not _is_live(job, event.attempt) or job.observed.stream_lost_at is not None:
         return

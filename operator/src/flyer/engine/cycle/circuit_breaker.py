@@ -1,4 +1,4 @@
-"""Circuit breaker for failures that hit many jobs at once.
+"""Circuit breaker for simultaneous failures of many jobs.
 
 When the start path or the report path of the cluster breaks (the gateway's port is closed, a
 registry is down, a switch restarts), every job fails in the same way within minutes. Such failures
@@ -30,7 +30,7 @@ def record_incident(cycle: CycleState, kind: IncidentKind, job: JobState) -> Non
 
 
 def outage(cycle: CycleState, kind: IncidentKind) -> str:
-    """Message about a failure of many jobs at once; empty: there is none."""
+    """Message about a simultaneous failure of many jobs; empty: there is none."""
     since = cycle.now - _window(cycle, kind)
     recent = [incident for incident in cycle.incidents if incident.time >= since]
     hit = {incident.job: incident.user for incident in recent if incident.kind == kind}

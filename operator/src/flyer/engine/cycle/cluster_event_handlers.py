@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def handle_node_observed(event: events.NodeObserved, cycle: CycleState) -> None:
-    """Record the node. A ready node is not lost any more."""
+    """Record the node. A ready node does not count as lost."""
     node = event.node
     node_state = cycle.nodes.get(node.name) or NodeState(node)
     loss = "" if node.ready else node_state.lost

@@ -150,7 +150,7 @@ def assess(cycle: CycleState, cause: FailureCause) -> tuple[bool, str]:
 
 
 def record_failures(cycle: CycleState) -> None:
-    """Record all failures of this step before any is assessed: many jobs may fail at once."""
+    """Record all failures of this step before any is assessed: many jobs may fail together."""
     for key, job in sorted(cycle.active_jobs().items()):
         if job.status.phase not in ACTIVE or cycle.may_skip(job):
             continue

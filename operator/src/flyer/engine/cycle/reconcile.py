@@ -111,7 +111,7 @@ def _active(cycle: CycleState, job: JobState) -> None:
 
 
 def _show_progress(cycle: CycleState, job: JobState) -> None:
-    """Commit a step that was reported too soon after the previous one when its time has come.
+    """Commit a step that was reported during the commit interval, once the interval ends.
 
     The job may pause after it, and a new leader receives it only once.
     """

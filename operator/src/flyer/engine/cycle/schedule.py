@@ -239,7 +239,7 @@ class _SchedulingPass:
         return ahead + 1
 
     def _explain(self, visited: set[str]) -> None:
-        """Report why skipped jobs wait: new ones at once, the others in turn."""
+        """Report why skipped jobs wait: new ones immediately, the others in turn."""
         cycle, entries = self._cycle, self._queue.entries
         new = sorted(self._queue.unexplained, key=lambda key: entries[key].contender)
         explained = [cycle.explained_job] if cycle.explained_job in entries else []

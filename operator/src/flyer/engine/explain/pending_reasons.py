@@ -247,11 +247,11 @@ def _reasons(
 def _topology(availability: NodeAvailability, job: JobState, sizes: str) -> Blocker:
     """Enough nodes are free, but not in zones in which the gang may be placed."""
     keeping, leaving = availability.token_holders(job)
-    patience = zone_layout_deadline(availability.cycle, job)
-    if patience is not None:
-        split = "+".join(str(count) for count in placement_history(job).split)
-        text = f"waits for nodes with its checkpoint's split over zones, {split} ({sizes} free)"
-        return Blocker(WAITING_FOR_ZONE_LAYOUT, text, until=patience)
+    deadline = zone_layout_deadline(availability.cycle, job)
+    if deadline is not None:
+        layout = "+".join(str(count) for count in placement_history(job).zone_layout)
+        text = f"waits for nodes with the zone layout of its checkpoint, {layout} ({sizes} free)"
+        return Blocker(WAITING_FOR_ZONE_LAYOUT, text, until=deadline)
     holders = keeping + leaving
     if holders and availability.cycle.may_cross(job):
         owner = availability.cycle.jobs[holders[0]]
@@ -302,8 +302,8 @@ class PendingReasonCache:
     """Cache of messages: jobs with equal requirements have equal ones.
 
     How long a job may run, how it may be preempted and which nodes it remembers are not in these
-    messages, unless it waits for the split of its checkpoint. A job that still occupies nodes, or
-    waits for nodes that it has reserved, is not comparable.
+    messages, unless it waits for the zone layout of its checkpoint. A job that still occupies
+    nodes, or waits for nodes that it has reserved, is not comparable.
     """
 
     def __init__(self, availability: NodeAvailability) -> None:

@@ -52,7 +52,7 @@ class RemedySearch:
         self._left = _SEARCHES_MAX
 
     def close(self) -> None:
-        """Finish the pass and keep what is fresh."""
+        """Finish the pass and keep only entries used in it."""
         fresh = {
             requirements: entry
             for requirements, entry in self._known.items()

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class PlacementOption:
     """One way to place a gang in zones.
 
-    `counts` says how many nodes each zone gives, in rank order; None leaves the split to `choose`.
+    `counts` says how many nodes each zone gives, in rank order; None leaves the distribution to
+    `choose`.
     """
 
     zones: tuple[str, ...]
@@ -47,7 +48,7 @@ class PlacementHistory:
     avoid: frozenset[str] = frozenset()
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def zone_layout(self) -> tuple[int, ...]:
         """The number of nodes in each zone, in rank order."""
         zones = [zone for _, zone in self.previous]
         return tuple(zones.count(zone) for zone in dict.fromkeys(zones))
@@ -79,7 +80,7 @@ def placement_options(
     crossing = cycle.may_cross(job)
     history = placement_history(job)
     like_before: list[PlacementOption] = []
-    if sum(history.split) == job.spec.nodes:
+    if sum(history.zone_layout) == job.spec.nodes:
         like_before = [
             same_zone_layout_option
             for same_zone_layout_option in same_zone_layout_options(history, zone_names)
@@ -95,7 +96,7 @@ def placement_options(
 def zone_layout_deadline(cycle: CycleState, job: JobState) -> float | None:
     """Until when the job accepts only the zone layout of its checkpoint; None: any layout."""
     history = job.status.history
-    if job.status.checkpoint is None or sum(placement_history(job).split) != job.spec.nodes:
+    if job.status.checkpoint is None or sum(placement_history(job).zone_layout) != job.spec.nodes:
         return None
     since = history.queued_at if history.queued_at is not None else cycle.now
     until = quantize(since + cycle.settings.same_zone_layout_seconds)
@@ -117,7 +118,7 @@ def single_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOpt
 
 
 def cross_zone_options(nodes: int, zones: Collection[str]) -> list[PlacementOption]:
-    """One option per pair of zones, with the split undecided."""
+    """One option per pair of zones, with the distribution undecided."""
     ordered = sorted(zones)
     if nodes < 2:
         return []
@@ -132,7 +133,7 @@ def same_zone_layout_options(
     history: PlacementHistory, zones: Collection[str]
 ) -> list[PlacementOption]:
     """Options with the previous number of nodes per zone, the previous zones first."""
-    counts = history.split
+    counts = history.zone_layout
     if not counts or len(counts) > 2:
         return []
     orders = sorted(
@@ -181,7 +182,7 @@ def choose(
 ) -> tuple[Node, ...] | None:
     """The nodes in rank order, or None when the option does not fit."""
     free = [len(available.get(zone, ())) for zone in option.zones]
-    counts = option.counts or _split(option.nodes, free)
+    counts = option.counts or _zone_layout(option.nodes, free)
     if counts is None or any(want > have for want, have in zip(counts, free, strict=True)):
         return None
     selection: list[Node] = []
@@ -191,7 +192,7 @@ def choose(
     return tuple(selection)
 
 
-def _split(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
+def _zone_layout(nodes: int, free: Sequence[int]) -> tuple[int, ...] | None:
     """Take from the fuller zone, so that both zones keep spare nodes as evenly as possible."""
     if sum(free) < nodes or min(free) == 0:
         return None

@@ -37,7 +37,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node, and what the scheduler knows about its failures."""
+    """A node and its failures."""
 
     node: Node
     lost: str = ""  # the cause; empty: not lost

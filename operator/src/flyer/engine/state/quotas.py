@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from flyer.api import FlyerQuota, FlyerQuotaSpec
 
 ANY = "*"
-# Narrow limits come first, in messages and in waiting: a job without room in its user's limit does
+# Narrow limits come first, in messages and in waiting: a job that exceeds its user's limit does
 # not wait in the limit of a namespace, where it would delay the jobs of other users.
 _WIDTH = {
     QuotaSubject.USER: 0,

@@ -30,7 +30,7 @@ def restart(
     slow: bool = False,
     by_signal: int | None = None,
 ) -> None:
-    """Queue the job again to restart from its last durable checkpoint, at once or after a pause.
+    """Queue the job again to restart from its last durable checkpoint, possibly after a pause.
 
     The job ends instead after more than `maxRestarts` consecutive counted restarts without a newer
     checkpoint, or if the same signal ended `same_signal_max` consecutive attempts. `slow`: the

@@ -106,8 +106,8 @@ def reserve(cycle: CycleState, key: str, nodes: Sequence[Node], *, backfill: boo
     )
     if history.previous:
         before = [node.zone for node in history.previous]
-        split = tuple(before.count(zone) for zone in dict.fromkeys(before))
-        assignment = assignment.replace(same_zone_layout=split == assignment.split)
+        zone_layout = tuple(before.count(zone) for zone in dict.fromkeys(before))
+        assignment = assignment.replace(same_zone_layout=zone_layout == assignment.zone_layout)
     cycle.update(
         key,
         phase=Phase.RESERVED,
@@ -182,7 +182,7 @@ def record_nodes(cycle: CycleState, key: str) -> None:
 def request_suspension(
     cycle: CycleState, key: str, *, reason: str, by: str, message: str, kill: bool = False
 ) -> None:
-    """Request that the job saves and releases its nodes. A starting job is stopped at once."""
+    """Request that the job saves and releases its nodes. A starting job is stopped immediately."""
     job = flush_progress(cycle, key)
     terms = cycle.terms(job)
     kill = kill or job.status.phase is Phase.STARTING
@@ -205,7 +205,7 @@ def request_suspension(
 
 
 def stop(cycle: CycleState, key: str, *, by: str, reason: str, kill: bool) -> None:
-    """Stop the job permanently, after a checkpoint or at once. A repeated call has no effect."""
+    """Stop the job permanently after a checkpoint or immediately. Repeated calls change nothing."""
     job = cycle.jobs[key]
     if job.ended:
         return

@@ -224,7 +224,7 @@ class Api(Streams):
         place = "/".join(part for part in (namespace, name) if part)
         label = f"{verb} {kind}" + (f" {place}" if place else "")
         path = resource.path(namespace, name, subresource)
-        spent_seconds = 0.0  # in tries and pauses: a turn that came late is not the server's fault
+        spent_seconds = 0.0  # in tries and pauses; waiting for a slot does not count
         pause_seconds = self.limits.backoff_seconds
         while True:
             async with self._slots:

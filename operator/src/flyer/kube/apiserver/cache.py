@@ -166,8 +166,8 @@ class Cache(Generic[T]):
                     pause_seconds = self._settings.backoff_seconds_max
                 else:
                     # Keep the objects, because dropping them would stop all running jobs: the
-                    # response may come from a proxy, a starting API server, or while the definition
-                    # is replaced.
+                    # response may be that of a proxy, of a starting API server, or be caused by a
+                    # replacement of the definition.
                     log.warning(
                         "%s: the API server does not know this kind: keeping %d cached objects and "
                         "retrying; is the CustomResourceDefinition "
@@ -208,7 +208,7 @@ class Cache(Generic[T]):
         keys: set[Key] = set()
         before = {key: entry.version for key, entry in self._held.items()}
         version = ""
-        # Page by page: the JSON of all objects at once would need many times the memory.
+        # Page by page: the JSON of all objects would need many times the memory.
         async for page in pages:
             version = version or page.version
             for item in page.items:

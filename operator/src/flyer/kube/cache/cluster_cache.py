@@ -87,7 +87,7 @@ class ClusterCache:
         self._pods_on: defaultdict[str, dict[str, PodView]] = defaultdict(dict)
         self.jobs = Cache(api, FLYERJOBS, shape_job, self._job, settings=settings)
         # The label only keeps the watch small: the controller reference defines a pod's owner. A
-        # living pod that loses the label disappears from this cache: see `PodControl.wait_ended`.
+        # running pod that loses the label disappears from this cache: see `PodControl.wait_ended`.
         self.pods = Cache(
             api, PODS, shape_pods(outcome_of), self._pod, settings=settings,
             labelSelector=LABEL_JOB,

@@ -52,7 +52,7 @@ class Exits:
     def add(
         self, node_rank: int, outcome: Outcome, failure: Failure | None, now: float
     ) -> list[tuple[int, Outcome]]:
-        """Record an exit; returns the exits to report at once. A repeated exit changes nothing."""
+        """Record an exit; returns the exits to report immediately. Repeated exits are ignored."""
         if self.has_ended(node_rank):
             return []
         if not _is_suspicious(outcome):
@@ -110,7 +110,7 @@ def _is_suspicious(outcome: Outcome) -> bool:
 
 
 def _unknown(node_rank: int, outcome: Outcome, now: float, *, lost_peers: bool) -> Failure:
-    """A stand-in for an exit that only the pod's status reports, to rank it among the others."""
+    """A placeholder for an exit that only the pod's status reports, to order all exits."""
     return Failure(
         job="",
         attempt=0,

@@ -97,7 +97,7 @@ class Gateway:
         self._secret = certificates.secret
 
     def listen(self) -> None:
-        """Bind the port, so that a failure is reported at once."""
+        """Bind the port, so that a failure is reported immediately."""
         self._listener.open()
 
     async def serve(self) -> None:
@@ -170,7 +170,7 @@ class Gateway:
         return self_ending
 
     async def conclude(self, uid: str, status: Outcome) -> Outcome:
-        """Report PodExited, exactly once, for a pod that has ended (Succeeded, Failed or gone).
+        """Report PodExited, exactly once, for a pod that has ended (Succeeded, Failed or deleted).
 
         `status` is the outcome from the pod's status (`outcome_of`), which is used only without a
         report of the sidecar. Returns the reported outcome. Takes at most `account_seconds` +
@@ -209,7 +209,7 @@ class Gateway:
             self._dismiss(member.identity.uid)
 
     def stored(self, events: Iterable[Event]) -> None:
-        """The effects of these events are stored, so that the next leader knows them.
+        """The effects of these events are stored, and available to the next leader.
 
         Checkpoints and user states are acknowledged to their sidecars only now.
         """

@@ -24,7 +24,7 @@ _CLAIMS: Final = "kubernetes.io"
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """One pod, as the API server knows it."""
+    """Identity of a pod according to the API server."""
 
     namespace: str
     name: str

@@ -38,7 +38,7 @@ class Connection:
 
     @property
     def expected(self) -> bool:
-        """Whether it comes from the address of an expected pod."""
+        """Whether its source is the address of an expected pod."""
         return self._accepted.slot.expected
 
     def busy(self) -> None:

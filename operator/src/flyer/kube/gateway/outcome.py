@@ -54,7 +54,7 @@ def explained(outcome: Outcome, failure: Failure) -> Outcome:
 
 
 def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
-    """The outcome of a pod in a terminal phase; None: the pod is gone."""
+    """The outcome of a pod in a terminal phase; None: the pod was deleted."""
     if pod is None:
         return Killed(0, "the pod is gone")
     status = pod.get("status") or {}

@@ -43,14 +43,14 @@ class GatewaySettings:
     refusals_max: int = 4096
     """Number of cached refused tokens, which are refused again without a review."""
     refusal_seconds: float = 5.0
-    """Lifetime in this cache: the API server may not know a new pod yet. Connections from the
+    """Lifetime in this cache: the API server may not have a new pod yet. Connections from the
     addresses of expected pods do not use the cache."""
     lines_per_second: float = 20.0
     """Maximum average rate of reports of one stream; a sidecar sends at most ten per second."""
     lines_burst: int = 100
 
     progress_seconds: float = 0.2
-    """Minimum time between progress events of one job; the newest step wins."""
+    """Minimum time between progress events of one job; only the newest step is reported."""
     output_seconds: float = 30.0
     """Time between reports of rank output, at most a quarter of the progress deadline."""
     first_failure_seconds: float = 1.0

@@ -129,7 +129,7 @@ class Stream:
                     await self._writer.wait_closed()
 
     def abort(self) -> None:
-        """Close the connection at once, without sending the rest."""
+        """Close the connection immediately, without sending the rest."""
         self._writer.transport.abort()
 
     async def _listen(self, take: Callable[[Report], None]) -> None:

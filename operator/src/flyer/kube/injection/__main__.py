@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def serve(settings: WebhookSettings) -> None:
-    """Serve probes and metrics at once, and the webhook once there are certificates."""
+    """Serve probes and metrics immediately, and the webhook once there are certificates."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

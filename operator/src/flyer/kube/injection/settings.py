@@ -36,7 +36,7 @@ class WebhookSettings:
 def parse_webhook_settings(
     arguments: list[str] | None = None, env: dict[str, str] | None = None
 ) -> WebhookSettings:
-    """Parse the command line; missing flags come from the environment."""
+    """Parse the command line; missing flags are read from the environment."""
     parser = argparse.ArgumentParser(
         prog="flyer-webhook",
         description="Serves the injection webhook. Each flag can also be given as an environment "

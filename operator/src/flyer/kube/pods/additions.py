@@ -41,12 +41,12 @@ __all__ = [
 LIBRARY_FOLDER = f"{TOOLS_FOLDER}/lib"
 TOKEN_FOLDER = "/var/run/secrets/fireflyer.dev"  # noqa: S105  a folder
 UNPRIVILEGED = 65532  # the images' user; any unprivileged one works
-# A probe waits up to 10 s. Where many pods start at once, starting the probe's process may take
+# A probe waits up to 10 s. Where many pods start together, starting the probe's process may take
 # longer, and the kubelet restarts a sidecar whose startup probe fails. So it has ten minutes: the
 # gang's start deadline bounds slow starts.
 PROBE_SECONDS = 60
 PROBE_FAILURES_MAX = 60
-# This probe returns at once, so ten minutes need more failures.
+# This probe returns immediately, so ten minutes need more failures.
 DAEMON_PROBE_FAILURES_MAX = 600
 
 _TOOLS_VOLUME = "flyer-tools"

@@ -27,7 +27,7 @@ __all__ = ["FRAME_BYTES_MAX", "STALE_SECONDS", "StatusServer", "main"]
 STALE_SECONDS: Final = 30.0
 """A scheduler step takes at most seconds."""
 METRICS_SECONDS: Final = 2.0
-"""A scrape waits this long for a fresh page, then gets the cached one."""
+"""Time that a scrape waits for a new page, before it gets the cached one."""
 METRICS_AGE_SECONDS_MAX: Final = 1.0
 """A younger page is served from the cache: scrapes cost the parent at most one page per second."""
 FRAME_BYTES_MAX: Final = 1024 * 1024
@@ -84,7 +84,7 @@ class StatusServer:
                 async with asyncio.timeout(METRICS_SECONDS):
                     await self._fresh.wait()
             except TimeoutError:
-                self._fresh.set()  # the next scrape asks again
+                self._fresh.set()  # the next scrape repeats the request
         if not self._metrics_at:
             return web.Response(status=503, text="no metrics yet\n")
         return web.Response(body=self._metrics, headers={"Content-Type": self._metrics_type})

@@ -49,7 +49,7 @@ async def accept_tls(
         context,
         accepted,
         server_side=True,
-        # asyncio's own calls pass floats; typeshed says int.
+        # asyncio itself passes floats; typeshed declares int.
         ssl_handshake_timeout=handshake_seconds,  # type: ignore[arg-type]
         ssl_shutdown_timeout=shutdown_seconds,
     )

@@ -44,7 +44,7 @@ async def due(queue):
     return queue.take(), loop.time() - started_at
 
 
-async def test_a_job_leaves_in_one_piece():
+async def test_the_exit_events_of_a_job_are_delivered_together():
     queue = inbox()
     for event in (RECEIVED, RELEASED, OUT, X):
         queue.add(event)
@@ -56,7 +56,7 @@ async def test_a_job_leaves_in_one_piece():
     assert events == [RECEIVED, RELEASED, OUT, X, Y]
 
 
-async def test_it_is_not_waited_for_forever():
+async def test_the_wait_for_exit_events_is_bounded():
     queue = inbox()
     queue.add(RELEASED)
     queue.add(X)
@@ -100,7 +100,7 @@ def submitted(name, namespace="d", **spec):
     return JobSubmitted(FlyerJob.model_validate({"metadata": metadata, "spec": spec}))
 
 
-async def test_submissions_are_taken_a_few_at_a_time_in_turn_by_namespace(monkeypatch):
+async def test_submissions_are_taken_in_small_batches_round_robin_by_namespace(monkeypatch):
     queue = EventQueue(lambda _job: None)
     flood = [submitted(f"j{number}", "flood") for number in range(module.SUBMITTED_MAX * 3)]
     for event in flood:
@@ -136,7 +136,7 @@ async def test_a_removal_follows_the_submission_of_its_job():
     assert (await due(queue))[0] == [flood[-1], removed]
 
 
-async def test_a_job_submitted_again_follows_the_removal_of_the_one_before():
+async def test_a_job_submitted_again_follows_the_removal_of_its_predecessor():
     queue = EventQueue(lambda _job: None)
     again = submitted("a")
     queue.add(JobRemoved("d/a"))
@@ -184,7 +184,7 @@ def test_new_jobs_of_a_namespace_are_gathered_for_five_steps(clock):
     for event in flood[1:4]:
         queue.add(event)
     assert 0.04 < queue.due_seconds <= 0.05
-    # Other events, and edits of known jobs, are taken at once.
+    # Other events, and edits of known jobs, are taken immediately.
     other, wish = submitted("a", "quiet"), submitted("runs", "flood", suspend=True)
     queue.add(other)
     queue.add(wish)
@@ -211,7 +211,7 @@ def test_new_jobs_are_not_gathered_for_long(clock):
     assert 0 < queue.due_seconds < module.SUBMITTED_SECONDS_MAX + 1e-6
 
 
-def test_the_wishes_of_one_namespace_leave_steps_short(clock):
+def test_edits_of_one_namespace_are_limited_per_step(clock):
     queue = EventQueue(lambda _job: None, lambda _job: True)
     flood = [submitted(f"j{number}", "flood", suspend=True) for number in range(100)]
     for event in flood:

@@ -96,7 +96,7 @@ def test_the_oldest_ended_jobs_of_each_namespace_are_deleted_first():
     assert [view.key for view in expired] == ["a/1", "b/1", "b/2"]
 
 
-async def test_a_refused_deletion_is_tried_again_and_keeps_no_other(cluster, until, monkeypatch):
+async def test_a_refused_deletion_is_retried_and_blocks_no_other(cluster, until, monkeypatch):
     cluster.nodes("AA")
     cluster.operator()
     monkeypatch.setattr(expiry, "REFUSED_SECONDS", 0.1)

@@ -42,7 +42,7 @@ PLACED = Assignment(
 )
 
 
-def test_another_reason_or_number_only_explains():
+def test_a_changed_reason_or_number_is_only_an_explanation():
     after = WAITS.replace(
         pending=Pending(reason="WaitingForTurn", message="2"), reason="WaitingForTurn", epoch=2,
         conditions=(CONDITION,),
@@ -65,7 +65,7 @@ def test_another_reason_or_number_only_explains():
         (None, {"history": JobHistory(id="u", attempt=1)}),
     ],
 )
-def test_whatever_moves_a_job_is_stored_first(before, changes):
+def test_a_status_that_changes_more_than_the_reason_is_stored_first(before, changes):
     assert not only_explains(before, WAITS.replace(**changes))
 
 
@@ -130,7 +130,7 @@ async def test_a_frequently_changing_reason_is_stored_in_its_turn(explains, unti
     assert [commit.job for commit in commits.written] == jobs
 
 
-async def test_one_is_under_way_while_a_decision_is_stored(explains, until):
+async def test_one_explanation_is_written_while_a_decision_is_stored(explains, until):
     explanations, commits, *_ = explains
     with commits.background.reduced():
         explanations.defer([Commit(f"default/j{index}", WAITS) for index in range(4)])
@@ -196,7 +196,9 @@ async def test_results_of_writes_are_reported(explains, until):
     assert vanished == ["default/a"]
 
 
-async def test_pods_are_made_at_full_width_while_reasons_are_stored(cluster, until, monkeypatch):
+async def test_pods_are_created_at_full_concurrency_while_reasons_are_stored(
+    cluster, until, monkeypatch
+):
     reduced = []
     reduce = Limiter.reduced
     monkeypatch.setattr(

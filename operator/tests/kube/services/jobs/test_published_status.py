@@ -28,7 +28,7 @@ JOBS = {"prod/gpt-5", "team-a/mine"}
         ),
     ],
 )
-def test_names_of_other_namespaces_are_left_out(words, reported):
+def test_names_of_other_namespaces_are_omitted(words, reported):
     assert Redactor(JOBS.__contains__).redact(words, "team-a/mine") == reported
 
 
@@ -120,7 +120,7 @@ async def test_a_victims_status_never_names_a_deleted_job(cluster, until):
     assert "secret" not in json.dumps(status.to_object())
 
 
-async def test_a_fault_at_a_job_names_no_other(cluster, until, monkeypatch):
+async def test_the_message_of_an_internal_error_names_no_other_job(cluster, until, monkeypatch):
     """An error of the operator may quote its input."""
     for name in ("prod", "team-a"):
         cluster.store.create("namespaces", {"metadata": {"name": name}})

@@ -69,7 +69,7 @@ async def test_quota_statuses_list_holders_and_waiting_jobs(cluster, until, monk
     assert quota(cluster, "each").subjects == ()
 
 
-async def test_zones_say_their_nodes(cluster, until, monkeypatch):
+async def test_the_status_lists_the_nodes_of_zones(cluster, until, monkeypatch):
     monkeypatch.setattr(quota_status, "INTERVAL_SECONDS", 0.05)
     cluster.nodes("AAB")
     operator = cluster.operator()

@@ -32,7 +32,7 @@ async def test_a_standby_takes_over_a_running_gang(cluster, until):
     assert after.epoch > before.epoch
 
 
-async def test_a_successor_makes_no_pod_again(cluster, until):
+async def test_a_successor_recreates_no_pod(cluster, until):
     cluster.nodes("AAAA")
     first = cluster.operator()
     await until(lambda: first.serves)
@@ -90,7 +90,7 @@ async def test_an_older_leader_that_does_not_stop_writes_nothing(cluster, until)
     assert fence is not None
 
 
-async def test_a_late_commit_of_the_leader_before_is_seen_and_not_overwritten(cluster, until):
+async def test_a_late_commit_of_the_previous_leader_is_not_overwritten(cluster, until):
     """It arrives after the successor's resync: its nodes are assigned to another job."""
     cluster.nodes("A")
     leader = cluster.operator()
@@ -132,7 +132,7 @@ async def test_a_leader_cut_off_from_the_server_stops_by_itself(cluster, until):
     assert not first.serves
 
 
-async def test_a_deleted_lease_does_not_turn_back_the_epoch(cluster, until):
+async def test_a_deleted_lease_does_not_reset_the_epoch(cluster, until):
     cluster.nodes("AA")
     first = cluster.operator()
     await until(lambda: first.serves)

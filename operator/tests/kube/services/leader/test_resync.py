@@ -36,7 +36,7 @@ async def test_a_standby_lists_no_jobs_again(cluster, until):
     await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
 
 
-async def test_a_silent_watch_is_not_waited_for(cluster, until):
+async def test_a_takeover_does_not_wait_for_a_silent_watch(cluster, until):
     cluster.nodes("AAAA")
     first = cluster.operator()
     await until(lambda: first.serves)
@@ -76,7 +76,7 @@ async def test_a_stale_first_list_is_brought_up_to_date(cluster, until):
     assert cluster.status("late").history.attempt == 1
 
 
-async def test_a_reused_job_name_is_not_written_to(api_server, connect):
+async def test_a_job_with_a_reused_name_is_not_changed(api_server, connect):
     store = api_server.store
     for name in ("a", "b"):
         store.create("flyerjobs", manifest(name), "default")

@@ -188,7 +188,7 @@ def test_nodes_deferred_to_kubernetes_are_logged_once():
     assert watch.detector.unresolved() == {"n2": "it answers probes"}
 
 
-def test_a_leader_that_hears_no_node_considers_itself_cut_off():
+def test_a_leader_without_messages_from_any_node_declares_none_lost():
     watch = Watch(*names(20))
     cut(watch, *names(20))
     watch.pass_time(100)
@@ -198,14 +198,14 @@ def test_a_leader_that_hears_no_node_considers_itself_cut_off():
 @pytest.mark.parametrize(
     ("count", "lost_count", "dead"), [(20, 5, 5), (20, 6, 0), (2, 1, 1), (1, 1, 0)]
 )
-def test_no_more_than_every_fourth_at_a_time(count, lost_count, dead):
+def test_at_most_a_quarter_of_the_nodes_is_declared_lost_at_a_time(count, lost_count, dead):
     watch = Watch(*names(count))
     cut(watch, *names(lost_count))
     watch.pass_time(20)
     assert len(watch.found) == dead
 
 
-def test_a_stall_of_the_leader_is_not_silence_of_nodes():
+def test_a_stall_of_the_leader_does_not_count_as_silence_of_nodes():
     watch = Watch(*names(4))
     watch.answering -= {"n1"}
     watch.talks -= {"n1"}
@@ -225,7 +225,7 @@ def test_an_inconclusive_probe_is_ignored():
 
 
 @pytest.mark.parametrize("again", ["answers", "talks"])
-def test_a_lost_machine_comes_back(again):
+def test_a_lost_node_returns(again):
     watch = Watch(*names(4))
     cut(watch, "n1")
     watch.pass_time(6)
@@ -244,8 +244,8 @@ def test_a_lost_machine_comes_back(again):
     assert not watch.detector.lost
 
 
-def test_answers_to_earlier_terms_of_this_process_count():
-    """It may have died before its sidecar came to the new leader."""
+def test_probe_replies_in_earlier_terms_of_this_process_count():
+    """It may have been lost before its sidecar connected to the new leader."""
     watch = Watch(*names(4))
     responding = watch.detector._answered
     assert responding == set(names(4))
@@ -269,8 +269,8 @@ def test_a_new_leader_probes_a_hundred_nodes_at_a_time_and_declares_none_lost():
     assert not watch.found
 
 
-def test_a_new_node_is_not_silent():
-    """A new leader hears its first sidecars."""
+def test_a_new_node_does_not_count_as_silent():
+    """The first sidecars connect to a new leader."""
     watch = Watch(*names(4))
     watch.heartbeats["late"] = 3.0
     watch.pass_time(2.5)
@@ -288,7 +288,7 @@ def test_no_node_that_sends_or_answers_is_lost(changes):
         assert not watch.detector.lost.keys() & (watch.talks | watch.answering)
 
 
-def test_any_answer_is_one(monkeypatch):
+def test_any_reply_of_a_host_counts(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert probe_node("127.0.0.1", port) is True

@@ -17,11 +17,11 @@ def talking(*names, silent=(), since=100.0):
     return lambda now: dict.fromkeys(names, now) | dict.fromkeys(silent, since)
 
 
-def test_where_nothing_runs_a_node_is_lost_at_once():
+def test_a_node_without_pods_is_lost_immediately():
     assert not NotReadyGrace().grant("a", None, 100.0)
 
 
-def test_a_sending_node_has_a_grace_of_five_minutes():
+def test_a_sending_node_has_a_grace_period_of_five_minutes():
     grace = NotReadyGrace()
     assert grace.grant("a", 99.0, 100.0)
     assert lost_at(grace, talking("a", "b")) == {"a": 300.0}
@@ -47,7 +47,7 @@ def test_a_node_without_known_pods_keeps_its_grace():
     assert lost_at(grace, talking("b")) == {"a": 10.0}
 
 
-def test_of_many_each_has_time_to_find_us_again():
+def test_each_of_many_nodes_has_time_to_reconnect():
     grace, names = NotReadyGrace(), [f"n{index}" for index in range(8)]
     for name in names:
         grace.grant(name, 60.0, 100.0)
@@ -61,7 +61,7 @@ def test_without_any_messages_a_not_ready_node_keeps_its_grace():
     assert lost_at(grace, talking(silent=["a", "b"])) == {"a": 60.0}
 
 
-def test_a_new_leader_asks_first_where_something_runs():
+def test_a_new_leader_waits_for_the_list_of_running_pods():
     grace = NotReadyGrace()
     assert grace.grant("empty", None, 0.0)
     assert grace.grant("full", None, 0.0)

@@ -83,7 +83,7 @@ async def test_a_failure_caused_by_the_job_is_reported_and_releases_its_nodes(
     assert message in cluster.status("bad").message
 
 
-async def test_a_cause_of_one_node_is_held_against_it(cluster, until):
+async def test_a_failure_caused_by_one_node_is_attributed_to_it(cluster, until):
     cluster.nodes("AAA")
     cluster.kubelets.refuses_start.add("a0")
     cluster.operator(LEASE)
@@ -173,7 +173,7 @@ async def test_a_missing_object_of_a_volume_is_named(cluster, until, volume, mes
     assert not cluster.status("job").history.avoid
 
 
-async def test_other_mount_failures_are_left_to_the_kubelet(cluster, until):
+async def test_other_mount_failures_are_retried_by_the_kubelet(cluster, until):
     """A restarting driver is back in time; an existing secret is not the job's fault."""
     cluster.nodes("A")
     cluster.kubelets.refuses_start.add("a0")
@@ -204,7 +204,7 @@ async def test_other_mount_failures_are_left_to_the_kubelet(cluster, until):
     assert cluster.phase("job") is Phase.STARTING
 
 
-def test_a_sidecar_of_the_job_that_crashes_again_and_again_is_its_own_fault():
+def test_a_repeatedly_crashing_sidecar_of_the_job_is_attributed_to_the_job():
     status = {"phase": "Pending", "initContainerStatuses": [
         {"name": "proxy", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "x"}}}
     ]}  # fmt: skip
@@ -241,7 +241,7 @@ async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
     assert cluster.status("job").history.restarts == 0
 
 
-def test_our_own_containers_are_never_the_jobs_fault():
+def test_failures_of_injected_containers_are_never_attributed_to_the_job():
     status = waiting("ErrImagePull", "not found", container="flyer-sidecar")
     assert pod_problem({"status": status}).job_fault is False
     assert pod_problem({"status": {"phase": "Running"}}) is None

@@ -58,7 +58,7 @@ async def test_many_claims_and_volumes_cost_few_calls(api_server: ApiServer, api
     }
 
 
-async def test_a_pod_that_does_not_start_costs_as_many_calls_at_most(
+async def test_a_pod_that_does_not_start_costs_no_more_calls(
     api_server: ApiServer, api: Api
 ) -> None:
     bound_claim = {"spec": {}, "status": {"phase": "Bound"}}

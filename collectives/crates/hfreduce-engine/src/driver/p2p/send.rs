@@ -110,7 +110,7 @@ impl P2p {
         let moved = connection.sent_bytes != before;
         let full = connection.queued() > 0;
         if let Err(error) = flushed {
-            // As for tree links: frames that the peer sent before come first.
+            // As for tree links: frames that the peer sent earlier are handled first.
             let ready = Ready { token: token(peer, inward), readable: true, writable: false };
             self.handle(node, operations, ready)?;
             if self.connection(peer, inward).is_some() {

@@ -81,7 +81,7 @@ impl P2p {
             return Err(Violation::Protocol(why));
         };
         // SAFETY: the slot holds the bytes and its owner keeps them until they are acknowledged;
-        // the destination is the caller's promise, and not in the segment.
+        // the destination is valid (guaranteed by the caller) and not in the segment.
         unsafe { hfreduce_kernels::copy_raw(Store::Cached, source, place, bytes) };
         incoming.connection.copied(bytes);
         self.pairs.arrived(peer, message, bytes as u64);

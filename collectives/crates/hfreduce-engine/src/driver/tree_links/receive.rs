@@ -98,7 +98,7 @@ impl TreeLinks {
                     .map_err(|why| self.violation(node, at, why))?;
             }
             Frame::Abort => link.transport.body_owned(head.payload_bytes),
-            // Frames of another stream were sent before its close frame, which is still to come.
+            // Frames of another stream were sent before its close frame, which has not arrived yet.
             Frame::Close { next } if link.transport.peer_closed() => {
                 link.end_sequence = Some(next);
                 self.peer_closed = true;

@@ -13,7 +13,7 @@ struct Avx2;
 /// As for [`generic::reduce`]; the processor has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { generic::reduce::<Avx2>(store, pass) }
 }
 
@@ -21,7 +21,7 @@ pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
 /// As for [`generic::reduce_bytes`]; the processor has AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) unsafe fn reduce_bytes(store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { generic::reduce_bytes::<Avx2>(store, pass) }
 }
 

@@ -27,7 +27,7 @@ type Block = [__m256; 4];
 /// The caller has AVX2; the destination is good for 32 bytes, and aligned if `STREAM`.
 #[inline(always)]
 unsafe fn put<const STREAM: bool>(destination: *mut u8, line: __m256i) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if STREAM {
             _mm256_stream_si256(destination.cast(), line);
@@ -156,7 +156,7 @@ unsafe fn narrow<F: Fp8>(lanes: __m256) -> __m256i {
 /// As for [`put`].
 #[inline(always)]
 unsafe fn write_bytes<F: Fp8, const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let words = _mm256_packus_epi32(pack_bytes::<F>(a, c), pack_bytes::<F>(b, d));
         put::<STREAM>(destination, _mm256_permute4x64_epi64::<0b1101_1000>(words));

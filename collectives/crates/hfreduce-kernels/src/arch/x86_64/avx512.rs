@@ -16,7 +16,7 @@ struct Avx512;
 /// As for [`generic::reduce`]; the processor has AVX-512.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { generic::reduce::<Avx512>(store, pass) }
 }
 

@@ -23,7 +23,7 @@ struct F8E5M2;
 /// As for [`generic::reduce_bytes`]; the processor has AVX-512 with VBMI.
 #[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
 pub(crate) unsafe fn reduce(store: Store, pass: &Pass<'_>) {
-    // SAFETY: the caller's promise, handed on.
+    // SAFETY: guaranteed by the caller.
     unsafe { generic::reduce_bytes::<Vbmi>(store, pass) }
 }
 
@@ -161,7 +161,7 @@ const fn order() -> Line {
 /// As for [`put`]; the caller has VBMI.
 #[inline(always)]
 unsafe fn write_bytes<F: Byte, const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let order = _mm512_load_si512(ORDER.0.as_ptr().cast());
         let line = _mm512_permutex2var_epi8(narrow::<F>(a, b), order, narrow::<F>(c, d));

@@ -24,7 +24,7 @@ pub(super) type Block = [__m512; 4];
 /// The caller has AVX-512; the destination is good for 64 bytes, and aligned if `STREAM`.
 #[inline(always)]
 pub(super) unsafe fn put<const STREAM: bool>(destination: *mut u8, line: __m512i) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if STREAM {
             _mm512_stream_si512(destination.cast(), line);

@@ -17,7 +17,7 @@ macro_rules! machine {
             ) where
                 O: Combine<V> + Combine<S>,
             {
-                // SAFETY: the caller's promise, handed on.
+                // SAFETY: guaranteed by the caller.
                 unsafe { streams::<V, F, S, T, O>(store, pass) }
             }
         }
@@ -32,7 +32,7 @@ macro_rules! machine {
         ) where
             O: Combine<V> + Combine<S>,
         {
-            // SAFETY: the caller's promise, handed on.
+            // SAFETY: guaranteed by the caller.
             unsafe { generic::streams::<$machine, V, F, S, T, O>(store, pass) }
         }
     };
@@ -62,7 +62,7 @@ macro_rules! bytes {
             /// As for [`put`].
             #[inline(always)]
             unsafe fn write<const STREAM: bool>(destination: *mut u8, block: Block) {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { write_bytes::<$kind, STREAM>(destination, block) }
             }
         }
@@ -146,7 +146,7 @@ macro_rules! whole {
             /// As for [`put`], for four lines.
             #[inline(always)]
             unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: [$lanes; 4]) {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     put::<STREAM>(destination, $bits(a));
                     put::<STREAM>(destination.add($line), $bits(b));
@@ -183,7 +183,7 @@ macro_rules! packs {
         /// As for [`put`], for two lines.
         #[inline(always)]
         unsafe fn write<const STREAM: bool>(destination: *mut u8, [a, b, c, d]: Block) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 put::<STREAM>(destination, Self::pack(a, b));
                 put::<STREAM>(destination.add($line), Self::pack(c, d));

@@ -1,5 +1,5 @@
 //! Life cycle of a target's store on its node: opened, and reopened after failures. The product
-//! decides when, and when a damaged store is set aside ([`threefs_core::hosting`]).
+//! decides when, and when a damaged store is quarantined ([`threefs_core::hosting`]).
 
 use rand::Rng;
 use threefs_core::error::{StorageError, StoreError};

@@ -92,7 +92,7 @@ impl Hosted {
         self.replica.as_ref().is_some_and(|replica| replica.serves(now))
     }
 
-    /// Its state in the chain as it knows it.
+    /// Its state in the chain according to its own routing.
     pub(super) fn public_state(&self) -> Option<PublicState> {
         self.replica.as_ref()?.chain()?.state_of(self.at.target())
     }

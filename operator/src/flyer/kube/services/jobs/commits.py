@@ -52,12 +52,12 @@ SUSPECT_CALL_SECONDS: Final = 1.0
 # Concurrent writes of statuses without a decision; one while a decision is stored.
 BACKGROUND_WRITES_MAX: Final = 2
 OBSERVED_SECONDS_MAX: Final = 2.0
-# Commits prepared at once, so that preparation does not block the loop.
+# Commits prepared in one batch, so that preparation does not block the loop.
 BATCH_MAX: Final = 128
 
 
 class Commits:
-    """Writes statuses. The job cache holds each written status at once."""
+    """Writes statuses. The job cache holds each written status immediately."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Commits:
     ) -> None:
         # Objects returned by the commits of starting jobs; their pods are built from them.
         self.answers: dict[str, dict[str, Any]] = {}
-        # Statuses as the engine knows them: read at the rebuild, or stored since.
+        # Statuses in the engine's state: read at the rebuild, or stored since.
         self._known: dict[str, FlyerJobStatus | None] = {}
         self._under_way: set[str] = set()
         self._api = api.with_limiter(asyncio.Semaphore(CONCURRENCY_MAX))
@@ -124,7 +124,7 @@ class Commits:
                     deleted_jobs |= await self._store_all(pending[first : first + BATCH_MAX])
 
     async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
-        """Store commits concurrently. Returns jobs that are gone; raises once all have ended."""
+        """Store commits concurrently. Returns deleted jobs; raises once all have ended."""
         results = await asyncio.gather(
             *(self._decide(commit) for commit in commits), return_exceptions=True
         )
@@ -140,7 +140,7 @@ class Commits:
         return {commit.job for commit, stored in zip(commits, results, strict=True) if not stored}
 
     async def explain(self, commit: Commit) -> bool:
-        """Store a status without a decision; False: the job is gone.
+        """Store a status without a decision; False: the job does not exist.
 
         QuarantinedError: the API server rejects this status and accepts others.
         """
@@ -185,7 +185,7 @@ class Commits:
         return self._jobs.get(namespace, name)
 
     async def _store(self, commit: Commit, api: Api) -> bool:
-        """Store the status, under the job's lock; False: the job is gone."""
+        """Store the status, under the job's lock; False: the job does not exist."""
         view = self._view(commit.job)
         if view is not None and self.is_foreign(view):
             raise StaleStateError(f"{commit.job}: another writer changed its status")
@@ -203,7 +203,7 @@ class Commits:
         view = self._view(commit.job)
         uid = self._uid_of(commit.job)
         if view is None or view.job is None or view.uid != uid:
-            return False  # gone; another object may have its name
+            return False  # deleted; another object may have its name
         before = view.job.status
         status = _object(commit.status)
         if status == _object(before):
@@ -335,7 +335,7 @@ class Commits:
 
 
 def _rank(failure: BaseException) -> int:
-    """Errors that end the term come first, errors of one job last."""
+    """Errors that end the term precede errors of one job."""
     if isinstance(failure, LeadershipLostError):
         return 0
     return 2 if isinstance(failure, QuarantinedError) else 1

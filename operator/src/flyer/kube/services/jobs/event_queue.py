@@ -1,4 +1,4 @@
-"""Work queue of engine events: delivers urgent events at once and batches the others.
+"""Work queue of engine events: delivers urgent events immediately and batches the others.
 
 Each step may cost writes. Events that arrive in bursts (acknowledgements, exits, joining nodes)
 wait briefly for the rest of their burst. The events of a job that is leaving its nodes (release,
@@ -218,7 +218,7 @@ class EventQueue:
             self._rest_seconds = min(SUBMITTED_STEPS * seconds, SUBMITTED_SECONDS_MAX)
 
     def reset(self, events: list[Event]) -> None:
-        """Replace all queued events by these, which are due at once."""
+        """Replace all queued events by these, which are due immediately."""
         self._events = list(events)
         self._submitted, self._edited = _Submitted(), _Submitted()
         self._held.clear()

@@ -28,7 +28,7 @@ WRITE_SECONDS: Final = 60.0
 SERIES_MAX: Final = 1024
 """Series per term; the least recently repeated one is forgotten."""
 NOTE_BYTES_MAX: Final = 1024
-"""The API server counts bytes, although its message says characters."""
+"""The API server limits bytes, although its message mentions characters."""
 ACTION: Final = "Schedule"
 _INSTANCE_CHARS_MAX: Final = 128
 

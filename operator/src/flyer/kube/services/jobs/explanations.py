@@ -82,7 +82,8 @@ class Explanations:
         while True:
             await self._available.wait()
             async with self._commits.background:
-                # Taken inside the limiter: a decision made meanwhile supersedes it and comes first.
+                # Taken inside the limiter: a decision made meanwhile supersedes it and is stored
+                # first.
                 commit = self._next()
                 failed = commit is not None and not await self._store(commit)
             if failed:
@@ -144,7 +145,7 @@ def only_explains(before: FlyerJobStatus | None, after: FlyerJobStatus) -> bool:
     if before is None:  # a leader that reads the job without a status decides the same
         return after.history.attempt == 0 and after.eviction is None
     if before.condition(QUARANTINED) is not None:
-        return False  # the condition is removed at once, by this or another write
+        return False  # the condition is removed immediately, by this or another write
     return _without_reasons(before) == _without_reasons(after)
 
 

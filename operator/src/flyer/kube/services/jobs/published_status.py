@@ -64,7 +64,7 @@ class Redactor:
 
     def redact_status(self, status: FlyerJobStatus, job: str) -> FlyerJobStatus:
         """Redact a status for readers of this job."""
-        # An older text may name jobs that are gone by now.
+        # An older text may name jobs that no longer exist.
         named = set(_named(status))
         changes: dict[str, object] = {"message": self.redact(status.message, job, named)}
         if status.pending is not None:

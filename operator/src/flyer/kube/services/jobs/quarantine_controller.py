@@ -103,7 +103,7 @@ class QuarantineController:
         return ready
 
     def retain(self, events: Iterable[Event]) -> None:
-        """Retain events without a decision until after a rebuild, except what it reads anew."""
+        """Retain events without a decision over a rebuild, except those that it reads."""
         for event in events:
             if not isinstance(event, _READ_BY_REBUILD):
                 self._retain(event)

@@ -146,7 +146,7 @@ class QuotaStatusReporter:
 
 
 def _status(usage: QuotaUsage | None, before: FlyerQuotaStatus, epoch: int) -> FlyerQuotaStatus:
-    """The quota's new status; without a usage it does not apply (any more)."""
+    """The quota's new status; without a usage it does not apply, or no longer."""
     usage_of = usage.held if usage is not None else {}
     subjects = sorted(
         (QuotaUse(name=name, nodes=sum(jobs), jobs=len(jobs)) for name, jobs in usage_of.items()),

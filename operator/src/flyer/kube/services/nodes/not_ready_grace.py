@@ -14,7 +14,7 @@ from typing import Final
 __all__ = ["NotReadyGrace"]
 
 TERM_START_SECONDS: Final = 1.0
-"""Time after which a new leader knows on which nodes pods run."""
+"""Time after which a new leader has the list of nodes with pods."""
 SILENT_SECONDS: Final = 10.0
 """Silence after which a not-ready node is lost. Longer than the report and evaluation of a rank's
 exit, which is not a fault of the node."""

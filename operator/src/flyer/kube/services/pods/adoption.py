@@ -34,7 +34,7 @@ class Adoption:
         if status is None or not status.occupied:
             return
         attempt, assignment = status.history.attempt, status.assignment
-        # In every phase: a node without a living pod is assigned to the next job.
+        # In every phase: a node without a running pod is assigned to the next job.
         pods = self._cache.pods_of(job.key, job.metadata.uid)
         living = {pod.node for pod in pods if not pod.ended}
         if not living.issuperset(node.name for node in status.occupied):

@@ -103,7 +103,7 @@ class Gangs:
         self._gangs: dict[str, _Gang] = {}
         self._leaving: dict[
             str, PodView
-        ] = {}  # gone or terminated, with their sidecar's report still awaited
+        ] = {}  # deleted or terminated, with their sidecar's report still awaited
         self._start_monitor = StartMonitor(
             api, gateway, enqueue=enqueue, state_of=state_of, pods_of=self._pods_of
         )
@@ -138,7 +138,7 @@ class Gangs:
         self._expect(job, start, [(pod.rank, _identity(pod)) for pod in pods])
 
     def stop(self, stop: Stop) -> None:
-        """Stop pods; `report_empty_nodes` reports when they are gone."""
+        """Stop pods; `report_empty_nodes` reports their deletion."""
         gang = self._gangs.get(stop.job)
         if gang is not None and gang.attempt <= stop.attempt:
             gang.stopping = True
@@ -199,7 +199,7 @@ class Gangs:
             self._enqueue(RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why))
 
     def conclude(self, pod: PodView, *, deleted: bool = False) -> None:
-        """A pod terminated or is gone: collect its outcome, then check its node."""
+        """A pod terminated or was deleted: collect its outcome, then check its node."""
         if pod.uid in self._concluded or pod.uid in self._leaving:
             if deleted:
                 self._concluded.discard(pod.uid)
@@ -241,7 +241,7 @@ class Gangs:
                 self._enqueue(NodeEmptied(node.name, job, node.attempt))
 
     def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
-        """Whether all pods have been created, so that a missing pod is gone."""
+        """Whether all pods have been created, so that a missing pod was deleted."""
         if gang is None or gang.attempt != attempt:
             return state.status.phase is not Phase.STARTING
         return gang.settled and (gang.stopping or not gang.failed)

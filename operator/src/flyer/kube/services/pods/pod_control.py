@@ -45,7 +45,7 @@ class PodControl:
     def __init__(self, api: Api, pods: Cache[PodView | None]) -> None:
         self.limiter = limiter = Limiter(CONCURRENCY_MAX, CONCURRENCY_DURING_COMMITS)
         self._api = api.with_limiter(limiter)
-        # Bindings and deletions come before creations: of many jobs that start together, the first
+        # Bindings and deletions precede creations: of many jobs that start together, the first
         # do not wait for the pods of the last.
         self._priority_api = api.with_limiter(limiter.priority)
         self._pods = pods
@@ -211,7 +211,7 @@ class PodControl:
                 PODS, name, namespace, uid=uid, grace_seconds=grace_seconds
             )
         except (NotFoundError, ConflictError):
-            return  # gone, or replaced
+            return  # deleted or replaced
         except ApiError as error:
             log.warning("cannot delete pod %s/%s yet: %s", namespace, name, error)
 

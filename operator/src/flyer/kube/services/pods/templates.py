@@ -155,7 +155,7 @@ class PodTemplates:
         while self._checking.get(view.key) == version:
             current = self._cache.job(view.key)
             if current is None or current.uid != view.uid or current.mark != view.mark:
-                break  # another check is running, or the job is gone
+                break  # another check is running, or the job was deleted
             try:
                 async with self._semaphore.acquire(current.key.partition("/")[0]):
                     verdict = await self._verdict(current)
