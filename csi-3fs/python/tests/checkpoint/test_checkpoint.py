@@ -256,3 +256,17 @@ CheckpointManager(Slow({str(tmp_path)!r}), {FOLDER!r}).save(1, {{"x": b"x"}})
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     assert managers(files)[0].latest() == 1
+
+
+def test_a_part_is_written_although_the_folder_is_renamed_at_once(files, folder, monkeypatch):
+    """Rank 0 may commit as soon as it sees the last part, before its writer has synced."""
+    files.mkdir("/ckpt/gpt/unfinished", parents=True)
+    replace = Path.replace
+
+    def replace_and_commit(self, target):
+        replace(self, target)
+        Path.rename(target.parent, folder / "final")
+
+    monkeypatch.setattr(Path, "replace", replace_and_commit)
+    files.write_file("/ckpt/gpt/unfinished/part", b"1")
+    assert (folder / "final" / "part").read_bytes() == b"1"

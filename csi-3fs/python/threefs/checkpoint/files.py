@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Files", "LocalFiles", "LocalStat"]
 
@@ -125,12 +126,14 @@ class LocalFiles:
         """Replace the contents of a file atomically."""
         final = self._local(path)
         partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(final)
-        _sync(final.parent)
+        # Opened first: as soon as the file has its name, another process may rename the folder.
+        with _opened(final.parent) as folder:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(final)
+            os.fsync(folder)
 
     def batch_write(self, writes: Sequence[tuple[str, int, Any]]) -> None:
         """Write many (path, offset, bytes), and sync each file once."""
@@ -169,8 +172,14 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _sync(folder: Path) -> None:
+    with _opened(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
