@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
-import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from threefs.checkpoint.attempts import (
+    AttemptFence,
+    attempt_from_environment,
+    numbered_attempt,
+)
 from threefs.checkpoint.choosing import Choice, await_choice, publish_choice
 from threefs.checkpoint.errors import (
     CheckpointBusyError,
@@ -30,11 +33,9 @@ from threefs.checkpoint.manifest import Piece, split
 from threefs.checkpoint.names import (
     MANIFEST_NAME,
     Name,
-    attempt_name,
     choice_folder,
     final_name,
     is_leftover,
-    parse_attempt,
     parse_commit,
     parse_name,
     shard_name,
@@ -42,7 +43,6 @@ from threefs.checkpoint.names import (
 from threefs.checkpoint.names import temporary_name as temporary_folder_name
 from threefs.checkpoint.saving import SaveHandle, SaveJob, Snapshot, throw_away
 from threefs.checkpoint.tree import flatten, state_of
-from threefs.errors import ThreeFSError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,32 +59,6 @@ LOAD_SECONDS_MAX = 1800.0
 EMPTIED = 1 << 62
 
 _log = logging.getLogger(__name__)
-
-
-def _attempt_from_environment(world_size: int) -> str:
-    """An id that is shared by all ranks of one start of the job and differs between starts."""
-    chain, attempt = os.environ.get("FLYER_CHAIN"), os.environ.get("FLYER_ATTEMPT")
-    if not chain or not attempt:
-        chain = os.environ.get("TORCHELASTIC_RUN_ID")
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if not chain and world_size == 1:
-        chain = uuid.uuid4().hex[:12]
-    if not chain:
-        raise CheckpointError(
-            "the environment does not identify this start of the job: pass `attempt`, the same "
-            "value on every rank and another one at every start"
-        )
-    return _word(f"{chain}_{attempt}")
-
-
-def _numbered_attempt() -> tuple[str, int] | None:
-    """Under `flyer`: the job's chain, and the number of this attempt."""
-    chain, attempt = os.environ.get("FLYER_CHAIN"), os.environ.get("FLYER_ATTEMPT", "")
-    return (_word(chain), int(attempt)) if chain and attempt.isdecimal() else None
-
-
-def _word(text: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in text)
 
 
 class CheckpointManager:
@@ -116,10 +90,11 @@ class CheckpointManager:
         self._rank = rank
         self._world_size = world_size
         self._keep = keep
-        self._attempt = attempt if attempt is not None else _attempt_from_environment(world_size)
+        self._attempt = attempt if attempt is not None else attempt_from_environment(world_size)
         if not all(letter.isalnum() or letter == "_" for letter in self._attempt):
             raise CheckpointError(f"attempt {attempt!r} is not made of letters, digits and _")
-        self._numbered = _numbered_attempt() if attempt is None else None
+        numbered = numbered_attempt() if attempt is None else None
+        self._fence = AttemptFence(files, self.path, numbered)
         self._commit_seconds_max = commit_seconds_max
         self._busy_seconds_max = busy_seconds_max
         self._load_seconds_max = load_seconds_max
@@ -128,7 +103,6 @@ class CheckpointManager:
         self._handle: SaveHandle | None = None
         self._saves = 0
         self._swept = False
-        self._attempt_marked = False
         # At exit, a process waits for its checkpoint, but for a limited time: the other ranks may
         # be waiting for this process to exit.
         atexit.register(self._finish)
@@ -217,50 +191,15 @@ class CheckpointManager:
 
     def _prepare_folder(self) -> None:
         try:
-            self._end_earlier_attempts()
+            self._fence.end_earlier_attempts()
             if not self._swept:
-                self._refuse_superseded()  # a successor's files must not be swept
+                self._fence.refuse_superseded()  # a successor's files must not be swept
                 self._swept = True
                 self._sweep()
         except CheckpointSupersededError:
             return  # the commit will be refused with this error
         except Exception as error:  # noqa: BLE001  leftovers only cost space
             _log.warning("leftovers of earlier attempts stay in %s: %s", self.path, error)
-
-    def _end_earlier_attempts(self) -> None:
-        """Before the first load or save: prevent commits of earlier attempts that still run.
-
-        If that fails (for example in a read-only folder), a warning is logged and the next load or
-        save tries again.
-        """
-        if self._numbered is None or self._attempt_marked:
-            return
-        self._refuse_superseded()
-        try:
-            self._mark_attempt(*self._numbered)
-        except (OSError, ThreeFSError) as error:
-            _log.warning("earlier attempts can still commit to %s: %s", self.path, error)
-        else:
-            self._attempt_marked = True
-
-    def _mark_attempt(self, chain: str, number: int) -> None:
-        self._files.mkdir(f"{self.path}/{attempt_name(chain, number)}", parents=True)
-        for name in self._names():
-            other = parse_attempt(name)
-            if other is not None and other[0] == chain and other[1] < number:
-                throw_away(self._files, self.path, f"{self.path}/{name}")
-
-    def _refuse_superseded(self) -> None:
-        if self._numbered is None:
-            return
-        chain, number = self._numbered
-        attempts = [parsed for name in self._names() if (parsed := parse_attempt(name)) is not None]
-        last = max((other for name, other in attempts if name == chain), default=number)
-        if last > number:
-            raise CheckpointSupersededError(
-                f"attempt {last} of this job has started, and this is attempt {number}: its saves "
-                f"in {self.path} are not committed; end this process"
-            )
 
     def _finish(self) -> None:
         if self._handle is not None and not self._handle._done.wait(EXIT_SECONDS_MAX):
@@ -319,7 +258,7 @@ class CheckpointManager:
         if self._rank > 0:
             return self._follow(load)
         try:
-            self._end_earlier_attempts()
+            self._fence.end_earlier_attempts()
             loaded, skipped = self._choose(step)
         except Exception as error:
             if self._world_size > 1:
@@ -403,7 +342,7 @@ class CheckpointManager:
         return parse_commit(names) if MANIFEST_NAME in names else EMPTIED
 
     def _next_commit(self) -> int:
-        self._refuse_superseded()
+        self._fence.refuse_superseded()
         commits = {self._commit_of(name) for name in self._checkpoints()} - {EMPTIED}
         return max(commits, default=0) + 1
 
