@@ -1,7 +1,8 @@
 """Checkpoints: saved asynchronously, and committed atomically and durably.
 
 `CheckpointManager` works over `threefs.Client` or a plain directory (`LocalFiles`). A checkpoint
-consists of the files that its manifest names; all of them are durable.
+consists of the files that its manifest names; all of them are durable. For
+`torch.distributed.checkpoint` there is `threefs.checkpoint.distributed`.
 """
 
 from threefs.checkpoint.digest import digest

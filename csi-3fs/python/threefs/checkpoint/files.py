@@ -61,6 +61,9 @@ class Files(Protocol):
     def batch_read(self, reads: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Read many (path, offset, length); a result is shorter at the end of a file."""
 
+    def batch_read_into(self, reads: Sequence[tuple[str, int, Any]]) -> list[int]:
+        """Read many (path, offset, writable buffer); return the bytes read into each."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalStat:
@@ -159,6 +162,15 @@ class LocalFiles:
                 file.seek(offset)
                 results.append(file.read(length))
         return results
+
+    def batch_read_into(self, reads: Sequence[tuple[str, int, Any]]) -> list[int]:
+        """Read many (path, offset, writable buffer); a count is short at the end of a file."""
+        counts = []
+        for path, offset, buffer in reads:
+            with self._local(path).open("rb") as file:  # its `readinto` fills the whole buffer
+                file.seek(offset)
+                counts.append(file.readinto(buffer))
+        return counts
 
     def _local(self, path: str) -> Path:
         inside = os.path.normpath("/" + path.lstrip("/"))  # ".." ends at the root

@@ -31,6 +31,7 @@ from threefs.checkpoint.loading import (
 )
 from threefs.checkpoint.manifest import Piece, split
 from threefs.checkpoint.names import (
+    DISTRIBUTED_MANIFEST_NAME,
     MANIFEST_NAME,
     Name,
     choice_folder,
@@ -57,6 +58,7 @@ BUSY_SECONDS_MAX = 60.0
 EXIT_SECONDS_MAX = 30.0
 LOAD_SECONDS_MAX = 1800.0
 EMPTIED = 1 << 62
+FOREIGN = -1
 
 _log = logging.getLogger(__name__)
 
@@ -329,15 +331,21 @@ class CheckpointManager:
             return []
 
     def _checkpoints(self) -> list[Name]:
-        """Return the checkpoints in commit order."""
+        """Return the checkpoints in commit order; those of DCP are not this manager's."""
         names = [name for text in self._names() if (name := parse_name(text)) is not None]
-        return sorted(names, key=lambda name: (self._commit_of(name), name))
+        commits = {name: self._commit_of(name) for name in names}
+        return sorted(
+            (name for name in names if commits[name] != FOREIGN),
+            key=lambda name: (commits[name], name),
+        )
 
     def _commit_of(self, name: Name) -> int:
         try:
             names = self._files.listdir(self._path_of(name))
         except FileNotFoundError:
             return 0  # removed meanwhile
+        if DISTRIBUTED_MANIFEST_NAME in names:
+            return FOREIGN
         # A folder without files is examined first, so that its damage is reported.
         return parse_commit(names) if MANIFEST_NAME in names else EMPTIED
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 __all__ = [
     "ANNOUNCED_NAME",
     "CHOICE_NAME",
+    "DISTRIBUTED_MANIFEST_NAME",
     "MANIFEST_NAME",
     "Name",
     "attempt_name",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "manifest.jsonl"
+DISTRIBUTED_MANIFEST_NAME = "manifest.dcp"
+"""Manifest of a checkpoint of `threefs.checkpoint.distributed`."""
 ANNOUNCED_NAME = "announced"
 CHOICE_NAME = "choice.json"
 _COMMIT = re.compile(r"commit-(\d{8,})")
