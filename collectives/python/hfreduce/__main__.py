@@ -46,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _look(options: argparse.Namespace) -> tuple[list[status.Group], list[flight.Recorder]]:
     if options.pid:
-        recorders = [
-            status_groups for pid in options.pid for status_groups in flight.of_process(pid)
-        ]
+        recorders = [recorder for pid in options.pid for recorder in flight.of_process(pid)]
         # Its peers are in the same groups: they are shown with it.
         groups = {recorder.data["group"] for recorder in recorders}
         own = {(r.data["group"], r.data["rank"]) for r in recorders}
@@ -76,7 +74,7 @@ def _show(
     elif status_groups:
         text = "\n\n".join(status.table(group) for group in status_groups)
     else:
-        text = "no rank of HFReduce runs here (or it is another user's)"
+        text = "no running rank of HFReduce on this machine, or none of this user"
     if clear and sys.stdout.isatty():
         sys.stdout.write("\033[H\033[J")
     sys.stdout.write(text + "\n")
@@ -95,19 +93,19 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--pid", type=int, action="append", help="only the groups of this process")
     show.add_argument(
         "--run-dir", type=Path, action="append", metavar="FOLDER",
-        help="where the recorders are (default: HFREDUCE_RUN_DIR, or the usual places)",
+        help="folder of the recorders (default: HFREDUCE_RUN_DIR, or the default folders)",
     )  # fmt: skip
     show.add_argument(
         "--stuck-after", type=float, default=5.0, metavar="SECONDS",
-        help="how long one operation may take (default: 5)",
+        help="time in one operation after which a rank counts as stuck (default: 5)",
     )  # fmt: skip
-    show.add_argument("--ended", action="store_true", help="groups whose ranks have all ended too")
+    show.add_argument("--ended", action="store_true", help="also groups whose ranks have all ended")
     show.add_argument(
         "-o", "--output", choices=("table", "json", "prometheus", "trace"), default="table",
         help="trace: the last operations of every rank here, for chrome://tracing or Perfetto",
     )  # fmt: skip
     show.add_argument(
-        "--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="look again and again"
+        "--watch", type=float, nargs="?", const=1.0, metavar="SECONDS", help="refresh every SECONDS"
     )
     return parser
 

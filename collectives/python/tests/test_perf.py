@@ -102,7 +102,7 @@ def test_one_wrong_bit_is_one_wrong_element():
         (["-n", "0"], "`0`"),
     ],
 )
-def test_invalid_options_are_refused_by_name(arguments, word, capsys):
+def test_errors_of_invalid_options_name_the_option(arguments, word, capsys):
     with pytest.raises(SystemExit) as ended:
         options.parse(arguments)
     assert ended.value.code == 2

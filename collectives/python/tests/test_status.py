@@ -177,7 +177,7 @@ def test_a_killed_rank_and_its_survivors_can_be_read_afterwards(tmp_path):
 def test_status_without_running_ranks(tmp_path, capsys):
     (tmp_path / "stray.flight").write_bytes(b"something else")
     assert main(["status", "--run-dir", str(tmp_path)]) == 3
-    assert "no rank of HFReduce runs here" in capsys.readouterr().out
+    assert "no running rank of HFReduce on this machine" in capsys.readouterr().out
     assert main(["status", "--pid", "4194304"]) == 2
     assert "process 4194304 does not exist" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_in_two_zones_is_refused_by_name() {
+    fn the_error_of_a_node_in_two_zones_names_it() {
         let error = Placement::new(&pairs(&[("a", "A"), ("a", "B")])).unwrap_err();
         assert!(error.to_string().contains("rank 1"), "{error}");
     }

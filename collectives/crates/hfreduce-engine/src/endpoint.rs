@@ -151,11 +151,11 @@ impl Endpoint {
         deadline: Deadline,
     ) -> Result<Communicator, CollectiveError> {
         self.identity.inbox.start(group, infos.len());
-        let about = self.about(&infos, group, epoch);
+        let about = self.rank_info(&infos, group, epoch);
         let recorder = Arc::new(Recorder::new(&self.options.folders, &about));
         let _ = self.recorder.set(recorder.clone());
         self.meet(infos, (group, epoch), recorder.clone(), deadline)
-            .map_err(|error| record::recorded(error, &recorder))
+            .map_err(|error| record::with_dump(error, &recorder))
     }
 
     fn meet(

@@ -259,7 +259,7 @@ fn ranks_with_different_numbers_of_streams_are_reported_before_they_connect() {
 }
 
 #[test]
-fn an_invalid_number_of_streams_is_refused_by_name() {
+fn the_error_of_an_invalid_number_of_streams_names_the_setting() {
     for streams in [0, 17] {
         let mut options = Options::new(0, placement(2, 1));
         options.streams = Some(streams);

@@ -41,10 +41,10 @@ class Collective:
 
     name: str
     reduces: bool
-    """It combines values: the reduction matters."""
+    """Whether it combines values, so that the operation matters."""
     rooted: bool
     split: bool
-    """Its size is that of all ranks' blocks together."""
+    """Whether its size is that of the blocks of all ranks together."""
     bus_factor: Callable[[int], float]
     """Bus bandwidth over algorithm bandwidth, by number of ranks (nccl-tests' PERFORMANCE.md)."""
     traffic: Callable[[int, int], float]
@@ -165,7 +165,7 @@ class Shape:
 
 
 class Workload:
-    """One row on one rank: its memory, and what to do with it."""
+    """One row on one rank: its memory and its operation."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Workload:
         oracle.fill(self._input.view[:size], shape.kind, self._data(self._rank))
 
     def wrong(self) -> int:
-        """Elements of this rank's result that are not what they have to be, after one `run`."""
+        """Number of wrong elements in this rank's result after one `run`."""
         shape, rank = self._shape, self._rank
         name, root = shape.collective.name, shape.root
         if name in ("reduce", "gather") and rank != root:

@@ -166,7 +166,7 @@ def test_every_name_becomes_a_plain_directory_name(driver: Driver, name: str) ->
         ),
     ],
 )
-def test_an_invalid_creation_is_refused_by_its_field_and_creates_nothing(
+def test_the_error_of_an_invalid_creation_names_its_field_and_nothing_is_created(
     driver: Driver, changed: dict[str, Any], code: str, words: str
 ) -> None:
     status, message = driver.refused(create_request(**changed))

@@ -1,4 +1,4 @@
-"""Staging, publishing and unmounting; stats and condition; hostile order and paths."""
+"""Staging, publishing and unmounting; stats and condition; calls in any order and invalid paths."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_unmounting_a_deleted_volume(driver: Driver, volume: str) -> None:
         ),
     ],
 )
-def test_an_invalid_request_is_refused_by_its_field_and_mounts_nothing(
+def test_the_error_of_an_invalid_request_names_its_field_and_nothing_is_mounted(
     driver: Driver, volume: str, request_: Any, code: str, words: str
 ) -> None:
     if request_.volume_id == "V":
@@ -135,7 +135,7 @@ def test_calls_for_one_volume_do_not_unmount_another(driver: Driver, volume: str
     assert driver.refused(stage_request(other))[0] == "ALREADY_EXISTS"
 
 
-def test_read_only_comes_from_the_mode_the_flag_or_the_pod(driver: Driver, volume: str) -> None:
+def test_read_only_is_set_by_the_mode_the_flag_or_the_pod(driver: Driver, volume: str) -> None:
     driver.stage(volume)
     driver.publish(volume, "/k/rw")
     driver.publish(volume, "/k/pod-ro", readonly=True)
@@ -173,7 +173,7 @@ def test_many_pods_of_a_node_may_share_a_single_node_volume(driver: Driver, volu
         driver.publish(volume, path, volume_capability=many)
 
 
-def test_stats_come_from_the_quota_and_the_condition_from_the_daemon(
+def test_stats_are_read_from_the_quota_and_the_condition_from_the_daemon(
     driver: Driver, volume: str
 ) -> None:
     driver.stage(volume)

@@ -266,7 +266,7 @@ def check(cases: int) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_any_value_is_read_or_refused_by_field() -> None:
+def test_any_value_is_parsed_or_the_error_names_its_field() -> None:
     check(5_000)
 
 

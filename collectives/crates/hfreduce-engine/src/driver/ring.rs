@@ -6,7 +6,7 @@
 //! rank r   waits for rank r - 1, adds its contribution            ─▶ rank r + 1
 //! last     the same, divides for an average                       ─▶ every rank copies the result
 //! ```
-//! Ranks that share CPUs run one after another anyway. The data in use is then one slot per chunk
+//! Ranks that share CPUs run sequentially anyway. The data in use is then one slot per chunk
 //! instead of one per rank, which stays in the nearest caches. The order of additions is that of an
 //! owner, and so are the bits: sums of short types stay wide until the last rank rounds them.
 //!

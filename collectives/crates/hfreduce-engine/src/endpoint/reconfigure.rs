@@ -223,7 +223,7 @@ fn go(
         nonce: u64::from_le_bytes(first_eight(&nonce)),
     };
     identity.inbox.between(list.len());
-    let recorder = record::agreeing(&options, &start);
+    let recorder = record::for_reconfiguration(&options, &start);
     let agreement = AgreementDriver::new(&identity, list, start, deadline);
     let agreed = agreement.run(&recorder, watch).map_err(Trouble::Refused)?;
     let ids: Vec<u8> = [agreed.nonce, u64::from(agreed.epoch)].map(u64::to_le_bytes).concat();

@@ -8,7 +8,7 @@ use hfreduce_core::reconfigure::Start;
 use hfreduce_shm::flight::{RankInfo, Recorder};
 
 impl Endpoint {
-    pub(super) fn about(&self, infos: &[Info], group: u64, epoch: u32) -> RankInfo {
+    pub(super) fn rank_info(&self, infos: &[Info], group: u64, epoch: u32) -> RankInfo {
         let rank = self.options.rank;
         let (node, local) = (self.placement.node_of(rank), self.placement.local_of(rank));
         let flows = Flows::new(&self.plan, node);
@@ -17,13 +17,13 @@ impl Endpoint {
             let rank = *self.placement.members(*peer).get(local)?;
             Some((rank, self.placement.nodes()[*peer].name.clone(), streams))
         };
-        let place = &self.placement.nodes()[node];
+        let own_node = &self.placement.nodes()[node];
         RankInfo {
             job: self.options.job.clone(),
             rank,
             world_size: self.placement.world_size(),
-            node: place.name.clone(),
-            zone: place.zone.clone(),
+            node: own_node.name.clone(),
+            zone: own_node.zone.clone(),
             reached_at: self.info.reached_at(),
             group,
             epoch,
@@ -40,24 +40,24 @@ impl Endpoint {
 }
 
 /// A recorder for the time between two epochs: ranks are positions in the list of members.
-pub(super) fn agreeing(options: &Options, start: &Start) -> Recorder {
-    let place = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
-    let about = RankInfo {
+pub(super) fn for_reconfiguration(options: &Options, start: &Start) -> Recorder {
+    let (node, zone) = options.placement.get(options.rank as usize).cloned().unwrap_or_default();
+    let info = RankInfo {
         job: options.job.clone(),
         rank: start.own.unwrap_or(0) as u32,
         world_size: start.size,
-        node: place.0,
-        zone: place.1,
+        node,
+        zone,
         reached_at: String::new(),
         group: start.list_digest,
         epoch: start.epoch.saturating_add(1),
         links: Vec::new(),
     };
-    Recorder::new(&options.folders, &about)
+    Recorder::new(&options.folders, &info)
 }
 
 /// The error with the path of its dump.
-pub(super) fn recorded(error: CollectiveError, recorder: &Recorder) -> CollectiveError {
+pub(super) fn with_dump(error: CollectiveError, recorder: &Recorder) -> CollectiveError {
     let path = recorder.broke(&error.cause.encode());
     CollectiveError { flight_record: path.map(|path| path.display().to_string().into()), ..error }
 }

@@ -1,5 +1,5 @@
 //! In-memory disk that records every operation, so that any state that a loss of power may leave
-//! can be built from it; it can run full or fail on demand.
+//! can be built from it; it can become full or fail on demand.
 
 #![allow(clippy::unwrap_used, dead_code, unused_imports)]
 

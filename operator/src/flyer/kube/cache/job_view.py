@@ -40,7 +40,7 @@ class JobView:
     problem: str = ""
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
-    mark: str = ""  # digest of everything that its pods depend on except its name
+    mark: str = ""  # digest of the fields, except the name, that its pods depend on
     kept_nodes: frozenset[str] = frozenset()  # nodes that an unreadable job may occupy
 
     @property
@@ -49,7 +49,7 @@ class JobView:
         status = self.job.status if self.job else None
         return status is not None and status.phase.ended and not status.occupied
 
-    def asks_otherwise(self, before: JobView) -> bool:
+    def changed_since(self, before: JobView) -> bool:
         """Whether a field that the engine reads has changed, apart from the status."""
         old, new = before.job, self.job
         if old is None or new is None:

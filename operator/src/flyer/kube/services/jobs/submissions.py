@@ -129,7 +129,7 @@ class Submissions:
             self._templates.forget(key)
         elif self._uids.get(key, after.uid) != after.uid:
             self._waiting[key] = after
-        elif before is None or replaced or after.asks_otherwise(before):
+        elif before is None or replaced or after.changed_since(before):
             self._submit(key, after)
 
     def _check_withheld_nodes(self, before: JobView | None, after: JobView | None) -> None:
