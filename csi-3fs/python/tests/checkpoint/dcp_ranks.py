@@ -26,6 +26,7 @@ import torch.distributed.checkpoint as dcp
 from threefs.checkpoint import LocalFiles
 from threefs.checkpoint.distributed import ThreeFSReader, ThreeFSWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -134,24 +135,28 @@ def save(orders: dict[str, Any]) -> str:
 def async_saves(orders: dict[str, Any]) -> list[str]:
     """Three saves by one writer; the state changes right after each call, as in training."""
     state = make_state(orders["seed"])
-    writer = ThreeFSWriter(open_files(orders))
-    digests, futures = [], []
+    executor = AsyncCheckpointerType(orders["executor"])
+    files = open_files(orders)
+    if executor is AsyncCheckpointerType.PROCESS and not isinstance(files, LocalFiles):
+        files = orders["storage"]
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    writer = ThreeFSWriter(files)
+    digests = []
     for number in range(3):
         digests.append(digest(state))
         planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
-        futures.append(
-            dcp.async_save(
-                state,
-                checkpoint_id=f"{orders['id']}-{number}",
-                storage_writer=writer,
-                planner=planner,
-            )
+        future = dcp.async_save(
+            state,
+            checkpoint_id=f"{orders['id']}-{number}",
+            storage_writer=writer,
+            planner=planner,
+            async_checkpointer_type=executor,
         )
         with torch.no_grad():
             for name in ("rows", "columns", "plain"):
                 state[name].add_(1)
         # Collectives of `digest` must not mix with those of the save.
-        futures[-1].result()
+        future.result()
     return digests
 
 

@@ -92,8 +92,10 @@ def test_a_state_of_any_number_of_ranks_loads_on_any_other(run):
         assert result_of(run("load", world_size, ids=list(ids.values()))) == digests, world_size
 
 
-def test_asynchronous_saves_hold_the_state_of_their_call(run):
-    digests = result_of(run("async_saves", 2))
+@pytest.mark.parametrize("executor", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.timeout(300)
+def test_asynchronous_saves_hold_the_state_of_their_call(run, executor):
+    digests = result_of(run("async_saves", 2, executor=executor))
     assert len(set(digests)) == 3
     assert result_of(run("load", 3, ids=[f"{ID}-{number}" for number in range(3)])) == digests
 
