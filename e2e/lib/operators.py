@@ -185,7 +185,7 @@ class Stage:
             assert (history.attempt, history.restarts) == (attempts, 0), self.status(name).eviction
         checkpoint = self.status(low).checkpoint
         assert checkpoint is not None
-        assert checkpoint.step == 1, "the step that was saved when it gave way, and no other"
+        assert checkpoint.step == 1, "the step that was saved at the preemption, and no other"
 
 
 def _status_of(value: dict[str, Any]) -> FlyerJobStatus:

@@ -175,7 +175,9 @@ async def test_the_operator_is_killed_at_every_write(
         assert final == {"state": lockstep.state_after(STEPS), "attempt": attempts}
     for rank in (0, 1):
         loaded = json.loads((runs / "low" / f"started-2-{rank}").read_text())
-        assert loaded["step"] == HELD_AT, "what it saved when it gave way, and nothing older"
+        assert loaded["step"] == HELD_AT, (
+            "the checkpoint that it saved at the preemption, and not an older one"
+        )
 
 
 def all_back(release: chart.Release, deaths: int) -> bool:

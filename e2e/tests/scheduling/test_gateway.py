@@ -37,14 +37,14 @@ if os.environ["RANK"] == "5":
     raise ValueError("seven")
 time.sleep(60)
 """
-KNOCK = """
+CONNECT = """
 import json, socket, ssl, sys
 host, port, path, authority = sys.argv[1:]
 context = ssl.create_default_context(cadata=authority)
-with context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host) as one:
+with context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host) as tls:
     token = open(path).read()
-    one.sendall(json.dumps({"kind": "hello", "version": 1, "token": token}).encode() + b"\\n")
-    print(json.loads(one.makefile().readline())["code"])
+    tls.sendall(json.dumps({"kind": "hello", "version": 1, "token": token}).encode() + b"\\n")
+    print(json.loads(tls.makefile().readline())["code"])
 """
 
 
@@ -103,7 +103,7 @@ async def test_pods_with_a_wrong_identity_are_refused(control: Control) -> None:
     }
     port = str(control.gateway.port)
     for name, path in paths.items():
-        command = ["python3", "-c", KNOCK, control.host, port, path, control.bundle]
+        command = ["python3", "-c", CONNECT, control.host, port, path, control.bundle]
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -123,7 +123,7 @@ async def test_pods_with_a_wrong_identity_are_refused(control: Control) -> None:
                 ],
             },
         }
-        # By an administrator: the operator's account makes pods of FlyerJobs alone.
+        # Created by an administrator: the operator's account may only create pods of FlyerJobs.
         await asyncio.to_thread(control.cluster.apply, pod, namespace=control.namespace)
     # Neither is sent to the API server: both claim pods outside any gang.
     async with asyncio.timeout(SECONDS):

@@ -100,7 +100,7 @@ def test_an_unneeded_preemption_is_detected(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         victim_search, "cheapest_cover", lambda candidates, need: tuple(candidates) if need else ()
     )
-    assert_violation("gave way to .*, which has other nodes", 600)
+    assert_violation("was preempted by .*, which has other nodes", 600)
 
 
 def test_a_preemption_without_the_delay_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,14 +31,17 @@ rules list what the API server rejects in addition to wrong types, with its mess
 """
 
 _KEYS = (
-    (names.USER_ANNOTATION, "who created the job; stamped by an admission policy"),
-    (names.CHANGED_BY_ANNOTATION, "who last changed suspend, stop, priority or requeue; stamped"),
-    (names.REASON_ANNOTATION, "why, in that person's words"),
+    (names.USER_ANNOTATION, "user who created the job; set by an admission policy"),
+    (
+        names.CHANGED_BY_ANNOTATION,
+        "user who last changed suspend, stop, priority or requeue; set by an admission policy",
+    ),
+    (names.REASON_ANNOTATION, "reason of that change, in free text"),
     (
         names.REQUEUE_ANNOTATION,
-        "the number of the attempt that is to save, leave its nodes and queue again at once",
+        "number of the attempt to checkpoint, release its nodes and queue again immediately",
     ),
-    (names.QUEUE_LABEL, "a label: Kueue's word for `spec.queue`, for a job that leaves that out"),
+    (names.QUEUE_LABEL, "label; name of the queue in Kueue, used if `spec.queue` is absent"),
 )
 
 

@@ -58,12 +58,12 @@ def _unused(after: EngineState, victim: JobState, by: str) -> str:
     starter = after.jobs.get(by)
     assignment = starter.status.assignment if starter is not None else None
     if starter is None or starter.status.phase not in RESERVING or assignment is None:
-        return f"{victim.key} gave way to {by}, which has no nodes"
+        return f"{victim.key} was preempted by {by}, which has no nodes"
     victim_assignment = victim.status.assignment
     assert victim_assignment is not None, victim.key
     shared = set(victim_assignment.names) & set(assignment.names)
     token = len(victim_assignment.zones) > 1 and len(assignment.zones) > 1
-    return "" if shared or token else f"{victim.key} gave way to {by}, which has other nodes"
+    return "" if shared or token else f"{victim.key} was preempted by {by}, which has other nodes"
 
 
 def _too_early(after: EngineState, starter: JobState) -> str:
@@ -100,7 +100,7 @@ def _unneeded(
                 free.setdefault((node.node_class, node.zone), []).append(node.name)
     for (node_class, _), names in free.items():
         if len(names) >= starter.spec.nodes and node_class == own.node_class:
-            return f"a job gave way to {by}, for which {names} were free"
+            return f"a job was preempted by {by}, for which {names} were free"
     return ""
 
 

@@ -65,7 +65,7 @@ def gateway(context):
 
 def webhook(context):
     async def answer(_):
-        raise AssertionError("no request is whole")
+        raise AssertionError("no request is complete")
 
     door = WebServer(answer, WebSettings(head_seconds=0.3), context=context)
     door.open("127.0.0.1", 0)
@@ -76,7 +76,7 @@ async def silent(port):
     return await asyncio.open_connection("127.0.0.1", port)
 
 
-async def rubbish(port):
+async def garbage(port):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
     return reader, writer
@@ -98,7 +98,7 @@ async def authenticated_by_nothing(port):
 
 
 @pytest.mark.parametrize("serving", [gateway, webhook])
-@pytest.mark.parametrize("client", [silent, rubbish, cut, authenticated_by_nothing])
+@pytest.mark.parametrize("client", [silent, garbage, cut, authenticated_by_nothing])
 async def test_a_connection_that_ended_leaves_no_buffers(context, living, until, serving, client):
     server = serving(context)
     task = asyncio.create_task(server.run())
