@@ -123,12 +123,12 @@ CASES = [
     ),
     on_spec(
         "a limit of nothing",
-        "spec.activeDeadline: 0s would be over at once: leave the field out for no limit",
+        "spec.activeDeadline: 0s would end immediately: leave the field out for no limit",
         {"activeDeadline": "0s"},
     ),
     on_spec(
         "a watchdog that barks at once",
-        "spec.progressDeadline: 0m0s would be over at once: write null for no limit",
+        "spec.progressDeadline: 0m0s would end immediately: write null for no limit",
         {"progressDeadline": "0m0s"},
     ),
     on_spec(

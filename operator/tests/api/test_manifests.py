@@ -132,12 +132,12 @@ def test_one_file_may_hold_several_jobs(tmp_path: Path) -> None:
         (
             "24h",
             "0s",
-            'job.yaml:9: spec.activeDeadline: "0s" would be over at once: leave the field',
+            'job.yaml:9: spec.activeDeadline: "0s" would end immediately: leave the field',
         ),
         (
             "activeDeadline: 24h",
             "progressDeadline: 0s",
-            'job.yaml:9: spec.progressDeadline: "0s" would be over at once: write null for no',
+            'job.yaml:9: spec.progressDeadline: "0s" would end immediately: write null for no',
         ),
         ("24h", "-1h", 'job.yaml:9: spec.activeDeadline: "-1h" is not a duration'),
         (

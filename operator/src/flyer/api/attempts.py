@@ -99,7 +99,7 @@ class JobHistory(Model):
         default=0,
         ge=0,
         description="Number of consecutive restarts without a newer durable checkpoint that do not "
-        "count against spec.maxRestarts: hardware faults, and failures of many jobs at once.",
+        "count against spec.maxRestarts: hardware faults, and simultaneous failures of many jobs.",
     )
     signal: int | None = Field(
         default=None, description="Signal that ended the latest attempt that was restarted."

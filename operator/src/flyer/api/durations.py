@@ -145,7 +145,7 @@ class AboveZero:
 
     @property
     def _why(self) -> str:
-        return f"would be over at once: {self.unlimited} for no limit"
+        return f"would end immediately: {self.unlimited} for no limit"
 
     def _check(self, duration: Duration) -> Duration:
         if duration.milliseconds == 0:

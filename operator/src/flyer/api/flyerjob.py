@@ -212,7 +212,7 @@ class FlyerJobSpec(StrictModel):
         default=None,
         description="Stops the job permanently. Graceful: the job saves a checkpoint first. Now: "
         "the job is killed. The object, checkpoints and logs are kept; deleting the object stops "
-        "the job at once. A stop cannot be undone.",
+        "the job immediately. A stop cannot be undone.",
     )
     active_deadline: (
         Annotated[Duration, AboveZero("spec.activeDeadline", "leave the field out")] | None
