@@ -47,7 +47,7 @@ impl Cluster {
             advertise: None,
             key: key(folder.path()).into(),
             tls: fabric::tls::ServiceTls::default(),
-            store_path: folder.path().join("mgmtd"),
+            store: threefs_mgmtd::StoreConfig::folder(folder.path().join("mgmtd")),
             bootstrap: Bootstrap { nodes, replicas: nodes, chains_per_node: 1 },
             rebalance: true,
             timers: Timers { node_failure_ms: 600, primary_lease_ms: 2000, scan_ms: 10 },

@@ -76,8 +76,7 @@ async fn unreported_bytes_are_charged_and_kept() {
         listen: "127.0.0.1:0".into(),
         key: key().into(),
         tls: fabric::tls::ServiceTls::default(),
-        store_path: folder.path().join("meta"),
-        map_bytes_max: threefs_meta::MAP_BYTES_MAX,
+        store: threefs_meta::StoreConfig::folder(folder.path().join("meta")),
         mgmtd: vec![cluster.mgmtd.clone()],
         tree: TreeConfig { recount_wait_ms: 1, gc_delay_ms: 1, ..TreeConfig::default() },
     };

@@ -13,6 +13,7 @@
 //! few seconds is refused as [`KvError::TooOld`].
 
 mod backend;
+mod config;
 mod dump;
 mod embedded;
 mod error;
@@ -28,6 +29,7 @@ pub use backend::{
     Backend, BoundedAdd, Commit, KeyRange, Limits, Mutation, Room, Row, Seen, Snapshot,
     Versionstamp,
 };
+pub use config::StoreConfig;
 pub use dump::{DumpError, Dumped, dump, load, verify};
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;

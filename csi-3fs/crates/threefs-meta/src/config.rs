@@ -1,10 +1,9 @@
 //! Configuration of a metadata service.
 
-use std::path::PathBuf;
-
 use fabric::auth::keys::Keys;
 use fabric::tls::ServiceTls;
 use threefs_core::terms::WRITE_LIFETIME_S;
+use threefs_kv::StoreConfig;
 
 use crate::protocol::LayoutDefaults;
 
@@ -17,10 +16,8 @@ pub struct MetaConfig {
     pub key: Keys,
     /// TLS of connections.
     pub tls: ServiceTls,
-    /// Folder of the embedded store.
-    pub store_path: PathBuf,
-    /// Maximum size of the store; address space only until it is used.
-    pub map_bytes_max: usize,
+    /// The store.
+    pub store: StoreConfig,
     /// Addresses of the mgmtds (`host:port`).
     pub mgmtd: Vec<String>,
     /// The tree's settings.

@@ -62,5 +62,5 @@ pub use protocol::{
 pub use restore::{DUMP_KIND, restore};
 pub use service::registration::adopt;
 pub use service::{Meta, MetaRunError, run};
-pub use threefs_kv::MAP_BYTES_MAX;
+pub use threefs_kv::{MAP_BYTES_MAX, StoreConfig};
 pub use tree::Tree;

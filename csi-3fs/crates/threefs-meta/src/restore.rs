@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
-use threefs_kv::{DumpError, Dumped, EmbeddedConfig, Store};
+use threefs_kv::{DumpError, Dumped, EmbeddedConfig, KvError, Store};
 use threefs_mgmtd::Claim;
 
-use crate::ops;
+use crate::ops::{self, OpError};
 
 /// The kind of a dump of metadata.
 pub const DUMP_KIND: &str = "meta";
@@ -27,15 +27,19 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub fn restore(store: EmbeddedConfig, file: &Path) -> BoxFuture<'_, Result<Dumped, DumpError>> {
     Box::pin(async move {
         let dumped = threefs_kv::load(&store, DUMP_KIND, file)?;
-        let (path, store) = (store.path.display().to_string(), Store::embedded(store)?);
-        let reserve = ops::ReserveInodes(INODES_PASSED_OVER);
-        store.transact(Deadline::after(TIMEOUT), &reserve).await.map_err(|error| {
-            threefs_kv::KvError::Broken { store: path.clone(), detail: error.to_string() }
-        })?;
-        store
-            .transact(Deadline::after(TIMEOUT), &ops::WriteClaim(Claim::Restored))
-            .await
-            .map_err(|error| threefs_kv::KvError::Broken { store: path, detail: error.to_string() })?;
+        mark_restored(&Store::embedded(store)?).await?;
         Ok(dumped)
     })
+}
+
+/// Skips inode numbers that the lost tree may have used, and lets mgmtd accept the older tree.
+pub(crate) async fn mark_restored(store: &Store) -> Result<(), KvError> {
+    let deadline = Deadline::after(TIMEOUT);
+    let broken = |error: OpError| match error {
+        OpError::Kv(error) => error,
+        other => KvError::bad_row(b"", other.to_string()),
+    };
+    let reserve = ops::ReserveInodes(INODES_PASSED_OVER);
+    store.transact(deadline, &reserve).await.map_err(broken)?;
+    store.transact(deadline, &ops::WriteClaim(Claim::Restored)).await.map_err(broken)
 }

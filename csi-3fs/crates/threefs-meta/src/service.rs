@@ -19,7 +19,7 @@ use fabric::rpc::{
 };
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
-use threefs_kv::{EmbeddedConfig, KvError, Store};
+use threefs_kv::{KvError, Store};
 use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
 use crate::chunk_trimmer::ChunkTrimmer;
@@ -28,6 +28,7 @@ use crate::protocol::{
     CONTEXT, Inode, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
     decode_request,
 };
+use crate::restore;
 use crate::service::registration::{RegistrationError, register};
 use crate::service::reply_size::reply_bytes;
 use crate::service::scope::outside;
@@ -90,11 +91,11 @@ impl Meta {
         config: MetaConfig,
         trimmer: Arc<dyn ChunkTrimmer>,
     ) -> Result<Self, MetaRunError> {
-        let store = Store::embedded(EmbeddedConfig {
-            path: config.store_path.clone(),
-            map_bytes_max: config.map_bytes_max,
-        });
-        Self::open_on(store?, config, trimmer).await
+        let store = Store::open(config.store.clone()).await?;
+        if config.store.accepts_restored() {
+            restore::mark_restored(&store).await?;
+        }
+        Self::open_on(store, config, trimmer).await
     }
 
     /// As [`Meta::open`], on a store that is open already and that other services may share.

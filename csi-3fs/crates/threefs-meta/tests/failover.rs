@@ -73,8 +73,7 @@ impl Service {
                 listen: listen.into(),
                 key: key().into(),
                 tls: fabric::tls::ServiceTls::default(),
-                store_path: "unused".into(),
-                map_bytes_max: 0,
+                store: threefs_meta::StoreConfig::folder("unused"),
                 mgmtd: vec![mgmtd.into()],
                 tree: TreeConfig { service_lease_ms: 500, ..TreeConfig::default() },
             };
@@ -98,7 +97,7 @@ async fn start_mgmtd(folder: &Path) -> (String, ShutdownHandle) {
         advertise: None,
         key: key().into(),
         tls: fabric::tls::ServiceTls::default(),
-        store_path: folder.join("mgmtd"),
+        store: threefs_meta::StoreConfig::folder(folder.join("mgmtd")),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
         rebalance: true,
         timers: Timers { scan_ms: 5, ..Timers::one_machine() },

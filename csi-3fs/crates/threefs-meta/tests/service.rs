@@ -82,7 +82,7 @@ fn mgmtd(listen: &str, folder: &Path) -> MgmtdConfig {
         advertise: None,
         key: key().into(),
         tls: fabric::tls::ServiceTls::default(),
-        store_path: folder.join("mgmtd"),
+        store: threefs_meta::StoreConfig::folder(folder.join("mgmtd")),
         bootstrap: Bootstrap { nodes: 1, replicas: 1, chains_per_node: 4 },
         rebalance: true,
         timers: Timers { scan_ms: 5, ..Timers::one_machine() },
@@ -94,8 +94,7 @@ fn meta(listen: &str, mgmtd: &str, folder: &Path) -> MetaConfig {
         listen: listen.into(),
         key: key().into(),
         tls: fabric::tls::ServiceTls::default(),
-        store_path: folder.join("meta"),
-        map_bytes_max: threefs_meta::MAP_BYTES_MAX,
+        store: threefs_meta::StoreConfig::folder(folder.join("meta")),
         mgmtd: vec![mgmtd.into()],
         tree: TreeConfig::default(),
     }
@@ -242,8 +241,10 @@ async fn until_free<T, E: std::fmt::Display>(
 /// Runs a metadata service until it has answered a client or has stopped.
 async fn try_meta(folder: &Path, mgmtd: &str, name: &str) -> Result<(), MetaRunError> {
     let (handle, shutdown) = Shutdown::new();
-    let config =
-        || MetaConfig { store_path: folder.join(name), ..meta("127.0.0.1:0", mgmtd, folder) };
+    let config = || MetaConfig {
+        store: threefs_meta::StoreConfig::folder(folder.join(name)),
+        ..meta("127.0.0.1:0", mgmtd, folder)
+    };
     let meta = until_free(async || Meta::open(config(), Arc::new(NoChunks)).await).await?;
     let client = MetaClient::new(&[meta.address().to_string()], &key(), ClientId(1));
     let serving = meta.serve(shutdown);

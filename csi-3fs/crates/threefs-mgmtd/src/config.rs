@@ -1,10 +1,9 @@
 //! Configuration of mgmtd.
 
-use std::path::PathBuf;
-
 use fabric::auth::keys::Keys;
 use fabric::tls::ServiceTls;
 use threefs_core::ids::TableId;
+use threefs_kv::StoreConfig;
 
 /// The chain table created at bootstrap.
 pub const FIRST_TABLE: TableId = TableId(1);
@@ -20,8 +19,8 @@ pub struct MgmtdConfig {
     pub key: Keys,
     /// TLS of connections.
     pub tls: ServiceTls,
-    /// Folder of the embedded store.
-    pub store_path: PathBuf,
+    /// The store.
+    pub store: StoreConfig,
     /// The initial chains.
     pub bootstrap: Bootstrap,
     /// Whether to add chains and move replicas automatically; otherwise on request only.

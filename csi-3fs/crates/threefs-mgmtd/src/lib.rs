@@ -30,3 +30,4 @@ pub use protocol::{
 };
 pub use rebalance::PlannedMove;
 pub use service::{Mgmtd, MgmtdRunError, run};
+pub use threefs_kv::StoreConfig;

@@ -14,7 +14,7 @@ use fabric::rpc::{
 use threefs_core::ids::RoutingVersion;
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
-use threefs_kv::{EmbeddedConfig, KvError, Store};
+use threefs_kv::{KvError, Store};
 use tokio::sync::Semaphore;
 
 use crate::config::MgmtdConfig;
@@ -75,7 +75,7 @@ impl Mgmtd {
         server.budgets = vec![Budget { calls_max: CALLS_MAX, ..Budget::default() }];
         server.calls_per_connection_max = CALLS_OF_CONNECTION_MAX;
         let server = Server::bind(&config.listen, server).await?;
-        let store = Store::embedded(EmbeddedConfig::new(config.store_path))?;
+        let store = Store::open(config.store).await?;
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());
         let mut manager =
             Manager::new(store, rand::random(), address, config.bootstrap, config.timers);

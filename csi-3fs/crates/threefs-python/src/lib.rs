@@ -12,6 +12,7 @@
 //! | `runtime` | threads of a client, and fork safety |
 //! | `fuse` | FUSE daemon process |
 //! | `service` | processes of mgmtd, meta and storage |
+//! | `store` | the store in the configuration of mgmtd and meta |
 
 mod addresses;
 mod backup;
@@ -23,6 +24,7 @@ mod file;
 mod fuse;
 mod runtime;
 mod service;
+mod store;
 
 use pyo3::prelude::*;
 

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use threefs_client::{Client, ClientConfig};
-use threefs_meta::{DEAD_GRACE_MS, LayoutDefaults, MetaConfig, TreeConfig};
+use threefs_meta::{DEAD_GRACE_MS, LayoutDefaults, MAP_BYTES_MAX, MetaConfig, TreeConfig};
 use threefs_mgmtd::{Bootstrap, MgmtdConfig, Timers};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,7 +19,10 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+use crate::store::{EtcdJson, store_config};
+
+type ServiceError = Box<dyn std::error::Error + Send + Sync>;
+type Outcome = Result<(), ServiceError>;
 
 /// Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: it outlives its parent.
 #[pyfunction]
@@ -56,7 +59,10 @@ struct MgmtdJson {
     tls: bool,
     #[serde(default)]
     tls_transition: bool,
-    data: PathBuf,
+    #[serde(default)]
+    data: Option<PathBuf>,
+    #[serde(default)]
+    etcd: Option<EtcdJson>,
     nodes: u32,
     replicas: u32,
     chains_per_node: u32,
@@ -80,7 +86,10 @@ struct MetaJson {
     tls: bool,
     #[serde(default)]
     tls_transition: bool,
-    data: PathBuf,
+    #[serde(default)]
+    data: Option<PathBuf>,
+    #[serde(default)]
+    etcd: Option<EtcdJson>,
     mgmtd: Vec<String>,
     chunk_bytes: u32,
     stripe: u32,
@@ -96,7 +105,7 @@ fn dead_grace_ms() -> u64 {
 }
 
 fn map_bytes_max() -> usize {
-    threefs_meta::MAP_BYTES_MAX
+    MAP_BYTES_MAX
 }
 
 impl Service {
@@ -149,7 +158,7 @@ impl Service {
 }
 
 impl MgmtdJson {
-    fn config(self) -> Result<MgmtdConfig, fabric::auth::AuthError> {
+    fn config(self) -> Result<MgmtdConfig, ServiceError> {
         let Self { nodes, replicas, chains_per_node, .. } = self;
         let Self { node_failure_ms, primary_lease_ms, scan_ms, .. } = self;
         Ok(MgmtdConfig {
@@ -157,7 +166,7 @@ impl MgmtdJson {
             advertise: self.advertise,
             key: Keys::read(&self.key_file)?,
             tls: ServiceTls { enabled: self.tls, transition: self.tls_transition },
-            store_path: self.data,
+            store: store_config(self.data, MAP_BYTES_MAX, self.etcd)?,
             bootstrap: Bootstrap { nodes, replicas, chains_per_node },
             rebalance: self.rebalance,
             timers: Timers { node_failure_ms, primary_lease_ms, scan_ms },
@@ -166,14 +175,13 @@ impl MgmtdJson {
 }
 
 impl MetaJson {
-    fn config(self) -> Result<MetaConfig, fabric::auth::AuthError> {
+    fn config(self) -> Result<MetaConfig, ServiceError> {
         let Self { chunk_bytes, stripe, gc_delay_ms, dead_grace_ms, .. } = self;
         Ok(MetaConfig {
             listen: self.listen,
             key: Keys::read(&self.key_file)?,
             tls: ServiceTls { enabled: self.tls, transition: self.tls_transition },
-            store_path: self.data,
-            map_bytes_max: self.map_bytes_max,
+            store: store_config(self.data, self.map_bytes_max, self.etcd)?,
             mgmtd: self.mgmtd,
             tree: TreeConfig {
                 layout: LayoutDefaults { chunk_bytes, stripe },

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import threefs
+from threefs.etcd import EtcdOptions
 from threefs.services.disk import authority_of
 from threefs.services.settings import meta_config, mgmtd_config, node_id_of, storage_config
 
@@ -113,3 +115,39 @@ def test_a_disk_can_lead_a_chain_until_its_target_is_offline_or_waiting(
     routing = {"chains": {"1": {"id": 1, "targets": targets}}}
     assert bool(authority_of(2, routing)) is can_lead
     assert authority_of(7, routing) == []
+
+
+ETCD = EtcdOptions("http://etcd-0:2379,http://etcd-1:2379", "/3fs/a")
+TLS = EtcdOptions("https://etcd-0:2379", ca_file=Path("/ca"))
+
+
+def test_rows_in_etcd_need_no_folder() -> None:
+    config = mgmtd_config(**{**MGMTD, "data": None, "etcd": ETCD})
+    assert "data" not in config
+    assert config["etcd"] == {
+        "endpoints": ["http://etcd-0:2379", "http://etcd-1:2379"],
+        "prefix": "/3fs/a/mgmtd",
+        "accept_restored": False,
+    }
+
+
+def test_without_etcd_a_folder_is_required() -> None:
+    with pytest.raises(threefs.InvalidArgument, match=r"--data .* unless --etcd-endpoints"):
+        mgmtd_config(**{**MGMTD, "data": None})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (replace(ETCD, endpoints="etcd-0:2379"), "--etcd-endpoints"),
+        (replace(ETCD, endpoints="http://a:1,https://b:1"), "all with https"),
+        (replace(ETCD, endpoints=""), "--etcd-endpoints"),
+        (replace(ETCD, prefix="3fs"), "--etcd-prefix"),
+        (replace(TLS, ca_file=None), "--etcd-ca-file"),
+        (replace(TLS, cert_file=Path("/c")), "--etcd-key-file"),
+        (replace(TLS, user="root"), "--etcd-password-file"),
+    ],
+)
+def test_invalid_etcd_options_are_named(options: EtcdOptions, words: str) -> None:
+    with pytest.raises(threefs.InvalidArgument, match=words):
+        options.config("meta")

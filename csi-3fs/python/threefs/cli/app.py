@@ -11,6 +11,7 @@ import typer
 from threefs.cli.backup import backup_commands
 from threefs.cli.output import Output, bytes_of
 from threefs.errors import ThreeFSError
+from threefs.etcd import DEFAULT_PREFIX, EtcdOptions
 from threefs.exit_status import EXIT_INTERRUPTED, report_error
 
 __all__ = ["app", "main"]
@@ -69,6 +70,16 @@ def serve(
         int, typer.Option(help="Milliseconds of silence after which a node is dead.")
     ] = 1000,
     tls: Annotated[bool, typer.Option("--tls", help="TLS for all connections.")] = False,
+    etcd_endpoints: Annotated[
+        str, typer.Option(help="http://host:port of etcd members for the metadata, with commas.")
+    ] = "",
+    etcd_prefix: Annotated[
+        str, typer.Option(help="Prefix of this cluster's keys in etcd.")
+    ] = DEFAULT_PREFIX,
+    etcd_accept_restored: Annotated[
+        bool,
+        typer.Option("--etcd-accept-restored", help="Accept once that etcd lost later changes."),
+    ] = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C.
 
@@ -87,6 +98,7 @@ def serve(
         ready_timeout_seconds=ready_timeout,
         node_failure_ms=node_failure_ms,
         tls=tls,
+        etcd=EtcdOptions(etcd_endpoints, etcd_prefix, accept_restored=etcd_accept_restored),
     )
 
     def on_ready(line: str) -> None:

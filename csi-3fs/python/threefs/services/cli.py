@@ -2,8 +2,8 @@
 
 | command | port | what its pod needs |
 |---|---|---|
-| `threefs-service mgmtd` | 9000 | a volume at `--data`; one replica |
-| `threefs-service meta` | 9001 | a volume at `--data`; one replica |
+| `threefs-service mgmtd` | 9000 | a volume at `--data` and one replica, or `--etcd-endpoints` |
+| `threefs-service meta` | 9001 | a volume at `--data` and one replica, or `--etcd-endpoints` |
 | `threefs-service storage` | 9002 | a volume at `--data`; node id: the pod's ordinal + 1 |
 | `threefs-service check KIND` | | exec probes: alive by default, `--ready` for readiness |
 
@@ -26,6 +26,7 @@ import typer
 
 from threefs.cli.output import bytes_of
 from threefs.errors import InvalidArgument, ThreeFSError
+from threefs.etcd import DEFAULT_PREFIX, EtcdOptions
 from threefs.exit_status import report_error
 from threefs.services.settings import (
     META_PORT,
@@ -52,6 +53,50 @@ app = typer.Typer(
 
 Data = Annotated[
     Path, typer.Option("--data", envvar="THREEFS_DATA", help="Folder on a separate volume.")
+]
+OptionalData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", envvar="THREEFS_DATA", help="Folder on a separate volume; not used with etcd."
+    ),
+]
+EtcdEndpoints = Annotated[
+    str,
+    typer.Option(
+        envvar="THREEFS_ETCD_ENDPOINTS",
+        help="http://host:port or https://host:port of each etcd member, with commas.",
+    ),
+]
+EtcdPrefix = Annotated[
+    str,
+    typer.Option(
+        envvar="THREEFS_ETCD_PREFIX", help="Prefix of this cluster's keys in etcd, such as /3fs."
+    ),
+]
+EtcdCaFile = Annotated[
+    Path | None,
+    typer.Option(envvar="THREEFS_ETCD_CA_FILE", help="Certificate authority of the members."),
+]
+EtcdCertFile = Annotated[
+    Path | None,
+    typer.Option(envvar="THREEFS_ETCD_CERT_FILE", help="Client certificate for etcd."),
+]
+EtcdKeyFile = Annotated[
+    Path | None,
+    typer.Option(envvar="THREEFS_ETCD_KEY_FILE", help="Key of the client certificate."),
+]
+EtcdUser = Annotated[str, typer.Option(envvar="THREEFS_ETCD_USER", help="User of etcd.")]
+EtcdPasswordFile = Annotated[
+    Path | None,
+    typer.Option(envvar="THREEFS_ETCD_PASSWORD_FILE", help="File with the user's password."),
+]
+EtcdAcceptRestored = Annotated[
+    bool,
+    typer.Option(
+        "--etcd-accept-restored",
+        envvar="THREEFS_ETCD_ACCEPT_RESTORED",
+        help="Accept once that etcd was restored from an older backup: later changes are lost.",
+    ),
 ]
 KeyFile = Annotated[
     Path,
@@ -103,8 +148,8 @@ NodeFailure = Annotated[
 
 @app.command()
 def mgmtd(
-    data: Data,
     key_file: KeyFile,
+    data: OptionalData = None,
     storage_nodes: Annotated[
         int,
         typer.Option(
@@ -136,6 +181,14 @@ def mgmtd(
     advertise: Advertise = "",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
+    etcd_endpoints: EtcdEndpoints = "",
+    etcd_prefix: EtcdPrefix = DEFAULT_PREFIX,
+    etcd_ca_file: EtcdCaFile = None,
+    etcd_cert_file: EtcdCertFile = None,
+    etcd_key_file: EtcdKeyFile = None,
+    etcd_user: EtcdUser = "",
+    etcd_password_file: EtcdPasswordFile = None,
+    etcd_accept_restored: EtcdAcceptRestored = False,
 ) -> None:
     """Run the cluster manager."""
     config = mgmtd_config(
@@ -148,25 +201,57 @@ def mgmtd(
         chains_per_node=chains_per_node,
         node_failure_ms=node_failure_ms,
         rebalance=rebalance,
+        etcd=EtcdOptions(
+            endpoints=etcd_endpoints,
+            prefix=etcd_prefix,
+            ca_file=etcd_ca_file,
+            cert_file=etcd_cert_file,
+            key_file=etcd_key_file,
+            user=etcd_user,
+            password_file=etcd_password_file,
+            accept_restored=etcd_accept_restored,
+        ),
     )
     _serve("mgmtd", config | tls_config(enabled=tls, transition=tls_transition))
 
 
 @app.command()
 def meta(
-    data: Data,
     key_file: KeyFile,
     mgmtd: Mgmtd,
+    data: OptionalData = None,
     chunk_size: Annotated[
         str, typer.Option(envvar="THREEFS_CHUNK_SIZE", help="Bytes of a file chunk.")
     ] = "1M",
     listen: Listen = f"0.0.0.0:{META_PORT}",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
+    etcd_endpoints: EtcdEndpoints = "",
+    etcd_prefix: EtcdPrefix = DEFAULT_PREFIX,
+    etcd_ca_file: EtcdCaFile = None,
+    etcd_cert_file: EtcdCertFile = None,
+    etcd_key_file: EtcdKeyFile = None,
+    etcd_user: EtcdUser = "",
+    etcd_password_file: EtcdPasswordFile = None,
+    etcd_accept_restored: EtcdAcceptRestored = False,
 ) -> None:
     """Run the metadata service."""
     config = meta_config(
-        listen=listen, data=data, key_file=key_file, mgmtd=mgmtd, chunk_bytes=bytes_of(chunk_size)
+        listen=listen,
+        data=data,
+        key_file=key_file,
+        mgmtd=mgmtd,
+        chunk_bytes=bytes_of(chunk_size),
+        etcd=EtcdOptions(
+            endpoints=etcd_endpoints,
+            prefix=etcd_prefix,
+            ca_file=etcd_ca_file,
+            cert_file=etcd_cert_file,
+            key_file=etcd_key_file,
+            user=etcd_user,
+            password_file=etcd_password_file,
+            accept_restored=etcd_accept_restored,
+        ),
     )
     _serve("meta", config | tls_config(enabled=tls, transition=tls_transition))
 

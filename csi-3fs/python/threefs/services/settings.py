@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from threefs.errors import InvalidArgument
+from threefs.etcd import NO_ETCD, EtcdOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,13 +41,14 @@ def mgmtd_config(
     *,
     listen: str,
     advertise: str,
-    data: Path,
+    data: Path | None,
     key_file: Path,
     storage_nodes: int,
     replicas: int,
     chains_per_node: int,
     node_failure_ms: int,
     rebalance: bool = True,
+    etcd: EtcdOptions = NO_ETCD,
 ) -> dict[str, Any]:
     """Configuration of mgmtd; with fewer storage nodes than replicas each node holds one copy."""
     for name, value in (
@@ -58,7 +60,7 @@ def mgmtd_config(
     _at_least("node-failure-ms", node_failure_ms, 100)
     return {
         **_listens(listen, advertise),
-        "data": str(data / "mgmtd"),
+        **_store("mgmtd", data, etcd),
         "key_file": str(key_file),
         "nodes": storage_nodes,
         "replicas": min(replicas, storage_nodes),
@@ -71,14 +73,20 @@ def mgmtd_config(
 
 
 def meta_config(
-    *, listen: str, data: Path, key_file: Path, mgmtd: str, chunk_bytes: int
+    *,
+    listen: str,
+    data: Path | None,
+    key_file: Path,
+    mgmtd: str,
+    chunk_bytes: int,
+    etcd: EtcdOptions = NO_ETCD,
 ) -> dict[str, Any]:
     """Configuration of the metadata service."""
     if chunk_bytes & (chunk_bytes - 1) or not 1 << 16 <= chunk_bytes <= 1 << 26:
         raise _wrong("chunk-size", chunk_bytes, "a power of two from 64 KiB to 64 MiB")
     return {
         "listen": _address("listen", listen),
-        "data": str(data / "meta"),
+        **_store("meta", data, etcd),
         "key_file": str(key_file),
         "mgmtd": addresses_of("mgmtd", mgmtd),
         "chunk_bytes": chunk_bytes,
@@ -132,6 +140,16 @@ def node_id_of(pod_name: str) -> int:
 def addresses_of(name: str, text: str) -> list[str]:
     """Split addresses at commas and validate each."""
     return [_address(name, part.strip()) for part in text.split(",")]
+
+
+def _store(service: str, data: Path | None, etcd: EtcdOptions) -> dict[str, Any]:
+    """The etcd cluster, or the folder, that a service keeps its rows in."""
+    cluster = etcd.config(service)
+    if cluster is not None:
+        return {"etcd": cluster}
+    if data is None:
+        raise _wrong("data", "", "a folder on a separate volume, unless --etcd-endpoints is given")
+    return {"data": str(data / service)}
 
 
 def _listens(listen: str, advertise: str) -> dict[str, Any]:

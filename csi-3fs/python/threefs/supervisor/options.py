@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from threefs.errors import InvalidArgument
+from threefs.etcd import NO_ETCD, EtcdOptions
 
 __all__ = ["ServeOptions"]
 
@@ -24,6 +25,7 @@ class ServeOptions:
     scan_ms: int = 20
     gc_delay_ms: int = 2000
     tls: bool = False
+    etcd: EtcdOptions = NO_ETCD
 
     def check(self) -> None:
         """Refuse invalid options with the option, its value and the valid values."""
@@ -38,6 +40,7 @@ class ServeOptions:
             raise _wrong("chunk_bytes", self.chunk_bytes, "a power of two from 64 KiB to 64 MiB")
         if self.capacity_bytes < 0:
             raise _wrong("capacity_bytes", self.capacity_bytes, "0 (the disk's) or more")
+        self.etcd.config("meta")
         if self.restart_after_seconds < 0:
             raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
 

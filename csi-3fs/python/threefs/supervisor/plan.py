@@ -64,6 +64,10 @@ def services(
             "capacity_bytes": options.capacity_bytes,
             "call_timeout_ms": max(200, options.node_failure_ms),
         }
+    stores: dict[str, Any] = {name: {"data": str(data / name)} for name in configs}
+    for name in ("mgmtd", "meta"):
+        if etcd := options.etcd.config(name):
+            stores[name] = {"etcd": etcd}
     return [
         Service(
             name=name,
@@ -71,7 +75,7 @@ def services(
             address=addresses[name],
             config={
                 "listen": addresses[name],
-                "data": str(data / name),
+                **stores[name],
                 **shared,
                 **configs[name],
             },

@@ -232,4 +232,4 @@ const UNAUTHENTICATED: i32 = 16;
 /// The remedy after a restore.
 pub(crate) const RESTORED: &str = "it is another cluster or was restored from an older backup, so \
      acknowledged changes are missing; connect the cluster that served this store, or accept the \
-     loss: stop all services of 3FS and set `accept_restored`";
+     loss: stop all services of 3FS and start mgmtd and meta once with --etcd-accept-restored";

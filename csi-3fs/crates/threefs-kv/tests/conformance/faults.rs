@@ -293,7 +293,7 @@ async fn another_cluster_is_refused_until_it_is_accepted() {
     let mut moved = threefs_kv::EtcdConfig { endpoints: other.config().endpoints, ..config };
     let error = Store::etcd(moved.clone()).await.err().unwrap().to_string();
     assert!(
-        error.contains("last served by cluster") && error.contains("accept_restored"),
+        error.contains("last served by cluster") && error.contains("accept-restored"),
         "{error}"
     );
     moved.accept_restored = true;

@@ -1,0 +1,39 @@
+//! Configuration of the store of a service.
+
+use std::path::PathBuf;
+
+use crate::{EmbeddedConfig, EtcdConfig, KvError, Store};
+
+/// A store to be opened.
+#[derive(Clone, Debug)]
+pub enum StoreConfig {
+    /// A folder of this machine.
+    Embedded(EmbeddedConfig),
+    /// An etcd cluster.
+    Etcd(EtcdConfig),
+}
+
+impl StoreConfig {
+    /// An embedded store of the default size.
+    pub fn folder(path: impl Into<PathBuf>) -> Self {
+        Self::Embedded(EmbeddedConfig::new(path))
+    }
+
+    /// Whether an operator accepts that the store was restored from an older backup.
+    pub fn accepts_restored(&self) -> bool {
+        matches!(self, Self::Etcd(config) if config.accept_restored)
+    }
+}
+
+impl Store {
+    /// Opens a store.
+    ///
+    /// # Errors
+    /// As [`Store::embedded`] and [`Store::etcd`].
+    pub async fn open(config: StoreConfig) -> Result<Self, KvError> {
+        match config {
+            StoreConfig::Embedded(config) => Self::embedded(config),
+            StoreConfig::Etcd(config) => Self::etcd(config).await,
+        }
+    }
+}
