@@ -123,8 +123,8 @@ pub trait Disk: Send + Sync + 'static {
     /// Whether a flush of any file ([`DiskFile::sync_data`]) also makes durable what
     /// [`DiskFile::write_to_device`] has written to others, provided that the blocks had been
     /// written and flushed since they were allocated: the file system overwrites them in place, and
-    /// a flush empties the cache of the whole device.
-    fn shares_flushes(&self) -> bool;
+    /// a flush empties the cache of the whole device. `data` and `log` are the files concerned.
+    fn shares_flushes(&self, data: &Self::File, log: &Self::File) -> bool;
 
     /// Free bytes of the file system for this user.
     ///

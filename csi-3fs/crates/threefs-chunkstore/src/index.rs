@@ -83,6 +83,8 @@ pub(crate) struct Inner<F> {
     pub(crate) unflushed: Vec<Extent>,
     pub(crate) appended: u64,
     pub(crate) durable: u64,
+    /// The last record when the last frame was sealed.
+    pub(crate) sealed: Option<u64>,
     // A thread is flushing or switching logs, without the lock.
     pub(crate) flushing: bool,
     pub(crate) copying: Option<Copying>,

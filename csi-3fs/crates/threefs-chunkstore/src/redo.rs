@@ -18,7 +18,10 @@ impl Redo {
     pub(crate) fn written(&mut self, runs: &[Extent], data: &[u8]) {
         let blocks = runs.iter().flat_map(|run| run.start..run.end());
         for (block, bytes) in blocks.zip(data.chunks(BLOCK_BYTES)) {
-            self.0.insert(block, bytes.to_vec());
+            // Whole blocks, as every write to the data file.
+            let mut bytes = bytes.to_vec();
+            bytes.resize(BLOCK_BYTES, 0);
+            self.0.insert(block, bytes);
         }
     }
 

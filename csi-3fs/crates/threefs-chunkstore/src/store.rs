@@ -322,7 +322,7 @@ impl<D: Disk> Drop for FileChunkStore<D> {
     /// A clean shutdown leaves nothing to roll forward. A failure here loses no acknowledged
     /// update.
     fn drop(&mut self) {
-        if let Err(error) = self.flush() {
+        if let Err(error) = self.flush().and_then(|()| self.seal_last_frame()) {
             tracing::warn!(%error, "could not flush the last commits");
         }
         let blocks = {

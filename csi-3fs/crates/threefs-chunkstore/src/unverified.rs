@@ -23,7 +23,11 @@ pub(crate) fn has_data(records: &[Record], data: &impl DiskFile) -> bool {
     blocks_of(records).into_iter().all(|(block, expected)| {
         let bytes = &mut bytes[..expected.bytes];
         match data.read_at(bytes, block * BLOCK_BYTES as u64) {
-            Ok(()) => crc32c::crc32c(bytes) == expected.checksum,
+            Ok(()) if crc32c::crc32c(bytes) == expected.checksum => true,
+            Ok(()) => {
+                tracing::warn!(block, chunk = %expected.chunk, "new data differs from its checksum");
+                false
+            }
             Err(error) => {
                 // The frame may have been acknowledged: a read reports the damage.
                 tracing::warn!(%error, block, chunk = %expected.chunk, "could not read new data");

@@ -52,6 +52,48 @@ fn config() -> StoreConfig {
     StoreConfig { grow_bytes: 128 << 10, ..StoreConfig::default() }
 }
 
+/// Flips a bit of each block of the data file.
+fn damage_data(disk: &MemoryDisk) {
+    let data = disk.open("data").unwrap();
+    for offset in (0..data.length().unwrap()).step_by(4096) {
+        let mut byte = [0];
+        data.read_at(&mut byte, offset).unwrap();
+        data.write_at(&[byte[0] ^ 1], offset).unwrap();
+    }
+}
+
+#[test]
+fn damage_of_the_last_acknowledged_data_is_reported_after_an_opening_or_a_clean_stop() {
+    for clean_stop in [true, false] {
+        let mut disk = MemoryDisk::default();
+        let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+        for version in 1..=3 {
+            put(&store, 0, version, 20_000).unwrap();
+        }
+        // Overwrites the blocks of the first version in place, and is the last frame.
+        let bytes = content(0, 4, 20_000);
+        store.apply(&update(chunk(0), 4, ContentChange::Replace), &bytes).unwrap();
+        let kill = |disk: &MemoryDisk| {
+            let operations = disk.0.lock().unwrap().operations.clone();
+            after_kill(&operations, operations.len())
+        };
+        if !clean_stop {
+            disk = kill(&disk);
+            let opened = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+            let killed = kill(&disk);
+            drop(opened);
+            disk = killed;
+        }
+        drop(store);
+        damage_data(&disk);
+        let store = FileChunkStore::open_on(disk, config()).unwrap();
+        let pending = store.meta(chunk(0)).unwrap().pending.expect("the update is lost");
+        assert_eq!(pending.version, ChunkVersion(4), "clean stop: {clean_stop}");
+        let error = store.read(chunk(0), Which::Newest, 0, u32::MAX).unwrap_err();
+        assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
+    }
+}
+
 #[test]
 fn a_flipped_bit_is_reported_by_chunk_and_block_and_a_new_write_repairs_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -151,8 +151,8 @@ impl Disk for AskingDisk {
         self.asks.ask("sync_names");
         self.disk.sync_names()
     }
-    fn shares_flushes(&self) -> bool {
-        self.disk.shares_flushes()
+    fn shares_flushes(&self, data: &Self::File, log: &Self::File) -> bool {
+        self.disk.shares_flushes(&data.0, &log.0)
     }
     fn free_bytes(&self) -> io::Result<u64> {
         self.asks.ask("free_bytes");

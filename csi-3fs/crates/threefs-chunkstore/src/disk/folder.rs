@@ -7,6 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use threefs_core::chunk::BLOCK_BYTES;
+
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 
 use super::{Disk, DiskFile};
@@ -73,9 +75,15 @@ impl Disk for Folder {
         self.folder.sync_all()
     }
 
-    fn shares_flushes(&self) -> bool {
+    fn shares_flushes(&self, data: &FolderFile, log: &FolderFile) -> bool {
         // ext4 overwrites in place. Others may not: btrfs never does, XFS not in shared extents.
-        rustix::fs::fstatfs(&self.folder).is_ok_and(|stat| stat.f_type == EXT4_MAGIC)
+        let overwrites_in_place = |file: &FolderFile| {
+            rustix::fs::fstatfs(&file.file)
+                .is_ok_and(|stat| stat.f_type == EXT4_MAGIC && stat.f_bsize as usize >= BLOCK_BYTES)
+        };
+        // The files may be links to other file systems.
+        let device = |file: &FolderFile| file.file.metadata().map(|metadata| metadata.dev()).ok();
+        overwrites_in_place(data) && device(data) == device(log)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -251,8 +259,6 @@ impl DiskFile for FolderFile {
 
 #[cfg(test)]
 mod tests {
-    use threefs_core::chunk::BLOCK_BYTES;
-
     use super::*;
 
     #[test]
@@ -280,11 +286,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let disk = Folder::open(folder.path()).unwrap();
         let is_ext4 = rustix::fs::statfs(folder.path()).unwrap().f_type == EXT4_MAGIC;
-        assert_eq!(disk.shares_flushes(), is_ext4);
-        if !is_ext4 {
-            return;
-        }
-        let file = disk.open("data").unwrap();
+        let (file, log) = (disk.open("data").unwrap(), disk.open("log").unwrap());
+        assert_eq!(disk.shares_flushes(&file, &log), is_ext4);
+        let memory = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        let link = folder.path().join("linked");
+        std::os::unix::fs::symlink(memory.path(), &link).unwrap();
+        assert!(!disk.shares_flushes(&file, &disk.open("linked").unwrap()));
+        std::fs::remove_file(link).unwrap();
         file.allocate(64 << 10).unwrap();
         DiskFile::write_at(&file, &vec![1; 64 << 10], 0).unwrap();
         // Also after a rename.
@@ -296,7 +304,7 @@ mod tests {
         assert!(read[..8192].iter().all(|byte| *byte == 1));
         assert_eq!(read[8192..28_192], bytes[1..]);
         assert!(read[28_192..].iter().all(|byte| *byte == 1));
-        assert_eq!(disk.list().unwrap(), ["lock", "other"]);
+        assert_eq!(disk.list().unwrap(), ["lock", "log", "other"]);
     }
 
     #[test]

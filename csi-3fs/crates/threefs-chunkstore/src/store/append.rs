@@ -68,6 +68,23 @@ impl<D: Disk> FileChunkStore<D> {
         self.shared_flush && !runs.iter().any(unwritten)
     }
 
+    /// Appends a frame after the last one, whose data is then never taken for lost: the data of the
+    /// last frame is there, and damage to it from now on must be reported.
+    pub(super) fn seal_last_frame(&self) -> Result<(), StoreError> {
+        let is_sealed = |inner: &Inner<D::File>| inner.sealed == Some(inner.appended);
+        if !self.shared_flush || is_sealed(&self.lock()) {
+            return Ok(());
+        }
+        let number = self.append_with(|inner| {
+            // Changes nothing.
+            let floor = Record::Floor { version: inner.version_floor };
+            self.append(inner, floor, true)
+        })?;
+        self.wait_durable(number)?;
+        self.lock().sealed = Some(number);
+        Ok(())
+    }
+
     /// Checks the log space for a record of `bytes`. Small records (commit, remove) may use the
     /// reserved space, so that space can be freed on a full disk.
     pub(super) fn check_log_room(

@@ -66,6 +66,9 @@ impl<D: Disk> FileChunkStore<D> {
         store.publish_usage(&store.lock());
         store.allocate_logs()?;
         store.ensure_id()?;
+        if let Err(error) = store.seal_last_frame() {
+            tracing::warn!(%error, "could not seal the last frame of the log");
+        }
         Ok(store)
     }
 
@@ -105,6 +108,7 @@ impl<D: Disk> FileChunkStore<D> {
             unflushed: Vec::new(),
             appended: 0,
             durable: 0,
+            sealed: None,
             flushing: false,
             copying: None,
             failed: None,
@@ -126,7 +130,7 @@ impl<D: Disk> FileChunkStore<D> {
         })?;
         if replay.void {
             // Later writes may restore its data by chance: the frame must not become valid then.
-            tracing::info!(frame = replay.next_number, "the last frame of the log has no data");
+            tracing::warn!(frame = replay.next_number, "the last frame of the log has no data");
             let cleared = log.write_at(&[0; BLOCK_BYTES], replay.end);
             cleared
                 .and_then(|()| log.sync_data())
@@ -139,7 +143,7 @@ impl<D: Disk> FileChunkStore<D> {
         config.budget.add_data_file((inner.data_blocks - data_blocks) * BLOCK_BYTES as u64);
         config.budget.holds_chunk(inner.largest_chunk());
         Ok(Self {
-            shared_flush: disk.shares_flushes(),
+            shared_flush: disk.shares_flushes(&data, &log),
             disk,
             name: config.budget.add_store(),
             config,

@@ -170,6 +170,8 @@ impl<D: Disk> FileChunkStore<D> {
             if let Err(error) = punched {
                 tracing::debug!(%error, "could not return free blocks to the file system");
                 inner.free.release(start, blocks);
+                // Part of them may be holes now.
+                inner.unwritten.insert(start, blocks);
                 continue;
             }
             inner.holes.release(start, blocks);
@@ -243,6 +245,7 @@ impl<D: Disk> FileChunkStore<D> {
             Err(error) => {
                 tracing::warn!(%error, "could not return free blocks to the file system");
                 inner.free.release(blocks, before - blocks);
+                inner.unwritten.insert(blocks, before - blocks);
             }
         }
     }

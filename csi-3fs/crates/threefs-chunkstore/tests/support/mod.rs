@@ -274,7 +274,7 @@ impl Disk for MemoryDisk {
         Ok(())
     }
 
-    fn shares_flushes(&self) -> bool {
+    fn shares_flushes(&self, _data: &MemoryFile, _log: &MemoryFile) -> bool {
         !self.0.lock().unwrap().separate_flushes
     }
 
