@@ -1,7 +1,6 @@
 """DCP's writer and reader in one process: damage, wrong models, names, concurrent saves."""
 
 import pickle
-import random
 import re
 import threading
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from threefs.checkpoint import (
     CheckpointBusyError,
-    CheckpointDamagedError,
     CheckpointError,
     CheckpointManager,
     LocalFiles,
@@ -28,10 +26,7 @@ from threefs.checkpoint.distributed import (  # noqa: E402
     latest_checkpoint,
 )
 from threefs.checkpoint.distributed import folder as folder_module  # noqa: E402
-from threefs.checkpoint.distributed import shard as shard_module  # noqa: E402
 from threefs.checkpoint.distributed import writer as writer_module  # noqa: E402
-from threefs.checkpoint.distributed.index import Index  # noqa: E402
-from threefs.checkpoint.distributed.ranges import TensorRead, read_all  # noqa: E402
 from torch.distributed.checkpoint import CheckpointException  # noqa: E402
 
 ID = "/ckpt/gpt/step-1"
@@ -126,39 +121,6 @@ def test_another_dtype_and_strides_are_converted(files):
     save(files)
     state = {"a": torch.zeros(1000, 700, dtype=torch.float64).T}
     assert torch.equal(load(files, state=state)["a"], make_state(1)["a"].double())
-
-
-def test_any_box_of_a_stored_tensor_is_read(files, monkeypatch):
-    """Small blocks, so that boxes begin and end inside of them."""
-    monkeypatch.setattr(shard_module, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(shard_module, "BUFFER_BYTES", 4096)
-    files.mkdir("/c")
-    chance = random.Random(1)
-    for number in range(300):
-        shape = [chance.randrange(1, 9) for _ in range(chance.randrange(4))]
-        dtype = chance.choice([torch.float32, torch.int8, torch.complex128, torch.bool])
-        stored = (torch.rand(*shape, 16) * 2).to(torch.uint8).view(dtype)[..., 0]
-        writer = shard_module.ShardWriter(files, "/c", f"shard-{number}")
-        writer.add_bytes("before", memoryview(bytearray(chance.randrange(5000))))
-        item = writer.add_tensor("x", [0] * len(shape), stored)
-        writer.close()
-        offsets = [chance.randrange(extent) for extent in shape]
-        lengths = [
-            chance.randrange(extent - offset + 1)
-            for extent, offset in zip(shape, offsets, strict=True)
-        ]
-        target = torch.zeros(lengths, dtype=dtype)
-        if chance.random() < 0.3:
-            target = torch.zeros([*reversed(lengths)], dtype=dtype).permute(
-                list(reversed(range(len(lengths))))
-            )
-        index = Index("s", shard_module.ALGORITHM, 64, {item.shard: writer.length}, [item])
-        read = TensorRead(item, offsets, lengths, target, lambda _: None)
-        read_all(files, "/c", index, [read])
-        box = tuple(
-            slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True)
-        )
-        assert torch.equal(target, stored[box]), (number, dtype, shape, offsets, lengths)
 
 
 def test_a_save_with_the_same_id_replaces_the_checkpoint(files, folder):
@@ -375,14 +337,6 @@ def test_a_client_is_not_sent_to_another_process(files):
     pickle.loads(pickle.dumps(ThreeFSWriter(files)))
     with pytest.raises(CheckpointError, match="give ThreeFSWriter the path of"):
         pickle.dumps(ThreeFSWriter(object()))
-
-
-def test_a_manifest_that_names_places_outside_its_shards_is_damage():
-    index = Index("s", "crc32", 64, {"shard": 10}, [])
-    item = shard_module.Item("x", [0], "shard", 4, 8, "uint8", [8], [0])
-    index.items.append(item)
-    with pytest.raises(CheckpointDamagedError, match="invalid place for `x`"):
-        index.check("/c")
 
 
 def test_the_example_of_checkpoints_md_runs(cluster, monkeypatch):
