@@ -211,6 +211,16 @@ pub enum StorageError {
         /// Which file.
         inode: InodeId,
     },
+    /// The update is for another version of the chunk. Nothing was changed.
+    #[error("{chunk} has version {committed}, the update is for version {expected}")]
+    ChunkChanged {
+        /// Which chunk.
+        chunk: ChunkId,
+        /// As in the request.
+        expected: ChunkVersion,
+        /// Committed version.
+        committed: ChunkVersion,
+    },
 }
 
 impl StorageError {
@@ -241,7 +251,8 @@ impl StorageError {
             | Self::ChunkSizeMismatch { .. }
             | Self::NoSpace { .. }
             | Self::InvalidRequest { .. }
-            | Self::InodeForgotten { .. } => Remedy::GiveUp,
+            | Self::InodeForgotten { .. }
+            | Self::ChunkChanged { .. } => Remedy::GiveUp,
         }
     }
 

@@ -258,6 +258,11 @@ pub enum StorageRequest {
     ForgetInodes(ForgetInodes),
     /// See [`PurgeRequest`]. Answered by [`StorageReply::Updated`].
     Purge(PurgeRequest),
+    /// An update that is made only if this is the committed version of its chunk. Answered by
+    /// [`StorageReply::Updated`]. (New variants go last: older versions decode by position.)
+    UpdateAt(UpdateRequest, ChunkVersion),
+    /// As `QueryChunks`, for services. Answered by [`StorageReply::ChunkVersions`].
+    QueryVersions(QueryChunks),
 }
 
 /// Classes of requests, each with a separate budget at the receiving service.
@@ -289,7 +294,7 @@ impl StorageRequest {
     #[must_use]
     pub fn class(&self) -> u8 {
         match self {
-            Self::Update(_) => class::UPDATE,
+            Self::Update(_) | Self::UpdateAt(..) => class::UPDATE,
             Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
             Self::Purge(request) => request.hop.clamp(1, class::HOP_MAX),
             // Waits only for the same at the next hop; no queue and no update waits for it.
@@ -301,15 +306,22 @@ impl StorageRequest {
             | Self::SyncMetas(_)
             | Self::SyncDone(_)
             | Self::QueryChunks(_)
+            | Self::QueryVersions(_)
             | Self::QueryLastChunk(_) => class::QUERY,
         }
+    }
+
+    /// Whether it is a client's update.
+    #[must_use]
+    pub fn is_update(&self) -> bool {
+        matches!(self, Self::Update(_) | Self::UpdateAt(..))
     }
 
     /// The address of the request.
     #[must_use]
     pub fn to(&self) -> Address {
         match self {
-            Self::Update(request) => request.to,
+            Self::Update(request) | Self::UpdateAt(request, _) => request.to,
             Self::Forward(request) => request.to,
             Self::Replace(request) => request.to,
             Self::Read(request) => request.to,
@@ -317,7 +329,7 @@ impl StorageRequest {
             Self::SyncStart(request) => request.to,
             Self::SyncMetas(request) => request.to,
             Self::SyncDone(request) => request.to,
-            Self::QueryChunks(request) => request.to,
+            Self::QueryChunks(request) | Self::QueryVersions(request) => request.to,
             Self::QueryLastChunk(request) => request.to,
             Self::ForgetInodes(request) => request.to,
             Self::Purge(request) => request.to,
@@ -423,6 +435,13 @@ pub enum StorageReply {
     LastChunk(Option<LastChunk>),
     /// To ForgetInodes: durable on this replica and all its successors.
     InodesForgotten,
+    /// To QueryVersions: as `Chunks`, with committed versions.
+    ChunkVersions {
+        /// Chunks and their versions.
+        chunks: Vec<(LastChunk, ChunkVersion)>,
+        /// No more follow.
+        last: bool,
+    },
 }
 
 /// Result of a request.
@@ -434,7 +453,9 @@ pub type StorageResult = Result<StorageReply, StorageError>;
 /// # Errors The payload does not match its checksum, or the request must not have one.
 pub fn verify_payload(request: &StorageRequest, payload: &[u8]) -> Result<(), StorageError> {
     let (chunk, expected) = match request {
-        StorageRequest::Update(request) => (request.chunk, request.payload_checksum),
+        StorageRequest::Update(request) | StorageRequest::UpdateAt(request, _) => {
+            (request.chunk, request.payload_checksum)
+        }
         StorageRequest::Forward(request) => (request.chunk, request.payload_checksum),
         StorageRequest::Replace(request) => (request.chunk, request.checksum),
         _ if payload.is_empty() => return Ok(()),

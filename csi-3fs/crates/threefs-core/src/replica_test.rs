@@ -14,8 +14,8 @@ use crate::ids::{
 };
 use crate::layout::CHUNK_BYTES_MAX;
 use crate::message::{
-    Address, Content, ForgetInodes, ForwardRequest, QueryChunks, ReadRequest, ReplaceRequest,
-    SyncDone, SyncSession, SyncStart, UpdateRequest, Updated,
+    Address, Content, ForgetInodes, ForwardRequest, LastChunk, QueryChunks, ReadRequest,
+    ReplaceRequest, SyncDone, SyncSession, SyncStart, UpdateRequest, Updated,
 };
 use crate::routing::PublicState;
 use PublicState::{LastSrv, Offline, Serving, Syncing, Waiting};
@@ -24,6 +24,8 @@ const CHAIN: ChainId = ChainId(1);
 const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
 const TAG: RequestTag = RequestTag { client: ClientId(9), channel: ChannelId(0), sequence: 4 };
 
+#[path = "replica_condition_test.rs"]
+mod condition;
 #[path = "replica_failure_test.rs"]
 mod failure;
 #[path = "replica_forget_test.rs"]

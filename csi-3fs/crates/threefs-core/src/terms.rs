@@ -143,7 +143,9 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
         | StorageRequest::SyncMetas(_)
         | StorageRequest::SyncDone(_)
         | StorageRequest::ForgetInodes(_)
-        | StorageRequest::Purge(_) => None,
+        | StorageRequest::Purge(_)
+        | StorageRequest::UpdateAt(..)
+        | StorageRequest::QueryVersions(_) => None,
     }
 }
 

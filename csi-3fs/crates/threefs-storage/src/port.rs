@@ -26,6 +26,8 @@ const META_BYTES: usize = 2_048;
 const METAS_MAX: u32 = 1_024;
 /// Encoded size of a chunk's index and length.
 const CHUNK_BYTES: usize = 10;
+/// Encoded size of a version.
+const VERSION_BYTES: usize = 10;
 const CHUNKS_MAX: u32 = 4_096;
 
 /// The RPC port of a node.
@@ -127,6 +129,9 @@ fn reply_bytes(request: &StorageRequest) -> Option<usize> {
         StorageRequest::QueryChunks(query) => {
             Some((query.limit.min(CHUNKS_MAX) as usize + 1) * CHUNK_BYTES)
         }
+        StorageRequest::QueryVersions(query) => {
+            Some((query.limit.min(CHUNKS_MAX) as usize + 1) * (CHUNK_BYTES + VERSION_BYTES))
+        }
         _ => None,
     }
 }
@@ -160,6 +165,11 @@ mod tests {
         let chunks = vec![LastChunk { index: u32::MAX, length: u32::MAX }; CHUNKS_MAX as usize + 1];
         let reply = StorageReply::Chunks { chunks, last: false };
         assert!(encoded(reply) <= reply_bytes(&StorageRequest::QueryChunks(query)).unwrap() + 16);
+        let chunk = (LastChunk { index: u32::MAX, length: u32::MAX }, ChunkVersion(u64::MAX));
+        let chunks = vec![chunk; CHUNKS_MAX as usize + 1];
+        let reply = StorageReply::ChunkVersions { chunks, last: false };
+        let request = StorageRequest::QueryVersions(query);
+        assert!(encoded(reply) <= reply_bytes(&request).unwrap() + 16);
 
         let mut tags = TagWindow::default();
         for channel in 0..64 {

@@ -237,8 +237,14 @@ impl Replica {
         }
         let result = match request {
             StorageRequest::Update(request) => self.check_head(ctx, request.to).map(|()| {
-                let chunk = request.chunk;
-                self.enqueue(ctx, chunk, OpKind::Update { request, payload, expires }, Some(token));
+                let (chunk, at) = (request.chunk, None);
+                let kind = OpKind::Update { request, at, payload, expires };
+                self.enqueue(ctx, chunk, kind, Some(token));
+            }),
+            StorageRequest::UpdateAt(request, at) => self.check_head(ctx, request.to).map(|()| {
+                let (chunk, at) = (request.chunk, Some(at));
+                let kind = OpKind::Update { request, at, payload, expires };
+                self.enqueue(ctx, chunk, kind, Some(token));
             }),
             StorageRequest::Forward(request) => {
                 self.check_sender(request.to, request.from, Role::Serving).map(|()| {
@@ -265,7 +271,8 @@ impl Replica {
             StorageRequest::SyncMetas(request) => self.sync_metas(ctx, token, request),
             StorageRequest::SyncDone(request) => self.sync_done(ctx, token, request),
             StorageRequest::ForgetInodes(request) => self.forget_inodes(ctx, token, request),
-            StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request),
+            StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request, false),
+            StorageRequest::QueryVersions(request) => self.query_chunks(ctx, token, request, true),
             StorageRequest::QueryLastChunk(request) => self.query_last_chunk(ctx, token, request),
         };
         if let Err(error) = result {

@@ -77,6 +77,7 @@ impl Replica {
         ctx: &mut Context<'_>,
         token: Token,
         request: QueryChunks,
+        versions: bool,
     ) -> Result<(), StorageError> {
         self.check_head(ctx, request.to)?;
         let limit = (request.limit as usize).clamp(1, 4_096);
@@ -85,14 +86,16 @@ impl Replica {
             None => ChunkId::first_of(request.inode).before(),
         };
         let end = ChunkId::last_of(request.inode);
-        let mut chunks: Vec<LastChunk> = Vec::new();
+        let mut chunks: Vec<(LastChunk, ChunkVersion)> = Vec::new();
         let mut looked_at = 0;
         let mut size = limit.min(QUERY_PAGE);
         let last = loop {
             let page = ctx.metas.metas(after, end, size);
             let existing = page.iter().filter(|meta| meta.committed.exists());
-            let matches = existing
-                .map(|meta| LastChunk { index: meta.chunk.index, length: meta.committed.length });
+            let matches = existing.map(|meta| {
+                let (index, length) = (meta.chunk.index, meta.committed.length);
+                (LastChunk { index, length }, meta.committed.version)
+            });
             chunks.extend(matches);
             let newest = page.last().filter(|_| page.len() == size);
             if chunks.len() > limit || chunks.len() == limit && newest.is_some() {
@@ -104,14 +107,22 @@ impl Replica {
             looked_at += page.len();
             if looked_at >= QUERY_CHUNKS_MAX {
                 // The next query continues after the last chunk of this reply.
-                if chunks.last().is_none_or(|last| last.index < newest.chunk.index) {
-                    chunks.push(LastChunk { index: newest.chunk.index, length: 0 });
+                if chunks.last().is_none_or(|(last, _)| last.index < newest.chunk.index) {
+                    let marker = LastChunk { index: newest.chunk.index, length: 0 };
+                    chunks.push((marker, ChunkVersion(0)));
                 }
                 break false;
             }
             size = (size * 2).min(QUERY_PAGE);
         };
-        ctx.reply(token, Ok(StorageReply::Chunks { chunks, last }));
+        let reply = match versions {
+            true => StorageReply::ChunkVersions { chunks, last },
+            false => {
+                let chunks = chunks.into_iter().map(|(chunk, _)| chunk).collect();
+                StorageReply::Chunks { chunks, last }
+            }
+        };
+        ctx.reply(token, Ok(reply));
         Ok(())
     }
 

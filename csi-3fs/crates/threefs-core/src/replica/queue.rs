@@ -21,8 +21,13 @@ const WAITERS_MAX: usize = 16;
 /// Kind of an operation, with its request.
 #[derive(Clone, Debug)]
 pub(super) enum OpKind {
-    /// A client's update, on the head.
-    Update { request: UpdateRequest, payload: Bytes, expires: Option<Millis> },
+    /// A client's update, on the head; with `at`, only of this committed version.
+    Update {
+        request: UpdateRequest,
+        at: Option<ChunkVersion>,
+        payload: Bytes,
+        expires: Option<Millis>,
+    },
     /// An update from the predecessor.
     Forward { request: ForwardRequest, payload: Bytes },
     /// A whole chunk from the predecessor, while this target is SYNCING.
@@ -187,8 +192,8 @@ impl Replica {
     fn start(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: QueuedOp) -> StartResult {
         let QueuedOp { kind, waiters } = queued;
         match kind {
-            OpKind::Update { request, payload, expires } => {
-                self.start_update(ctx, request, payload, expires, waiters)
+            OpKind::Update { request, at, payload, expires } => {
+                self.start_update(ctx, request, at, payload, expires, waiters)
             }
             OpKind::Forward { request, payload } => {
                 self.start_forward(ctx, request, payload, waiters)

@@ -21,6 +21,7 @@ impl Replica {
         &mut self,
         ctx: &mut Context<'_>,
         request: UpdateRequest,
+        at: Option<ChunkVersion>,
         payload: Bytes,
         expires: Option<Millis>,
         waiters: VecDeque<Token>,
@@ -35,10 +36,11 @@ impl Replica {
                 // The pending state is dropped with its inode and not resolved.
                 return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
             }
-            let queued = QueuedOp { kind: OpKind::Update { request, payload, expires }, waiters };
+            let queued =
+                QueuedOp { kind: OpKind::Update { request, at, payload, expires }, waiters };
             return StartResult::After(OpKind::Resolve, Box::new(queued));
         }
-        match self.admit_update(ctx, &request, &payload, &meta) {
+        match self.admit_update(ctx, &request, at, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
             Ok(Some(reply)) => answer(ctx, waiters, Ok(reply)),
             // Checked here as well: the update may have waited in the queue until now.
@@ -63,7 +65,7 @@ impl Replica {
                     change: request.change,
                 };
                 let tag = request.tag;
-                let kind = OpKind::Update { request, payload: payload.clone(), expires };
+                let kind = OpKind::Update { request, at, payload: payload.clone(), expires };
                 self.apply(ctx, kind, update, payload, Some(tag), waiters)
             }
         }
@@ -74,6 +76,7 @@ impl Replica {
         &self,
         ctx: &Context<'_>,
         request: &UpdateRequest,
+        at: Option<ChunkVersion>,
         payload: &Bytes,
         meta: &ChunkMeta,
     ) -> Result<Option<Updated>, StorageError> {
@@ -102,6 +105,10 @@ impl Replica {
             TagStatus::Superseded(successor) => {
                 return Err(StorageError::Superseded { tag, successor });
             }
+        }
+        if let Some(expected) = at.filter(|expected| *expected != committed.version) {
+            let (chunk, committed) = (request.chunk, committed.version);
+            return Err(StorageError::ChunkChanged { chunk, expected, committed });
         }
         if payload.is_empty() && matches!(request.change, ContentChange::Write { .. }) {
             let reason = "a write of 0 bytes: use a truncate to change the length".to_owned();
