@@ -64,18 +64,27 @@ pub fn run(
 }
 
 impl Mgmtd {
-    /// Opens the store and binds the port.
+    /// Binds the port and opens the store.
     ///
     /// # Errors
     /// [`MgmtdRunError`].
     pub async fn open(config: MgmtdConfig) -> Result<Self, MgmtdRunError> {
-        config.bootstrap.check().map_err(MgmtdRunError::Config)?;
-        let mut server = ServerConfig::new(CONTEXT, config.key.clone());
-        server.tls = config.tls.accepts();
-        server.budgets = vec![Budget { calls_max: CALLS_MAX, ..Budget::default() }];
-        server.calls_per_connection_max = CALLS_OF_CONNECTION_MAX;
-        let server = Server::bind(&config.listen, server).await?;
-        let store = Store::open(config.store).await?;
+        let server = bind(&config).await?;
+        let store = Store::open(config.store.clone()).await?;
+        Ok(Self::new(server, store, config))
+    }
+
+    /// As [`Mgmtd::open`], on a store that is open already and that others may share: one of them is
+    /// the primary.
+    ///
+    /// # Errors
+    /// [`MgmtdRunError`].
+    pub async fn open_on(store: Store, config: MgmtdConfig) -> Result<Self, MgmtdRunError> {
+        let server = bind(&config).await?;
+        Ok(Self::new(server, store, config))
+    }
+
+    fn new(server: Server, store: Store, config: MgmtdConfig) -> Self {
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());
         let mut manager =
             Manager::new(store, rand::random(), address, config.bootstrap, config.timers);
@@ -83,7 +92,7 @@ impl Mgmtd {
             manager = manager.on_demand();
         }
         let tick = Duration::from_millis(config.timers.scan_ms.max(1));
-        Ok(Self { server, manager: Arc::new(manager), tick })
+        Self { server, manager: Arc::new(manager), tick }
     }
 
     /// The address that it listens on.
@@ -108,6 +117,16 @@ impl Mgmtd {
             error = tick(&self.manager, clock, self.tick) => Err(error.into()),
         }
     }
+}
+
+/// Checks the configuration and binds the port.
+async fn bind(config: &MgmtdConfig) -> Result<Server, MgmtdRunError> {
+    config.bootstrap.check().map_err(MgmtdRunError::Config)?;
+    let mut server = ServerConfig::new(CONTEXT, config.key.clone());
+    server.tls = config.tls.accepts();
+    server.budgets = vec![Budget { calls_max: CALLS_MAX, ..Budget::default() }];
+    server.calls_per_connection_max = CALLS_OF_CONNECTION_MAX;
+    Ok(Server::bind(&config.listen, server).await?)
 }
 
 async fn tick(manager: &Manager, clock: Clock, every: Duration) -> KvError {

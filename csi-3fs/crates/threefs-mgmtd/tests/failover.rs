@@ -1,0 +1,121 @@
+//! Two cluster managers over one store: the standby takes over when the primary is killed.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::time::{Duration, Instant};
+
+use fabric::BoxFuture;
+use fabric::auth::Key;
+use fabric::deadline::Deadline;
+use fabric::rpc::{Shutdown, ShutdownHandle};
+use threefs_core::heartbeat::{DataFolder, Heartbeat};
+use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
+use threefs_kv::{Backend, Commit, KvError, Snapshot, Store, Versionstamp, Watch};
+use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+use tokio::task::JoinHandle;
+
+const TIMERS: Timers = Timers { node_failure_ms: 60_000, primary_lease_ms: 500, scan_ms: 10 };
+const KILLS: usize = 4;
+
+fn key() -> Key {
+    Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// A store that several services share.
+struct Shared(Store);
+
+impl Backend for Shared {
+    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+        Backend::snapshot(&self.0)
+    }
+
+    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+        self.0.commit(commit)
+    }
+
+    fn watch(&self, key: &[u8]) -> Watch {
+        self.0.watch(key)
+    }
+
+    fn exclusive_opening(&self) -> Option<u128> {
+        None
+    }
+}
+
+struct Service {
+    address: String,
+    task: JoinHandle<()>,
+    _alive: ShutdownHandle,
+}
+
+impl Service {
+    /// Retries until the port of its predecessor is free.
+    async fn start(store: &Store, listen: &str) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mgmtd = loop {
+            let config = MgmtdConfig {
+                listen: listen.into(),
+                advertise: None,
+                key: key().into(),
+                tls: fabric::tls::ServiceTls::default(),
+                store: threefs_kv::StoreConfig::folder("unused"),
+                // No chains: a new primary knows at once that no node has targets.
+                bootstrap: Bootstrap { nodes: 2, replicas: 1, chains_per_node: 4 },
+                rebalance: true,
+                timers: TIMERS,
+            };
+            match Mgmtd::open_on(store.clone(), config).await {
+                Ok(mgmtd) => break mgmtd,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        let address = mgmtd.address().to_string();
+        let (handle, shutdown) = Shutdown::new();
+        let task = tokio::spawn(async move { mgmtd.serve(shutdown).await.unwrap() });
+        Self { address, task, _alive: handle }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_takes_over_from_a_killed_primary_and_loses_no_decision() {
+    let store = Store::new(Shared(Store::memory()));
+    let mut services =
+        [Service::start(&store, "127.0.0.1:0").await, Service::start(&store, "127.0.0.1:0").await];
+    let addresses = services.each_ref().map(|service| service.address.clone());
+    let client = MgmtdClient::new(&addresses, &key());
+    let heartbeat = |incarnation| Heartbeat {
+        node: NodeId(1),
+        address: "127.0.0.1:1".into(),
+        incarnation: Incarnation(incarnation),
+        sequence: 1,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+        data: DataFolder::Empty,
+    };
+    let (mut version, mut epoch) = (RoutingVersion(0), 0);
+    for kill in 0..KILLS as u64 {
+        // Each start of the node is a decision, which is durable before it is answered.
+        client.heartbeat(heartbeat(kill + 1), soon()).await.unwrap();
+        let routing = client.routing(RoutingVersion(0), Duration::ZERO, soon()).await.unwrap();
+        let routing = routing.unwrap();
+        assert!(routing.version > version, "{:?} after {version:?}", routing.version);
+        let status = client.status(soon()).await.unwrap();
+        assert!(status.epoch > epoch);
+        (version, epoch) = (routing.version, status.epoch);
+        let primary = services.iter().position(|it| it.address == status.primary).unwrap();
+        let killed = Instant::now();
+        services[primary].task.abort();
+        let _ = (&mut services[primary].task).await;
+        let status = client.status(soon()).await.unwrap();
+        assert_ne!(status.primary, addresses[primary]);
+        println!("primary again after {:?}", killed.elapsed());
+        services[primary] = Service::start(&store, &addresses[primary]).await;
+    }
+    // A former process of the node does not return.
+    client.heartbeat(heartbeat(1), soon()).await.unwrap_err();
+}
