@@ -94,6 +94,12 @@ pub enum ClientError {
         /// The operation and its path.
         what: String,
     },
+    /// The chunk has changed since its version was read; nothing was done.
+    #[error("{what}: the chunk has changed meanwhile")]
+    Changed {
+        /// The operation and its path.
+        what: String,
+    },
     /// Invalid argument; nothing was done.
     #[error("{detail}")]
     InvalidArgument {
@@ -224,6 +230,7 @@ impl Attempts {
             StorageError::NoSpace { target } => {
                 ClientError::NoSpace { what: self.what.clone(), target }
             }
+            StorageError::ChunkChanged { .. } => ClientError::Changed { what: self.what.clone() },
             StorageError::ChunkSizeMismatch { .. } | StorageError::InvalidRequest { .. } => {
                 ClientError::InvalidArgument { detail: format!("{}: {error}", self.what) }
             }

@@ -16,7 +16,7 @@ use crate::read::ReadPlan;
 use crate::write::FileWrite;
 
 /// Chunks per query.
-const PAGE: u32 = 1024;
+pub(crate) const PAGE: u32 = 1024;
 
 impl Client {
     /// Queries the metadata service with an identity. `what` is for messages.

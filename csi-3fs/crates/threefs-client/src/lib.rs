@@ -137,3 +137,5 @@ mod cluster_test;
 mod credential_test;
 #[cfg(test)]
 mod recount_test;
+#[cfg(test)]
+mod trim_test;

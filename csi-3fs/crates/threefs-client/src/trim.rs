@@ -12,14 +12,15 @@ use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
 use threefs_core::chunk::ContentChange;
 use threefs_core::forgotten::{FORGET_INODES_MAX, InodeRange};
-use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, InodeId};
 use threefs_core::layout::Layout;
-use threefs_core::message::{ForgetInodes, LastChunk, StorageReply, StorageRequest};
-use threefs_meta::{ChunkTrimmer, DeadFile};
+use threefs_core::message::{ForgetInodes, LastChunk, QueryChunks, StorageReply, StorageRequest};
+use threefs_meta::{ChunkTrimmer, DeadFile, Pending};
 use tokio::task::JoinSet;
 
 use crate::Client;
 use crate::error::{Attempts, ClientError, OperationName};
+use crate::inodes::PAGE;
 use crate::routing::ChunkLocation;
 use crate::window::task_result;
 
@@ -36,6 +37,7 @@ impl ChunkTrimmer for Client {
         inode: InodeId,
         layout: &'a Layout,
         range: Range<u64>,
+        pending: Pending,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
@@ -43,8 +45,8 @@ impl ChunkTrimmer for Client {
             let chains = self.chains(&what, layout, deadline).await;
             let chains = chains.map_err(|error| error.to_string())?;
             let chains = chains_within(&chains, layout.chunk_bytes, &range);
-            let truncation =
-                Truncation { inode, chunk_bytes: layout.chunk_bytes, length: range.start };
+            let (chunk_bytes, length) = (layout.chunk_bytes, range.start);
+            let truncation = Truncation { inode, chunk_bytes, length, pending };
             self.truncate_chains(&what, chains, truncation, deadline).await
         })
     }
@@ -69,11 +71,12 @@ impl ChunkTrimmer for Client {
 }
 
 /// A truncation of a file.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Truncation {
     inode: InodeId,
     chunk_bytes: u32,
     length: u64,
+    pending: Pending,
 }
 
 impl Client {
@@ -85,23 +88,24 @@ impl Client {
         truncation: Truncation,
         deadline: Deadline,
     ) -> Result<(), String> {
-        let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
+        let mut tasks: JoinSet<Result<(), String>> = JoinSet::new();
         let mut outcome = Ok(());
         for chain in chains {
             if tasks.len() >= CHAINS_AT_ONCE
                 && let Some(finished) = tasks.join_next().await
             {
-                outcome = outcome.and(task_result(finished));
+                outcome = outcome.and(finished.unwrap_or_else(|error| Err(error.to_string())));
             }
             let (client, what) = (self.clone(), Arc::clone(what));
+            let truncation = truncation.clone();
             tasks.spawn(
                 async move { client.truncate_chain(&what, chain, truncation, deadline).await },
             );
         }
         while let Some(finished) = tasks.join_next().await {
-            outcome = outcome.and(task_result(finished));
+            outcome = outcome.and(finished.unwrap_or_else(|error| Err(error.to_string())));
         }
-        outcome.map_err(|error| error.to_string())
+        outcome
     }
 
     /// Sends one request to each chain for all files that may have chunks there, concurrently,
@@ -227,52 +231,104 @@ impl Client {
         self.0.breakers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Truncates the chunks of one chain, page by page. Chunks are cut only at the versions that they
+    /// had while the truncation was pending: another service may complete it at any time, and later
+    /// data must stay.
     async fn truncate_chain(
         &self,
         what: &OperationName,
         chain: ChainId,
         truncation: Truncation,
         deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        let Truncation { inode, chunk_bytes, length } = truncation;
-        let size = u64::from(chunk_bytes);
+    ) -> Result<(), String> {
+        let size = u64::from(truncation.chunk_bytes);
         // Skip chunks that are entirely before the length.
-        let mut after = u32::try_from(length / size).unwrap_or(u32::MAX).checked_sub(1);
+        let mut after = u32::try_from(truncation.length / size).unwrap_or(u32::MAX).checked_sub(1);
         loop {
-            let (chunks, last) = self.chunks_after(what, chain, inode, after, deadline).await?;
-            let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
-            for LastChunk { index, length: chunk_length } in
-                chunks.iter().filter(|it| it.length > 0)
-            {
-                let start = u64::from(*index) * size;
-                let change = match length.checked_sub(start) {
-                    // Below `chunk_bytes`, so the cast is exact.
-                    Some(keep) if keep > 0 && keep < u64::from(*chunk_length) => {
-                        ContentChange::Truncate { length: keep as u32 }
-                    }
-                    Some(keep) if keep > 0 => continue,
-                    _ => ContentChange::Remove,
-                };
-                if tasks.len() >= UPDATES_IN_FLIGHT_MAX
-                    && let Some(finished) = tasks.join_next().await
-                {
-                    task_result(finished)?;
-                }
-                let location =
-                    ChunkLocation { chain, chunk: ChunkId::new(inode, *index), chunk_bytes };
-                let (client, what) = (self.clone(), Arc::clone(what));
-                tasks.spawn(async move {
-                    client.update(&what, location, change, Bytes::new(), deadline).await.map(drop)
-                });
+            let page = self.versions_after(what, chain, truncation.inode, after, deadline).await;
+            let (chunks, last) = page.map_err(|error| error.to_string())?;
+            let cuts: Vec<_> = chunks.iter().filter_map(|chunk| truncation.cut(chunk)).collect();
+            if !cuts.is_empty() {
+                (truncation.pending)().await?;
             }
-            while let Some(finished) = tasks.join_next().await {
-                task_result(finished)?;
-            }
-            match chunks.last() {
-                Some(current) if !last => after = Some(current.index),
-                _ => return Ok(()),
+            let cut = self.cut_chunks(what, chain, &truncation, cuts, deadline).await;
+            match (cut, chunks.last()) {
+                // It was written meanwhile: its new version is cut if the truncation is still pending.
+                (Err(ClientError::Changed { .. }), _) => {}
+                (Err(error), _) => return Err(error.to_string()),
+                (Ok(()), Some((current, _))) if !last => after = Some(current.index),
+                (Ok(()), _) => return Ok(()),
             }
         }
+    }
+
+    async fn cut_chunks(
+        &self,
+        what: &OperationName,
+        chain: ChainId,
+        truncation: &Truncation,
+        cuts: Vec<(u32, ChunkVersion, ContentChange)>,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let Truncation { inode, chunk_bytes, .. } = *truncation;
+        let mut tasks: JoinSet<Result<(), ClientError>> = JoinSet::new();
+        for (index, version, change) in cuts {
+            if tasks.len() >= UPDATES_IN_FLIGHT_MAX
+                && let Some(finished) = tasks.join_next().await
+            {
+                task_result(finished)?;
+            }
+            let location = ChunkLocation { chain, chunk: ChunkId::new(inode, index), chunk_bytes };
+            let (client, what) = (self.clone(), Arc::clone(what));
+            tasks.spawn(async move {
+                client.update_at(&what, location, version, change, deadline).await.map(drop)
+            });
+        }
+        while let Some(finished) = tasks.join_next().await {
+            task_result(finished)?;
+        }
+        Ok(())
+    }
+
+    /// One page of the chunks of a file on a chain, with their versions.
+    async fn versions_after(
+        &self,
+        what: &OperationName,
+        chain: ChainId,
+        inode: InodeId,
+        after: Option<u32>,
+        deadline: Deadline,
+    ) -> Result<(Vec<(LastChunk, ChunkVersion)>, bool), ClientError> {
+        let mut attempts = Attempts::of(&**what);
+        let request =
+            |to| StorageRequest::QueryVersions(QueryChunks { to, inode, after, limit: PAGE });
+        let reply =
+            self.call_head(chain, &mut attempts, Bytes::new(), &deadline.into(), request).await?;
+        match reply {
+            Some((_, StorageReply::ChunkVersions { chunks, last })) => Ok((chunks, last)),
+            Some((who, other)) => Err(ClientError::unexpected(&who, &other)),
+            None => Err(attempts.unavailable(self.0.config.timeout)),
+        }
+    }
+}
+
+impl Truncation {
+    /// The update that a chunk needs, with its index and version.
+    fn cut(
+        &self,
+        (chunk, version): &(LastChunk, ChunkVersion),
+    ) -> Option<(u32, ChunkVersion, ContentChange)> {
+        let start = u64::from(chunk.index) * u64::from(self.chunk_bytes);
+        let change = match self.length.checked_sub(start) {
+            _ if chunk.length == 0 => return None,
+            // Below `chunk_bytes`, so the cast is exact.
+            Some(keep) if keep > 0 && keep < u64::from(chunk.length) => {
+                ContentChange::Truncate { length: keep as u32 }
+            }
+            Some(keep) if keep > 0 => return None,
+            _ => ContentChange::Remove,
+        };
+        Some((chunk.index, *version, change))
     }
 }
 

@@ -8,10 +8,11 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use fabric::BoxFuture;
+use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, NotAfter};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
-use threefs_core::ids::{ChainId, ChannelId, ClientId, RequestTag};
+use threefs_core::ids::{ChainId, ChannelId, ChunkVersion, ClientId, RequestTag};
 use threefs_core::message::{Address, StorageReply, StorageRequest, UpdateRequest, Updated};
 
 use crate::Client;
@@ -74,19 +75,33 @@ impl Client {
         payload: Bytes,
         patience: impl Into<ProgressTimeout>,
     ) -> BoxFuture<'a, Result<Updated, ClientError>> {
-        Box::pin(self.update_now(what, location, change, payload, patience.into()))
+        Box::pin(self.update_now(what, location, None, change, payload, patience.into()))
+    }
+
+    /// As [`Client::update`], without payload, only if `at` is the committed version of the chunk.
+    pub(crate) fn update_at<'a>(
+        &'a self,
+        what: &'a OperationName,
+        location: ChunkLocation,
+        at: ChunkVersion,
+        change: ContentChange,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Updated, ClientError>> {
+        let (at, payload) = (Some(at), Bytes::new());
+        Box::pin(self.update_now(what, location, at, change, payload, deadline.into()))
     }
 
     async fn update_now(
         &self,
         what: &OperationName,
         location: ChunkLocation,
+        at: Option<ChunkVersion>,
         change: ContentChange,
         payload: Bytes,
         patience: ProgressTimeout,
     ) -> Result<Updated, ClientError> {
         let tag = self.0.channels.take();
-        let result = self.update_tagged(what, location, change, payload, tag, &patience).await;
+        let result = self.update_tagged(what, location, at, change, payload, tag, &patience).await;
         // After an error a copy may still be in flight: the channel is abandoned.
         if matches!(result, Ok(_) | Err(ClientError::NotReserved { .. })) {
             self.0.channels.release(tag);
@@ -94,10 +109,12 @@ impl Client {
         result
     }
 
+    #[allow(clippy::too_many_arguments)]
     async fn update_tagged(
         &self,
         what: &OperationName,
         location: ChunkLocation,
+        at: Option<ChunkVersion>,
         change: ContentChange,
         payload: Bytes,
         tag: RequestTag,
@@ -106,14 +123,11 @@ impl Client {
         let payload_checksum = Checksum::of(&payload);
         let ChunkLocation { chain, chunk, chunk_bytes } = location;
         let build_request = |to| {
-            StorageRequest::Update(UpdateRequest {
-                to,
-                chunk,
-                tag,
-                change,
-                payload_checksum,
-                chunk_bytes,
-            })
+            let update = UpdateRequest { to, chunk, tag, change, payload_checksum, chunk_bytes };
+            match at {
+                Some(at) => StorageRequest::UpdateAt(update, at),
+                None => StorageRequest::Update(update),
+            }
         };
         let mut attempts = Attempts::of(&**what);
         match self.call_head(chain, &mut attempts, payload, patience, build_request).await? {
@@ -148,7 +162,7 @@ impl Client {
             };
             let request = build_request(to);
             let options = CallOptions {
-                not_after: matches!(request, StorageRequest::Update(_)).then_some(&not_after),
+                not_after: request.is_update().then_some(&not_after),
                 class: request.class(),
                 idle_timeout: Some(self.0.config.update_attempt_timeout),
             };

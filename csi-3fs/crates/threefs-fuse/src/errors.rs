@@ -14,6 +14,7 @@ pub(crate) fn errno(error: &ClientError, by_inode: bool) -> Errno {
         ClientError::Lost { .. }
         | ClientError::Corrupt { .. }
         | ClientError::NotReserved { .. }
+        | ClientError::Changed { .. }
         | ClientError::Protocol { .. }
         | ClientError::Fenced { .. } => Errno::IO,
         ClientError::Unavailable { .. } => Errno::TIMEDOUT,

@@ -1,11 +1,15 @@
 //! Interface to storage: removal of bytes beyond a length, and the end of the stored bytes.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
+
+/// Checks that a truncation is still pending; the error says that it is not, or could not be checked.
+pub type Pending = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
 
 /// Removes chunks and finds their end. The binary injects one built on the storage client.
 pub trait ChunkTrimmer: Send + Sync + 'static {
@@ -14,12 +18,16 @@ pub trait ChunkTrimmer: Send + Sync + 'static {
     /// reported length, so every chain that can hold part of the range is queried. Idempotent: it
     /// is repeated after failures.
     ///
+    /// Another service may complete the truncation at any time, after which clients write again. So
+    /// bytes are removed only from versions of chunks that existed when `pending` succeeded.
+    ///
     /// The error says what failed where; the caller logs it and retries later.
     fn trim<'a>(
         &'a self,
         inode: InodeId,
         layout: &'a Layout,
         range: Range<u64>,
+        pending: Pending,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>>;
 
@@ -66,6 +74,7 @@ impl ChunkTrimmer for NoChunks {
         _inode: InodeId,
         _layout: &'a Layout,
         _range: Range<u64>,
+        _pending: Pending,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(std::future::ready(Ok(())))

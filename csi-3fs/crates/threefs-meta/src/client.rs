@@ -95,7 +95,7 @@ impl MetaClient {
         };
         let pools: Vec<Pool> = addresses.iter().map(pool).collect();
         // Clients start at different services.
-        let first = (client.0 % pools.len().max(1) as u128) as usize;
+        let first = (client.base() % pools.len().max(1) as u128) as usize;
         let (next, unfinished) = (AtomicU64::new(1), Mutex::default());
         let switches = AtomicUsize::new(first);
         Self(Arc::new(Inner { pools, switches, lease, client, next, unfinished }))

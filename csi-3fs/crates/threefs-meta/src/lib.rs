@@ -50,7 +50,7 @@ mod written;
 #[cfg(test)]
 mod tests;
 
-pub use chunk_trimmer::{ChunkTrimmer, DeadFile, NoChunks};
+pub use chunk_trimmer::{ChunkTrimmer, DeadFile, NoChunks, Pending};
 pub use client::{MetaClient, MetaClientError};
 pub use config::{DEAD_GRACE_MS, MetaConfig, TreeConfig};
 pub use identity::{Identity, Role};

@@ -155,7 +155,7 @@ async fn a_killed_service_loses_and_repeats_no_change() {
     );
     let mut services = [a, b];
     let addresses: Vec<String> = services.iter().map(|it| it.address.clone()).collect();
-    let client = |id| MetaClient::new(&addresses, &key(), ClientId(id));
+    let client = |id| MetaClient::new(&addresses, &key(), ClientId(id << 32));
     client(100).make_directory(At::path("/d"), false, soon()).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> =

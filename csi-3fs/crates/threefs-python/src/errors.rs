@@ -29,9 +29,9 @@ pub(crate) fn from_client(py: Python<'_>, error: &ClientError) -> PyErr {
             make(py, "PermissionDenied", &message, &[])
         }
         ClientError::InvalidArgument { .. } => make(py, "InvalidArgument", &message, &[]),
-        ClientError::NotReserved { .. } | ClientError::Protocol { .. } => {
-            make(py, "ThreeFSError", &message, &[])
-        }
+        ClientError::NotReserved { .. }
+        | ClientError::Changed { .. }
+        | ClientError::Protocol { .. } => make(py, "ThreeFSError", &message, &[]),
     }
 }
 

@@ -63,13 +63,14 @@ impl Tree {
     /// One pass over all due entries, if this service is the collector. Returns the number of removals
     /// that it finished or advanced.
     pub(crate) async fn collect(&self) -> Result<u64, OpError> {
-        let due = match self.lead().await? {
-            true => Some(self.due_round(rows::REMOVALS).await?),
-            false => None,
-        };
-        // The membership of a shared store checks as well, but only from time to time.
+        if !self.lead().await? {
+            return Ok(0);
+        }
+        let due = self.due_round(rows::REMOVALS).await?;
         self.check_removals().await?;
-        let Some(due) = due.filter(|_| !self.waits_for_clients()) else { return Ok(0) };
+        if self.waits_for_clients() {
+            return Ok(0);
+        }
         let mut advanced = 0;
         if let Some(until) = due {
             let until = until.min(self.checked_by_all().await?);

@@ -32,16 +32,12 @@ impl Tree {
         if self.services.alone {
             return Ok(Renewed::Alive);
         }
-        let (before, round) = (checked.published, checked.round);
-        let renew = ops::Renew { run_id: self.open_files.run_id(), before, checked: round };
+        let Checked { round, departures } = *checked;
+        let renew = ops::Renew { run_id: self.open_files.run_id(), checked: round, departures };
         let renewed = self.store.transact(transaction(), &renew).await?;
-        match renewed {
-            Renewed::Alive => checked.published = round,
-            Renewed::CheckAgain => {
-                *checked = Checked::default();
-                self.service_departed();
-            }
-            Renewed::Removed => {}
+        if let Renewed::CheckAgain { departures } = renewed {
+            *checked = Checked { round: 0, departures };
+            self.service_departed();
         }
         Ok(renewed)
     }

@@ -54,7 +54,7 @@ impl Tree {
         loop {
             match self.check_removals().await {
                 Ok(Renewed::Removed) => return,
-                Ok(Renewed::Alive | Renewed::CheckAgain) => {
+                Ok(Renewed::Alive | Renewed::CheckAgain { .. }) => {
                     if let Err(error) = self.remove_silent_services(&mut observer).await {
                         tracing::warn!(%error, "the other metadata services could not be checked");
                     }
@@ -140,7 +140,7 @@ mod tests {
     fn a_service_is_gone_after_a_lease_without_renewal_while_this_one_reads_the_store() {
         let start = BootInstant::now();
         let at = |ms: u64| start.after(Duration::from_millis(ms));
-        let row = |renewal| ServiceRow { renewal, checked: 0 };
+        let row = |renewal| ServiceRow { renewal, checked: 0, departures: 0 };
         let mut observer = Observer::new(Duration::from_millis(1_000));
         for ms in (0..1_000).step_by(100) {
             let services = [(1, row(ms)), (2, row(7))];

@@ -27,7 +27,8 @@ pub(crate) struct Holds {
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     pub(crate) round: u64,
-    pub(crate) published: u64,
+    /// Departures of services that the check has taken into account.
+    pub(crate) departures: u64,
 }
 
 /// Holds of services that are gone.

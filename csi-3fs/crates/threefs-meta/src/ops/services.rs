@@ -25,7 +25,7 @@ impl Operation for Join {
         if self.alone {
             txn.clear_range(KeyRange::prefix(SERVICES));
         }
-        let row = ServiceRow { renewal: 0, checked: 0 };
+        let row = ServiceRow { renewal: 0, checked: 0, departures: 0 };
         Ok(rows::write(txn, &rows::service(self.run_id), &row)?)
     }
 }
@@ -35,7 +35,9 @@ impl Operation for Join {
 pub(crate) enum Renewed {
     Alive,
     /// A service is gone: all removals must be checked again.
-    CheckAgain,
+    CheckAgain {
+        departures: u64,
+    },
     /// Another service has removed this one.
     Removed,
 }
@@ -43,9 +45,9 @@ pub(crate) enum Renewed {
 /// Renews the row of this service and publishes up to which round it has checked the removals.
 pub(crate) struct Renew {
     pub run_id: u64,
-    /// As last published.
-    pub before: u64,
     pub checked: u64,
+    /// Departures that the check has taken into account.
+    pub departures: u64,
 }
 
 impl Operation for Renew {
@@ -57,10 +59,13 @@ impl Operation for Renew {
         let Some(row) = rows::read::<ServiceRow>(txn, &key).await? else {
             return Ok(Renewed::Removed);
         };
-        let reset = row.checked < self.before;
-        let checked = if reset { 0 } else { self.checked };
-        rows::write(txn, &key, &ServiceRow { renewal: row.renewal + 1, checked })?;
-        Ok(if reset { Renewed::CheckAgain } else { Renewed::Alive })
+        let departures = row.departures;
+        let (checked, renewed) = match departures == self.departures {
+            true => (self.checked, Renewed::Alive),
+            false => (0, Renewed::CheckAgain { departures }),
+        };
+        rows::write(txn, &key, &ServiceRow { renewal: row.renewal + 1, checked, departures })?;
+        Ok(renewed)
     }
 }
 
@@ -100,7 +105,8 @@ impl Operation for RemoveService {
         txn.clear(&key);
         for (key, value) in txn.range(&KeyRange::prefix(SERVICES), usize::MAX).await? {
             let row: ServiceRow = rows::decode(&key, &value)?;
-            rows::write(txn, &key, &ServiceRow { checked: 0, ..row })?;
+            let departures = row.departures + 1;
+            rows::write(txn, &key, &ServiceRow { checked: 0, departures, ..row })?;
         }
         Ok(true)
     }

@@ -19,8 +19,10 @@ pub(crate) struct ServiceRow {
     /// Increased by each renewal. Clocks are not compared.
     pub renewal: u64,
     /// The service has stored a hold for each file that its clients have open and that was removed
-    /// in a round up to this one. 0 = none; another service resets it when a service is gone.
+    /// in a round up to this one. 0 = none.
     pub checked: u64,
+    /// Services that were gone since this one started. With each of them, `checked` is reset.
+    pub departures: u64,
 }
 
 /// The service that collects garbage.

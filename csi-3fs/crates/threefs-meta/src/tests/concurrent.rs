@@ -86,6 +86,7 @@ async fn storm(store: Store, seed: u64, changes: usize, services: usize) {
         async move {
             loop {
                 for fixture in &fixtures {
+                    fixture.tree.check_removals().await.unwrap();
                     fixture.tree.collect().await.unwrap();
                 }
                 check_tree(&fixtures[0].store).await;

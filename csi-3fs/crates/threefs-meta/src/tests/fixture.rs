@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use crate::Identity;
 use crate::RenameMode;
-use crate::chunk_trimmer::{ChunkTrimmer, DeadFile};
+use crate::chunk_trimmer::{ChunkTrimmer, DeadFile, Pending};
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId,
@@ -50,6 +50,7 @@ impl ChunkTrimmer for Recorder {
         inode: InodeId,
         _layout: &'a Layout,
         range: Range<u64>,
+        _pending: Pending,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
@@ -180,7 +181,9 @@ pub(crate) async fn collect_with_all(fixtures: &[impl Borrow<Fixture>]) {
         // A service checks the removals of a round that another one has ended.
         for _ in 0..2 {
             for fixture in fixtures {
-                advanced += fixture.borrow().tree.collect().await.unwrap();
+                let tree = &fixture.borrow().tree;
+                tree.check_removals().await.unwrap();
+                advanced += tree.collect().await.unwrap();
             }
         }
         if advanced == 0 {

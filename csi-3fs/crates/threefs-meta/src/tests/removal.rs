@@ -11,7 +11,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_kv::{EmbeddedConfig, Store};
 
-use crate::chunk_trimmer::{ChunkTrimmer, DeadFile};
+use crate::chunk_trimmer::{ChunkTrimmer, DeadFile, Pending};
 use crate::config::TreeConfig;
 use crate::protocol::{
     At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
@@ -73,6 +73,7 @@ impl ChunkTrimmer for Reader {
         _inode: InodeId,
         _layout: &'a Layout,
         _range: Range<u64>,
+        _pending: Pending,
         _deadline: Deadline,
     ) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(std::future::ready(Ok(())))

@@ -1,23 +1,32 @@
 //! Several services over one store.
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use fabric::BoxFuture;
+use fabric::deadline::Deadline;
 use threefs_core::ids::{ClientId, InodeId};
-use threefs_kv::{KvError, Store};
+use threefs_core::layout::Layout;
+use threefs_kv::{KeyRange, KvError, Store};
+use tokio::sync::Notify;
 
-use crate::Identity;
 use crate::background::services::Observer;
+use crate::chunk_trimmer::{ChunkTrimmer, DeadFile, NoChunks, Pending};
 use crate::config::TreeConfig;
 use crate::ops::{self, OpError, Renewed};
 use crate::protocol::{
-    At, Inode, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId,
+    At, EntryKind, Inode, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
+    RequestId,
 };
 use crate::rows;
 use crate::tests::backends::{Shared, UnknownOutcome};
-use crate::tests::fixture::{Fixture, collect_with_all, config, count_inodes, create, soon};
+use crate::tests::fixture::{
+    Fixture, collect_with_all, config, count_inodes, create, routing, soon,
+};
 use crate::tests::invariants::check_tree;
+use crate::{Identity, Tree};
 
 const CLIENT: ClientId = ClientId(7);
 
@@ -155,6 +164,62 @@ async fn files_of_a_service_that_is_gone_wait_for_its_clients() {
     }
 }
 
+/// The client repeats the request through another service, which has checked the removal already.
+#[tokio::test]
+async fn a_file_that_is_open_by_a_repeated_creation_is_not_collected() {
+    let (a, b) = two(config()).await;
+    let id = RequestId { client: CLIENT, sequence: 1, finished_below: 1 };
+    let MetaChange::Create { at, mode, exclusive, layout, write, .. } = create("/file") else {
+        panic!()
+    };
+    let create = MetaChange::Create { at, mode, exclusive, layout, write, track_open: true };
+    change(&a, id, create.clone()).await.unwrap();
+    b.change(unlink("/file")).await.unwrap();
+    drop(a);
+    remove_others(&b).await;
+    assert!(b.tree.lead().await.unwrap());
+    b.tree.as_collector(&ops::EndRound { queue: rows::REMOVALS }).await.unwrap();
+    b.tree.check_removals().await.unwrap();
+    let MetaReply::Opened { inode, .. } = change(&b, id, create).await.unwrap() else { panic!() };
+    collect_with_all(&[&b]).await;
+    assert!(exists(&b, &inode).await);
+    report(&b, &[], &[inode.id], false).await;
+    collect_with_all(&[&b]).await;
+    assert_eq!(count_inodes(&b.store).await, 1);
+}
+
+/// Their keys have a version in place of the round.
+#[tokio::test]
+async fn removals_of_an_earlier_release_wait_for_the_clients_that_they_name() {
+    let store = Store::memory();
+    let file = {
+        let fixture = Fixture::open(store.clone(), config()).await;
+        let file = fixture.create("/file").await;
+        fixture.change(unlink("/file")).await.unwrap();
+        file
+    };
+    let mut txn = store.begin().await.unwrap();
+    let queued = txn.range(&KeyRange::prefix(rows::REMOVALS), 2).await.unwrap();
+    txn.clear(&queued[0].0);
+    let (inode, kind, opened_by) = (file.id, EntryKind::File, vec![CLIENT]);
+    let row = rows::RemovalRow { inode, kind, run_id: 1, opened_by };
+    let row = postcard::to_allocvec(&row).unwrap();
+    txn.set_stamped(rows::REMOVALS, &inode.0.to_be_bytes(), row);
+    txn.clear(rows::ROUND);
+    rows::write(&mut txn, rows::SCHEMA, rows::SCHEMAS_PREVIOUS.end()).unwrap();
+    txn.commit().await.unwrap();
+    let fixture = Fixture::open(store, config()).await;
+    fixture.create("/later").await;
+    fixture.change(unlink("/later")).await.unwrap();
+    fixture.collect_all().await;
+    assert!(exists(&fixture, &file).await);
+    assert_eq!(count_inodes(&fixture.store).await, 2, "the later file does not wait");
+    assert!(report(&fixture, &[], &[], true).await);
+    fixture.collect_all().await;
+    assert_eq!(count_inodes(&fixture.store).await, 1);
+    check_tree(&fixture.store).await;
+}
+
 #[tokio::test]
 async fn a_former_collector_and_a_removed_service_are_fenced() {
     let (a, b) = two(config()).await;
@@ -208,6 +273,80 @@ async fn sessions_of_a_client_that_uses_another_service_do_not_end() {
     a.tree.sweep(now_ms + timeout_ms + 1).await.unwrap();
     assert_eq!(sessions().await, 0, "it is silent");
     check_tree(&a.store).await;
+}
+
+/// Waits before it checks whether the truncation is still pending, and records what it cuts.
+#[derive(Default)]
+struct Slow {
+    started: Notify,
+    resumed: Notify,
+    cuts: Mutex<Vec<InodeId>>,
+}
+
+impl ChunkTrimmer for Slow {
+    fn trim<'a>(
+        &'a self,
+        inode: InodeId,
+        _layout: &'a Layout,
+        _range: Range<u64>,
+        pending: Pending,
+        _deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async move {
+            self.started.notify_one();
+            self.resumed.notified().await;
+            pending().await?;
+            self.cuts.lock().unwrap().push(inode);
+            Ok(())
+        })
+    }
+
+    fn forget<'a>(
+        &'a self,
+        files: &'a [DeadFile],
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        NoChunks.forget(files, deadline)
+    }
+
+    fn stored_end<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        range: Range<u64>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<u64, String>> {
+        NoChunks.stored_end(inode, layout, range, deadline)
+    }
+}
+
+#[tokio::test]
+async fn a_truncation_that_another_service_completes_is_not_continued() {
+    let store = Store::new(Shared(Store::memory()));
+    let slow = Arc::new(Slow::default());
+    let trimmer = Arc::clone(&slow) as Arc<dyn ChunkTrimmer>;
+    let a = Tree::open(store.clone(), config(), routing(), trimmer).await.unwrap();
+    let b = Fixture::open(store, config()).await;
+    let file = b.create("/file").await.id;
+    let length = |length| MetaChange::SetLength { at: At::path("/file"), length };
+    b.change(length(100)).await.unwrap();
+    let id = RequestId { client: CLIENT, sequence: 1, finished_below: 1 };
+    let cut = MetaRequest::Change { id, caller: Identity::ROOT, change: length(50) };
+    let (cut, ()) = tokio::join!(a.answer(cut, soon()), async {
+        slow.started.notified().await;
+        // A client that opens the file for writing does not wait for the slow service.
+        b.change(MetaChange::Open { at: At::path("/file"), write: true }).await.unwrap();
+        assert_eq!(*b.recorder.trims.lock().unwrap(), [(file, 50)]);
+        slow.resumed.notify_one();
+    });
+    cut.unwrap();
+    assert!(slow.cuts.lock().unwrap().is_empty(), "it removed data of the client");
+    // While it is pending, it is cut.
+    let id = RequestId { client: CLIENT, sequence: 2, finished_below: 2 };
+    let cut = MetaRequest::Change { id, caller: Identity::ROOT, change: length(20) };
+    slow.resumed.notify_one();
+    a.answer(cut, soon()).await.unwrap();
+    assert_eq!(*slow.cuts.lock().unwrap(), [file]);
 }
 
 #[tokio::test]

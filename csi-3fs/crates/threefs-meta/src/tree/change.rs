@@ -131,12 +131,17 @@ impl Tree {
             MetaChange::Create { at, mode, exclusive, layout, write, track_open } => {
                 let (write, layouts) = (session(write), &self.layouts);
                 let (mode, exclusive, layout) = (*mode, *exclusive, *layout);
+                let fresh = inputs.first_inode;
                 let create =
                     ops::Create { caller, at, mode, exclusive, layout, layouts, write, inputs };
-                let _opening = self.openings.start();
+                let _opening = track_open.then(|| self.openings.start());
                 let reply = self.run_once(call, create).await?;
                 if let (true, MetaReply::Opened { inode, .. }) = (*track_open, &reply) {
                     self.open_files.open(client, caller.scope, inode.id, self.uptime_ms());
+                    // The answer to an earlier attempt: the file may have been removed since.
+                    if inode.id != fresh {
+                        self.hold_removed(&[inode.id]).await?;
+                    }
                 }
                 return Ok(reply);
             }

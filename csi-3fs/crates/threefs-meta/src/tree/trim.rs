@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 use fabric::deadline::Deadline;
 use threefs_core::ids::InodeId;
 
+use crate::chunk_trimmer::Pending;
 use crate::ops::{self, OpError};
 use crate::protocol::MetaError;
 use crate::tree::Tree;
@@ -30,14 +31,37 @@ impl Tree {
     }
 
     async fn trim_inner(&self, inode: InodeId, deadline: Deadline) -> Result<(), OpError> {
-        let pending = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
-        let Some((trim, layout, end)) = pending else { return Ok(()) };
-        let range = trim.length..end;
-        self.trimmer.trim(inode, &layout, range, deadline).await.map_err(|detail| {
-            let detail = format!("cannot truncate {inode} to {} bytes: {detail}", trim.length);
-            MetaError::Unavailable { detail }
-        })?;
-        let finish = ops::FinishTrim { inode, truncate_version: trim.truncate_version };
+        let trim = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
+        let Some((trim, layout, end)) = trim else { return Ok(()) };
+        let (range, version) = (trim.length..end, trim.truncate_version);
+        let pending = self.pending_trim(inode, version, deadline);
+        if let Err(detail) = self.trimmer.trim(inode, &layout, range, pending, deadline).await {
+            let trim = self.store.transact(deadline, &ops::ReadTrim(inode)).await?;
+            return match trim {
+                Some((trim, ..)) if trim.truncate_version == version => {
+                    let detail =
+                        format!("cannot truncate {inode} to {} bytes: {detail}", trim.length);
+                    Err(MetaError::Unavailable { detail }.into())
+                }
+                // Another service has completed it.
+                _ => Ok(()),
+            };
+        }
+        let finish = ops::FinishTrim { inode, truncate_version: version };
         self.store.transact(deadline, &finish).await
+    }
+
+    fn pending_trim(&self, inode: InodeId, version: u64, deadline: Deadline) -> Pending {
+        let store = self.store.clone();
+        Arc::new(move || {
+            let store = store.clone();
+            Box::pin(async move {
+                let trim = store.transact(deadline, &ops::ReadTrim(inode)).await;
+                match trim.map_err(|error| error.to_string())? {
+                    Some((trim, ..)) if trim.truncate_version == version => Ok(()),
+                    _ => Err("another service has completed it".into()),
+                }
+            })
+        })
     }
 }
