@@ -85,6 +85,28 @@ impl Client {
         self.read_planned_until(plan, &mut [buffer], deadline.into()).await
     }
 
+    /// Reads a range within the file without a buffer for all of it: passes each part to `deliver`
+    /// as it arrives, in any order, as its offset in the range, its length and its data. Data that is
+    /// shorter than the length is followed by zeros. A part may be delivered again.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn read_range_with(
+        &self,
+        file: &FileHandle,
+        offset: u64,
+        length: u64,
+        deadline: Deadline,
+        mut deliver: impl FnMut(usize, usize, &[u8]),
+    ) -> Result<(), ClientError> {
+        let mut plan = ReadPlan::default();
+        self.plan_range(&mut plan, file, offset + length, offset, Some(length), deadline).await?;
+        self.read_planned_with(plan, deadline.into(), |read, data| {
+            deliver(read.at, read.length as usize, data);
+        })
+        .await
+    }
+
     /// Writes a range, which is durable when this returns. Its bytes beyond the file's length stay
     /// invisible until the caller reports the length.
     ///

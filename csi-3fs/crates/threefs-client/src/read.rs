@@ -160,17 +160,31 @@ impl Client {
         buffers: &mut [&mut [u8]],
         patience: ProgressTimeout,
     ) -> Result<(), ClientError> {
+        self.read_planned_with(plan, patience, |read, data| {
+            let end = read.at + read.length as usize;
+            let out = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end));
+            let Some(out) = out else { return };
+            let (filled, rest) = out.split_at_mut(data.len());
+            filled.copy_from_slice(data);
+            rest.fill(0);
+        })
+        .await
+    }
+
+    /// Passes the data of each chunk to `deliver` as it arrives: at most the read's length, the rest
+    /// is zeros. A chunk that was absent at first may be delivered again.
+    pub(crate) async fn read_planned_with(
+        &self,
+        plan: ReadPlan,
+        patience: ProgressTimeout,
+        mut deliver: impl FnMut(&ChunkRead, &[u8]),
+    ) -> Result<(), ClientError> {
         let ReadPlan { mut reads, mut files, .. } = plan;
         for _ in 0..ABSENT_ROUNDS_MAX {
             let mut absent = Vec::new();
             self.read_chunks(reads, patience.clone(), |read, bytes| {
-                let end = read.at + read.length as usize;
-                let out = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end));
-                let Some(out) = out else { return };
                 let data = bytes.unwrap_or_default();
-                let (received, rest) = out.split_at_mut(data.len().min(read.length as usize));
-                received.copy_from_slice(&data[..received.len()]);
-                rest.fill(0);
+                deliver(&read, data.get(..read.length as usize).unwrap_or(data));
                 if bytes.is_none() {
                     absent.push(read);
                 }
