@@ -1,6 +1,8 @@
 # The compiled half: the client's data path, the checksum, and the services themselves.
 
 from collections.abc import Sequence
+from datetime import timedelta
+from os import PathLike
 from typing import Self, TypeAlias, final
 
 from typing_extensions import Buffer
@@ -9,8 +11,13 @@ __all__ = [
     "Client",
     "File",
     "crc32c",
+    "deregister_fd",
+    "extract_mount_point",
+    "ioring",
+    "iovec",
     "issue_ticket",
     "read_ticket",
+    "register_fd",
     "run_fuse",
     "run_service",
     "store_adopt",
@@ -112,3 +119,52 @@ def store_verify(kind: str, file: str) -> tuple[int, int]: ...
 
 # Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM.
 def run_fuse(config_json: str) -> None: ...
+
+# Rings: `hf3fs_fuse.io`.
+def register_fd(fd: int, flags: int = 0) -> None: ...
+def deregister_fd(fd: int) -> None: ...
+def extract_mount_point(path: str | PathLike[str]) -> str | None: ...
+
+@final
+class iovec:  # noqa: N801
+    def __new__(
+        cls,
+        name: str,
+        buffer: Buffer,
+        hf3fs_mount_point: str | PathLike[str],
+        block_size: int = 0,
+        numa: int = ...,
+    ) -> Self: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: slice, /) -> iovec: ...
+    @property
+    def result(self) -> int: ...
+    @property
+    def base_off(self) -> int: ...
+    @property
+    def userdata(self) -> object: ...
+
+@final
+class ioring:  # noqa: N801
+    def __new__(
+        cls,
+        hf3fs_mount_point: str | PathLike[str],
+        entries: int,
+        for_read: bool = True,
+        io_depth: int = 0,
+        priority: int | None = None,
+        timeout: int | None = None,
+        numa: int = ...,
+        flags: int = 0,
+    ) -> Self: ...
+    @property
+    def entries(self) -> int: ...
+    def prepare(
+        self, iov: iovec, read: bool, fd: int, off: int, userdata: object = None
+    ) -> Self: ...
+    def submit(self) -> Self: ...
+    def wait(
+        self, *, max_results: int = 0, min_results: int = 0, timeout: timedelta | None = None
+    ) -> list[iovec]: ...
+    @staticmethod
+    def size_for_entries(entries: int) -> int: ...

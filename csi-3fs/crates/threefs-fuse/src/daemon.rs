@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use threefs_client::{Client, ClientError};
 use threefs_core::ids::InodeId;
 use threefs_meta::{At, Identity, Inode, MetaChange, MetaQuery, MetaReply};
+use threefs_rings::control::VIRTUAL_DIRECTORY;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::claim::Gate;
@@ -19,6 +20,8 @@ use crate::errors::errno;
 use crate::files::Files;
 use crate::journal::{Journal, Ticket};
 use crate::listings::Listings;
+use crate::rings::Rings;
+use crate::virtual_nodes::is_virtual;
 use crate::wire::{RESENT, Request};
 
 /// Node number of the mount's root in the FUSE protocol.
@@ -31,6 +34,7 @@ pub(crate) struct Daemon {
     pub journal: Journal,
     pub files: Files,
     pub listings: Listings,
+    pub rings: Rings,
     pub root: InodeId,
     pub read_only: bool,
     pub valid: Duration,
@@ -122,8 +126,16 @@ impl Daemon {
         if node == ROOT_NODE { self.root } else { InodeId(node) }
     }
 
+    /// Whether a name in a directory is that of the virtual directory.
+    pub(crate) fn is_virtual_name(&self, node: u64, name: &[u8]) -> bool {
+        node == ROOT_NODE && name == VIRTUAL_DIRECTORY.as_bytes() && !self.write_back
+    }
+
     /// A name in the directory of a request.
     pub(crate) fn entry(&self, node: u64, name: &[u8]) -> Result<At, Errno> {
+        if is_virtual(node) || self.is_virtual_name(node, name) {
+            return Err(Errno::PERM);
+        }
         let name = std::str::from_utf8(name).map_err(|_| Errno::ILSEQ)?;
         Ok(At::entry(self.inode(node), name))
     }

@@ -83,6 +83,13 @@ impl Device {
         self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0);
     }
 
+    /// Makes the kernel drop a range of its pages of an inode, and its attributes. Waits for requests
+    /// that this daemon has not answered yet: not to be called by a thread that answers them.
+    pub(crate) fn invalidate_range(&self, node: u64, offset: u64, length: u64) {
+        let body = Body::default().u64(node).u64(offset).u64(length);
+        self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0);
+    }
+
     fn send(&self, unique: u64, error: i32, body: &[u8]) -> bool {
         // A body has at most the size of a read.
         let length = (16 + body.len()) as u32;

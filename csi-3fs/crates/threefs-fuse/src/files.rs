@@ -112,6 +112,14 @@ impl Files {
         self.all().get(&inode).cloned()
     }
 
+    /// Adds a handle to a file that is open; `None` if it is not.
+    pub(crate) fn retain(&self, inode: InodeId) -> Option<Arc<OpenFile>> {
+        let open = self.all();
+        let file = open.get(&inode)?;
+        file.state().handles += 1;
+        Some(Arc::clone(file))
+    }
+
     /// Adds handles to a file whose inode was just read. Returns whether the kernel may keep its
     /// pages.
     pub(crate) fn open(

@@ -15,6 +15,8 @@
 //! | `files`, `listings` | open files and directories |
 //! | `daemon` | daemon state, running requests, metadata calls |
 //! | `ops` | file system operations |
+//! | `virtual_nodes` | node numbers of the virtual directory |
+//! | `rings` | memory, files and rings that callers have registered |
 //! | `serve` | startup, handshake, request tasks, periodic reports, shutdown |
 //!
 //! The daemon has no authoritative state: inode numbers come from the metadata service, handles are
@@ -29,7 +31,9 @@ mod files;
 mod journal;
 mod listings;
 mod ops;
+mod rings;
 mod serve;
+mod virtual_nodes;
 mod wire;
 
 pub use claim::ClaimConfig;

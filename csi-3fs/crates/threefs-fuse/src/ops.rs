@@ -3,23 +3,48 @@
 use rustix::io::Errno;
 
 use crate::daemon::{Call, Daemon};
+use crate::virtual_nodes::is_virtual;
 use crate::wire::{Body, opcode};
 
 mod allocate;
 mod attributes;
+mod control;
 mod data;
 mod directories;
 mod names;
 mod open;
 mod reserve;
+mod ring_io;
+mod virtual_directory;
 mod writeback;
 mod xattr;
 
 /// Number of truncations by other clients after which an operation gives up.
 const TRUNCATIONS_MAX: usize = 16;
 
+/// Whether the daemon serves a request for some files.
+fn is_served(code: u32) -> bool {
+    matches!(
+        code,
+        opcode::LOOKUP
+            | opcode::GETATTR
+            | opcode::SETATTR
+            | opcode::READLINK
+            | opcode::SYMLINK
+            | opcode::MKNOD..=opcode::STATFS
+            | opcode::RELEASE..=opcode::FLUSH
+            | opcode::OPENDIR..=opcode::FSYNCDIR
+            | opcode::CREATE
+            | opcode::IOCTL
+            | opcode::FALLOCATE..=opcode::LSEEK
+    )
+}
+
 impl Daemon {
     pub(crate) async fn execute<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        if is_virtual(call.request.node) {
+            return self.execute_virtual(call).await;
+        }
         let changes = matches!(
             call.request.opcode,
             opcode::WRITE | opcode::FALLOCATE | opcode::SETXATTR | opcode::REMOVEXATTR
@@ -50,6 +75,7 @@ impl Daemon {
             // answers itself.
             opcode::LSEEK if self.write_back => Err(Errno::NOSYS),
             opcode::LSEEK => self.seek(call).await,
+            opcode::IOCTL => self.control_file(call).await,
             opcode::OPENDIR => self.open_directory(call).await,
             opcode::READDIR | opcode::READDIRPLUS => self.read_directory(call).await,
             opcode::RELEASEDIR => Ok(self.release_directory(call)),

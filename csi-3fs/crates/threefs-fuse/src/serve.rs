@@ -21,6 +21,7 @@ use crate::device::{Buffer, Device, ReadResult};
 use crate::files::Files;
 use crate::journal::Journal;
 use crate::listings::Listings;
+use crate::rings::Rings;
 use crate::wire::{self, Body, RESENT, Request, opcode};
 
 mod handshake;
@@ -75,12 +76,14 @@ async fn run(
         Journal::open(config.state.as_deref(), root, !config.resume).map_err(FuseError::State)?;
     let generation = journal.generation();
     client.tag_as_mount(journal.client(), generation);
+    let (rings, mut ring_work) = Rings::new();
     let mut daemon = Daemon {
         client,
         device,
         journal,
         files: Files::default(),
         listings: Listings::default(),
+        rings,
         root,
         read_only: config.read_only,
         valid: config.valid,
@@ -129,6 +132,7 @@ async fn run(
     tokio::select! {
         result = results.recv() => result.unwrap_or(Ok(())).map_err(FuseError::Device)?,
         () = daemon.report_periodically() => {}
+        () = daemon.run_rings(&mut ring_work) => {}
     }
     daemon.report_final().await
 }

@@ -9,6 +9,7 @@
 //! | `credential` | issuing and reading tickets |
 //! | `file` | an open file |
 //! | `errors` | the client's errors as classes of `threefs.errors` |
+//! | `rings` | rings in shared memory |
 //! | `runtime` | threads of a client, and fork safety |
 //! | `fuse` | FUSE daemon process |
 //! | `service` | processes of mgmtd, meta and storage |
@@ -22,6 +23,7 @@ mod credential;
 mod errors;
 mod file;
 mod fuse;
+mod rings;
 mod runtime;
 mod service;
 mod store;
@@ -50,6 +52,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(backup::store_adopt, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_load, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_verify, module)?)?;
+    module.add_function(wrap_pyfunction!(rings::register_fd, module)?)?;
+    module.add_function(wrap_pyfunction!(rings::deregister_fd, module)?)?;
+    module.add_function(wrap_pyfunction!(rings::extract_mount_point, module)?)?;
+    module.add_class::<rings::RingMemory>()?;
+    module.add_class::<rings::PyRing>()?;
     module.add_class::<client::Client>()?;
     module.add_class::<file::File>()
 }

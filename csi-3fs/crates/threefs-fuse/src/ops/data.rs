@@ -6,6 +6,7 @@ use bytes::Bytes;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_client::{ClientError, FileHandle};
+use threefs_core::ids::InodeId;
 use threefs_meta::Written;
 
 use super::TRUNCATIONS_MAX;
@@ -47,15 +48,29 @@ impl Daemon {
         let size = fields.u32().ok_or(Errno::INVAL)? as usize;
         let payload =
             call.request.body.slice_ref(call.request.body.get(40..40 + size).ok_or(Errno::INVAL)?);
-        let end = offset.checked_add(size as u64).ok_or(Errno::FBIG)?;
         let id = self.inode(call.request.node);
         let open = self.file_of(call, handle).await?;
-        self.reserve(&open, end, call.deadline).await?;
+        self.write_payload(id, &open, offset, payload, call.deadline).await?;
+        Ok(Body::default().u32(size as u32).u32(0))
+    }
+
+    /// Writes bytes of an open file: durable when it returns, except for the length, which is
+    /// recorded in the journal.
+    pub(super) async fn write_payload(
+        &self,
+        id: InodeId,
+        open: &OpenFile,
+        offset: u64,
+        payload: Bytes,
+        deadline: Deadline,
+    ) -> Result<(), Errno> {
+        let end = offset.checked_add(payload.len() as u64).ok_or(Errno::FBIG)?;
+        self.reserve(open, end, deadline).await?;
         let unreported = open.state().unreported.ranges();
         if unreported >= UNREPORTED_MAX {
-            self.report_length(id, &open, false, call.deadline).await?;
+            self.report_length(id, open, false, deadline).await?;
         }
-        let file = self.write_reserved(&open, offset, payload, call.deadline).await?;
+        let file = self.write_reserved(open, offset, payload, deadline).await?;
         let mut chunks = Written::of_bytes(offset, end, file.layout.chunk_bytes);
         let recorded = {
             let mut state = open.state();
@@ -72,9 +87,9 @@ impl Daemon {
                 && self.journal.mark_dirty(file.inode)
         };
         if !recorded {
-            self.report_length(file.inode, &open, false, call.deadline).await?;
+            self.report_length(file.inode, open, false, deadline).await?;
         }
-        Ok(Body::default().u32(size as u32).u32(0))
+        Ok(())
     }
 
     /// Writes a reserved range, and reserves it again if another client's truncation or a long

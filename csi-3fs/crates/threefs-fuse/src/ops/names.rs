@@ -7,6 +7,7 @@ use threefs_meta::{
 };
 
 use super::attributes::kernel_attributes;
+use super::open::access_of;
 use crate::daemon::{Call, Daemon, inode_of, unexpected};
 use crate::wire::{self, Body, Fields, opcode};
 
@@ -23,6 +24,9 @@ const S_IFSOCK: u32 = 0o140_000;
 impl Daemon {
     pub(crate) async fn lookup(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
         let name = Fields(&call.request.body).name().ok_or(Errno::INVAL)?;
+        if self.is_virtual_name(call.request.node, name) {
+            return Ok(self.virtual_directory_entry());
+        }
         let at = self.entry(call.request.node, name)?;
         let operation = format!("look up `{}` in {}", at.path, at.directory);
         let query = MetaQuery::Stat { at, follow: false };
@@ -100,7 +104,8 @@ impl Daemon {
         };
         let handle = FileHandle::of(&inode.id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         self.open_file(call, handle, &inode).await?;
-        Ok(wire::opened(self.entry_body(&inode), self.handle(0), wire::OPEN_KEEP_CACHE))
+        let handle = self.handle(access_of(flags));
+        Ok(wire::opened(self.entry_body(&inode), handle, wire::OPEN_KEEP_CACHE))
     }
 
     pub(crate) async fn symlink<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {

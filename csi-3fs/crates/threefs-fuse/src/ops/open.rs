@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, PoisonError};
 
+use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
 use threefs_meta::permission::{READ, WRITE};
 use threefs_meta::{At, Inode, MetaQuery};
+use threefs_rings::Access;
 
 use super::data::now;
 use crate::daemon::{Call, Daemon, inode_of};
@@ -16,6 +18,25 @@ use crate::wire::{self, Body, Fields};
 const O_ACCMODE: u32 = 3;
 const O_WRONLY: u32 = 1;
 const O_RDWR: u32 = 2;
+
+/// Bits of a file's handle: the access with which it was opened. An ioctl request has no other
+/// sign of it.
+const HANDLE_READ: u64 = 1;
+const HANDLE_WRITE: u64 = 2;
+
+/// The number in the handle of a file that is opened with these flags.
+pub(super) fn access_of(flags: u32) -> u64 {
+    match flags & O_ACCMODE {
+        O_WRONLY => HANDLE_WRITE,
+        O_RDWR => HANDLE_READ | HANDLE_WRITE,
+        _ => HANDLE_READ,
+    }
+}
+
+/// The access with which a handle was opened.
+pub(super) fn handle_access(handle: u64) -> Access {
+    Access { read: handle & HANDLE_READ != 0, write: handle & HANDLE_WRITE != 0 }
+}
 
 impl Daemon {
     /// Opens an inode if the caller is permitted to, and returns its current attributes.
@@ -62,8 +83,9 @@ impl Daemon {
             // The length in the kernel may be as stale as the pages.
             self.device.invalidate_attributes(call.request.node);
         }
+        let access = access_of(flags);
         let flags = if same { wire::OPEN_KEEP_CACHE } else { 0 };
-        Ok(wire::opened(Body::default(), self.handle(0), flags))
+        Ok(wire::opened(Body::default(), self.handle(access), flags))
     }
 
     /// Adds a handle to an open file.
@@ -147,11 +169,27 @@ impl Daemon {
             false => self.files.close(id),
         };
         if was_last {
-            let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-            closed.push(id);
-            self.closed_notify.notify_one();
+            self.note_closed(id);
         }
         reported?;
         Ok(Body::default())
+    }
+
+    /// Closes a handle that a registration for rings holds.
+    pub(crate) async fn release_registered(&self, id: InodeId, deadline: Deadline) {
+        let Some(open) = self.files.get(id) else { return };
+        let last = open.state().handles <= 1;
+        if let Err(error) = self.report_length(id, &open, last, deadline).await {
+            tracing::debug!(inode = id.0, %error, "the length will be reported later");
+        }
+        if self.files.close(id) {
+            self.note_closed(id);
+        }
+    }
+
+    pub(super) fn note_closed(&self, id: InodeId) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        closed.push(id);
+        self.closed_notify.notify_one();
     }
 }

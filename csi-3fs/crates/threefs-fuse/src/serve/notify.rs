@@ -79,6 +79,7 @@ impl Daemon {
         if !self.running().is_empty() {
             self.unanswered.note();
         }
+        drop(self.rings.sessions.close_all());
         self.report_lengths().await;
         // Includes files that were closed while the metadata service was unavailable.
         self.report_former_lengths(SHUTDOWN_TIMEOUT).await;
