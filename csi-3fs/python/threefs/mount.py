@@ -27,7 +27,10 @@ from threefs.errors import ThreeFSError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Mount", "unmount"]
+__all__ = ["FILE_SYSTEM", "Mount", "unmount"]
+
+FILE_SYSTEM = b"fuse.hf3fs"
+"""Type in the mount table, by which programs recognize mounts with rings."""
 
 READY_SECONDS = 60.0
 """Time that a daemon has to become ready, including the cluster's reply about its root."""
@@ -79,7 +82,7 @@ class Mount:
         )
         flags = MS_NOSUID | MS_NODEV | MS_NOATIME | (MS_RDONLY if read_only else 0)
         try:
-            _call("mount", b"3fs", os.fsencode(target), b"fuse.3fs", flags, options.encode())
+            _call("mount", b"3fs", os.fsencode(target), FILE_SYSTEM, flags, options.encode())
         except BaseException:
             os.close(self.descriptor)
             raise

@@ -450,8 +450,11 @@ def test_mount_tables_are_parsed() -> None:
     text = (
         "36 35 0:52 / /var/a\\040b rw,relatime shared:1 - fuse.threefs 3fs:v1:default:/v/a rw\n"
         "37 35 0:53 / /x ro - tmpfs none rw,size=1k\n"
+        "38 35 0:54 / /new rw - fuse.hf3fs 3fs:v1:default:/v/b rw\n"
+        "39 35 0:55 / /other rw - fuse.other 3fs:v1:default:/v/c rw\n"
         "broken line\n"
     )
-    first, second = mountinfo.parse(text)
+    first, second, new, other = mountinfo.parse(text)
     assert (first.target, first.device, first.volume) == ("/var/a b", "0:52", "v1:default:/v/a")
     assert (second.volume, second.read_only) == (None, True)
+    assert (new.volume, other.volume) == ("v1:default:/v/b", None)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 __all__ = ["FILE_SYSTEM", "SOURCE_PREFIX", "MountEntry", "parse", "read"]
 
-FILE_SYSTEM = "fuse.threefs"
+FILE_SYSTEM = "fuse.hf3fs"
+"""Type of a mount, by which programs recognize mounts with rings."""
+FORMER_FILE_SYSTEM = "fuse.threefs"
+"""Type of mounts that an older mount manager has made and this one takes over."""
 SOURCE_PREFIX = "3fs:"
 """Prefix of the volume's id in a mount's source: the table shows which volume is mounted where."""
 
@@ -26,7 +29,7 @@ class MountEntry:
     @property
     def volume(self) -> str | None:
         """The volume's id, if it is a mount of this driver."""
-        if self.kind == FILE_SYSTEM and self.source.startswith(SOURCE_PREFIX):
+        if self.kind in (FILE_SYSTEM, FORMER_FILE_SYSTEM) and self.source.startswith(SOURCE_PREFIX):
             return self.source.removeprefix(SOURCE_PREFIX)
         return None
 
