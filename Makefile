@@ -96,6 +96,10 @@ bench-storage: install ## 3FS and fio on the same disk
 .PHONY: bench-storage-load
 bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are stopped, 120 readers of which half stop
 	$(PYTHON) -m bench.storage_load
+.PHONY: bench-incast
+bench-incast: install ## 64 services answer few receivers over links with short queues, half of them slow (needs root)
+	cargo build --release --locked --quiet -p fabric --example incast
+	$(PYTHON) -m bench.incast
 .PHONY: bench-hostile
 bench-hostile: cluster-tools ## one tenant's requests while every port is flooded, and 3,000 large jobs (ROUNDS=2 JOBS=3000)
 	@$(PYTHON) -m testcluster build --quiet kwok kube-scheduler

@@ -9,9 +9,12 @@ mod call_slots;
 mod config;
 mod connection;
 mod credit;
+#[cfg(test)]
+mod credit_test;
 mod poll_mutex;
 mod reply_memory;
 mod service;
+mod turns;
 mod unauthenticated;
 
 use std::collections::HashMap;

@@ -1,6 +1,7 @@
 mod connections_test;
 mod frame_test;
 mod identity_test;
+mod incast;
 mod load;
 mod memory_test;
 mod not_after_test;
