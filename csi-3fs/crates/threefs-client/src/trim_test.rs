@@ -76,7 +76,7 @@ async fn a_truncation_that_continues_late_keeps_later_data() {
     assert_eq!(read(&client, 1).await.unwrap(), &b"latere"[..]);
     assert_eq!(read(&client, 5).await.unwrap(), &b"new"[..]);
 
-    // While it is pending, everything is cut, also what is written meanwhile.
+    // While it is pending, every listed chunk is cut, also after it has been written meanwhile.
     let contents = Arc::new(Mutex::new(vec![&b"once"[..], b"twice"]));
     let writer = client.clone();
     let pending: Pending = Arc::new(move || {
@@ -84,7 +84,7 @@ async fn a_truncation_that_continues_late_keeps_later_data() {
         let writer = writer.clone();
         Box::pin(async move {
             if let Some(content) = content {
-                write(&writer, 2, content).await;
+                write(&writer, 1, content).await;
             }
             Ok(())
         })
