@@ -116,7 +116,8 @@ impl Batch {
                 }
                 Outcome::Refused(observed) => {
                     let losers = plan.losers(&observed, &mut self.counters);
-                    self.fresh.extend(self.counters.keys().cloned());
+                    // The reply contains only the counters that were guarded.
+                    self.fresh.extend(plan.guarded_counters().cloned());
                     // Commits that conflict with a loser only are planned again.
                     self.settle(losers.into_iter().map(|index| (index, Err(KvError::Conflict))));
                     self.expire(|| {
@@ -127,6 +128,11 @@ impl Batch {
                 }
                 Outcome::NotExecuted(detail) => {
                     self.expire(|| shared.members.unavailable(detail.clone()));
+                }
+                Outcome::Unknown(detail) => {
+                    let error = KvError::CommitUnknown { detail };
+                    self.counters.clear();
+                    self.jobs.drain(..).for_each(|job| job.reply(Err(error.clone())));
                 }
                 Outcome::Failed(error) => {
                     self.jobs.drain(..).for_each(|job| job.reply(Err(error.clone())));
@@ -154,8 +160,15 @@ impl Batch {
                 async move { client.txn(txn).await }
             });
             let replies = sent.await?.0.op_responses();
+            if replies.len() != keys.len() {
+                let detail = format!("{} replies to {} reads", replies.len(), keys.len());
+                return Err(CallError::Refused(shared.members.broken(detail)));
+            }
             for (key, reply) in keys.iter().zip(replies) {
-                let TxnOpResponse::Get(mut reply) = reply else { continue };
+                let TxnOpResponse::Get(mut reply) = reply else {
+                    let detail = "a read was answered by another reply".into();
+                    return Err(CallError::Refused(shared.members.broken(detail)));
+                };
                 let counter = reply.take_kvs().pop().map_or_else(Counter::default, |row| Counter {
                     revision: unsigned(row.mod_revision()),
                     value: Some(row.into_key_value().1),

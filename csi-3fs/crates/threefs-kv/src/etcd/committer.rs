@@ -3,11 +3,11 @@
 //! Batches in flight are disjoint. A commit that overlaps with one in flight waits, as do later
 //! ones that overlap with it, so that no commit starves.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::batch::{Batch, Job, PATIENCE, Shared};
@@ -40,6 +40,8 @@ pub(crate) struct Committer {
     idle: Vec<(usize, Lane)>,
     in_flight: Vec<Option<Footprint>>,
     running: JoinSet<Finished>,
+    /// Index of the lane of each running task.
+    lanes: HashMap<task::Id, usize>,
     counters: Counters,
     resolver: Resolver,
     watches: Watches,
@@ -54,12 +56,7 @@ struct Finished {
 
 impl Committer {
     pub(crate) fn new(shared: Arc<Shared>, jobs: mpsc::Receiver<Job>, watches: Watches) -> Self {
-        let opening: u64 = rand::random();
-        let lane = |index: usize| {
-            let name = format!("lane/{opening:016x}/{index}");
-            (index, Lane::new(Arc::clone(&shared.members), shared.rows.clone(), &name))
-        };
-        let idle = (0..LANES).map(lane).collect();
+        let idle = (0..LANES).map(|index| (index, new_lane(&shared))).collect();
         Self {
             shared,
             jobs,
@@ -67,6 +64,7 @@ impl Committer {
             idle,
             in_flight: std::iter::repeat_with(|| None).take(LANES).collect(),
             running: JoinSet::new(),
+            lanes: HashMap::new(),
             counters: Counters::new(),
             resolver: Resolver::new(0, WRITES_MAX),
             watches,
@@ -82,11 +80,13 @@ impl Committer {
                     Some(job) => self.waiting.push_back(job),
                     None => return,
                 },
-                Some(finished) = self.running.join_next() => {
-                    // A panic ends the lane; its callers see a closed channel.
-                    let Ok(finished) = finished else { continue };
-                    self.finish(finished);
-                }
+                Some(finished) = self.running.join_next_with_id() => match finished {
+                    Ok((id, finished)) => {
+                        self.lanes.remove(&id);
+                        self.finish(finished);
+                    }
+                    Err(error) => self.replace_lane(&error),
+                },
                 () = sleep_until(oldest) => self.expire(),
             }
             while let Ok(job) = self.jobs.try_recv() {
@@ -94,6 +94,16 @@ impl Committer {
             }
             while self.dispatch() {}
         }
+    }
+
+    /// A batch has panicked: its callers see a closed channel, and its counters are read again.
+    fn replace_lane(&mut self, error: &JoinError) {
+        tracing::error!(%error, "a batch of commits has panicked");
+        let Some(index) = self.lanes.remove(&error.id()) else { return };
+        if let Some(slot) = self.in_flight.get_mut(index) {
+            *slot = None;
+        }
+        self.idle.push((index, new_lane(&self.shared)));
     }
 
     fn finish(&mut self, finished: Finished) {
@@ -138,11 +148,12 @@ impl Committer {
             *slot = Some(footprint);
         }
         let shared = Arc::clone(&self.shared);
-        self.running.spawn(async move {
+        let task = self.running.spawn(async move {
             let mut batch = Batch::new(jobs, counters);
             let written = batch.run(&shared, &mut lane).await;
             Finished { index, lane, counters: batch.counters, written }
         });
+        self.lanes.insert(task.id(), index);
         true
     }
 
@@ -182,6 +193,12 @@ impl Committer {
         }
         (chosen, footprint)
     }
+}
+
+/// A lane with a name that no other has had.
+fn new_lane(shared: &Shared) -> Lane {
+    let name = format!("lane/{:032x}", rand::random::<u128>());
+    Lane::new(Arc::clone(&shared.members), shared.rows.clone(), &name)
 }
 
 /// Upper bounds of the operations and bytes of a commit in a request.

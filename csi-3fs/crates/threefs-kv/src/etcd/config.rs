@@ -42,9 +42,12 @@ impl EtcdConfig {
                 "no endpoints; name every member, such as http://etcd-0:2379".into(),
             ));
         }
-        if !self.prefix.starts_with('/') || self.prefix.len() > 100 {
-            let detail =
-                format!("the prefix is `{}`: expected `/NAME`, at most 100 bytes", self.prefix);
+        let named = self.prefix.trim_end_matches('/').starts_with('/');
+        if !named || self.prefix.contains(':') || self.prefix.len() > 100 {
+            let detail = format!(
+                "the prefix is `{}`: expected `/NAME` without a colon, at most 100 bytes",
+                self.prefix
+            );
             return Err(broken(detail));
         }
         let read = |path: &Path| {

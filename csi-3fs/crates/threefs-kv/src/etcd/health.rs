@@ -67,17 +67,26 @@ impl Health {
     /// Reads the space of all members, and the alarms.
     pub(crate) async fn check(&mut self) {
         let members = &self.shared.members;
-        let mut spaces = Vec::new();
+        let (mut spaces, mut leader) = (Vec::new(), None);
         for member in 0..members.len() {
             let status = members
                 .call(member, CALL_TIMEOUT, |mut client| async move { client.status().await });
             match status.await {
-                Ok(status) => spaces.push(space(&status)),
+                Ok(status) => {
+                    if status.header().map(|header| header.member_id()) == Some(status.leader()) {
+                        leader = Some(member);
+                    }
+                    spaces.push(space(&status));
+                }
                 Err(error) => {
                     let endpoint = members.endpoint(member);
                     tracing::debug!(endpoint, ?error, "an etcd member does not reply");
                 }
             }
+        }
+        // Others forward writes to it.
+        if let Some(leader) = leader {
+            members.prefer(leader);
         }
         let alarms = members.call(members.preferred(), CALL_TIMEOUT, |mut client| async move {
             client.alarm(AlarmAction::Get, AlarmType::None, None).await
@@ -128,13 +137,18 @@ fn space(status: &StatusResponse) -> Space {
     Space { file_bytes: unsigned(file_bytes), used_bytes: unsigned(used), quota_bytes }
 }
 
-/// Space of the fullest member. Free pages of a file are used again, but a file that has reached
-/// the quota has to be defragmented first.
+/// Space of the fullest member. Free pages of a file are used again, but a file that is near the
+/// quota has to be defragmented first.
 fn room(spaces: &[Space], alarm: bool) -> Option<Room> {
     let rooms = spaces.iter().map(|space| {
-        let full = alarm || space.file_bytes >= space.quota_bytes;
-        let used_bytes = if full { space.quota_bytes } else { space.used_bytes };
-        Room { used_bytes, max_bytes: space.quota_bytes }
+        let Space { file_bytes, used_bytes, quota_bytes } = *space;
+        // etcd compares the size of the file with the quota.
+        let file = Room { used_bytes: file_bytes.min(quota_bytes), max_bytes: quota_bytes };
+        match (alarm, file.is_low()) {
+            (true, _) => Room { used_bytes: quota_bytes, ..file },
+            (false, true) => file,
+            (false, false) => Room { used_bytes, ..file },
+        }
     });
     rooms.min_by_key(|room| room.max_bytes.saturating_sub(room.used_bytes))
 }
@@ -148,7 +162,8 @@ mod tests {
         let space = |file_bytes, used_bytes| Space { file_bytes, used_bytes, quota_bytes: 1000 };
         let used = |spaces: &[Space], alarm| room(spaces, alarm).map(|it| it.used_bytes);
         assert_eq!(used(&[], false), None);
-        assert_eq!(used(&[space(900, 300), space(800, 400)], false), Some(400));
+        assert_eq!(used(&[space(899, 300), space(800, 400)], false), Some(400));
+        assert_eq!(used(&[space(900, 300), space(800, 400)], false), Some(900));
         assert_eq!(used(&[space(1000, 300), space(800, 400)], false), Some(1000));
         assert_eq!(used(&[space(900, 300)], true), Some(1000));
         assert!(room(&[space(950, 900)], false).is_some_and(|room| room.is_low()));

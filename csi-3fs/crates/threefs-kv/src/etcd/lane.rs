@@ -23,6 +23,10 @@ use crate::KvError;
 
 /// Time for which the outcome of a request is sought between two log lines.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time after which the outcome of a request is given up.
+const DECISION_TIMEOUT_MAX: Duration = Duration::from_secs(60);
+/// Pause after a refusal.
+const DECISION_PAUSE: Duration = Duration::from_millis(200);
 
 /// Result of a request.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub(crate) enum Outcome {
     NotExecuted(String),
     /// It was not executed, and a repetition fails as well.
     Failed(KvError),
+    /// It may have been executed, or may be later; the store cannot tell.
+    Unknown(String),
 }
 
 pub(crate) struct Lane {
@@ -110,6 +116,7 @@ impl Lane {
     fn read_reply(&mut self, guards: &[Shared], reply: &TxnResponse, floor: u64) -> Outcome {
         let revision = match self.members.observe(reply.header(), floor) {
             Ok(revision) => revision,
+            Err(error) if reply.succeeded() => return Outcome::Unknown(error.to_string()),
             Err(error) => return Outcome::Failed(error),
         };
         if reply.succeeded() {
@@ -135,7 +142,8 @@ impl Lane {
     }
 
     /// Finds out whether the last attempt was executed, and prevents it otherwise. Ends when a
-    /// member replies: the callers of a commit cannot be answered before.
+    /// member replies, or after [`DECISION_TIMEOUT_MAX`]: a request that is executed later changes
+    /// the marker, so the next attempt detects it.
     async fn decide(&mut self, marker: u64, first: usize) -> Outcome {
         let started = Instant::now();
         loop {
@@ -151,16 +159,20 @@ impl Lane {
             });
             let reply = match sent.await {
                 Ok((reply, _)) => reply,
-                Err(CallError::Refused(error)) => return Outcome::Failed(error),
+                Err(CallError::Refused(error)) => return self.unknown(&error),
                 Err(error) => {
                     let error = self.members.error(error);
                     let waited = started.elapsed();
                     tracing::warn!(%error, ?waited, "the outcome of a commit is not known yet");
+                    if waited >= DECISION_TIMEOUT_MAX {
+                        return self.unknown(&error);
+                    }
+                    tokio::time::sleep(DECISION_PAUSE).await;
                     continue;
                 }
             };
             if let Err(error) = self.members.observe(reply.header(), floor) {
-                return Outcome::Failed(error);
+                return self.unknown(&error);
             }
             self.marker = None;
             let found =
@@ -173,6 +185,11 @@ impl Lane {
                 _ => Outcome::NotExecuted(String::new()),
             };
         }
+    }
+
+    fn unknown(&mut self, error: &KvError) -> Outcome {
+        self.marker = None;
+        Outcome::Unknown(error.to_string())
     }
 
     /// Creates the marker. An earlier creation of this lane whose reply was lost is adopted.

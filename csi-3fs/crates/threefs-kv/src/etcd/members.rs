@@ -8,7 +8,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error, ResponseHeader};
+use etcd_client::{
+    AlarmResponse, Client, CompactionResponse, ConnectOptions, Error, GetResponse, ResponseHeader,
+    StatusResponse, TxnResponse, WatchStream,
+};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
@@ -34,6 +37,36 @@ pub(crate) enum CallError {
     TooLong,
     /// No reply, or an error of the member: whether it was executed is unknown.
     Failed(String),
+}
+
+/// A reply, whose header names the cluster.
+pub(crate) trait Reply {
+    /// The header; `None` if the reply has none.
+    fn header(&self) -> Option<&ResponseHeader>;
+}
+
+macro_rules! replies {
+    ($($reply:ty),*) => {
+        $(impl Reply for $reply {
+            fn header(&self) -> Option<&ResponseHeader> {
+                self.header()
+            }
+        })*
+    };
+}
+replies!(AlarmResponse, CompactionResponse, GetResponse, StatusResponse, TxnResponse);
+
+impl<A: Reply, B> Reply for (A, B) {
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.0.header()
+    }
+}
+
+/// Its messages are checked when they arrive.
+impl Reply for WatchStream {
+    fn header(&self) -> Option<&ResponseHeader> {
+        None
+    }
 }
 
 /// The members of a cluster.
@@ -82,13 +115,18 @@ impl Members {
         self.preferred.load(SeqCst)
     }
 
+    /// Calls this member first.
+    pub(crate) fn prefer(&self, member: usize) {
+        self.preferred.store(member, SeqCst);
+    }
+
     /// The highest revision in any reply.
     pub(crate) fn newest(&self) -> u64 {
         self.newest.load(SeqCst)
     }
 
     /// Calls one member once.
-    pub(crate) async fn call<T, F: Future<Output = Result<T, Error>>>(
+    pub(crate) async fn call<T: Reply, F: Future<Output = Result<T, Error>>>(
         &self,
         member: usize,
         timeout: Duration,
@@ -107,17 +145,26 @@ impl Members {
         });
         match called.await {
             Ok(Ok(reply)) => {
-                self.preferred.store(member, SeqCst);
+                self.check_cluster(endpoint, reply.header()).map_err(CallError::Refused)?;
+                self.prefer(member);
                 Ok(reply)
             }
-            Ok(Err(error)) => Err(self.classify(endpoint, &error)),
+            Ok(Err(error)) => {
+                if is_token_old(&error)
+                    && let Some(client) = client.get()
+                {
+                    // The client itself renews only expired tokens.
+                    let _ = tokio::time::timeout(timeout, client.refresh_token()).await;
+                }
+                Err(self.classify(endpoint, &error))
+            }
             Err(_) => Err(CallError::Failed(format!("{endpoint} did not reply in {timeout:?}"))),
         }
     }
 
     /// Calls the members in turn until one replies, for calls that may be repeated. Starts with
     /// `first`.
-    pub(crate) async fn any<T, F: Future<Output = Result<T, Error>>>(
+    pub(crate) async fn any<T: Reply, F: Future<Output = Result<T, Error>>>(
         &self,
         first: usize,
         deadline: Instant,
@@ -145,7 +192,7 @@ impl Members {
     /// `floor`: the revision never decreases, unless the cluster was restored from a backup.
     ///
     /// # Errors
-    /// The cluster is another one or was restored. All further calls fail.
+    /// The cluster was restored. All further calls fail.
     pub(crate) fn observe(
         &self,
         header: Option<&ResponseHeader>,
@@ -154,18 +201,34 @@ impl Members {
         let Some(header) = header else {
             return Err(self.broken("a reply without a header; it is not from etcd".into()));
         };
-        let (cluster, revision) = (header.cluster_id(), unsigned(header.revision()));
+        let revision = unsigned(header.revision());
+        if revision < floor {
+            let detail = format!("the revision went back from {floor} to {revision}: {RESTORED}");
+            return Err(self.fail(self.broken(detail)));
+        }
+        self.newest.fetch_max(revision, SeqCst);
+        Ok(revision)
+    }
+
+    /// Checks that a reply is from the cluster of all others.
+    pub(crate) fn check_cluster(
+        &self,
+        endpoint: &str,
+        header: Option<&ResponseHeader>,
+    ) -> Result<(), KvError> {
+        let Some(cluster) = header.map(ResponseHeader::cluster_id) else { return Ok(()) };
         let expected = *self.cluster.get_or_init(|| cluster);
-        let detail = if cluster != expected {
-            format!("the cluster id changed from {expected:x} to {cluster:x}")
-        } else if revision < floor {
-            format!("the revision went back from {floor} to {revision}")
-        } else {
-            self.newest.fetch_max(revision, SeqCst);
-            return Ok(revision);
-        };
-        let error = self.broken(format!("{detail}: {RESTORED}"));
-        Err(self.failed.get_or_init(|| error).clone())
+        if cluster == expected {
+            return Ok(());
+        }
+        let detail =
+            format!("{endpoint} is of cluster {cluster:x}, not of {expected:x}: {RESTORED}");
+        Err(self.fail(self.broken(detail)))
+    }
+
+    /// All further calls fail with this error, or with that of an earlier failure.
+    pub(crate) fn fail(&self, error: KvError) -> KvError {
+        self.failed.get_or_init(|| error).clone()
     }
 
     pub(crate) fn broken(&self, detail: String) -> KvError {
@@ -178,8 +241,8 @@ impl Members {
 
     pub(crate) fn no_space(&self, detail: &str) -> KvError {
         let detail = format!(
-            "{detail}; remove files, or raise --quota-backend-bytes; then `etcdctl defrag --cluster` \
-             and `etcdctl alarm disarm`"
+            "{detail}; raise --quota-backend-bytes or run `etcdctl defrag --cluster`, then `etcdctl \
+             alarm disarm`: removals are refused until then, too"
         );
         KvError::NoSpace { store: self.name.clone(), detail }
     }
@@ -211,6 +274,7 @@ impl Members {
             _ if says("database space exceeded") => CallError::NoSpace(detail),
             _ if says("revision has been compacted") => CallError::Compacted,
             _ if says("decoded message length too large") => CallError::TooLong,
+            _ if is_token_old(error) => CallError::Failed(detail),
             INVALID_ARGUMENT | PERMISSION_DENIED | UNAUTHENTICATED | UNIMPLEMENTED => {
                 CallError::Refused(self.broken(detail))
             }
@@ -220,6 +284,12 @@ impl Members {
             _ => CallError::Failed(detail),
         }
     }
+}
+
+/// Whether users or roles have changed since the client's token was made.
+fn is_token_old(error: &Error) -> bool {
+    let Error::GRpcStatus(status) = error else { return false };
+    status.message().contains("revision of auth store is old")
 }
 
 /// Codes of gRPC.

@@ -48,7 +48,7 @@ pub(crate) async fn open(config: EtcdConfig) -> Result<Shared, KvError> {
     check_identity(&members, &rows, config.accept_restored, deadline).await?;
     remove_old_lanes(&members, &rows, deadline).await?;
     for member in 0..members.len() {
-        check_bounds(&members, member).await?;
+        check_bounds(&members, &rows, member).await?;
     }
     // Room for the marker and the encoding.
     let bounds = Bounds { operations: OPERATIONS, bytes: REQUEST_BYTES - (64 << 10) };
@@ -110,7 +110,9 @@ async fn check_identity(
         let row = reply.take_kvs().pop();
         let revision = row.as_ref().map_or(0, |row| unsigned(row.mod_revision()));
         if let Some(row) = row {
-            check_same(members, &crate::rows::decode(&key, row.value())?, &now, accept_restored)?;
+            let before = crate::rows::decode(&key, row.value())?;
+            check_same(members, &before, &now, accept_restored)
+                .map_err(|error| members.fail(error))?;
         }
         if write_identity(members, &key, revision, &now, deadline).await? {
             return Ok(());
@@ -170,24 +172,33 @@ async fn write_identity(
 
 /// Checks the bounds of a member by reads of their size. A member that does not reply is skipped:
 /// it may be down.
-async fn check_bounds(members: &Members, member: usize) -> Result<(), KvError> {
+async fn check_bounds(members: &Members, rows: &Rows, member: usize) -> Result<(), KvError> {
     let endpoint = members.endpoint(member);
-    let read = TxnOp::get("/", Some(GetOptions::new().with_count_only().with_serializable()));
+    let mut key = rows.internal("bounds");
+    let read =
+        TxnOp::get(key.clone(), Some(GetOptions::new().with_count_only().with_serializable()));
     let many = Txn::new().and_then(vec![read; OPERATIONS]);
     let called =
         members.call(member, CALL_TIMEOUT, |mut client| async move { client.txn(many).await });
     if let Err(CallError::Refused(error)) = called.await {
-        let detail = format!("{endpoint}: start it with --max-txn-ops={OPERATIONS} ({error})");
-        return Err(members.broken(detail));
+        return Err(if error.to_string().contains("too many operations") {
+            let option = format!("--max-txn-ops={OPERATIONS}");
+            members.broken(format!("{endpoint}: start it with {option} ({error})"))
+        } else {
+            error
+        });
     }
-    let long = vec![b'/'; REQUEST_BYTES + MESSAGE_OVERHEAD - 1024];
+    key.resize(REQUEST_BYTES + MESSAGE_OVERHEAD - 1024, b'/');
     let called = members.call(member, CALL_TIMEOUT, |mut client| async move {
-        client.get(long, Some(GetOptions::new().with_count_only().with_serializable())).await
+        client.get(key, Some(GetOptions::new().with_count_only().with_serializable())).await
     });
     if let Err(CallError::Refused(error)) = called.await {
-        let detail =
-            format!("{endpoint}: start it with --max-request-bytes={REQUEST_BYTES} ({error})");
-        return Err(members.broken(detail));
+        return Err(if error.to_string().contains("larger than max") {
+            let option = format!("--max-request-bytes={REQUEST_BYTES}");
+            members.broken(format!("{endpoint}: start it with {option} ({error})"))
+        } else {
+            error
+        });
     }
     Ok(())
 }

@@ -145,6 +145,14 @@ impl Plan {
         self.layer.clone().into_writes()
     }
 
+    /// Counters whose revision the request compares.
+    pub(crate) fn guarded_counters(&self) -> impl Iterator<Item = &Vec<u8>> {
+        self.guards.iter().filter_map(|Shared { guard, owners }| match guard {
+            Guard::Row { key, .. } if owners.batch => Some(key),
+            _ => None,
+        })
+    }
+
     /// Commits whose guards are violated, after a refusal. Counters are updated.
     pub(crate) fn losers(&self, observed: &[Observed], counters: &mut Counters) -> BTreeSet<usize> {
         let mut losers = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Names of rows in etcd: `PREFIXr` and the key for rows of callers, `PREFIXi/NAME` for rows of the
-//! backend. Pure.
+//! Names of rows in etcd: `PREFIX:r` and the key for rows of callers, `PREFIX:i/NAME` for rows of the
+//! backend. A prefix contains no colon, so the rows of two stores are disjoint. Pure.
 
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, TxnOp};
 
@@ -15,7 +15,7 @@ pub(crate) struct Rows {
 
 impl Rows {
     pub(crate) fn new(prefix: &str) -> Self {
-        Self { prefix: format!("{}/", prefix.trim_end_matches('/')) }
+        Self { prefix: format!("{}:", prefix.trim_end_matches('/')) }
     }
 
     /// The row of a caller's key.

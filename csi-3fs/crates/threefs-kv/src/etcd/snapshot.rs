@@ -84,6 +84,10 @@ impl EtcdSnapshot {
                 seen.push((key.clone(), revision));
                 rows.push((key, value));
             }
+            if more && seen.is_empty() {
+                let detail = "a page of a range has no rows, and more follow".into();
+                return Err(self.members.broken(detail));
+            }
             self.see(seen);
             match rows.last() {
                 Some((last, _)) if more => rest = rest.after(last),

@@ -80,6 +80,9 @@ impl Watchers {
             let Ok(message) = tokio::time::timeout(PAUSE, stream.message()).await else { continue };
             let message = message.map_err(|error: Error| CallError::Failed(error.to_string()))?;
             let Some(message) = message else { return Ok(()) };
+            let endpoint = self.members.endpoint(member);
+            let checked = self.members.check_cluster(endpoint, message.header());
+            checked.map_err(CallError::Refused)?;
             if message.compact_revision() > 0 {
                 return Err(CallError::Compacted);
             }

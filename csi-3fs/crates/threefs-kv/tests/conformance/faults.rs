@@ -285,7 +285,7 @@ async fn another_cluster_is_refused_until_it_is_accepted() {
     let Some(other) = Cluster::start(1, &with_bounds(&[FAST])) else { return };
     let config = cluster.config();
     drop(Store::etcd(config.clone()).await.unwrap());
-    let key = format!("{}/i/identity", config.prefix);
+    let key = format!("{}:i/identity", config.prefix);
     let mut client = cluster.members[0].client().await;
     let identity = client.get(key.clone(), None).await.unwrap().kvs()[0].value().to_vec();
     let mut client = other.members[0].client().await;

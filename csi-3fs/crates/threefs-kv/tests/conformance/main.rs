@@ -2,6 +2,7 @@
 // A test fails by panicking, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod access;
 mod backends;
 mod cluster;
 mod embedded;
