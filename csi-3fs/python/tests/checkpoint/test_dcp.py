@@ -165,6 +165,16 @@ def test_keep_removes_the_checkpoints_that_were_committed_first(files, folder):
         ThreeFSWriter(files, keep=0)
 
 
+def test_a_save_finishes_the_removal_that_a_dead_process_started(files, folder, monkeypatch):
+    save(files)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rmtree", lambda *_args, **_options: None)  # dies after the rename
+        save(files, 2)
+    assert len(list(folder.glob("trash.tmp-*/manifest.dcp"))) == 1
+    save(files, path="/ckpt/gpt/step-2")
+    assert sorted(path.name for path in folder.iterdir()) == ["step-1@2", "step-2"]
+
+
 def test_an_abandoned_timeline_never_wins(files, monkeypatch):
     """The last commit is the latest, not the highest step, and an earlier attempt commits none."""
     monkeypatch.setenv("FLYER_CHAIN", "job")

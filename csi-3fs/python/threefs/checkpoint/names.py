@@ -23,6 +23,7 @@ __all__ = [
     "commit_name",
     "final_name",
     "is_leftover",
+    "is_trash",
     "parse_attempt",
     "parse_commit",
     "parse_name",
@@ -95,6 +96,11 @@ def temporary_name(step: int, save: str) -> str:
 def trash_name(word: str) -> str:
     """The name of a checkpoint that is being removed."""
     return f"trash.tmp-{word}"
+
+
+def is_trash(name: str) -> bool:
+    """Whether it is a checkpoint that is being removed, or whose removal was interrupted."""
+    return name.startswith(trash_name(""))
 
 
 def is_leftover(name: str) -> bool:

@@ -29,6 +29,7 @@ from threefs.checkpoint.names import (
     DISTRIBUTED_MANIFEST_NAME,
     commit_name,
     is_leftover,
+    is_trash,
     parse_attempt,
     parse_commit,
 )
@@ -298,7 +299,7 @@ class Save:
             return False
 
     def _clean(self, final: str) -> None:
-        """Remove replaced checkpoints of the id, and those beyond `keep`."""
+        """Remove replaced checkpoints of the id, those beyond `keep`, and interrupted removals."""
         checkpoints = _committed(self._files, self._id.folder)
         kept: set[str] = set()
         for committed in reversed(checkpoints):
@@ -308,3 +309,5 @@ class Save:
                 throw_away(self._files, self._id.folder, path)
             else:
                 kept.add(path)
+        for entry in filter(is_trash, _list(self._files, self._id.folder)):
+            self._files.rmtree(f"{self._id.folder}/{entry}", missing_ok=True)
