@@ -10,6 +10,7 @@ from threefs.checkpoint import (
     CheckpointBusyError,
     CheckpointError,
     CheckpointManager,
+    CheckpointNotFoundError,
     LocalFiles,
 )
 
@@ -101,9 +102,24 @@ def test_any_flipped_byte_of_the_manifest_is_damage(files, folder):
         flip(manifest, offset)
         with pytest.raises(CheckpointException, match=r"step-1/manifest.dcp: the manifest"):
             load(files)
-        assert latest_checkpoint(files, "/ckpt/gpt") is None
+        with pytest.raises(CheckpointNotFoundError, match=r"step-1: the manifest.* start anew"):
+            latest_checkpoint(files, "/ckpt/gpt")
         manifest.write_bytes(data)
     assert is_state(load(files), 1)
+
+
+def test_the_latest_checkpoint_is_one_that_a_load_finds(files, folder, monkeypatch):
+    """A replaced checkpoint is still there, and the one that replaced it is damaged."""
+    save(files, 5, "/ckpt/gpt/step-0")
+    save(files, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.Save, "_clean", lambda *_: None)
+        save(files, 7)
+    assert latest_checkpoint(files, "/ckpt/gpt") == ID
+    flip(folder / "step-1@2" / "manifest.dcp", 300)
+    latest = latest_checkpoint(files, "/ckpt/gpt")
+    assert latest == "/ckpt/gpt/step-0"
+    assert is_state(load(files, latest), 5)
 
 
 def test_a_checkpoint_of_another_model_is_named(files):

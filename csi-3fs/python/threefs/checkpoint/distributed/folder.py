@@ -157,10 +157,14 @@ def latest_checkpoint(files: Files, folder: str) -> str | None:
     """The id of the checkpoint that was committed last in a folder, or None.
 
     After a return to an older step this is the last save since then, not the highest step. A
-    checkpoint whose manifest is damaged is skipped with a warning.
+    checkpoint whose manifest is damaged is skipped with a warning. If all are damaged, an error is
+    raised: a fresh start would hide the loss.
     """
     folder = str(PurePosixPath("/") / folder)
+    damaged: dict[str, str] = {}
     for committed in reversed(_committed(files, folder)):
+        if committed.name in damaged:
+            continue  # replaced: a load of the id finds the damaged one
         path = f"{folder}/{committed.entry}"
         try:
             decode_index(files.read_file(f"{path}/{DISTRIBUTED_MANIFEST_NAME}"), path)
@@ -168,8 +172,14 @@ def latest_checkpoint(files: Files, folder: str) -> str | None:
             if not is_damage(error):
                 raise
             _log.warning("checkpoint %s is damaged and not used: %s", path, error)
+            damaged[committed.name] = str(error)
         else:
             return f"{folder}/{committed.name}"
+    if damaged:
+        raise CheckpointNotFoundError(
+            f"no complete checkpoint in {folder}: {'; '.join(damaged.values())}; restore one, or "
+            "remove them to start anew"
+        )
     return None
 
 
