@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import threefs
+from threefs import _native
 from threefs.etcd import EtcdOptions
+from threefs.services.cli import app
 from threefs.services.disk import authority_of
 from threefs.services.settings import meta_config, mgmtd_config, node_id_of, storage_config
+from typer.testing import CliRunner
 
 MGMTD: dict[str, Any] = {
     "listen": "0.0.0.0:9000",
@@ -129,6 +133,47 @@ def test_rows_in_etcd_need_no_folder() -> None:
         "prefix": "/3fs/a/mgmtd",
         "accept_restored": False,
     }
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["mgmtd", "--advertise", "mgmtd-0.mgmtd:9000"], ["meta", "--mgmtd", "mgmtd-0.mgmtd:9000"]],
+)
+def test_every_etcd_option_of_a_command_reaches_its_service(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """As an argument and as a variable."""
+    options = {
+        "endpoints": "https://etcd-0:2379",
+        "prefix": "/3fs/a",
+        "ca-file": "/ca",
+        "cert-file": "/cert",
+        "key-file": "/key",
+        "user": "threefs",
+        "password-file": "/password",
+    }
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        _native, "run_service", lambda _kind, config, _parent: configs.append(json.loads(config))
+    )
+    arguments = [part for name, value in options.items() for part in (f"--etcd-{name}", value)]
+    variables = {
+        f"THREEFS_ETCD_{name.upper().replace('-', '_')}": value for name, value in options.items()
+    }
+    command = [*command, "--key-file", "/cluster-key"]
+    for result in (
+        CliRunner().invoke(app, [*command, *arguments, "--etcd-accept-restored"]),
+        CliRunner().invoke(app, command, env=variables | {"THREEFS_ETCD_ACCEPT_RESTORED": "true"}),
+    ):
+        assert result.exit_code == 0, result.output
+    expected: dict[str, Any] = {
+        name.replace("-", "_"): value for name, value in options.items()
+    } | {
+        "endpoints": ["https://etcd-0:2379"],
+        "prefix": f"/3fs/a/{command[0]}",
+        "accept_restored": True,
+    }
+    assert [config["etcd"] for config in configs] == [expected, expected]
 
 
 def test_without_etcd_a_folder_is_required() -> None:

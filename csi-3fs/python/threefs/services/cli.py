@@ -26,8 +26,9 @@ import typer
 
 from threefs.cli.output import bytes_of
 from threefs.errors import InvalidArgument, ThreeFSError
-from threefs.etcd import DEFAULT_PREFIX, EtcdOptions
+from threefs.etcd import NO_ETCD, EtcdOptions
 from threefs.exit_status import report_error
+from threefs.services.etcd_options import with_etcd_options
 from threefs.services.settings import (
     META_PORT,
     MGMTD_PORT,
@@ -58,44 +59,6 @@ OptionalData = Annotated[
     Path | None,
     typer.Option(
         "--data", envvar="THREEFS_DATA", help="Folder on a separate volume; not used with etcd."
-    ),
-]
-EtcdEndpoints = Annotated[
-    str,
-    typer.Option(
-        envvar="THREEFS_ETCD_ENDPOINTS",
-        help="http://host:port or https://host:port of each etcd member, with commas.",
-    ),
-]
-EtcdPrefix = Annotated[
-    str,
-    typer.Option(
-        envvar="THREEFS_ETCD_PREFIX", help="Prefix of this cluster's keys in etcd, such as /3fs."
-    ),
-]
-EtcdCaFile = Annotated[
-    Path | None,
-    typer.Option(envvar="THREEFS_ETCD_CA_FILE", help="Certificate authority of the members."),
-]
-EtcdCertFile = Annotated[
-    Path | None,
-    typer.Option(envvar="THREEFS_ETCD_CERT_FILE", help="Client certificate for etcd."),
-]
-EtcdKeyFile = Annotated[
-    Path | None,
-    typer.Option(envvar="THREEFS_ETCD_KEY_FILE", help="Key of the client certificate."),
-]
-EtcdUser = Annotated[str, typer.Option(envvar="THREEFS_ETCD_USER", help="User of etcd.")]
-EtcdPasswordFile = Annotated[
-    Path | None,
-    typer.Option(envvar="THREEFS_ETCD_PASSWORD_FILE", help="File with the user's password."),
-]
-EtcdAcceptRestored = Annotated[
-    bool,
-    typer.Option(
-        "--etcd-accept-restored",
-        envvar="THREEFS_ETCD_ACCEPT_RESTORED",
-        help="Accept once that etcd was restored from an older backup: later changes are lost.",
     ),
 ]
 KeyFile = Annotated[
@@ -147,6 +110,7 @@ NodeFailure = Annotated[
 
 
 @app.command()
+@with_etcd_options
 def mgmtd(
     key_file: KeyFile,
     data: OptionalData = None,
@@ -181,14 +145,7 @@ def mgmtd(
     advertise: Advertise = "",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
-    etcd_endpoints: EtcdEndpoints = "",
-    etcd_prefix: EtcdPrefix = DEFAULT_PREFIX,
-    etcd_ca_file: EtcdCaFile = None,
-    etcd_cert_file: EtcdCertFile = None,
-    etcd_key_file: EtcdKeyFile = None,
-    etcd_user: EtcdUser = "",
-    etcd_password_file: EtcdPasswordFile = None,
-    etcd_accept_restored: EtcdAcceptRestored = False,
+    etcd: EtcdOptions = NO_ETCD,
 ) -> None:
     """Run the cluster manager."""
     config = mgmtd_config(
@@ -201,21 +158,13 @@ def mgmtd(
         chains_per_node=chains_per_node,
         node_failure_ms=node_failure_ms,
         rebalance=rebalance,
-        etcd=EtcdOptions(
-            endpoints=etcd_endpoints,
-            prefix=etcd_prefix,
-            ca_file=etcd_ca_file,
-            cert_file=etcd_cert_file,
-            key_file=etcd_key_file,
-            user=etcd_user,
-            password_file=etcd_password_file,
-            accept_restored=etcd_accept_restored,
-        ),
+        etcd=etcd,
     )
     _serve("mgmtd", config | tls_config(enabled=tls, transition=tls_transition))
 
 
 @app.command()
+@with_etcd_options
 def meta(
     key_file: KeyFile,
     mgmtd: Mgmtd,
@@ -226,14 +175,7 @@ def meta(
     listen: Listen = f"0.0.0.0:{META_PORT}",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
-    etcd_endpoints: EtcdEndpoints = "",
-    etcd_prefix: EtcdPrefix = DEFAULT_PREFIX,
-    etcd_ca_file: EtcdCaFile = None,
-    etcd_cert_file: EtcdCertFile = None,
-    etcd_key_file: EtcdKeyFile = None,
-    etcd_user: EtcdUser = "",
-    etcd_password_file: EtcdPasswordFile = None,
-    etcd_accept_restored: EtcdAcceptRestored = False,
+    etcd: EtcdOptions = NO_ETCD,
 ) -> None:
     """Run the metadata service."""
     config = meta_config(
@@ -242,16 +184,7 @@ def meta(
         key_file=key_file,
         mgmtd=mgmtd,
         chunk_bytes=bytes_of(chunk_size),
-        etcd=EtcdOptions(
-            endpoints=etcd_endpoints,
-            prefix=etcd_prefix,
-            ca_file=etcd_ca_file,
-            cert_file=etcd_cert_file,
-            key_file=etcd_key_file,
-            user=etcd_user,
-            password_file=etcd_password_file,
-            accept_restored=etcd_accept_restored,
-        ),
+        etcd=etcd,
     )
     _serve("meta", config | tls_config(enabled=tls, transition=tls_transition))
 
