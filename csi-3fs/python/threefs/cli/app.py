@@ -1,7 +1,5 @@
 """The commands and their options; each calls one function of a sibling module."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +7,8 @@ from typing import Annotated
 import typer
 
 from threefs.cli.backup import backup_commands
+from threefs.cli.credential_commands import credential_commands
+from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, bytes_of
 from threefs.errors import ThreeFSError
 from threefs.etcd import DEFAULT_PREFIX, EtcdOptions
@@ -29,20 +29,8 @@ app = typer.Typer(
 
 app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
-credential = typer.Typer(
-    no_args_is_help=True, help="Credentials for one directory, used in place of the key."
-)
-app.add_typer(credential, name="credential")
+app.add_typer(credential_commands, name="credential")
 
-Cluster = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        envvar="THREEFS_CLUSTER",
-        help="cluster.json of the cluster, or its folder.",
-    ),
-]
 Timeout = Annotated[
     float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
 ]
@@ -51,7 +39,6 @@ State = Annotated[
     Path,
     typer.Option(envvar="THREEFS_MOUNTS", help="State folder of the mounts of this machine."),
 ]
-Format = Annotated[Output, typer.Option("--output", "-o", help="table or json.")]
 
 
 @app.command()
@@ -360,46 +347,6 @@ def bench(
     from threefs.cli.bench import run_bench
 
     run_bench(cluster, bytes_of(size), bytes_of(batch), raw, output, timeout)
-
-
-@credential.command("issue")
-def credential_issue(
-    volume: Annotated[str, typer.Option(help="Directory in 3FS; it must have a quota.")],
-    read_only: Annotated[bool, typer.Option("--read-only", help="Allow no changes.")] = False,
-    expires: Annotated[str, typer.Option(help="How long it is valid: 90s, 30m, 1h, 7d.")] = "1h",
-    node: Annotated[str, typer.Option(help="Name of the node that uses it, for logs.")] = "",
-    to: Annotated[
-        Path | None, typer.Option(help="File to write, with mode 0600. Default: standard output.")
-    ] = None,
-    cluster: Cluster = None,
-) -> None:
-    """Issue a credential for one directory. Needs the cluster's key.
-
-    To use it, set its file as `key_file` of a cluster.json. Replace the file before the credential
-    expires; its holders reload it.
-
-    Example: threefs credential issue --volume /volumes/one --expires 1h --to one.ticket
-    """
-    from threefs.cli.credential import issue
-    from threefs.errors import InvalidArgument
-
-    if cluster is None:
-        raise InvalidArgument("no cluster given: pass --cluster FILE or set THREEFS_CLUSTER")
-    issue(cluster, volume, read_only=read_only, expires=expires, node=node, to=to)
-
-
-@credential.command("show")
-def credential_show(
-    file: Annotated[Path, typer.Argument(help="File of a credential.")],
-    output: Format = Output.TABLE,
-) -> None:
-    """Show what a credential allows and when it expires, without its secret.
-
-    Example: threefs credential show one.ticket
-    """
-    from threefs.cli.credential import show
-
-    show(file, output)
 
 
 def main() -> None:
