@@ -105,6 +105,15 @@ class CheckpointId:
             )
         return cls(str(path.parent), name)
 
+    @classmethod
+    def is_valid(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path in a folder, with a name that is not reserved."""
+        try:
+            cls.parse(checkpoint_id)
+        except CheckpointError:
+            return False
+        return True
+
     @property
     def path(self) -> str:
         """The id as a path; a replaced checkpoint is in another folder, see `resolve`."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
-import uuid
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
@@ -56,7 +55,6 @@ class ThreeFSReader(StorageReader):
         self._folder = ""
         self._index: Index | None = None
         self._items: dict[MetadataIndex, Item] = {}
-        self._load_id = ""
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str] | None:
@@ -81,9 +79,6 @@ class ThreeFSReader(StorageReader):
         metadata.storage_data = {
             MetadataIndex(item.fqn, item.origin): item for item in self._index.items
         }
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        self._load_id = metadata.storage_meta.load_id = uuid.uuid4().hex
         return metadata
 
     def set_up_storage_reader(
@@ -151,8 +146,4 @@ class ThreeFSReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path in a folder, with a name that is not reserved."""
-        try:
-            CheckpointId.parse(checkpoint_id)
-        except CheckpointError:
-            return False
-        return True
+        return CheckpointId.is_valid(checkpoint_id)

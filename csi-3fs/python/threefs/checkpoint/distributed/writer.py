@@ -270,8 +270,4 @@ class ThreeFSWriter(StorageWriter, AsyncStager):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path in a folder, with a name that is not reserved."""
-        try:
-            CheckpointId.parse(checkpoint_id)
-        except CheckpointError:
-            return False
-        return True
+        return CheckpointId.is_valid(checkpoint_id)
