@@ -1,6 +1,7 @@
 """Parts of tensors in shards: any box is read, and places outside of shards are damage."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from threefs.checkpoint import CheckpointDamagedError
@@ -9,8 +10,15 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from threefs.checkpoint.distributed import shard as shard_module  # noqa: E402  after importorskip
-from threefs.checkpoint.distributed.index import Index  # noqa: E402
+from threefs.checkpoint.distributed.index import (  # noqa: E402
+    Index,
+    Item,
+    decode_index,
+    encode_index,
+)
 from threefs.checkpoint.distributed.ranges import TensorRead, read_all  # noqa: E402
+
+ITEM = Item("x", [0], "shard", 0, 8, "uint8", [8], [0])
 
 
 def test_any_box_of_a_stored_tensor_is_read(files, monkeypatch):
@@ -46,9 +54,38 @@ def test_any_box_of_a_stored_tensor_is_read(files, monkeypatch):
         assert torch.equal(target, stored[box]), (number, dtype, shape, offsets, lengths)
 
 
-def test_a_manifest_that_names_places_outside_its_shards_is_damage():
-    index = Index("s", "crc32", 64, {"shard": 10}, [])
-    item = shard_module.Item("x", [0], "shard", 4, 8, "uint8", [8], [0])
-    index.items.append(item)
-    with pytest.raises(CheckpointDamagedError, match="invalid place for `x`"):
-        index.check("/c")
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"offset": 4, "length": 8},
+        {"offset": -8},
+        {"offset": 8, "length": -8, "checksums": []},
+        {"length": 1 << 62},
+        {"shard": "../shard"},
+        {"shard": "other"},
+        {"checksums": []},
+    ],
+)
+def test_a_manifest_that_names_places_outside_its_shards_is_damage(place):
+    item = replace(ITEM, **place)
+    index = Index("s", "crc32", 64, {"shard": 10, "../shard": 10}, [item])
+    with pytest.raises(CheckpointDamagedError, match=r"/c: .* invalid place for `x`"):
+        decode_index(encode_index(index, b""), "/c")
+
+
+@pytest.mark.parametrize(
+    ("index", "item"),
+    [
+        ({"shards": []}, {}),
+        ({"block_bytes": "64"}, {}),
+        ({}, {"offset": "0"}),
+        ({}, {"shard": ["shard"]}),
+        ({}, {"checksums": 1}),
+    ],
+)
+def test_a_manifest_with_values_of_another_type_is_damage(index, item):
+    whole = Index("s", "crc32", 64, {"shard": 10}, [ITEM])
+    assert decode_index(encode_index(whole, b"m"), "/c") == (whole, b"m")
+    other = replace(whole, items=[replace(ITEM, **item)], **index)
+    with pytest.raises(CheckpointDamagedError, match="/c: the manifest is torn"):
+        decode_index(encode_index(other, b""), "/c")

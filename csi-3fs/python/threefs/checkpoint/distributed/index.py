@@ -94,7 +94,7 @@ def decode_index(data: bytes, path: str) -> tuple[Index, bytes]:
             raise CheckpointDamagedError(f"{path}: the manifest's checksum is wrong")
         body = json.loads(rest[:length])
         index = Index(**{**body, "items": [Item(*item) for item in body["items"]]})
-    except (ValueError, TypeError, KeyError) as error:
+        index.check(path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointDamagedError(f"{path}: the manifest is torn: {error!r:.100}") from error
-    index.check(path)
     return index, rest[length:]
