@@ -24,7 +24,7 @@ ITEM = Item("x", [0], "shard", 0, 8, "uint8", [8], [0])
 def test_any_box_of_a_stored_tensor_is_read(files, monkeypatch):
     """Small blocks, so that boxes begin and end inside of them."""
     monkeypatch.setattr(shard_module, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(shard_module, "BUFFER_BYTES", 4096)
+    monkeypatch.setattr(shard_module, "BATCH_BYTES", 4096)
     files.mkdir("/c")
     chance = random.Random(1)
     for number in range(300):

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Files", "LocalFiles", "LocalStat"]
+__all__ = ["BATCH_BYTES", "REQUEST_BYTES", "Files", "LocalFiles", "LocalStat"]
+
+REQUEST_BYTES = 4 * 1024 * 1024
+"""Bytes of one read or write: a multiple of the usual chunk sizes of 3FS."""
+BATCH_BYTES = 64 * 1024 * 1024
+"""Bytes of the requests that are made in one batch."""
 
 
 class _HasSize(Protocol):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from threefs.checkpoint.checksum import checksum
 from threefs.checkpoint.errors import CheckpointDamagedError, CheckpointError
+from threefs.checkpoint.files import BATCH_BYTES, REQUEST_BYTES
 from threefs.checkpoint.manifest import Manifest
 from threefs.checkpoint.names import MANIFEST_NAME
 from threefs.checkpoint.tree import rebuild, unflatten
@@ -25,9 +26,6 @@ __all__ = [
     "read_manifest",
     "verify_others",
 ]
-
-BATCH_BYTES = 64 * 1024 * 1024
-READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +142,8 @@ class _Reader:
                 end = min(at + BATCH_BYTES, piece.length)
                 shard = f"{self._path}/{piece.shard}"
                 reads = [
-                    (shard, piece.offset + start, min(READ_BYTES, end - start))
-                    for start in range(at, end, READ_BYTES)
+                    (shard, piece.offset + start, min(REQUEST_BYTES, end - start))
+                    for start in range(at, end, REQUEST_BYTES)
                 ]
                 for (_, _, length), data in zip(reads, self._files.batch_read(reads), strict=True):
                     if len(data) != length:
@@ -161,8 +159,8 @@ class _Reader:
     def _fill(self, buffers: dict[str, bytearray], pieces: list[Piece]) -> None:
         reads, places = [], []
         for piece in pieces:
-            for at in range(0, piece.length, READ_BYTES):
-                length = min(READ_BYTES, piece.length - at)
+            for at in range(0, piece.length, REQUEST_BYTES):
+                length = min(REQUEST_BYTES, piece.length - at)
                 reads.append((f"{self._path}/{piece.shard}", piece.offset + at, length))
                 places.append((piece, at, length))
         for (piece, at, length), data in zip(places, self._files.batch_read(reads), strict=True):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from threefs.checkpoint import manifest
 from threefs.checkpoint.checksum import ALGORITHM, checksum
 from threefs.checkpoint.errors import CheckpointError, CheckpointSupersededError
+from threefs.checkpoint.files import BATCH_BYTES, REQUEST_BYTES
 from threefs.checkpoint.manifest import Part, Piece
 from threefs.checkpoint.names import (
     ANNOUNCED_NAME,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SaveHandle", "SaveJob", "Snapshot", "throw_away"]
 
-WRITE_BYTES = 4 * 1024 * 1024
-BATCH_BYTES = 64 * 1024 * 1024
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.005, 0.1
 
 _log = logging.getLogger(__name__)
@@ -174,10 +173,10 @@ class SaveJob:
         self.files.mkdir(self.temporary, parents=True, exist_ok=True)
         batch: list[tuple[str, int, Any]] = []
         path = f"{self.temporary}/{shard}"
-        for offset in range(0, self.snapshot.length, WRITE_BYTES):
-            length = min(WRITE_BYTES, self.snapshot.length - offset)
+        for offset in range(0, self.snapshot.length, REQUEST_BYTES):
+            length = min(REQUEST_BYTES, self.snapshot.length - offset)
             batch.append((path, offset, self.snapshot.range(offset, length)))
-            if len(batch) * WRITE_BYTES >= BATCH_BYTES:
+            if len(batch) * REQUEST_BYTES >= BATCH_BYTES:
                 self.files.batch_write(batch)
                 batch = []
         if batch:

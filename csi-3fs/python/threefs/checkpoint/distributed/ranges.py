@@ -17,6 +17,7 @@ import torch
 
 from threefs.checkpoint.checksum import checksum
 from threefs.checkpoint.errors import CheckpointDamagedError, CheckpointError
+from threefs.checkpoint.files import REQUEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from threefs.checkpoint.files import Files
 
 __all__ = ["BytesRead", "Read", "TensorRead", "read_all"]
-
-READ_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +181,9 @@ def read_all(files: Files, folder: str, index: Index, reads: list[Read]) -> None
     """Read, verify every block, then finish; an error names file, bytes and tensor."""
     runs = [(read.item, run) for read in reads for run in read.runs(index.block_bytes)]
     requests = [
-        (item, run.start + at, run.buffer[at : at + READ_BYTES])
+        (item, run.start + at, run.buffer[at : at + REQUEST_BYTES])
         for item, run in runs
-        for at in range(0, len(run.buffer), READ_BYTES)
+        for at in range(0, len(run.buffer), REQUEST_BYTES)
     ]
     try:
         counts = files.batch_read_into(

@@ -18,6 +18,7 @@ from threefs.checkpoint.distributed.index import Index, Item, decode_index
 from threefs.checkpoint.distributed.ranges import BytesRead, TensorRead, read_all
 from threefs.checkpoint.distributed.source import FilesSource
 from threefs.checkpoint.errors import CheckpointDamagedError, CheckpointError
+from threefs.checkpoint.files import BATCH_BYTES
 from threefs.checkpoint.names import DISTRIBUTED_MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from threefs.checkpoint.files import Files
 
 __all__ = ["ThreeFSReader"]
-
-BATCH_BYTES = 64 * 1024 * 1024
 
 
 def _load_bytes(planner: LoadPlanner, request: ReadItem, data: bytearray) -> None:

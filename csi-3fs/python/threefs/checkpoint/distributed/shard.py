@@ -14,14 +14,13 @@ import torch
 from threefs.checkpoint.checksum import ALGORITHM, checksum
 from threefs.checkpoint.distributed.index import BLOCK_BYTES, Item
 from threefs.checkpoint.errors import CheckpointError
+from threefs.checkpoint.files import BATCH_BYTES, REQUEST_BYTES
 
 if TYPE_CHECKING:
     from threefs.checkpoint.files import Files
 
 __all__ = ["ShardWriter"]
 
-WRITE_BYTES = 4 * 1024 * 1024
-BUFFER_BYTES = 64 * 1024 * 1024
 ALIGN_BYTES = 64
 """Items start at multiples of this, so that every dtype is aligned in memory after a read."""
 
@@ -33,7 +32,7 @@ class ShardWriter:
         self._files = files
         self._path = f"{folder}/{name}"
         self._name = name
-        self._buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+        self._buffer = memoryview(mmap.mmap(-1, BATCH_BYTES))
         self._written = 0
         self._filled = 0
 
@@ -93,8 +92,12 @@ class ShardWriter:
 
     def _flush(self) -> None:
         batch: list[tuple[str, int, Any]] = [
-            (self._path, self._written + at, self._buffer[at : min(at + WRITE_BYTES, self._filled)])
-            for at in range(0, self._filled, WRITE_BYTES)
+            (
+                self._path,
+                self._written + at,
+                self._buffer[at : min(at + REQUEST_BYTES, self._filled)],
+            )
+            for at in range(0, self._filled, REQUEST_BYTES)
         ]
         if batch:
             self._files.batch_write(batch)
