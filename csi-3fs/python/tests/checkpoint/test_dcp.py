@@ -157,11 +157,12 @@ def test_a_folder_of_another_writer_is_not_replaced(files, folder):
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/", "/x", "/a/b@2", "/a/../b", "/a/b.saving-1", "/a/x.tmp-1"]
+    "path",
+    ["", "/", "/x", "/a/b@2", "/a/../b", "/a/b.saving-1", "/a/x.tmp-1", "/a/attempt-x-00000001"],
 )
 def test_an_invalid_id_is_refused(files, path):
     assert not ThreeFSWriter.validate_checkpoint_id(path)
-    with pytest.raises(CheckpointException, match="invalid checkpoint_id"):
+    with pytest.raises(CheckpointException, match=r"invalid checkpoint_id .* or have the form att"):
         save(files, path=path)
 
 

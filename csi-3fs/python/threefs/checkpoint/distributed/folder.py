@@ -100,8 +100,8 @@ class CheckpointId:
         if len(path.parts) < 3 or ".." in path.parts or reserved:
             raise CheckpointError(
                 f"invalid checkpoint_id {os.fspath(checkpoint_id)!r}: expected a path in a "
-                "folder, such as /ckpt/gpt/step-40; a name must not end in @NUMBER or "
-                "contain `.saving-` or `.tmp-`"
+                "folder, such as /ckpt/gpt/step-40, without `..`; a name must not end in @NUMBER, "
+                "contain `.saving-` or `.tmp-`, or have the form attempt-NAME-NUMBER"
             )
         return cls(str(path.parent), name)
 

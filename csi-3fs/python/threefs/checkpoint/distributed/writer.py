@@ -232,7 +232,8 @@ class ThreeFSWriter(StorageWriter, AsyncStager):
             except FileNotFoundError as error:
                 raise CheckpointError(
                     f"rank {rank} cannot write {folder}: it was removed by a later save of "
-                    f"{checkpoint.path}, or this rank has another checkpoint_id than rank 0"
+                    f"{checkpoint.path}, or this rank has another checkpoint_id than rank 0, or "
+                    "the ranks do not share this file system"
                 ) from error
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
