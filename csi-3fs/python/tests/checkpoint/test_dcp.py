@@ -265,6 +265,29 @@ def test_the_next_asynchronous_save_waits_for_the_previous_one(blocked):
     assert is_state(load(blocked, f"{ID}0"), 2)
 
 
+def test_a_save_in_between_does_not_end_the_wait_for_the_asynchronous_one(files, monkeypatch):
+    """The thread of the asynchronous save starts later than a save by the training thread."""
+    writer = ThreeFSWriter(files, busy_seconds_max=0.05)
+    training, may_start, original = threading.current_thread(), threading.Event(), writer.reset
+
+    def reset(checkpoint_id=None):
+        assert threading.current_thread() is training or may_start.wait(20)
+        original(checkpoint_id)
+
+    monkeypatch.setattr(writer, "reset", reset)
+    first = dcp.async_save(make_state(1), checkpoint_id=ID, storage_writer=writer)
+    try:
+        dcp.save(make_state(2), checkpoint_id=f"{ID}0", storage_writer=writer)
+        with pytest.raises(CheckpointBusyError, match="still being written after"):
+            dcp.async_save(make_state(3), checkpoint_id=f"{ID}1", storage_writer=writer)
+    finally:
+        may_start.set()
+    first.result(20)
+    assert is_state(load(files), 1)
+    dcp.async_save(make_state(4), checkpoint_id=f"{ID}1", storage_writer=writer).result(20)
+    assert is_state(load(files, f"{ID}1"), 4)
+
+
 def test_two_saves_of_one_id_at_once_are_refused(blocked):
     first = dcp.async_save(make_state(1), checkpoint_id=ID, storage_writer=ThreeFSWriter(blocked))
     assert blocked.writes.wait(20)

@@ -98,7 +98,7 @@ class ThreeFSWriter(StorageWriter, AsyncStager):
         self._stager: DefaultStager | None = None
         self._thread_state = _ThreadState()
         self._async_save: threading.Thread | None = None
-        self._staged = False
+        self._staging_thread: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """State for the process of `AsyncCheckpointerType.PROCESS`."""
@@ -119,17 +119,15 @@ class ThreeFSWriter(StorageWriter, AsyncStager):
             has_gpu = torch.accelerator.is_available()
             self._stager = DefaultStager(StagingOptions(has_gpu, False, False, has_gpu))
         staged = self._stager.stage(state_dict)
-        self._staged = True
+        self._staging_thread = threading.current_thread()
         self._async_save = None
         return staged  # type: ignore[return-value]  # no Future without asynchronous staging
 
     def _await_previous(self) -> None:
         """Until then its save reads the memory, and its collectives must not mix with the next."""
         deadline = time.monotonic() + self._busy_seconds_max
-        while self._staged:
+        while self._staging_thread is not None:
             thread = self._async_save
-            if thread is threading.current_thread():
-                break
             if thread is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
                 if not thread.is_alive():
@@ -150,8 +148,10 @@ class ThreeFSWriter(StorageWriter, AsyncStager):
     # One save, in the order of DCP's calls
 
     def _enter_thread(self) -> None:
-        if self._staged and self._async_save is None:
-            self._async_save = threading.current_thread()
+        """Record the thread of the asynchronous save; a save by the training thread is another."""
+        current = threading.current_thread()
+        if self._async_save is None and self._staging_thread not in (None, current):
+            self._async_save = current
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str] | None:
