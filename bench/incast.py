@@ -18,11 +18,11 @@ import json
 import os
 import statistics
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from bench.collectives.netns import sh
+from bench.collectives.netns import Namespaces, sh
 from bench.report import OUTPUT, ROOT, machine, peak_bytes, say, write_json
 
 if TYPE_CHECKING:
@@ -58,26 +58,11 @@ SCENARIOS = (Scenario(64, 1), Scenario(64, 2, 2), Scenario(4, 4, 4))
 
 
 @dataclass
-class Network:
+class Network(Namespaces):
     """A namespace for the services, and one behind a limited link for each receiver."""
 
     megabits: list[float]
-
-    def __enter__(self) -> Self:
-        self.tag = f"inc{os.getpid() % 100_000}"
-        self.namespaces: list[str] = []
-        try:
-            self._build()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Deleting a namespace deletes its interfaces.
-        for name in reversed(self.namespaces):
-            with contextlib.suppress(RuntimeError):
-                sh("ip", "netns", "del", name)
+    tag: str = field(default_factory=lambda: f"inc{os.getpid() % 100_000}")
 
     def receiver(self, number: int) -> str:
         """The namespace of a receiver."""
@@ -91,11 +76,6 @@ class Network:
     def addresses(self, number: int, services: int) -> list[str]:
         """The services, as a receiver reaches them."""
         return [f"10.78.{number}.1:{PORT + service}" for service in range(services)]
-
-    def _namespace(self, name: str) -> None:
-        sh("ip", "netns", "add", name)
-        self.namespaces.append(name)
-        sh("ip", "-n", name, "link", "set", "lo", "up")
 
     def _build(self) -> None:
         self._namespace(self.services)

@@ -65,16 +65,11 @@ class Trial:
         return 2 * self.size_bytes / (self.megabits * 1e6 / 8)
 
 
-@dataclass
-class Network:
-    """Namespaces for the machines and for the two switches."""
-
-    zones: Sequence[int]
-    megabits: int
-    tag: str = field(default_factory=lambda: f"hfr{os.getpid() % 100_000}")
-    made: list[str] = field(default_factory=list)
+class Namespaces:
+    """Network namespaces that exist inside of a `with` statement."""
 
     def __enter__(self) -> Self:
+        self._namespaces: list[str] = []
         try:
             self._build()
         except BaseException:
@@ -84,10 +79,26 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         # Deleting a namespace deletes its interfaces; deleting either end deletes a veth pair.
-        for name in reversed(self.made):
+        for name in reversed(self._namespaces):
             with contextlib.suppress(RuntimeError):
                 sh("ip", "netns", "del", name)
-        self.made.clear()
+
+    def _build(self) -> None:
+        raise NotImplementedError
+
+    def _namespace(self, name: str) -> None:
+        sh("ip", "netns", "add", name)
+        self._namespaces.append(name)
+        sh("ip", "-n", name, "link", "set", "lo", "up")
+
+
+@dataclass
+class Network(Namespaces):
+    """Namespaces for the machines and for the two switches."""
+
+    zones: Sequence[int]
+    megabits: int
+    tag: str = field(default_factory=lambda: f"hfr{os.getpid() % 100_000}")
 
     def host(self, rank: int) -> str:
         """The namespace of a machine."""
@@ -104,11 +115,6 @@ class Network:
     def zone_of(self, rank: int) -> int:
         """The zone of a machine."""
         return 0 if rank < self.zones[0] else 1
-
-    def _namespace(self, name: str) -> None:
-        sh("ip", "netns", "add", name)
-        self.made.append(name)
-        sh("ip", "-n", name, "link", "set", "lo", "up")
 
     def _build(self) -> None:
         for zone in (0, 1):
