@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import subprocess
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ MEMORY_BYTES = 8 << 20
 UNLIMITED_BYTES = 1 << 30
 QUEUE_BYTES = 128 << 10
 BURST_BYTES = 16 << 10
+REPLY_SECONDS = 60
+"""Time limit for the start of a process, and for its report after a trial."""
 HEADERS = 1448 / 1514
 """Part of an Ethernet frame that is payload of TCP; the filter counts whole frames."""
 
@@ -125,18 +128,18 @@ def jain(values: Iterable[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
 
 
-def start(binary: Path, namespace: str, *args: str) -> subprocess.Popen[str]:
-    """Starts a process in a namespace and waits until it is ready."""
-    process = subprocess.Popen(
-        ["ip", "netns", "exec", namespace, str(binary), *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def read_line(process: subprocess.Popen[str], name: str, seconds: float) -> str:
+    """A line of a process's output; without one in time the process is killed."""
     assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
-        raise SystemExit(f"incast {args[0]} did not start; its message is above")
-    return process
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    line = process.stdout.readline()
+    timer.cancel()
+    if not line:
+        raise SystemExit(
+            f"incast {name}: no reply within {seconds:g} s; its error, if any, is above"
+        )
+    return line
 
 
 def trial(
@@ -148,9 +151,16 @@ def trial(
     with Network(megabits) as network, contextlib.ExitStack() as running:
 
         def process(namespace: str, *args: str) -> subprocess.Popen[str]:
-            started = start(binary, namespace, *args)
+            started = subprocess.Popen(
+                ["ip", "netns", "exec", namespace, str(binary), *args],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             running.callback(started.wait, timeout=30)
             running.callback(started.kill)
+            if read_line(started, args[0], REPLY_SECONDS) != "ready\n":
+                raise SystemExit(f"incast {args[0]} did not start; its error, if any, is above")
             return started
 
         services = [
@@ -166,10 +176,10 @@ def trial(
             assert receiver.stdin is not None
             receiver.stdin.write("start\n")
             receiver.stdin.flush()
-        reports: list[dict[str, Any]] = []
-        for receiver in receivers:
-            assert receiver.stdout is not None
-            reports.append(json.loads(receiver.stdout.readline()))
+        reports: list[dict[str, Any]] = [
+            json.loads(read_line(receiver, "read", seconds + REPLY_SECONDS))
+            for receiver in receivers
+        ]
         totals = [sum(report["bytes"]) / report["seconds"] for report in reports]
         limits = [rate * 1e6 / 8 * HEADERS for rate in megabits]
         return Result(
