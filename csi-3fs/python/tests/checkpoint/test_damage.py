@@ -2,9 +2,11 @@
 
 import json
 import zlib
+from dataclasses import replace
 
 import pytest
 from threefs.checkpoint import CheckpointNotFoundError
+from threefs.checkpoint.manifest import Manifest
 
 from .checkpoints import FOLDER, managers, save_all
 
@@ -43,6 +45,12 @@ def altered_manifest(folder):
     (folder / "manifest.jsonl").write_bytes(data.replace(b'"world_size": 2', b'"world_size": 3'))
 
 
+def manifest_with_another_type(folder):
+    """Its checksum is valid."""
+    manifest = Manifest.decode((folder / "manifest.jsonl").read_bytes())
+    (folder / "manifest.jsonl").write_bytes(replace(manifest, shards=[]).encode())
+
+
 def missing_manifest(folder):
     (folder / "manifest.jsonl").unlink()
 
@@ -60,6 +68,7 @@ DAMAGES = [
     (torn_manifest, "torn"),
     (manifest_without_checksum, "torn"),
     (altered_manifest, "checksum is wrong"),
+    (manifest_with_another_type, "torn"),
     (missing_manifest, "no manifest"),
     (empty_folder, "no manifest"),
 ]

@@ -130,7 +130,7 @@ class Manifest:
                 }
             )
             manifest.check(manifest.entries, manifest.pieces)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointDamagedError(f"the manifest is torn: {error!r:.100}") from error
         return manifest
 
