@@ -9,6 +9,10 @@ use tokio::sync::Semaphore;
 
 use super::region::{Counter, Region};
 
+/// Maximum number of submissions of a ring that this daemon holds: a caller can register the same
+/// memory as many rings.
+const COPIED_MAX: u32 = 64;
+
 pub(crate) struct Ring {
     region: Region,
     counter: Counter,
@@ -22,6 +26,8 @@ pub(crate) struct Ring {
 }
 
 struct State {
+    /// Submissions that were announced.
+    announced: u32,
     /// Submissions that were copied out of the ring.
     taken: u32,
     /// Completions that were written.
@@ -43,8 +49,14 @@ impl Ring {
     ) -> Result<Self, Errno> {
         let counter = region.counter()?;
         let limit = if limit == 0 { layout.entries() } else { limit.min(layout.entries()) };
-        let queue = VecDeque::new();
-        let state = State { taken: start, posted: start, queue, running: false, closed: false };
+        let state = State {
+            announced: start,
+            taken: start,
+            posted: start,
+            queue: VecDeque::new(),
+            running: false,
+            closed: false,
+        };
         Ok(Self {
             region,
             counter,
@@ -56,35 +68,30 @@ impl Ring {
         })
     }
 
-    /// Copies the submissions up to number `tail` into the queue. Returns whether the caller must
-    /// start a task that executes it.
+    /// Announces the submissions up to number `tail`. Returns whether the caller must start a task
+    /// that executes them.
     ///
     /// # Errors
     /// `EINVAL`: more submissions than the ring has entries would be in flight. `EFAULT`: the ring's
-    /// memory is gone.
+    /// memory is gone, or the ring is closed.
     pub(crate) fn submit(&self, tail: u32) -> Result<bool, Errno> {
         let mut state = self.state();
-        let new = tail.wrapping_sub(state.taken);
-        if new > u32::MAX / 2 {
+        if state.closed {
+            return Err(Errno::FAULT);
+        }
+        let former = state.announced;
+        if tail.wrapping_sub(former) > u32::MAX / 2 {
             // An announcement that a later one has overtaken.
             return Ok(false);
         }
         if tail.wrapping_sub(state.posted) > self.layout.entries() {
             return Err(Errno::INVAL);
         }
-        let mut bytes = vec![0; new as usize * SUBMISSION_BYTES];
-        let first = self.layout.contiguous(state.taken, new);
-        let (front, back) = bytes.split_at_mut(first as usize * SUBMISSION_BYTES);
-        if !front.is_empty() {
-            self.region.read_at(self.layout.submission(state.taken) as u64, front)?;
+        state.announced = tail;
+        if let Err(error) = self.copy_submissions(&mut state) {
+            state.announced = former;
+            return Err(error);
         }
-        if !back.is_empty() {
-            let next = state.taken.wrapping_add(first);
-            self.region.read_at(self.layout.submission(next) as u64, back)?;
-        }
-        let entries = bytes.as_chunks::<SUBMISSION_BYTES>().0.iter().map(Submission::decode);
-        state.queue.extend(entries);
-        state.taken = tail;
         let start = !state.running && !state.queue.is_empty();
         state.running |= start;
         Ok(start)
@@ -93,9 +100,32 @@ impl Ring {
     /// The next submission to execute; after `None`, the task that executes them must end.
     pub(crate) fn next(&self) -> Option<Submission> {
         let mut state = self.state();
+        if let Err(error) = self.copy_submissions(&mut state) {
+            tracing::debug!(%error, "the memory of a ring is gone");
+            state.closed = true;
+        }
         let next = if state.closed { None } else { state.queue.pop_front() };
         state.running = next.is_some();
         next
+    }
+
+    /// Copies announced submissions into the queue, if it is empty.
+    fn copy_submissions(&self, state: &mut State) -> Result<(), Errno> {
+        if state.closed || !state.queue.is_empty() {
+            return Ok(());
+        }
+        let new = state.announced.wrapping_sub(state.taken).min(COPIED_MAX);
+        let count = self.layout.contiguous(state.taken, new);
+        if count == 0 {
+            return Ok(());
+        }
+        let mut buffer = [0; COPIED_MAX as usize * SUBMISSION_BYTES];
+        let bytes = &mut buffer[..count as usize * SUBMISSION_BYTES];
+        self.region.read_at(self.layout.submission(state.taken) as u64, bytes)?;
+        let entries = bytes.as_chunks::<SUBMISSION_BYTES>().0.iter().map(Submission::decode);
+        state.queue.extend(entries);
+        state.taken = state.taken.wrapping_add(count);
+        Ok(())
     }
 
     /// Writes a completion and wakes the caller.
@@ -216,6 +246,23 @@ mod tests {
     }
 
     #[test]
+    fn a_large_ring_is_copied_in_small_parts() {
+        let layout = Layout::new(1024).unwrap();
+        let memory = Memory::new(layout.bytes());
+        let ring = memory.ring(layout, 0);
+        for slot in 0..1024 {
+            let at = layout.submission(slot) as u64;
+            memory.file.write_all_at(&submission(slot).encode(), at).unwrap();
+        }
+        assert_eq!(ring.submit(1024), Ok(true));
+        for slot in 0..1024 {
+            assert!(ring.state().queue.capacity() <= COPIED_MAX as usize);
+            assert_eq!(ring.next(), Some(submission(slot)));
+        }
+        assert_eq!(ring.next(), None);
+    }
+
+    #[test]
     fn more_submissions_than_entries_are_refused() {
         let layout = Layout::new(4).unwrap();
         let memory = Memory::new(layout.bytes());
@@ -304,6 +351,7 @@ mod tests {
         assert_eq!(ring.submit(2), Ok(true));
         ring.close();
         assert_eq!(ring.next(), None);
+        assert_eq!(ring.submit(3), Err(Errno::FAULT));
         ring.region().unlink();
         assert!(!memory.path.exists());
     }

@@ -68,7 +68,7 @@ impl Sessions {
     /// Counts a region of a user.
     ///
     /// # Errors
-    /// `EMFILE`: too many.
+    /// `EMFILE`: too many of this user. `ENFILE`: too many of all users.
     pub(crate) fn add_region(&self, user: u32) -> Result<(), Errno> {
         let mut state = self.state();
         if state.regions >= regions_max() {
