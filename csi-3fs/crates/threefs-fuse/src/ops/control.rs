@@ -150,10 +150,15 @@ impl Daemon {
         }
         let inode = self.inode(call.request.node);
         self.file_of(call, control.handle).await?;
-        self.files.retain(inode).ok_or(Errno::STALE)?;
+        self.rings.sessions.add_file(session.user)?;
+        if self.files.retain(inode).is_none() {
+            self.rings.sessions.remove_files(session.user, 1);
+            return Err(Errno::STALE);
+        }
         match session.add_file(RegisteredFile { inode, access }) {
             Ok(number) => Ok(answer(&RegisterFile { number, ..request }.encode())),
             Err(error) => {
+                self.rings.sessions.remove_files(session.user, 1);
                 self.release_registered(inode, call.deadline).await;
                 Err(error)
             }
@@ -173,6 +178,7 @@ impl Daemon {
             }
             Number::FILE => {
                 let file = session.remove_file(target.number).ok_or(Errno::BADF)?;
+                self.rings.sessions.remove_files(session.user, 1);
                 self.release_registered(file.inode, deadline).await;
             }
             _ => return Err(Errno::INVAL),

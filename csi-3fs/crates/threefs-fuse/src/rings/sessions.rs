@@ -10,6 +10,9 @@ use super::session::{RegisteredFile, Session};
 
 /// Maximum number of sessions of a user.
 const SESSIONS_MAX: usize = 4096;
+/// Maximum number of registered files of a user. A caller can register one descriptor any number of
+/// times, which costs memory of this daemon only.
+const FILES_MAX: usize = 1 << 18;
 /// Part of this daemon's descriptors that all users' regions may hold, and of these that one user's
 /// may hold.
 const DESCRIPTORS_PART: u64 = 2;
@@ -27,6 +30,8 @@ struct State {
     /// Sessions and regions of each user.
     users: HashMap<u32, (usize, usize)>,
     regions: usize,
+    /// Registered files of each user.
+    files: HashMap<u32, usize>,
 }
 
 /// Maximum number of regions of one user.
@@ -89,6 +94,24 @@ impl Sessions {
         state.decrease(user, 0, count);
     }
 
+    /// Counts a registered file of a user.
+    ///
+    /// # Errors
+    /// `EMFILE`: too many.
+    pub(crate) fn add_file(&self, user: u32) -> Result<(), Errno> {
+        let mut state = self.state();
+        let files = state.files.entry(user).or_default();
+        if *files >= FILES_MAX {
+            return Err(Errno::MFILE);
+        }
+        *files += 1;
+        Ok(())
+    }
+
+    pub(crate) fn remove_files(&self, user: u32, count: usize) {
+        self.state().decrease_files(user, count);
+    }
+
     /// Ends a session; returns its files.
     pub(crate) fn close(&self, handle: u64) -> Vec<RegisteredFile> {
         let Some(session) = self.state().sessions.remove(&handle) else { return Vec::new() };
@@ -96,6 +119,7 @@ impl Sessions {
         let mut state = self.state();
         state.regions = state.regions.saturating_sub(regions);
         state.decrease(session.user, 1, regions);
+        state.decrease_files(session.user, files.len());
         files
     }
 
@@ -111,6 +135,15 @@ impl Sessions {
 }
 
 impl State {
+    fn decrease_files(&mut self, user: u32, count: usize) {
+        if let Some(files) = self.files.get_mut(&user) {
+            *files = files.saturating_sub(count);
+            if *files == 0 {
+                self.files.remove(&user);
+            }
+        }
+    }
+
     fn decrease(&mut self, user: u32, sessions: usize, regions: usize) {
         if let Some(counts) = self.users.get_mut(&user) {
             *counts = (counts.0.saturating_sub(sessions), counts.1.saturating_sub(regions));
@@ -118,5 +151,34 @@ impl State {
                 self.users.remove(&user);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_has_a_limited_number_of_files() {
+        let sessions = Sessions::default();
+        for _ in 0..FILES_MAX {
+            sessions.add_file(1).unwrap();
+        }
+        assert_eq!(sessions.add_file(1), Err(Errno::MFILE));
+        assert_eq!(sessions.add_file(2), Ok(()), "another user");
+        sessions.remove_files(1, 1);
+        assert_eq!(sessions.add_file(1), Ok(()));
+    }
+
+    #[test]
+    fn the_end_of_a_session_frees_its_files() {
+        let sessions = Sessions::default();
+        let handle = sessions.open(1).unwrap();
+        let access = threefs_rings::Access { read: true, write: false };
+        let file = RegisteredFile { inode: threefs_core::ids::InodeId(7), access };
+        sessions.add_file(1).unwrap();
+        sessions.get(handle).unwrap().add_file(file).unwrap();
+        assert_eq!(sessions.close(handle).len(), 1);
+        assert!(sessions.state().files.is_empty());
     }
 }
