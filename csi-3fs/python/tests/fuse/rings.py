@@ -84,15 +84,15 @@ def completion(descriptor: int, entries: int, number: int) -> Any:
     return slot, result
 
 
-def counts(pid: int) -> int:
-    """Descriptors of shared memory that a daemon has open."""
+def shared_memory(pid: int) -> set[Path]:
+    """Files in /dev/shm that a daemon has open."""
     links = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             links.append(os.readlink(link))
         except FileNotFoundError:
             continue
-    return sum(link.startswith("/dev/shm/") for link in links)
+    return {Path(link.removesuffix(" (deleted)")) for link in links if link.startswith("/dev/shm/")}
 
 
 def wait_for(look: Callable[[], Any], seconds: float) -> None:

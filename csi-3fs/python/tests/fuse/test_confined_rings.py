@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf3fs_fuse.io import deregister_fd, make_ioring, make_iovec, register_fd
 from holding import start_mount
+from rings import shared_memory
 from threefs.cli.credential import issue
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ def test_a_confined_daemon_reads_and_writes_through_rings(
             mount.respawn()
         deregister_fd(fd)
         os.close(fd)
+        names = shared_memory(mount.pid)
+        assert len(names) == 3
         del iov, writes, reads, ring, done
-        assert not list(Path("/dev/shm").glob("hf3fs-iov-*"))
+        assert not [name for name in names if name.exists()]
     finally:
         mount.close()
         memory.close()

@@ -26,7 +26,7 @@ from hf3fs_fuse.io import (
     make_iovec,
     register_fd,
 )
-from rings import counts, wait_for
+from rings import shared_memory, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -234,6 +234,9 @@ register_fd(fd)
 for number in range(64):
     ring.prepare(iov, False, fd, number << 20)
 ring.submit()
+sys.path.append(sys.argv[3])
+from rings import shared_memory
+print(*shared_memory(int(sys.argv[4])), flush=True)
 if sys.argv[2] == "fork":
     if os.fork() == 0:
         signal.pause()
@@ -245,16 +248,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_killed_process_leaves_nothing_behind(mount: Callable[..., HeldMount], end: str) -> None:
     """In the middle of its I/O; also if a child continues to run, which inherited descriptors."""
     held = mount()
-    before = counts(held.pid)
-    command = [sys.executable, "-c", PROGRAM, str(held.target), end]
-    process = subprocess.Popen(command, process_group=0)
+    assert not shared_memory(held.pid)
+    arguments = [str(held.target), end, str(Path(__file__).parent), str(held.pid)]
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    process = subprocess.Popen(command, process_group=0, stdout=subprocess.PIPE, text=True)
     try:
         assert process.wait(60) == -signal.SIGKILL
-        wait_for(lambda: counts(held.pid) == before, 60)
+        wait_for(lambda: not shared_memory(held.pid), 60)
+        assert process.stdout is not None
+        names = process.stdout.readline().split()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert not [it for it in Path("/dev/shm").glob("hf3fs-iov-*") if it.stat().st_size == MIB]
+    assert len(names) == 2
+    assert not [name for name in names if Path(name).exists()]
     assert (held.target / "f").stat().st_size <= 64 * MIB
     (held.target / "f").unlink()
 
