@@ -55,11 +55,11 @@ def test_a_confined_daemon_reads_and_writes_through_rings(
                 assert done.result == SIZE
                 memory.buf[:] = memory.buf if read else bytes(SIZE)
             assert bytes(memory.buf) == content
+            names = shared_memory(mount.pid)
+            assert len(names) == 3
             mount.respawn()
         deregister_fd(fd)
         os.close(fd)
-        names = shared_memory(mount.pid)
-        assert len(names) == 3
         del iov, writes, reads, ring, done
         assert not [name for name in names if name.exists()]
     finally:
