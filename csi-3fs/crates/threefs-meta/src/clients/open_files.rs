@@ -71,17 +71,18 @@ impl OpenFiles {
         self.run_id
     }
 
-    /// Records that a client with a ticket for `volume` has an inode open.
+    /// Records that a client with a ticket for `volume` has an inode open. Returns whether this
+    /// call added the entry.
     pub(crate) fn open(
         &self,
         client: ClientId,
         volume: Option<InodeId>,
         inode: InodeId,
         now_ms: u64,
-    ) {
+    ) -> bool {
         let mut state = self.state();
         if !state.admit(client, volume, self.clients_per_volume_max) {
-            return;
+            return false;
         }
         let State { clients, clients_of_inode, volumes } = &mut *state;
         let files = clients.entry(client).or_default();
@@ -91,12 +92,14 @@ impl OpenFiles {
             || of_volume
                 .as_ref()
                 .is_some_and(|all| all.open_files >= self.open_files_per_volume_max);
-        if !is_full && files.inodes.insert(inode) {
+        let is_new = !is_full && files.inodes.insert(inode);
+        if is_new {
             clients_of_inode.entry(inode).or_default().push(client);
             if let Some(all) = &mut of_volume {
                 all.open_files += 1;
             }
         }
+        is_new
     }
 
     /// Applies a client's report. With `all`, `add` is everything that it has open. Returns false

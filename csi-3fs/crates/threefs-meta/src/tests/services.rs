@@ -364,3 +364,17 @@ async fn an_unknown_outcome_in_a_shared_store_does_not_end_the_service() {
     let failed = tokio::time::timeout(Duration::from_millis(10), fixture.tree.store_failed());
     assert!(failed.await.map_or(true, |error: KvError| panic!("{error}")));
 }
+
+#[tokio::test]
+async fn an_open_that_fails_keeps_the_entry_of_an_earlier_open() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await;
+    open(&fixture, At::inode(file.id)).await.unwrap();
+    let query = MetaQuery::Open { at: At::inode(file.id), access: 2, client: CLIENT };
+    let request = MetaRequest::Query { caller: Identity::user(1000, 1000), query };
+    assert!(fixture.tree.answer(request, soon()).await.is_err(), "the mode allows no writing");
+    assert!(report(&fixture, &[], &[], true).await);
+    fixture.change(unlink("/file")).await.unwrap();
+    fixture.collect_all().await;
+    assert!(exists(&fixture, &file).await);
+}

@@ -22,9 +22,8 @@ impl Tree {
         let open = ops::OpenInode { caller, at, access, service };
         // The open file is recorded before the read if the request names the inode, and always
         // after it, because a path may lead to another inode.
-        if at.path.is_empty() {
-            self.open_files.open(client, caller.scope, at.directory, self.uptime_ms());
-        }
+        let is_new = at.path.is_empty()
+            && self.open_files.open(client, caller.scope, at.directory, self.uptime_ms());
         let opened = match self.store.transact(deadline, &open).await {
             Ok(MetaReply::Inode(inode)) => {
                 self.open_files.open(client, caller.scope, inode.id, self.uptime_ms());
@@ -36,7 +35,8 @@ impl Tree {
             }
             other => other,
         };
-        if opened.is_err() && at.path.is_empty() {
+        // An entry of an earlier open stays: the client still has that file open.
+        if opened.is_err() && is_new {
             self.open_files.update(client, caller.scope, &[], &[at.directory], false, 0);
         }
         opened
