@@ -335,9 +335,9 @@ impl Truncation {
 /// The chains of a layout that can have chunks of a byte range of a file.
 fn chains_within(chains: &[ChainId], chunk_bytes: u32, range: &Range<u64>) -> BTreeSet<ChainId> {
     let size = u64::from(chunk_bytes.max(1));
-    let (first, deadline_with) = (range.start / size, range.end.div_ceil(size));
+    let (first, end) = (range.start / size, range.end.div_ceil(size));
     let count = chains.len().max(1) as u64;
-    let places = first..deadline_with.max(first).min(first.saturating_add(count));
+    let places = first..end.max(first).min(first.saturating_add(count));
     places.filter_map(|index| chains.get((index % count) as usize)).copied().collect()
 }
 
