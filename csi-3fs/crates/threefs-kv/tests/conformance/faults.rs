@@ -35,7 +35,7 @@ async fn add(store: &Store, key: &[u8]) -> Result<(), KvError> {
     txn.commit().await.map(drop)
 }
 
-/// Each commit whose reply is lost is executed once or not at all, and its caller is told which.
+/// Each commit whose reply is lost is executed once or not at all, and the caller receives the outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_replies_of_commits_are_decided() {
     let Some(cluster) = Cluster::start(3, &with_bounds(&[FAST])) else { return };
