@@ -421,9 +421,9 @@ impl Manager {
             return Ok(());
         }
         let Changes { chains, reasons, ended_moves, stores } = &changes;
-        view.count_failed_syncs(&self.timers, now, chains);
         let update = UpdateChains { fence: view.fence, chains, ended_moves, stores };
         let version = self.store.transact(deadline(), &update).await?;
+        view.count_failed_syncs(&self.timers, now, chains);
         for reason in reasons {
             tracing::info!(routing = version.0, "{reason}");
         }
