@@ -17,7 +17,8 @@ const WRITES_MAX: usize = 100_000;
 pub(crate) struct MemoryBackend {
     state: Arc<Mutex<State>>,
     watches: Watches,
-    opening: u128,
+    /// `None` if it stands for a store that several processes share.
+    opening: Option<u128>,
 }
 
 struct State {
@@ -30,18 +31,14 @@ struct State {
 }
 
 impl MemoryBackend {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(opening: Option<u128>) -> Self {
         let state = State {
             version: 0,
             resolver: Resolver::new(0, WRITES_MAX),
             rows: BTreeMap::new(),
             snapshots: BTreeMap::new(),
         };
-        Self {
-            state: Arc::new(Mutex::new(state)),
-            watches: Watches::default(),
-            opening: rand::random(),
-        }
+        Self { state: Arc::new(Mutex::new(state)), watches: Watches::default(), opening }
     }
 
     fn apply(&self, commit: Commit) -> Result<Versionstamp, KvError> {
@@ -155,7 +152,7 @@ impl Backend for MemoryBackend {
     }
 
     fn exclusive_opening(&self) -> Option<u128> {
-        Some(self.opening)
+        self.opening
     }
 }
 

@@ -21,7 +21,12 @@ pub struct Store(Arc<dyn Backend>);
 impl Store {
     /// An in-memory store.
     pub fn memory() -> Self {
-        Self::new(MemoryBackend::new())
+        Self::new(MemoryBackend::new(Some(rand::random())))
+    }
+
+    /// An in-memory store that behaves as one that several processes share, for tests.
+    pub fn shared_memory() -> Self {
+        Self::new(MemoryBackend::new(None))
     }
 
     /// A store in a local folder. One process can open it at a time.

@@ -11,13 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use fabric::BoxFuture;
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Shutdown, ShutdownHandle};
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
-use threefs_kv::{Backend, Commit, KvError, Snapshot, Store, Versionstamp, Watch};
+use threefs_kv::Store;
 use threefs_meta::{At, Meta, MetaClient, MetaConfig, NoChunks, TreeConfig};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
 use tokio::task::JoinHandle;
@@ -35,27 +34,6 @@ fn key() -> Key {
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
-}
-
-/// A store that several services share.
-struct Shared(Store);
-
-impl Backend for Shared {
-    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
-        Backend::snapshot(&self.0)
-    }
-
-    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
-        self.0.commit(commit)
-    }
-
-    fn watch(&self, key: &[u8]) -> Watch {
-        self.0.watch(key)
-    }
-
-    fn exclusive_opening(&self) -> Option<u128> {
-        None
-    }
 }
 
 struct Service {
@@ -147,7 +125,7 @@ async fn work(client: MetaClient, name: u128, stop: Arc<AtomicBool>) -> (Vec<Str
 async fn a_killed_service_loses_and_repeats_no_change() {
     let folder = tempfile::tempdir().unwrap();
     let (mgmtd, _mgmtd) = start_mgmtd(folder.path()).await;
-    let store = Store::new(Shared(Store::memory()));
+    let store = Store::shared_memory();
     // Both register their store at the same time.
     let (a, b) = tokio::join!(
         Service::start(&store, "127.0.0.1:0", &mgmtd),

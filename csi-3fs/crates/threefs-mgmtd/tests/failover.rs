@@ -4,13 +4,12 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::BoxFuture;
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Shutdown, ShutdownHandle};
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
-use threefs_kv::{Backend, Commit, KvError, Snapshot, Store, Versionstamp, Watch};
+use threefs_kv::Store;
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
 use tokio::task::JoinHandle;
 
@@ -23,27 +22,6 @@ fn key() -> Key {
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
-}
-
-/// A store that several services share.
-struct Shared(Store);
-
-impl Backend for Shared {
-    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
-        Backend::snapshot(&self.0)
-    }
-
-    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
-        self.0.commit(commit)
-    }
-
-    fn watch(&self, key: &[u8]) -> Watch {
-        self.0.watch(key)
-    }
-
-    fn exclusive_opening(&self) -> Option<u128> {
-        None
-    }
 }
 
 struct Service {
@@ -83,7 +61,7 @@ impl Service {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_takes_over_from_a_killed_primary_and_loses_no_decision() {
-    let store = Store::new(Shared(Store::memory()));
+    let store = Store::shared_memory();
     let mut services =
         [Service::start(&store, "127.0.0.1:0").await, Service::start(&store, "127.0.0.1:0").await];
     let addresses = services.each_ref().map(|service| service.address.clone());

@@ -1,4 +1,4 @@
-//! Stores for tests: interleaved transactions, unknown commits, shared stores, counted reads.
+//! Stores for tests: interleaved transactions, unknown commits, counted reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -71,27 +71,6 @@ impl Snapshot for YieldingSnapshot {
 
     fn into_seen(self: Box<Self>) -> Seen {
         self.0.into_seen()
-    }
-}
-
-/// A store that several services share.
-pub(crate) struct Shared(pub Store);
-
-impl Backend for Shared {
-    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
-        Backend::snapshot(&self.0)
-    }
-
-    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
-        self.0.commit(commit)
-    }
-
-    fn watch(&self, key: &[u8]) -> Watch {
-        self.0.watch(key)
-    }
-
-    fn exclusive_opening(&self) -> Option<u128> {
-        None
     }
 }
 

@@ -10,7 +10,7 @@ use threefs_kv::{EmbeddedConfig, Store};
 use crate::Identity;
 use crate::RenameMode;
 use crate::protocol::{At, MetaChange, MetaError, MetaReply, MetaRequest, ROOT, RequestId};
-use crate::tests::backends::{Shared, Yielding};
+use crate::tests::backends::Yielding;
 use crate::tests::fixture::{
     Fixture, collect_with_all, config, count_inodes, create, make_directory, rename, soon,
 };
@@ -127,7 +127,7 @@ async fn many_clients_leave_a_tree_on_disk() {
 #[tokio::test]
 async fn many_clients_of_two_services_leave_a_tree() {
     for seed in 0..6 {
-        let store = Store::new(Yielding(Store::new(Shared(Store::memory()))));
+        let store = Store::new(Yielding(Store::shared_memory()));
         storm(store, seed, 150, 2).await;
     }
 }

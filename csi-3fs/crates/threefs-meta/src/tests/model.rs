@@ -10,7 +10,6 @@ use crate::RenameMode;
 use crate::protocol::{
     At, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
 };
-use crate::tests::backends::Shared;
 use crate::tests::fixture::{
     Fixture, collect_with_all, config, count_inodes, make_directory, soon,
 };
@@ -318,7 +317,7 @@ async fn dump(fixture: &Fixture) -> BTreeMap<String, Option<u64>> {
 async fn run(actions: Vec<Action>, services: usize) {
     let store = match services {
         1 => Store::memory(),
-        _ => Store::new(Shared(Store::memory())),
+        _ => Store::shared_memory(),
     };
     let mut fixtures = Vec::new();
     for _ in 0..services {

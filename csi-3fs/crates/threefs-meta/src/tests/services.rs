@@ -21,7 +21,7 @@ use crate::protocol::{
     RequestId,
 };
 use crate::rows;
-use crate::tests::backends::{Shared, UnknownOutcome};
+use crate::tests::backends::UnknownOutcome;
 use crate::tests::fixture::{
     Fixture, collect_with_all, config, count_inodes, create, routing, soon,
 };
@@ -32,7 +32,7 @@ const CLIENT: ClientId = ClientId(7);
 
 /// Two services; the first one is the collector.
 async fn two(config: TreeConfig) -> (Fixture, Fixture) {
-    let store = Store::new(Shared(Store::memory()));
+    let store = Store::shared_memory();
     let a = Fixture::open(store.clone(), config).await;
     let b = Fixture::open(store, config).await;
     assert!(a.tree.lead().await.unwrap() && !b.tree.lead().await.unwrap());
@@ -322,7 +322,7 @@ impl ChunkTrimmer for Slow {
 
 #[tokio::test]
 async fn a_truncation_that_another_service_completes_is_not_continued() {
-    let store = Store::new(Shared(Store::memory()));
+    let store = Store::shared_memory();
     let slow = Arc::new(Slow::default());
     let trimmer = Arc::clone(&slow) as Arc<dyn ChunkTrimmer>;
     let a = Tree::open(store.clone(), config(), routing(), trimmer).await.unwrap();
@@ -352,7 +352,7 @@ async fn a_truncation_that_another_service_completes_is_not_continued() {
 #[tokio::test]
 async fn an_unknown_outcome_in_a_shared_store_does_not_end_the_service() {
     let unsure = Arc::new(AtomicBool::new(false));
-    let store = Store::new(Shared(Store::memory()));
+    let store = Store::shared_memory();
     let store = Store::new(UnknownOutcome(store, Arc::clone(&unsure)));
     let fixture = Fixture::open(store, config()).await;
     let id = RequestId { client: CLIENT, sequence: 1, finished_below: 1 };
