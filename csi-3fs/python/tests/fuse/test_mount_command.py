@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rings import wait_for
 from threefs.cli import mount
 from threefs.errors import ThreeFSError
 
@@ -92,6 +93,18 @@ def test_a_foreground_mount_is_unmounted_at_the_end(
     assert process.wait(WAIT_SECONDS) == 0
     assert not os.path.ismount(target)
     assert list((tmp_path / STATE).iterdir()) == []
+
+
+def test_a_signal_during_the_mount_is_not_lost(
+    mounted: Callable[..., list[str | Path]], tmp_path: Path
+) -> None:
+    state = tmp_path / STATE
+    process = subprocess.Popen(command(*mounted("--foreground")), stdout=subprocess.DEVNULL)
+    wait_for(lambda: list(state.glob("*/clusters")), WAIT_SECONDS)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(WAIT_SECONDS) == 0
+    assert not os.path.ismount(tmp_path / "mnt")
+    assert list(state.iterdir()) == []
 
 
 def test_a_mount_that_fails_leaves_nothing(

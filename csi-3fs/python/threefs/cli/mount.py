@@ -58,6 +58,8 @@ def mount_path(
     folder = _state_folder(state, target)
     if (folder / "manager.sock").exists():
         raise Exists(f"`{target}` is already mounted; unmount it with `threefs umount {target}`")
+    # Before there is anything that a signal could leave behind.
+    signals = _collect_signals() if foreground else []
     settings = folder / "clusters" / "default"
     settings.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.write(settings / CLUSTER_FILE)
@@ -79,7 +81,7 @@ def mount_path(
     sys.stdout.write(f"mounted 3fs:{root} at {target}\n")
     sys.stdout.flush()
     if foreground:
-        _wait_for_signal(manager)
+        _wait_for_signal(signals, manager)
         umount_path(target, state, force=True)
         manager.wait(STOP_SECONDS)
 
@@ -185,10 +187,15 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def _wait_for_signal(manager: subprocess.Popen[str]) -> None:
-    """Return on SIGINT or SIGTERM, or when the mount manager has ended."""
-    stop: list[int] = []
+def _collect_signals() -> list[int]:
+    """A list that receives every SIGINT and SIGTERM from now on."""
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: stop.append(received))
-    while not stop and manager.poll() is None:
+        signal.signal(number, lambda received, _frame: signals.append(received))
+    return signals
+
+
+def _wait_for_signal(signals: list[int], manager: subprocess.Popen[str]) -> None:
+    """Return after a signal, or when the mount manager has ended."""
+    while not signals and manager.poll() is None:
         time.sleep(0.1)
