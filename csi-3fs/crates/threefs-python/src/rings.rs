@@ -124,7 +124,14 @@ impl RingMemory {
     }
 }
 
-struct Pending {
+/// I/Os that were prepared and not returned yet, by the number that the ring keeps for each.
+#[derive(Default)]
+struct PendingIos {
+    next: usize,
+    ios: HashMap<usize, PendingIo>,
+}
+
+struct PendingIo {
     memory: Arc<Memory>,
     offset: usize,
     length: usize,
@@ -135,11 +142,11 @@ struct Pending {
 #[pyclass(frozen, module = "hf3fs_fuse.io", name = "ioring")]
 pub struct PyRing {
     ring: Ring,
-    pending: Mutex<HashMap<u32, Pending>>,
+    pending: Mutex<PendingIos>,
 }
 
 impl PyRing {
-    fn pending(&self) -> MutexGuard<'_, HashMap<u32, Pending>> {
+    fn pending(&self) -> MutexGuard<'_, PendingIos> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -203,8 +210,10 @@ impl PyRing {
             let file = hf3fs_api_shared::registered(fd)?;
             // Locked: another thread may submit the I/O and take its completion at once.
             let mut pending = this.pending();
-            let slot = this.ring.prepare(&memory, offset, &file, off, length as u64, 0)?;
-            pending.insert(slot, Pending { memory, offset, length, userdata });
+            let number = pending.next;
+            this.ring.prepare(&memory, offset, &file, off, length as u64, number)?;
+            pending.next = number.wrapping_add(1);
+            pending.ios.insert(number, PendingIo { memory, offset, length, userdata });
             Ok(())
         });
         prepared.map_err(os_error)?;
@@ -240,8 +249,8 @@ impl PyRing {
                 Ok(count) => {
                     let mut pending = self.pending();
                     results.extend(done.iter().take(count).filter_map(|done| {
-                        let Pending { memory, offset, length, userdata } =
-                            pending.remove(&done.slot)?;
+                        let PendingIo { memory, offset, length, userdata } =
+                            pending.ios.remove(&done.userdata)?;
                         let (result, userdata) = (done.result, Some(userdata));
                         Some(RingMemory { memory, offset, length, result, userdata })
                     }));

@@ -159,8 +159,9 @@ impl Ring {
     /// Prepares an I/O; returns its slot.
     ///
     /// # Errors
-    /// `EAGAIN`: as many I/Os are in flight as the ring has entries. `EINVAL`: the range is outside
-    /// the memory. `EACCES`: the file is not open for this.
+    /// `EAGAIN`: as many I/Os as the ring has entries are in flight, or not returned by
+    /// [`Self::wait`] yet. `EINVAL`: the range is outside the memory. `EACCES`: the file is not open
+    /// for this.
     pub fn prepare(
         &self,
         memory: &Arc<Memory>,
@@ -226,8 +227,12 @@ impl Ring {
                 self.take_completions(&mut state);
                 let free = out.get_mut(filled..).unwrap_or_default();
                 let count = free.len().min(state.done.len());
-                for (place, done) in free.iter_mut().zip(state.done.drain(..count)) {
-                    *place = done;
+                for place in free.iter_mut().take(count) {
+                    if let Some(done) = state.done.pop_front() {
+                        *place = done;
+                        // Not earlier: a caller that identifies I/Os by slots still waits for it.
+                        state.free.push(done.slot);
+                    }
                 }
                 filled += count;
                 (state.taken, state.probe)
@@ -322,7 +327,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Moves new completions out of the ring and frees their slots.
+    /// Moves new completions out of the ring.
     fn take_completions(&self, state: &mut State) {
         let completed = self.counter().load(Acquire);
         while state.taken != completed {
@@ -338,7 +343,6 @@ impl Ring {
             let Some(entry) = state.slots.get_mut(slot as usize).and_then(Option::take) else {
                 continue;
             };
-            state.free.push(slot);
             state.done.push_back(Done { slot, result, userdata: entry.userdata });
         }
     }

@@ -100,6 +100,33 @@ def test_many_reads_are_answered_by_their_objects(tree: Path) -> None:
         assert ring.wait(timeout=timedelta(0)) == []
 
 
+def test_results_that_were_not_taken_yet_keep_their_objects(tree: Path) -> None:
+    """More I/Os are prepared while results of earlier ones are waiting."""
+    blocks = [os.urandom(4096) for _ in range(64)]
+    (tree / "f").write_bytes(b"".join(blocks))
+    with shared(tree, 64 * 4096) as (memory, iov), opened(tree / "f", os.O_RDONLY) as fd:
+        ring = make_ioring(str(tree), 64)
+        parts = [iov[number * 4096 : (number + 1) * 4096] for number in range(64)]
+        for number in range(64):
+            ring.prepare(parts[number], True, fd, number * 4096, (number, number))
+        in_flight, prepared = 64, 64
+        ring.submit()
+        while in_flight:
+            results = ring.wait(max_results=3, min_results=1, timeout=SOON)
+            assert results, f"{in_flight} results are missing"
+            in_flight -= len(results)
+            for done in results:
+                part, block = done.userdata
+                at = done.base_off
+                assert (at, done.result) == (part * 4096, 4096)
+                assert bytes(memory.buf[at : at + 4096]) == blocks[block]
+                if prepared < 1000:
+                    block = prepared * 7 % 64
+                    ring.prepare(parts[part], True, fd, block * 4096, (part, block))
+                    prepared, in_flight = prepared + 1, in_flight + 1
+            ring.submit()
+
+
 def test_wrong_calls_are_refused_with_an_errno(tree: Path, tmp_path: Path) -> None:
     (tree / "f").write_bytes(b"data")
     with shared(tree, 4096) as (_, iov), opened(tree / "f", os.O_RDONLY) as fd:
