@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::ops::Bound;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use crate::folder::{check_loaded, sync_folder, take_ownership};
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
 use crate::{
@@ -86,6 +87,7 @@ impl Embedded {
         let broken = |detail: String| KvError::broken(&path, detail);
         std::fs::create_dir_all(&path).map_err(|error| broken(error.to_string()))?;
         let owner = take_ownership(&path)?;
+        check_loaded(&path)?;
         let mut options = EnvOpenOptions::new().read_txn_without_tls();
         options.map_size(config.map_bytes_max).max_readers(SNAPSHOTS_MAX as u32 + 16);
         // SAFETY: no other process maps or changes these files: `owner` is an exclusive lock on the
@@ -139,34 +141,6 @@ impl Drop for Embedded {
         if let Some(committer) = self.committer.take() {
             let _ = committer.join();
         }
-    }
-}
-
-pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
-    let broken = |detail: String| KvError::broken(path, detail);
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path.join("owner.lock"))
-        .map_err(|error| broken(error.to_string()))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(
-        |error| match error {
-            rustix::io::Errno::WOULDBLOCK => {
-                broken("another process holds the folder; stop it, or use another folder".into())
-            }
-            error => broken(error.to_string()),
-        },
-    )?;
-    Ok(file)
-}
-
-/// Syncs the folder, so that the names of its files survive a power failure.
-pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
-    File::open(path)?.sync_all()?;
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => Ok(()),
     }
 }
 

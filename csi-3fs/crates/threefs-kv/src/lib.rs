@@ -18,6 +18,7 @@ mod dump;
 mod embedded;
 mod error;
 mod etcd;
+mod folder;
 mod memory;
 mod resolver;
 pub mod rows;
@@ -30,7 +31,7 @@ pub use backend::{
     Versionstamp,
 };
 pub use config::StoreConfig;
-pub use dump::{DumpError, Dumped, dump, load, verify};
+pub use dump::{Amendment, DumpError, Dumped, Report, Values, dump, load, verify};
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
 pub use etcd::EtcdConfig;

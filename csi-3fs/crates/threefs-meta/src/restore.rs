@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
-use threefs_kv::{DumpError, Dumped, EmbeddedConfig, KvError, Store};
+use threefs_kv::{Amendment, DumpError, Dumped, KvError, Report, Row, Store, StoreConfig, Values};
 use threefs_mgmtd::Claim;
 
 use crate::ops::{self, OpError};
+use crate::protocol::ROOT;
+use crate::rows::{CLAIM, NEXT_INODE, decode};
 
 /// The kind of a dump of metadata.
 pub const DUMP_KIND: &str = "meta";
@@ -20,16 +22,32 @@ pub const DUMP_KIND: &str = "meta";
 const INODES_PASSED_OVER: u64 = 1 << 40;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Loads a dump into a folder without a store.
+/// Loads a dump into an empty store, marked as restored.
 ///
 /// # Errors
-/// [`DumpError`]; after an error of the store, remove its files and start again.
-pub fn restore(store: EmbeddedConfig, file: &Path) -> BoxFuture<'_, Result<Dumped, DumpError>> {
-    Box::pin(async move {
-        let dumped = threefs_kv::load(&store, DUMP_KIND, file)?;
-        mark_restored(&Store::embedded(store)?).await?;
-        Ok(dumped)
-    })
+/// [`DumpError`]; no service serves the store then.
+pub fn restore<'a>(
+    store: &'a StoreConfig,
+    file: &'a Path,
+    report: Report<'a>,
+) -> BoxFuture<'a, Result<Dumped, DumpError>> {
+    // Rows of the load itself: after an interruption no service serves the store without them.
+    let amendment = Amendment { keys: &[NEXT_INODE], rows: &restored_rows };
+    Box::pin(threefs_kv::load(store, DUMP_KIND, file, amendment, report))
+}
+
+/// The rows that [`mark_restored`] writes.
+fn restored_rows(dumped: &Values) -> Result<Vec<Row>, KvError> {
+    let next = dumped.get(NEXT_INODE).map(|value| decode::<u64>(NEXT_INODE, value)).transpose()?;
+    let next = next.unwrap_or(ROOT.0 + 1) + INODES_PASSED_OVER;
+    let encoded = |key: &[u8], value: Result<Vec<u8>, postcard::Error>| {
+        let value = value.map_err(|error| KvError::bad_row(key, error.to_string()))?;
+        Ok((key.to_vec(), value))
+    };
+    Ok(vec![
+        encoded(NEXT_INODE, postcard::to_allocvec(&next))?,
+        encoded(CLAIM, postcard::to_allocvec(&Claim::Restored))?,
+    ])
 }
 
 /// Skips inode numbers that the lost tree may have used, and lets mgmtd accept the older tree.

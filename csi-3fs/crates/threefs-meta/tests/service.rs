@@ -18,7 +18,7 @@ use fabric::rpc::{Connection, ConnectionConfig, Payload, Shutdown, encode};
 use rand::Rng;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
-use threefs_kv::EmbeddedConfig;
+use threefs_kv::StoreConfig;
 use threefs_meta::protocol::{ATTRIBUTE_BYTES_MAX, CONTEXT, VERSION, Versioned};
 use threefs_meta::{
     At, Identity, Meta, MetaChange, MetaClient, MetaClientError, MetaConfig, MetaError, MetaQuery,
@@ -276,7 +276,7 @@ async fn a_store_of_another_cluster_is_refused_until_it_is_adopted() {
     let error = refusal(try_meta(path, &mgmtd, "empty").await);
     assert!(matches!(error, MgmtdError::ForeignTree { .. }), "{error}");
     assert!(error.to_string().contains("threefs meta adopt"), "{error}");
-    until_free(async || threefs_meta::adopt(EmbeddedConfig::new(path.join("empty"))).await)
+    until_free(async || threefs_meta::adopt(StoreConfig::folder(path.join("empty"))).await)
         .await
         .unwrap();
     for _ in 0..2 {
@@ -293,8 +293,8 @@ async fn an_old_copy_of_the_store_is_refused_and_a_dump_of_it_accepted() {
     let (_mgmtd, _keep, mgmtd) = start_mgmtd(path).await;
     try_meta(path, &mgmtd, "meta").await.unwrap();
     let dump = path.join("dump");
-    threefs_kv::dump(&EmbeddedConfig::new(path.join("meta")), threefs_meta::DUMP_KIND, &dump)
-        .unwrap();
+    let meta = StoreConfig::folder(path.join("meta"));
+    threefs_kv::dump(&meta, threefs_meta::DUMP_KIND, &dump, &|_, _| true).await.unwrap();
     std::fs::create_dir(path.join("copy")).unwrap();
     std::fs::copy(path.join("meta/data.mdb"), path.join("copy/data.mdb")).unwrap();
     try_meta(path, &mgmtd, "meta").await.unwrap();
@@ -302,8 +302,8 @@ async fn an_old_copy_of_the_store_is_refused_and_a_dump_of_it_accepted() {
         Err(MetaRunError::Refused(MgmtdError::OldTree { generation: 2, newest: 2, .. })) => {}
         other => panic!("{other:?}"),
     }
-    let restored = EmbeddedConfig::new(path.join("restored"));
-    threefs_meta::restore(restored, &dump).await.unwrap();
+    let restored = StoreConfig::folder(path.join("restored"));
+    threefs_meta::restore(&restored, &dump, &|_, _| true).await.unwrap();
     for _ in 0..2 {
         try_meta(path, &mgmtd, "restored").await.unwrap();
     }

@@ -1,10 +1,13 @@
-//! Dumps of the stores of meta and mgmtd, for backups.
+//! Dumps of the stores of meta and mgmtd, for backups and conversion.
 
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use threefs_kv::{DumpError, Dumped, EmbeddedConfig};
+use threefs_kv::{Amendment, DumpError, Dumped, StoreConfig};
+
+use crate::store::store_of_json;
 
 /// Number of rows and bytes.
 type Counts = (u64, u64);
@@ -16,41 +19,101 @@ fn kind_of(kind: &str) -> PyResult<&str> {
     }
 }
 
-fn counts(result: Result<Dumped, DumpError>) -> PyResult<Counts> {
-    result
-        .map(|dumped| (dumped.rows, dumped.bytes))
-        .map_err(|error| PyOSError::new_err(error.to_string()))
+fn store_of(json: &str) -> PyResult<StoreConfig> {
+    store_of_json(json).map_err(PyValueError::new_err)
+}
+
+/// Calls Python with the progress, and checks for signals.
+struct Progress {
+    call: Py<PyAny>,
+    error: Mutex<Option<PyErr>>,
+}
+
+impl Progress {
+    fn new(call: Py<PyAny>) -> Self {
+        Self { call, error: Mutex::new(None) }
+    }
+
+    fn report(&self, done: u64, total: u64) -> bool {
+        let called = Python::attach(|py| {
+            py.check_signals()?;
+            self.call.call1(py, (done, total)).map(drop)
+        });
+        let Err(error) = called else { return true };
+        if let Ok(mut slot) = self.error.lock() {
+            slot.get_or_insert(error);
+        }
+        false
+    }
+
+    fn counts(self, result: Result<Dumped, DumpError>) -> PyResult<Counts> {
+        let error = self.error.into_inner().unwrap_or_default();
+        match (result, error) {
+            (Ok(dumped), _) => Ok((dumped.rows, dumped.bytes)),
+            (Err(DumpError::Stopped), Some(error)) => Err(error),
+            (Err(error), _) => Err(PyOSError::new_err(error.to_string())),
+        }
+    }
+}
+
+fn run<T: Send>(py: Python<'_>, work: impl Future<Output = T> + Send) -> PyResult<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(py.detach(|| runtime.block_on(work)))
 }
 
 /// Write a consistent snapshot of a service's store, while the service may run.
 #[pyfunction]
-pub fn store_dump(py: Python<'_>, kind: &str, folder: PathBuf, file: PathBuf) -> PyResult<Counts> {
-    let kind = kind_of(kind)?;
-    counts(py.detach(|| threefs_kv::dump(&EmbeddedConfig::new(folder), kind, &file)))
+pub fn store_dump(
+    py: Python<'_>,
+    kind: &str,
+    store_json: &str,
+    file: PathBuf,
+    progress: Py<PyAny>,
+) -> PyResult<Counts> {
+    let (kind, store) = (kind_of(kind)?, store_of(store_json)?);
+    let progress = Progress::new(progress);
+    let report = |done, total| progress.report(done, total);
+    let dumped = run(py, threefs_kv::dump(&store, kind, &file, &report))?;
+    progress.counts(dumped)
 }
 
-/// Create a service's store from a dump, in a folder without a store.
+/// Fill a service's empty store from a dump.
 #[pyfunction]
-pub fn store_load(py: Python<'_>, kind: &str, folder: PathBuf, file: PathBuf) -> PyResult<Counts> {
-    let config = EmbeddedConfig::new(folder);
-    if kind_of(kind)? != threefs_meta::DUMP_KIND {
-        return counts(py.detach(|| threefs_kv::load(&config, kind, &file)));
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    counts(py.detach(|| runtime.block_on(threefs_meta::restore(config, &file))))
+pub fn store_load(
+    py: Python<'_>,
+    kind: &str,
+    store_json: &str,
+    file: PathBuf,
+    progress: Py<PyAny>,
+) -> PyResult<Counts> {
+    let (kind, store) = (kind_of(kind)?, store_of(store_json)?);
+    let progress = Progress::new(progress);
+    let report = |done, total| progress.report(done, total);
+    let loaded = match kind {
+        threefs_meta::DUMP_KIND => run(py, threefs_meta::restore(&store, &file, &report))?,
+        _ => run(py, threefs_kv::load(&store, kind, &file, Amendment::NONE, &report))?,
+    };
+    progress.counts(loaded)
 }
 
 /// Let a metadata store replace the one registered in its cluster, from the next start on.
 #[pyfunction]
-pub fn store_adopt(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    py.detach(|| runtime.block_on(threefs_meta::adopt(EmbeddedConfig::new(folder))))
-        .map_err(|error| PyOSError::new_err(error.to_string()))
+pub fn store_adopt(py: Python<'_>, store_json: &str) -> PyResult<()> {
+    let store = store_of(store_json)?;
+    run(py, threefs_meta::adopt(store))?.map_err(|error| PyOSError::new_err(error.to_string()))
 }
 
 /// Read a dump to its end and verify it.
 #[pyfunction]
-pub fn store_verify(py: Python<'_>, kind: &str, file: PathBuf) -> PyResult<Counts> {
+pub fn store_verify(
+    py: Python<'_>,
+    kind: &str,
+    file: PathBuf,
+    progress: Py<PyAny>,
+) -> PyResult<Counts> {
     let kind = kind_of(kind)?;
-    counts(py.detach(|| threefs_kv::verify(kind, &file)))
+    let progress = Progress::new(progress);
+    let report = |done, total| progress.report(done, total);
+    let verified = py.detach(|| threefs_kv::verify(kind, &file, &report));
+    progress.counts(verified)
 }

@@ -1,9 +1,9 @@
-//! The store of mgmtd and meta in the configuration of a service.
+//! The store of mgmtd and meta in the configuration of a service or of a backup.
 
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use threefs_kv::{EmbeddedConfig, EtcdConfig, StoreConfig};
+use threefs_kv::{EmbeddedConfig, EtcdConfig, MAP_BYTES_MAX, StoreConfig};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,6 +38,24 @@ pub(crate) fn store_config(
         (None, Some(json)) => json.config().map(StoreConfig::Etcd),
         _ => Err("either `data` or `etcd` must be set".into()),
     }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoreJson {
+    #[serde(default)]
+    data: Option<PathBuf>,
+    #[serde(default)]
+    etcd: Option<EtcdJson>,
+}
+
+/// The store of a backup, from JSON.
+///
+/// # Errors
+/// As [`store_config`], or it cannot be parsed.
+pub(crate) fn store_of_json(json: &str) -> Result<StoreConfig, String> {
+    let store: StoreJson = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    store_config(store.data, MAP_BYTES_MAX, store.etcd)
 }
 
 impl EtcdJson {

@@ -1,17 +1,17 @@
-"""`threefs meta` and `threefs mgmtd`: backups of the two services' stores."""
+"""`threefs meta` and `threefs mgmtd`: backup and conversion of the two services' stores."""
 
-from __future__ import annotations
-
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from threefs.cli.output import stdout_console
-from threefs.errors import ThreeFSError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from threefs.cli.etcd_options import with_etcd_options
+from threefs.cli.options import Format
+from threefs.cli.output import Output, print_json, stderr_console, stdout_console
+from threefs.errors import InvalidArgument, ThreeFSError
+from threefs.etcd import NO_ETCD, EtcdOptions
 
 __all__ = ["backup_commands"]
 
@@ -19,57 +19,84 @@ WHAT = {
     "meta": "the metadata service: names, inodes, quotas",
     "mgmtd": "the cluster manager: nodes, chains and chain tables",
 }
-Store = Annotated[
-    Path, typer.Option("--data", help="Folder of the store: the one with `data.mdb` in it.")
+HELP = """Back up, restore and convert {what}.
+
+Examples:
+
+threefs {kind} dump --data /data/{kind} --file {kind}.dump
+
+threefs {kind} verify --file {kind}.dump
+
+threefs {kind} load --etcd-endpoints http://etcd-0:2379 --file {kind}.dump
+"""
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder of an embedded store: the one with `data.mdb` in it."),
 ]
+NewData = Annotated[Path | None, typer.Option(help="Folder of a new embedded store, empty.")]
+Output_ = Annotated[Path, typer.Option("--file", help="The dump to write.")]
+Input = Annotated[Path, typer.Option("--file", help="The dump to read.")]
+Report = Callable[[int, int], None]
 
 
 def backup_commands(kind: str) -> typer.Typer:
     """The commands for one kind of service."""
     commands = typer.Typer(
-        name=kind, no_args_is_help=True, help=f"Back up and restore {WHAT[kind]}."
+        name=kind, no_args_is_help=True, help=HELP.format(kind=kind, what=WHAT[kind])
     )
 
     @commands.command()
+    @with_etcd_options
     def dump(
-        data: Store, file: Annotated[Path, typer.Option("--file", help="The dump to write.")]
+        file: Output_,
+        data: Data = None,
+        output: Format = Output.TABLE,
+        etcd: EtcdOptions = NO_ETCD,
     ) -> None:
         """Write a consistent snapshot of all rows into a file; the service may be running."""
         from threefs import _native
 
-        _report("dumped", file, lambda: _native.store_dump(kind, str(data), str(file)))
+        store = _store(kind, data, etcd)
+        _run("dumped", file, output, lambda report: _native.store_dump(kind, store, file, report))
 
     @commands.command()
+    @with_etcd_options
     def load(
-        data: Annotated[Path, typer.Option("--data", help="Folder of the new store, empty.")],
-        file: Annotated[Path, typer.Option("--file", help="The dump to read.")],
+        file: Input,
+        data: NewData = None,
+        output: Format = Output.TABLE,
+        etcd: EtcdOptions = NO_ETCD,
     ) -> None:
-        """Create the store of a stopped service from a dump, which is verified first."""
+        """Fill the empty store of a stopped service from a dump, which is verified first.
+
+        The store may be of another kind than the dumped one. A service refuses the store of a load
+        that was interrupted; repeat the load.
+        """
         from threefs import _native
 
-        _report("loaded", file, lambda: _native.store_load(kind, str(data), str(file)))
+        store = _store(kind, data, etcd)
+        _run("loaded", file, output, lambda report: _native.store_load(kind, store, file, report))
 
     if kind == "meta":
-        commands.command()(adopt)
+        commands.command()(with_etcd_options(adopt))
 
     @commands.command()
-    def verify(
-        file: Annotated[Path, typer.Option("--file", help="The dump to read.")],
-    ) -> None:
+    def verify(file: Input, output: Format = Output.TABLE) -> None:
         """Read a dump to its end and check it."""
         from threefs import _native
 
-        _report("verified", file, lambda: _native.store_verify(kind, str(file)))
+        _run("verified", file, output, lambda report: _native.store_verify(kind, file, report))
 
     return commands
 
 
 def adopt(
-    data: Annotated[Path, typer.Option("--data", help="Folder of the store; may be empty.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of the store; may be empty.")] = None,
     yes: Annotated[
         bool,
         typer.Option("--yes", help="Accept the loss of all files that are not in this store."),
     ] = False,
+    etcd: EtcdOptions = NO_ETCD,
 ) -> None:
     """Let a stopped service's store replace the one that its cluster has registered.
 
@@ -78,21 +105,48 @@ def adopt(
     """
     from threefs import _native
 
+    store = _store("meta", data, etcd)
     if not yes:
         reason = "all files that this store does not contain will be lost"
         raise ThreeFSError(f"nothing was changed: {reason}; to accept this, add --yes")
     try:
-        _native.store_adopt(str(data))
+        _native.store_adopt(store)
     except OSError as error:
         raise ThreeFSError(str(error)) from error
     stdout_console().print(
-        f"{data} replaces the metadata of its cluster at the next start of the service"
+        f"{data or etcd.endpoints} replaces the metadata of its cluster at the next start of the "
+        "service"
     )
 
 
-def _report(action: str, file: Path, work: Callable[[], tuple[int, int]]) -> None:
-    try:
-        rows, size = work()
-    except OSError as error:
-        raise ThreeFSError(str(error)) from error
-    stdout_console().print(f"{action} {rows} rows, {size} bytes: {file}")
+def _store(kind: str, data: Path | None, etcd: EtcdOptions) -> str:
+    """The store of a service: a folder, or a prefix of an etcd cluster."""
+    cluster = etcd.config(kind)
+    if (data is None) == (cluster is None):
+        given = "both are given" if cluster is not None else "none is given"
+        raise InvalidArgument(f"a store is either --data or --etcd-endpoints: {given}")
+    return json.dumps({"data": str(data)} if cluster is None else {"etcd": cluster})
+
+
+def _run(
+    action: str, file: Path, output: Output, work: Callable[[Report], tuple[int, int]]
+) -> None:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    console = stderr_console()
+    columns: list[Any] = [TextColumn(file.name), BarColumn(), TaskProgressColumn(), Remaining()]
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(file.name, total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        try:
+            rows, size = work(report)
+        except OSError as error:
+            raise ThreeFSError(str(error)) from error
+    if output is Output.JSON:
+        print_json({"file": str(file), "rows": rows, "bytes": size})
+    else:
+        stdout_console().print(f"{action} {rows} rows, {size} bytes: {file}")

@@ -24,11 +24,11 @@ from typing import Annotated
 
 import typer
 
+from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.output import bytes_of
 from threefs.errors import InvalidArgument, ThreeFSError
 from threefs.etcd import NO_ETCD, EtcdOptions
 from threefs.exit_status import report_error
-from threefs.services.etcd_options import with_etcd_options
 from threefs.services.settings import (
     META_PORT,
     MGMTD_PORT,

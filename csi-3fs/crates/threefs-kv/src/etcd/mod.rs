@@ -2,25 +2,30 @@
 //!
 //! | part | responsibility |
 //! |---|---|
-//! | `revisions`, `snapshot` | reads at one revision |
+//! | `revisions`, `reads`, `snapshot` | reads at one revision |
 //! | `committer`, `footprint`, `batch` | group commit of disjoint batches |
 //! | `plan`, `layer`, `guard` | pure: one request for many commits, and its losers |
 //! | `lane` | a request is executed once or not at all, also if its reply is lost |
 //! | `members` | calls, their errors, and restored clusters |
 //! | `open` | checks before the first use |
 //! | `health` | compaction, space, alarms |
+//! | `dump_source`, `load_target`, `load_row` | all rows of a store, read or written at once |
 
 mod batch;
 mod committer;
 mod config;
+mod dump_source;
 mod footprint;
 mod guard;
 mod health;
 mod lane;
 mod layer;
+mod load_row;
+mod load_target;
 mod members;
 mod open;
 mod plan;
+mod reads;
 mod revisions;
 mod rows;
 mod snapshot;
@@ -30,6 +35,8 @@ mod watcher;
 mod plan_test;
 
 pub use config::EtcdConfig;
+pub(crate) use dump_source::DumpSource;
+pub(crate) use load_target::LoadTarget;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, SortOrder, SortTarget, Txn, TxnOp};
+use etcd_client::{
+    Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse,
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::batch::{Bounds, Shared};
 use super::config::EtcdConfig;
+use super::load_row;
 use super::members::{CALL_TIMEOUT, CallError, Members, RESTORED};
 use super::rows::{Rows, signed, unsigned};
 use crate::KvError;
@@ -42,17 +45,42 @@ const FORMAT: u32 = 1;
 /// # Errors
 /// No member replies, a bound is too low, or the cluster is not the one that served the store.
 pub(crate) async fn open(config: EtcdConfig) -> Result<Shared, KvError> {
-    let (options, rows) = (config.connect_options()?, Rows::new(&config.prefix));
-    let members = Arc::new(Members::new(config.name(), config.endpoints, options));
+    let (members, rows) = connect(&config)?;
     let deadline = Instant::now() + TIMEOUT;
     check_identity(&members, &rows, config.accept_restored, deadline).await?;
     remove_old_lanes(&members, &rows, deadline).await?;
-    for member in 0..members.len() {
-        check_bounds(&members, &rows, member).await?;
-    }
+    check_all_bounds(&members, &rows).await?;
     // Room for the marker and the encoding.
     let bounds = Bounds { operations: OPERATIONS, bytes: REQUEST_BYTES - (64 << 10) };
     Ok(Shared { members, rows, bounds, stamps: AtomicU64::new(0) })
+}
+
+/// The members of a cluster, which are connected when they are called first.
+///
+/// # Errors
+/// The configuration is invalid.
+pub(crate) fn connect(config: &EtcdConfig) -> Result<(Arc<Members>, Rows), KvError> {
+    let options = config.connect_options()?;
+    let members = Members::new(config.name(), config.endpoints.clone(), options);
+    Ok((Arc::new(members), Rows::new(&config.prefix)))
+}
+
+/// Checks without a write that the cluster is the one that served the store last, and that the
+/// store is complete.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn inspect(
+    members: &Members,
+    rows: &Rows,
+    accept_restored: bool,
+) -> Result<(), KvError> {
+    let deadline = Instant::now() + TIMEOUT;
+    let state = read_state(members, rows, deadline).await?;
+    if let Some(before) = &state.before {
+        check_same(members, before, &state.now, accept_restored)?;
+    }
+    Ok(())
 }
 
 /// Records the cluster again: a backup then contains a recent raft index.
@@ -96,28 +124,60 @@ async fn check_identity(
     accept_restored: bool,
     deadline: Instant,
 ) -> Result<(), KvError> {
-    let key = rows.internal("identity");
     loop {
-        let floor = members.newest();
-        let read = members.any(members.preferred(), deadline, |mut client, _| {
-            let key = key.clone();
-            async move { Ok((client.get(key, None).await?, client.status().await?)) }
-        });
-        let ((mut reply, status), _) = read.await.map_err(|error| members.error(error))?;
-        members.observe(reply.header(), floor)?;
-        let cluster = reply.header().map_or(0, |header| header.cluster_id());
-        let now = Identity { format: FORMAT, cluster, raft_index: status.raft_index() };
-        let row = reply.take_kvs().pop();
-        let revision = row.as_ref().map_or(0, |row| unsigned(row.mod_revision()));
-        if let Some(row) = row {
-            let before = crate::rows::decode(&key, row.value())?;
-            check_same(members, &before, &now, accept_restored)
+        let state = read_state(members, rows, deadline).await?;
+        if let Some(before) = &state.before {
+            check_same(members, before, &state.now, accept_restored)
                 .map_err(|error| members.fail(error))?;
         }
-        if write_identity(members, &key, revision, &now, deadline).await? {
+        if write_identity(members, rows, &state, deadline).await? {
             return Ok(());
         }
     }
+}
+
+/// What is recorded about a store, and the cluster that serves it now.
+struct State {
+    before: Option<Identity>,
+    now: Identity,
+    /// Revision of the recorded cluster, 0 if there is none.
+    identity_revision: u64,
+    /// Revision of the row of a load, 0 if there was none.
+    load_revision: u64,
+}
+
+/// Reads the state of a store.
+///
+/// # Errors
+/// No member replies, or a load is incomplete.
+async fn read_state(members: &Members, rows: &Rows, deadline: Instant) -> Result<State, KvError> {
+    let key = rows.internal("identity");
+    let get = |name: &str| TxnOp::get(rows.internal(name), None);
+    let reads = Txn::new().and_then([get("identity"), get(load_row::ROW)]);
+    let floor = members.newest();
+    let read = members.any(members.preferred(), deadline, |mut client, _| {
+        let reads = reads.clone();
+        async move { Ok((client.txn(reads).await?, client.status().await?)) }
+    });
+    let ((reply, status), _) = read.await.map_err(|error| members.error(error))?;
+    members.observe(reply.header(), floor)?;
+    let cluster = reply.header().map_or(0, |header| header.cluster_id());
+    let [identity, load] = [0, 1].map(|index| match reply.op_responses().get(index) {
+        Some(TxnOpResponse::Get(read)) => read.kvs().first().cloned(),
+        _ => None,
+    });
+    if let Some(load) = &load {
+        load_row::check_complete(members, load)?;
+    }
+    let revision =
+        |row: &Option<KeyValue>| row.as_ref().map_or(0, |row| unsigned(row.mod_revision()));
+    let before = identity.as_ref().map(|row| crate::rows::decode(&key, row.value())).transpose()?;
+    Ok(State {
+        before,
+        now: Identity { format: FORMAT, cluster, raft_index: status.raft_index() },
+        identity_revision: revision(&identity),
+        load_revision: revision(&load),
+    })
 }
 
 fn check_same(
@@ -142,18 +202,24 @@ fn check_same(
     )))
 }
 
-/// Records the cluster; false if another process has done so meanwhile.
+/// Records the cluster; false if another process has done so meanwhile, or has started to load a
+/// dump.
 async fn write_identity(
     members: &Members,
-    key: &[u8],
-    revision: u64,
-    identity: &Identity,
+    rows: &Rows,
+    state: &State,
     deadline: Instant,
 ) -> Result<bool, KvError> {
-    let value = postcard::to_allocvec(identity)
-        .map_err(|error| KvError::bad_row(key, format!("cannot be encoded: {error}")))?;
+    let key = rows.internal("identity");
+    let value = postcard::to_allocvec(&state.now)
+        .map_err(|error| KvError::bad_row(&key, format!("cannot be encoded: {error}")))?;
+    let unchanged =
+        |key: Vec<u8>, revision| Compare::mod_revision(key, CompareOp::Equal, signed(revision));
     let txn = Txn::new()
-        .when([Compare::mod_revision(key, CompareOp::Equal, signed(revision))])
+        .when([
+            unchanged(key.clone(), state.identity_revision),
+            unchanged(rows.internal(load_row::ROW), state.load_revision),
+        ])
         .and_then([TxnOp::put(key, value, None)]);
     let sent = members.any(members.preferred(), deadline, |mut client, _| {
         let txn = txn.clone();
@@ -168,6 +234,17 @@ async fn write_identity(
         }
         Err(error) => Err(members.error(error)),
     }
+}
+
+/// Checks the bounds of all members.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) async fn check_all_bounds(members: &Members, rows: &Rows) -> Result<(), KvError> {
+    for member in 0..members.len() {
+        check_bounds(members, rows, member).await?;
+    }
+    Ok(())
 }
 
 /// Checks the bounds of a member by reads of their size. A member that does not reply is skipped:

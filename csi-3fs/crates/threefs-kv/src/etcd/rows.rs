@@ -5,8 +5,6 @@ use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, TxnOp};
 
 use super::guard::{Guard, Observed};
 use super::layer::Write;
-use crate::KeyRange;
-
 /// Names of the rows of one store.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
@@ -26,6 +24,18 @@ impl Rows {
     /// The caller's key of a row.
     pub(crate) fn key<'a>(&self, row: &'a [u8]) -> &'a [u8] {
         row.get(self.prefix.len() + 1..).unwrap_or_default()
+    }
+
+    /// Names of the first row of the callers, and after the last one.
+    pub(crate) fn all(&self) -> (Vec<u8>, Vec<u8>) {
+        let name = |end: &str| format!("{}{end}", self.prefix).into_bytes();
+        (name("r"), name("s"))
+    }
+
+    /// As [`Rows::all`], with the rows of the backend.
+    pub(crate) fn all_of_store(&self) -> (Vec<u8>, Vec<u8>) {
+        let end = [self.prefix.trim_end_matches(':'), ";"].concat();
+        (self.prefix.clone().into_bytes(), end.into_bytes())
     }
 
     /// A row of the backend.
@@ -93,11 +103,6 @@ pub(crate) fn observed(guard: &Guard, reply: &etcd_client::GetResponse) -> Obser
         },
         Guard::Range { .. } => Observed::Range { written: first.is_some() },
     }
-}
-
-/// All rows of the backend's callers from `start` on.
-pub(crate) fn range_options(rows: &Rows, range: &KeyRange) -> GetOptions {
-    GetOptions::new().with_range(rows.row(&range.end))
 }
 
 /// etcd's revisions are positive `i64`.

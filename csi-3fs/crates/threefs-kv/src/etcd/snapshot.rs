@@ -1,98 +1,44 @@
-//! Snapshot: reads at one revision, from the member that is known to have it.
+//! Snapshot: the reads of a transaction, and the revisions of what they have returned.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::GetOptions;
 use fabric::BoxFuture;
-use tokio::time::Instant;
 
-use super::members::{CallError, Members};
+use super::members::Members;
+use super::reads::Reads;
 use super::revisions::At;
-use super::rows::{Rows, range_options, signed, unsigned};
+use super::rows::Rows;
 use crate::{KeyRange, KvError, Row, Seen, Snapshot};
 
 /// Time without a reply after which a read fails.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Rows per call; fewer if the reply would exceed the maximum message size.
-const ROWS_PER_CALL: usize = 1024;
 
 pub(crate) struct EtcdSnapshot {
-    members: Arc<Members>,
-    rows: Rows,
-    at: At,
+    reads: Reads,
     seen: Mutex<Seen>,
 }
 
 impl EtcdSnapshot {
     pub(crate) fn new(members: Arc<Members>, rows: Rows, at: At) -> Self {
-        Self { members, rows, at, seen: Mutex::default() }
-    }
-
-    async fn call(
-        &self,
-        row: &[u8],
-        options: GetOptions,
-    ) -> Result<etcd_client::GetResponse, CallError> {
-        let deadline = Instant::now() + TIMEOUT;
-        let options = options.with_revision(signed(self.at.revision));
-        let reply = self.members.any(self.at.member, deadline, |mut client, attempt| {
-            let (row, options) = (row.to_vec(), options.clone());
-            // Another member may be behind the revision: it has to wait for the leader's.
-            let options = if attempt == 0 { options.with_serializable() } else { options };
-            async move { client.get(row, Some(options)).await }
-        });
-        Ok(reply.await?.0)
-    }
-
-    fn error(&self, error: CallError) -> KvError {
-        match error {
-            CallError::Compacted => KvError::TooOld { version: self.at.revision },
-            error => self.members.error(error),
-        }
+        Self { reads: Reads::new(members, rows, at, TIMEOUT), seen: Mutex::default() }
     }
 
     async fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
-        let reply = self.call(&self.rows.row(key), GetOptions::new()).await;
-        let mut reply = reply.map_err(|error| self.error(error))?;
-        let row = reply.take_kvs().pop();
-        let revision = row.as_ref().map_or(0, |row| unsigned(row.mod_revision()));
-        self.see([(key.to_vec(), revision)]);
-        Ok(row.map(|row| row.into_key_value().1))
+        let row = self.reads.row(key).await?;
+        self.see([(key.to_vec(), row.as_ref().map_or(0, |(_, revision)| *revision))]);
+        Ok(row.map(|(value, _)| value))
     }
 
     async fn read_range(&self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
-        let (mut rest, mut rows) = (range.clone(), Vec::new());
-        let mut page = ROWS_PER_CALL;
-        while rows.len() < limit && !rest.is_empty() {
-            let count = page.min(limit - rows.len());
-            let options = range_options(&self.rows, &rest).with_limit(signed(count as u64));
-            let mut reply = match self.call(&self.rows.row(&rest.start), options).await {
-                Ok(reply) => reply,
-                Err(CallError::TooLong) if count > 1 => {
-                    page = count / 2;
-                    continue;
-                }
-                Err(error) => return Err(self.error(error)),
-            };
-            let more = reply.more();
-            let mut seen = Vec::new();
-            for row in reply.take_kvs() {
-                let revision = unsigned(row.mod_revision());
-                let (row, value) = row.into_key_value();
-                let key = self.rows.key(&row).to_vec();
-                seen.push((key.clone(), revision));
-                rows.push((key, value));
-            }
-            if more && seen.is_empty() {
-                let detail = "a page of a range has no rows, and more follow".into();
-                return Err(self.members.broken(detail));
-            }
+        let mut pages = self.reads.pages(range);
+        let mut rows = Vec::new();
+        while rows.len() < limit
+            && let Some(page) = pages.next(limit - rows.len()).await?
+        {
+            let seen = page.iter().map(|(key, _, revision)| (key.clone(), *revision));
             self.see(seen);
-            match rows.last() {
-                Some((last, _)) if more => rest = rest.after(last),
-                _ => break,
-            }
+            rows.extend(page.into_iter().map(|(key, value, _)| (key, value)));
         }
         Ok(rows)
     }
@@ -104,7 +50,7 @@ impl EtcdSnapshot {
 
 impl Snapshot for EtcdSnapshot {
     fn version(&self) -> u64 {
-        self.at.revision
+        self.reads.revision()
     }
 
     fn get<'a>(&'a self, key: &'a [u8]) -> BoxFuture<'a, Result<Option<Vec<u8>>, KvError>> {

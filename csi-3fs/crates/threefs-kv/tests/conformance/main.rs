@@ -5,6 +5,7 @@
 mod access;
 mod backends;
 mod cluster;
+mod dump;
 mod embedded;
 mod faults;
 mod phantoms;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::TreeId;
-use threefs_kv::{EmbeddedConfig, KvError, Store};
+use threefs_kv::{KvError, Store, StoreConfig};
 use threefs_mgmtd::{Claim, MetaRegistration, MgmtdClient, MgmtdClientError, MgmtdError};
 
 use crate::ops::{self, OpError};
@@ -77,18 +77,19 @@ async fn started_since(
     Ok(latest.filter(|latest| latest.process != registration.process))
 }
 
-/// Marks the store in a folder, which may be empty, to replace the registered store of its cluster
-/// at the next start of the service.
+/// Marks a store, which may be empty, to replace the registered store of its cluster at the next
+/// start of the service.
 ///
 /// # Errors
 /// The store cannot be opened or written.
-pub fn adopt(store: EmbeddedConfig) -> BoxFuture<'static, Result<(), KvError>> {
+pub fn adopt(store: StoreConfig) -> BoxFuture<'static, Result<(), KvError>> {
     Box::pin(async move {
-        let path = store.path.display().to_string();
-        let store = Store::embedded(store)?;
-        store
-            .transact(Deadline::after(ATTEMPT), &ops::WriteClaim(Claim::Adopted))
-            .await
-            .map_err(|error| KvError::Broken { store: path, detail: error.to_string() })
+        let store = Store::open(store).await?;
+        store.transact(Deadline::after(ATTEMPT), &ops::WriteClaim(Claim::Adopted)).await.map_err(
+            |error| match error {
+                OpError::Kv(error) => error,
+                other => KvError::bad_row(b"", other.to_string()),
+            },
+        )
     })
 }

@@ -9,7 +9,7 @@ use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
-use threefs_kv::{EmbeddedConfig, Store};
+use threefs_kv::{EmbeddedConfig, Store, StoreConfig};
 
 use crate::chunk_trimmer::{ChunkTrimmer, DeadFile, Pending};
 use crate::config::TreeConfig;
@@ -345,7 +345,8 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
                 .await;
         fixture.create("/kept").await
     };
-    threefs_kv::dump(&config("old"), crate::DUMP_KIND, &file).unwrap();
+    let (old, new) = (StoreConfig::Embedded(config("old")), StoreConfig::Embedded(config("new")));
+    threefs_kv::dump(&old, crate::DUMP_KIND, &file, &|_, _| true).await.unwrap();
     let lost_file = {
         let fixture =
             Fixture::open(Store::embedded(config("old")).unwrap(), crate::tests::fixture::config())
@@ -356,7 +357,7 @@ async fn a_restored_tree_uses_no_inode_number_that_the_lost_one_may_have_used() 
         }
         last
     };
-    crate::restore(config("new"), &file).await.unwrap();
+    crate::restore(&new, &file, &|_, _| true).await.unwrap();
     let store = Store::embedded(config("new")).unwrap();
     let fixture = Fixture::open(store, crate::tests::fixture::config()).await;
     assert_eq!(fixture.stat("/kept").await.unwrap(), file_inode);

@@ -1,0 +1,83 @@
+"""Three real etcd members on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from programs import binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BOUNDS = ("--max-txn-ops=8192", "--max-request-bytes=8388608")
+
+
+class Etcd:
+    """Three members on this machine."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        ports = _free_ports(6)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self.endpoints = urls[:3]
+        peers = ",".join(f"m{number}={url}" for number, url in enumerate(urls[3:]))
+        self._commands = [
+            [
+                str(program),
+                f"--name=m{number}",
+                f"--data-dir={folder / str(number)}",
+                f"--listen-client-urls={urls[number]}",
+                f"--advertise-client-urls={urls[number]}",
+                f"--listen-peer-urls={urls[3 + number]}",
+                f"--initial-advertise-peer-urls={urls[3 + number]}",
+                f"--initial-cluster={peers}",
+                "--unsafe-no-fsync",
+                "--log-level=error",
+                *BOUNDS,
+            ]
+            for number in range(3)
+        ]
+        self.members = [self._start(number) for number in range(3)]
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._commands[number], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def restart(self, number: int) -> None:
+        self.members[number].kill()
+        self.members[number].wait()
+        self.members[number] = self._start(number)
+
+    def end(self) -> None:
+        for member in self.members:
+            member.kill()
+            member.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in bound]
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    try:
+        program = binaries.require("etcd")["etcd"]
+    except binaries.BinaryError as error:
+        pytest.skip(str(error))
+    members = Etcd(program, tmp_path / "etcd")
+    try:
+        yield members
+    finally:
+        members.end()
+        shutil.rmtree(tmp_path / "etcd", ignore_errors=True)
