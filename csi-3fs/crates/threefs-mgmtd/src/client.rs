@@ -24,6 +24,8 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Duration of one long poll of [`MgmtdClient::follow`].
 const POLL: Duration = Duration::from_secs(10);
+/// The same if another mgmtd can answer: a stopped primary is noticed after a poll.
+const POLL_OF_SEVERAL: Duration = Duration::from_secs(2);
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +53,10 @@ pub struct MgmtdClient(Arc<Inner>);
 
 struct Inner {
     pools: Vec<Pool>,
+    /// The mgmtd that the next call asks first.
+    next: AtomicUsize,
     /// The mgmtd that replied last.
-    primary: AtomicUsize,
+    primary: watch::Sender<usize>,
 }
 
 impl MgmtdClient {
@@ -64,7 +68,8 @@ impl MgmtdClient {
             Pool::new(address, PoolConfig::new(connection))
         };
         let pools = addresses.iter().map(pool).collect();
-        Self(Arc::new(Inner { pools, primary: AtomicUsize::new(0) }))
+        let (next, (primary, _)) = (AtomicUsize::new(0), watch::channel(0));
+        Self(Arc::new(Inner { pools, next, primary }))
     }
 
     /// Sends a heartbeat to each mgmtd until one accepts it, without retries: the next heartbeat of
@@ -162,14 +167,45 @@ impl MgmtdClient {
         }
     }
 
+    /// Asks each mgmtd for its status, in the order of the addresses. Only the primary has one.
+    pub async fn status_of_each(
+        &self,
+        deadline: Deadline,
+    ) -> Vec<Result<ClusterStatus, MgmtdClientError>> {
+        let mut tasks = Vec::new();
+        for pool in &self.0.pools {
+            let pool = pool.clone();
+            tasks.push(tokio::spawn(async move {
+                let request = &MgmtdRequest::Status;
+                match pool.ask::<_, MgmtdResult>(request, ATTEMPT_TIMEOUT, deadline, None).await?? {
+                    MgmtdReply::Status(status) => Ok(status),
+                    other => Err(unexpected("status", &other)),
+                }
+            }));
+        }
+        let mut results = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            results.push(task.await.unwrap_or_else(|_| Err(no_address_error())));
+        }
+        results
+    }
+
     /// Keeps a copy of the routing up to date in the background, until the follower is dropped.
     pub fn follow(&self) -> RoutingFollower {
         let (sender, receiver) = watch::channel(Arc::new(RoutingInfo::default()));
         let client = self.clone();
+        let poll = if self.0.pools.len() > 1 { POLL_OF_SEVERAL } else { POLL };
         let task = tokio::spawn(async move {
+            let mut primary = client.0.primary.subscribe();
             loop {
                 let known_version = sender.borrow().version;
-                match client.routing(known_version, POLL, Deadline::after(POLL * 2)).await {
+                primary.borrow_and_update();
+                let reply = tokio::select! {
+                    reply = client.routing(known_version, poll, Deadline::after(poll * 2)) => reply,
+                    // Another call has reached another primary: this one may wait for a stopped one.
+                    _ = primary.changed() => continue,
+                };
+                match reply {
                     Ok(Some(routing)) => drop(sender.send_replace(Arc::new(routing))),
                     Ok(None) => {}
                     Err(error) => {
@@ -190,8 +226,8 @@ impl MgmtdClient {
     ) -> Result<MgmtdReply, MgmtdClientError> {
         let count = self.0.pools.len().max(1);
         let mut attempts = 0;
+        let mut number = self.0.next.load(Relaxed);
         loop {
-            let number = (self.0.primary.load(Relaxed) + attempts) % count;
             let Some(pool) = self.0.pools.get(number) else {
                 return Err(no_address_error());
             };
@@ -201,7 +237,10 @@ impl MgmtdClient {
                 .await
             {
                 Ok(Ok(reply)) => {
-                    self.0.primary.store(number, Relaxed);
+                    self.0.next.store(number, Relaxed);
+                    self.0
+                        .primary
+                        .send_if_modified(|primary| std::mem::replace(primary, number) != number);
                     return Ok(reply);
                 }
                 Ok(Err(error)) if error.retryable() => MgmtdClientError::Refused(error),
@@ -210,6 +249,10 @@ impl MgmtdClient {
                 Err(error) => return Err(error.into()),
             };
             attempts += 1;
+            // A call whose deadline is shorter than an attempt leaves the next one to the next call.
+            let following = (number + 1) % count;
+            let _ = self.0.next.compare_exchange(number, following, Relaxed, Relaxed);
+            number = following;
             if deadline.remaining().is_none_or(|remaining| remaining <= PAUSE) {
                 return Err(error);
             }

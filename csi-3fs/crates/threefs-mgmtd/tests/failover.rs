@@ -24,6 +24,18 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
+fn heartbeat(incarnation: u64) -> Heartbeat {
+    Heartbeat {
+        node: NodeId(1),
+        address: "127.0.0.1:1".into(),
+        incarnation: Incarnation(incarnation),
+        sequence: 1,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+        data: DataFolder::Empty,
+    }
+}
+
 struct Service {
     address: String,
     task: JoinHandle<()>,
@@ -59,6 +71,30 @@ impl Service {
     }
 }
 
+/// A primary that is stopped or cut off accepts connections and does not reply.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats_with_short_deadlines_pass_a_silent_mgmtd() {
+    let store = Store::shared_memory();
+    let primary = Service::start(&store, "127.0.0.1:0").await;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = [silent.local_addr().unwrap().to_string(), primary.address.clone()];
+    let client = MgmtdClient::new(&addresses, &key());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut sequence = 0;
+    loop {
+        sequence += 1;
+        let heartbeat = Heartbeat { sequence, ..heartbeat(1) };
+        match client.heartbeat(heartbeat, Deadline::after(Duration::from_millis(250))).await {
+            Ok(_) => break,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    }
+    let states = client.status_of_each(Deadline::after(Duration::from_millis(250))).await;
+    assert!(matches!(states[..], [Err(_), Ok(_)]), "{states:?}");
+    let follower = client.follow();
+    follower.wait_for(soon(), |routing| routing.version > RoutingVersion(0)).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_takes_over_from_a_killed_primary_and_loses_no_decision() {
     let store = Store::shared_memory();
@@ -66,15 +102,6 @@ async fn a_standby_takes_over_from_a_killed_primary_and_loses_no_decision() {
         [Service::start(&store, "127.0.0.1:0").await, Service::start(&store, "127.0.0.1:0").await];
     let addresses = services.each_ref().map(|service| service.address.clone());
     let client = MgmtdClient::new(&addresses, &key());
-    let heartbeat = |incarnation| Heartbeat {
-        node: NodeId(1),
-        address: "127.0.0.1:1".into(),
-        incarnation: Incarnation(incarnation),
-        sequence: 1,
-        targets: Vec::new(),
-        capacity_bytes: 0,
-        data: DataFolder::Empty,
-    };
     let (mut version, mut epoch) = (RoutingVersion(0), 0);
     for kill in 0..KILLS as u64 {
         // Each start of the node is a decision, which is durable before it is answered.
