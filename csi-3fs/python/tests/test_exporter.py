@@ -28,6 +28,8 @@ STATUS = {
             "2": {"targets": [{"state": "LASTSRV"}, {"state": "OFFLINE"}]},
         }
     },
+    "mgmtds": [{"address": "a:1", "state": "serving"}, {"address": "b:1", "state": "standby"}],
+    "metas": [{"address": "a:2", "state": "serving"}, {"address": "b:2", "state": "unreachable"}],
 }
 
 
@@ -40,6 +42,10 @@ def scrape(collector: StatusCollector) -> set[str]:
 def test_a_status_becomes_metrics() -> None:
     assert scrape(StatusCollector(lambda: json.dumps(STATUS))) == {
         "threefs_up 1.0",
+        'threefs_service_up{address="a:1",service="mgmtd"} 1.0',
+        'threefs_service_up{address="b:1",service="mgmtd"} 1.0',
+        'threefs_service_up{address="a:2",service="meta"} 1.0',
+        'threefs_service_up{address="b:2",service="meta"} 0.0',
         'threefs_nodes{state="alive"} 1.0',
         'threefs_nodes{state="dead"} 1.0',
         'threefs_targets{state="serving"} 1.0',

@@ -64,6 +64,16 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
         GaugeMetricFamily("threefs_nodes", "Storage services: alive, dead.", labels=["state"]),
         {"alive": alive, "dead": len(nodes) - alive},
     )
+    service_up = GaugeMetricFamily(
+        "threefs_service_up",
+        "1 if the mgmtd or metadata service at this address serves or stands by, otherwise 0.",
+        labels=["service", "address"],
+    )
+    for kind in ("mgmtd", "meta"):
+        for service in status[f"{kind}s"]:
+            up = service["state"] in ("serving", "standby")
+            service_up.add_metric([kind, service["address"]], float(up))
+    yield service_up
     states = Counter(place["state"].lower() for chain in chains for place in chain["targets"])
     yield _filled(
         GaugeMetricFamily("threefs_targets", "Targets by state.", labels=["state"]),

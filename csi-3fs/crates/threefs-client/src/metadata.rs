@@ -7,6 +7,7 @@ use fabric::auth::capability::{Capability, Presented};
 use fabric::deadline::Deadline;
 use fabric::rpc::{Fault, Lease, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
+use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{
     Identity, MetaChange, MetaClient, MetaClientError, MetaQuery, MetaReply, RequestId,
 };
@@ -43,6 +44,14 @@ impl Metadata {
     /// See [`MetaClient::switches`].
     pub(crate) fn switches(&self) -> usize {
         self.client.switches()
+    }
+
+    /// See [`MetaClient::role_of_each`].
+    pub(crate) async fn role_of_each(
+        &self,
+        deadline: Deadline,
+    ) -> Vec<Result<ServiceRole, MetaClientError>> {
+        self.client.role_of_each(deadline).await
     }
 
     pub(crate) async fn query(

@@ -1,15 +1,49 @@
 //! Cluster status, as shown by `threefs status`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use fabric::deadline::Deadline;
+use fabric::rpc::RpcError;
 use serde::Serialize;
 use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
-use threefs_meta::{MetaQuery, MetaReply};
-use threefs_mgmtd::{ClusterStatus, MgmtdClientError, Promotion, RebalancePlan};
+use threefs_meta::protocol::ServiceRole;
+use threefs_meta::{MetaClientError, MetaError, MetaQuery, MetaReply};
+use threefs_mgmtd::{ClusterStatus, MgmtdClientError, MgmtdError, Promotion, RebalancePlan};
 
 use crate::Client;
 use crate::error::{Attempts, ClientError};
+
+/// Time for which the state of each service is waited for.
+const STATE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// State of one mgmtd or metadata service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceState {
+    /// It answers requests.
+    Serving,
+    /// An mgmtd that takes over from the primary.
+    Standby,
+    /// It runs and does not answer requests yet.
+    Starting,
+    /// No reply.
+    Unreachable,
+}
+
+/// One mgmtd or metadata service.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServiceStatus {
+    /// Its address in the configuration of this client.
+    pub address: String,
+    /// Its state.
+    pub state: ServiceState,
+    /// Whether it is the primary mgmtd, or the metadata service that collects garbage.
+    pub leads: bool,
+    /// Why it does not serve, or does not tell its role.
+    pub detail: Option<String>,
+}
 
 /// Status of all services.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +56,10 @@ pub struct Status {
     pub meta: Option<threefs_meta::protocol::MetaStatus>,
     /// Why `meta` is missing.
     pub meta_trouble: Option<String>,
+    /// Every mgmtd that this client knows.
+    pub mgmtds: Vec<ServiceStatus>,
+    /// Every metadata service that this client knows.
+    pub metas: Vec<ServiceStatus>,
 }
 
 impl Client {
@@ -42,14 +80,50 @@ impl Client {
                 None => return Err(attempts.unavailable(self.0.config.timeout)),
             }
         };
-        let deadline = deadline.within(std::time::Duration::from_secs(1));
-        let reply = self.0.metadata.query("status", MetaQuery::Status, deadline).await;
+        let deadline = deadline.within(STATE_TIMEOUT);
+        let (reply, mgmtds, metas) = tokio::join!(
+            self.0.metadata.query("status", MetaQuery::Status, deadline),
+            self.mgmtds(deadline),
+            self.metas(deadline)
+        );
         let (meta, meta_trouble) = match reply {
             Ok(MetaReply::Status(status)) => (Some(status), None),
             Ok(other) => return Err(ClientError::unexpected("meta", &other)),
             Err(error) => (None, Some(error.to_string())),
         };
-        Ok(Status { cluster, routing: (*routing).clone(), meta, meta_trouble })
+        Ok(Status { cluster, routing: (*routing).clone(), meta, meta_trouble, mgmtds, metas })
+    }
+
+    async fn mgmtds(&self, deadline: Deadline) -> Vec<ServiceStatus> {
+        let results = self.0.routing.mgmtd.status_of_each(deadline).await;
+        let of_result = |result| match result {
+            Ok(_) => (ServiceState::Serving, true, None),
+            Err(MgmtdClientError::Refused(MgmtdError::NotPrimary { .. })) => {
+                (ServiceState::Standby, false, None)
+            }
+            Err(error @ MgmtdClientError::Refused(_)) => {
+                (ServiceState::Starting, false, Some(error.to_string()))
+            }
+            Err(error) => (ServiceState::Unreachable, false, Some(error.to_string())),
+        };
+        with_addresses(&self.0.config.mgmtd, results.into_iter().map(of_result))
+    }
+
+    async fn metas(&self, deadline: Deadline) -> Vec<ServiceStatus> {
+        let results = self.0.metadata.role_of_each(deadline).await;
+        let of_result = |result| match result {
+            Ok(ServiceRole { collects_garbage }) => (ServiceState::Serving, collects_garbage, None),
+            Err(MetaClientError::Refused(error @ MetaError::Unavailable { .. })) => {
+                (ServiceState::Starting, false, Some(error.to_string()))
+            }
+            // It runs, and refuses to tell: an earlier release, or the client has a ticket.
+            Err(
+                error @ (MetaClientError::Refused(_)
+                | MetaClientError::Rpc(RpcError::Faulted { .. })),
+            ) => (ServiceState::Serving, false, Some(error.to_string())),
+            Err(error) => (ServiceState::Unreachable, false, Some(error.to_string())),
+        };
+        with_addresses(&self.0.config.meta, results.into_iter().map(of_result))
     }
 
     /// Plans moves that balance the storage nodes; with `apply`, starts them. `leaving`: nodes to
@@ -93,4 +167,15 @@ impl Client {
         self.0.routing.record_failure(&mut attempts, error)?;
         Err(attempts.unavailable(self.0.config.timeout))
     }
+}
+
+fn with_addresses(
+    addresses: &[String],
+    states: impl Iterator<Item = (ServiceState, bool, Option<String>)>,
+) -> Vec<ServiceStatus> {
+    let of_service = |(address, (state, leads, detail)): (&String, _)| {
+        let address = address.clone();
+        ServiceStatus { address, state, leads, detail }
+    };
+    addresses.iter().zip(states).map(of_service).collect()
 }

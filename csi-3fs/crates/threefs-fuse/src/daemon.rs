@@ -237,6 +237,7 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::Quotas { .. }
         | MetaQuery::PathOf { .. }
         | MetaQuery::Status
+        | MetaQuery::Role
         | MetaQuery::Capabilities { .. }
         | MetaQuery::StatMany { .. }
         | MetaQuery::StatChunks { .. } => false,

@@ -17,7 +17,7 @@ use threefs_core::ids::ClientId;
 use crate::identity::Identity;
 use crate::protocol::{
     CONTEXT, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId,
-    Versioned,
+    ServiceRole, Versioned,
 };
 
 /// Timeout of one attempt; a restarting service replies to the next one.
@@ -171,6 +171,36 @@ impl MetaClient {
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
         self.ask(&MetaRequest::Change { id, caller: caller.clone(), change }, deadline).await
+    }
+
+    /// Asks each service for its role, in the order of the addresses.
+    pub async fn role_of_each(
+        &self,
+        deadline: Deadline,
+    ) -> Vec<Result<ServiceRole, MetaClientError>> {
+        let mut tasks = Vec::new();
+        for pool in &self.0.pools {
+            let pool = pool.clone();
+            tasks.push(tokio::spawn(async move {
+                let query = MetaQuery::Role;
+                let request = MetaRequest::Query { caller: Identity::ROOT, query };
+                let message = encode(&Versioned::of(&request))?;
+                let options = CallOptions::default();
+                let reply = pool.call_with(message, Payload::empty(), deadline, options).await?;
+                match decode::<MetaResult>(&reply.message)?? {
+                    MetaReply::Role(role) => Ok(role),
+                    _ => {
+                        Err(MetaError::Unavailable { detail: "it sent another reply".into() }
+                            .into())
+                    }
+                }
+            }));
+        }
+        let mut results = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            results.push(task.await.unwrap_or_else(|_| Err(no_address().into())));
+        }
+        results
     }
 
     fn ask<'a>(

@@ -20,8 +20,8 @@
 //! | `restore` | restoring a tree from a dump |
 //!
 //! To add an operation:
-//! 1. `protocol/change.rs` or `protocol/query.rs`: its variant, with the reply. Increase
-//!    [`protocol::VERSION`].
+//! 1. `protocol/change.rs` or `protocol/query.rs`: its variant, with the reply, at the end; any other
+//!    change of a type increases [`protocol::VERSION`].
 //! 2. `ops`: the operation, in a new file.
 //! 3. `tree/change.rs` or, for a query, `tree.rs`: its execution; `tree/checks.rs`: whether it adds
 //!    rows.

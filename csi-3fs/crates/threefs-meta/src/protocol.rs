@@ -29,11 +29,12 @@ pub use limits::{
     ROOT, SESSION_ROW_BYTES, SYMLINKS_MAX,
 };
 pub use query::MetaQuery;
-pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse};
+pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse, ServiceRole};
 
 /// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/meta";
-/// Version of the protocol. Increase it with every change of requests, replies or their types.
+/// Version of the protocol. Increase it with every change of requests, replies or their types, except
+/// for new variants at the end, which services of earlier releases refuse as such.
 /// Requests of older releases start with 0 or 1.
 pub const VERSION: u8 = 3;
 /// A request on the wire: the version is the first byte.

@@ -31,7 +31,9 @@ use crate::clients::published_activity::PublishedActivity;
 use crate::config::TreeConfig;
 use crate::identity::Identity;
 use crate::ops::{self, OpError};
-use crate::protocol::{MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus};
+use crate::protocol::{
+    MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, MetaStatus, ServiceRole,
+};
 use crate::queue_clock::QueueClocks;
 use crate::rows::{self, Uptime};
 use crate::services::Services;
@@ -220,6 +222,10 @@ impl Tree {
                     + self.count(rows::DEAD, deadline).await?,
                 sessions: self.count(rows::SESSIONS, deadline).await?,
             })),
+            MetaQuery::Role => {
+                let collects_garbage = self.services.collector().is_ok();
+                Ok(MetaReply::Role(ServiceRole { collects_garbage }))
+            }
         }
     }
 

@@ -27,6 +27,14 @@ STYLES = {
 }
 
 
+SERVICE_STYLES = {
+    "serving": "green",
+    "standby": "green",
+    "starting": "yellow",
+    "unreachable": "red",
+}
+
+
 def show_status(cluster: Path | None, output: Output, timeout_seconds: float) -> None:
     """Print the status; exit 1 if some data is unavailable."""
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
@@ -53,6 +61,7 @@ def _show(status: dict[str, Any], console: Console) -> None:
         console.print(
             f"meta  removals pending {meta['removals_pending']}  sessions {meta['sessions']}"
         )
+    console.print(_managers(status))
     console.print(_nodes(cluster["nodes"]))
     console.print(_chains(status["routing"]))
     for foreign in cluster["foreign_stores"]:
@@ -61,6 +70,25 @@ def _show(status: dict[str, Any], console: Console) -> None:
             f"when it served chain-{foreign['chain']}[/red]: restore that disk, or promote "
             "another target with `threefs promote`"
         )
+
+
+def _managers(status: dict[str, Any]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("SERVICE", "ADDRESS", "STATE", "ROLE", box=None)
+    for kind, role in (("mgmtd", "primary"), ("meta", "collects garbage")):
+        for service in status[f"{kind}s"]:
+            state = service["state"]
+            color = SERVICE_STYLES[state]
+            detail = f"  {escape(service['detail'])}" if service["detail"] else ""
+            table.add_row(
+                kind,
+                service["address"],
+                f"[{color}]{state}[/{color}]{detail}",
+                role if service["leads"] else "",
+            )
+    return table
 
 
 def _nodes(nodes: list[dict[str, Any]]) -> Any:

@@ -90,4 +90,6 @@ pub enum MetaQuery {
         /// The files, at most [`BATCH_MAX`].
         inodes: Vec<InodeId>,
     },
+    /// The role of this service among those over the store. Answered with [`MetaReply::Role`].
+    Role,
 }

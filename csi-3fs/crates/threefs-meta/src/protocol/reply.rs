@@ -77,6 +77,15 @@ pub enum MetaReply {
     Status(MetaStatus),
     /// In the order of the request; `None` for a file that does not exist.
     Capabilities(Vec<Option<Capability>>),
+    /// The role of the service.
+    Role(ServiceRole),
+}
+
+/// Role of a service among those over one store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceRole {
+    /// Whether it collected garbage when it last looked; one service does.
+    pub collects_garbage: bool,
 }
 
 /// Status for operators.

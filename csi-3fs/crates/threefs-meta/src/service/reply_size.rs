@@ -60,7 +60,8 @@ fn of_query(query: &MetaQuery) -> usize {
         | MetaQuery::Open { .. }
         | MetaQuery::ReportOpenFiles { .. }
         | MetaQuery::Quotas { .. }
-        | MetaQuery::Status => 0,
+        | MetaQuery::Status
+        | MetaQuery::Role => 0,
     }
 }
 

@@ -126,7 +126,11 @@ impl Tree {
             }
             // Refused by `permit`, or confined where the capabilities are signed.
             MetaRequest::Query {
-                query: MetaQuery::PathOf { .. } | MetaQuery::Status | MetaQuery::Capabilities { .. },
+                query:
+                    MetaQuery::PathOf { .. }
+                    | MetaQuery::Status
+                    | MetaQuery::Role
+                    | MetaQuery::Capabilities { .. },
                 ..
             }
             | MetaRequest::Change { change: MetaChange::SetQuota { .. }, .. } => {}
@@ -207,7 +211,7 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
     match request {
         MetaRequest::Query { query, .. } => match query {
             MetaQuery::PathOf { .. } => control("the path of a directory"),
-            MetaQuery::Status => control("the state of the service"),
+            MetaQuery::Status | MetaQuery::Role => control("the state of the service"),
             MetaQuery::GetAttribute { at, name } => reserved(ticket, at, name),
             MetaQuery::Open { access, .. } if ticket.read_only && access & WRITE != 0 => {
                 Err(read_only(ticket))

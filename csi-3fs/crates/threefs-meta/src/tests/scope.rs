@@ -286,6 +286,7 @@ async fn control_plane_requests_require_the_cluster_key() {
     let volumes = Volumes::new().await;
     let at = At::path("/");
     is_refused(volumes.query(MetaQuery::Status).await);
+    is_refused(volumes.query(MetaQuery::Role).await);
     is_refused(volumes.query(MetaQuery::PathOf { directory: volumes.a.id }).await);
     let quota = MetaChange::SetQuota { at: at.clone(), bytes_max: None, inodes_max: None };
     is_refused(volumes.change(quota).await);
