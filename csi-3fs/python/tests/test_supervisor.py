@@ -84,6 +84,12 @@ def test_no_service_survives_the_supervisor(start_cluster: Any, number: signal.S
         (["--chunk-size", "100000"], "--chunk-bytes is 100000; it must be a power of two"),
         (["--capacity", "much"], "invalid size `much`: expected"),
         (["--restart-after", "-1"], "--restart-after"),
+        (["--metas", "2"], "--metas is 2; it must be 1, unless --etcd-endpoints is given"),
+        (["--mgmtds", "0"], "--mgmtds is 0; it must be at least 1"),
+        (
+            ["--mgmtds", "17", "--etcd-endpoints", "http://127.0.0.1:1"],
+            "--mgmtds is 17; it must be at most 16",
+        ),
     ],
 )
 def test_errors_name_the_invalid_option(tmp_path: Path, options: list[str], words: str) -> None:

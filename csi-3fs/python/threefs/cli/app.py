@@ -45,6 +45,12 @@ State = Annotated[
 def serve(
     data: Annotated[Path, typer.Option(help="Folder for everything: data, key, logs.")],
     storage: Annotated[int, typer.Option(help="Storage processes.")] = 3,
+    mgmtds: Annotated[
+        int, typer.Option(help="Cluster managers; more than one needs --etcd-endpoints.")
+    ] = 1,
+    metas: Annotated[
+        int, typer.Option(help="Metadata services; more than one needs --etcd-endpoints.")
+    ] = 1,
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
     chains_per_node: Annotated[
         int, typer.Option(help="Chains per node, counted by their heads.")
@@ -70,13 +76,17 @@ def serve(
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C.
 
-    Example: threefs serve --data /tmp/3fs --storage 3 --replicas 3
+    Examples: threefs serve --data /tmp/3fs --storage 3 --replicas 3 ;
+    threefs serve --data /tmp/3fs --mgmtds 2 --metas 2
+    --etcd-endpoints http://10.0.0.1:2379,http://10.0.0.2:2379,http://10.0.0.3:2379
     """
     from threefs.supervisor import ServeOptions, Supervisor
 
     options = ServeOptions(
         data=data,
         storage=storage,
+        mgmtds=mgmtds,
+        metas=metas,
         replicas=replicas,
         chains_per_node=chains_per_node,
         chunk_bytes=bytes_of(chunk_size),
@@ -105,7 +115,7 @@ def status(
     output: Format = Output.TABLE,
     timeout: Timeout = 5.0,
 ) -> None:
-    """Show nodes, chains with the states of their targets, and capacity.
+    """Show every service, chains with the states of their targets, and capacity.
 
     The exit status is 1 when a chain has no target that serves.
 

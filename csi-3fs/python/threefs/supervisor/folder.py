@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import secrets
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from threefs.cluster import CLUSTER_FILE, write_atomically
 from threefs.errors import AlreadyServed, InvalidArgument, Unavailable
@@ -90,8 +90,9 @@ class DataFolder:
             settings = json.loads(path.read_text())
             self._check(settings["options"], requested)
             ports: dict[str, int] = settings["ports"]
+            self._add_ports(path, settings, names)
             for name, port in ports.items():
-                if not is_free(port, HOST):
+                if name in names and not is_free(port, HOST):
                     raise Unavailable(
                         f"port {port} of `{name}` on {HOST} is taken by {who_listens(port)}; "
                         f"stop it, or change the port in `{path}`",
@@ -101,7 +102,19 @@ class DataFolder:
             ports = dict(zip(names, choose_ports(len(names), HOST), strict=True))
             text = json.dumps({"options": requested, "ports": ports}, indent=2) + "\n"
             write_atomically(path, text)
-        return {name: f"{HOST}:{port}" for name, port in ports.items()}
+        return {name: f"{HOST}:{ports[name]}" for name in names}
+
+    def _add_ports(self, path: Path, settings: dict[str, Any], names: list[str]) -> None:
+        """Choose ports of services that the folder did not have yet: more mgmtds or metas."""
+        ports: dict[str, int] = settings["ports"]
+        new = [name for name in names if name not in ports]
+        if not new:
+            return
+        used = set(ports.values())
+        # A port of a stopped service is free, and stays reserved for it.
+        free = [port for port in choose_ports(len(new) + len(used), HOST) if port not in used]
+        ports.update(zip(new, free, strict=False))
+        write_atomically(path, json.dumps(settings, indent=2) + "\n")
 
     def log(self, name: str) -> Path:
         """Log of a service; a long one is rotated first."""

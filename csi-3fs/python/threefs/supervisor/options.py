@@ -9,12 +9,18 @@ from threefs.etcd import NO_ETCD, EtcdOptions
 __all__ = ["ServeOptions"]
 
 
+SERVICES_MAX = 16
+"""More services of a kind on one machine would only share its processors."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Options of `threefs serve`; times are for one machine."""
 
     data: Path
     storage: int = 3
+    mgmtds: int = 1
+    metas: int = 1
     replicas: int = 3
     chains_per_node: int = 1
     chunk_bytes: int = 1 << 20
@@ -29,7 +35,15 @@ class ServeOptions:
 
     def check(self) -> None:
         """Refuse invalid options with the option, its value and the valid values."""
-        positive = ("storage", "replicas", "chains_per_node", "node_failure_ms", "scan_ms")
+        positive = (
+            "storage",
+            "mgmtds",
+            "metas",
+            "replicas",
+            "chains_per_node",
+            "node_failure_ms",
+            "scan_ms",
+        )
         for name in positive:
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
@@ -41,6 +55,15 @@ class ServeOptions:
         if self.capacity_bytes < 0:
             raise _wrong("capacity_bytes", self.capacity_bytes, "0 (the disk's) or more")
         self.etcd.config("meta")
+        for name in ("mgmtds", "metas"):
+            count = getattr(self, name)
+            if count > SERVICES_MAX:
+                raise _wrong(name, count, f"at most {SERVICES_MAX}")
+            if count > 1 and not self.etcd.endpoints:
+                expected = (
+                    "1, unless --etcd-endpoints is given: one process opens a store in a folder"
+                )
+                raise _wrong(name, count, expected)
         if self.restart_after_seconds < 0:
             raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
 

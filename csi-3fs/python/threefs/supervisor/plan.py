@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from threefs.supervisor.options import ServeOptions
 
-__all__ = ["Service", "service_names", "services"]
+__all__ = ["Service", "meta_names", "mgmtd_names", "service_names", "services"]
 
 
 STRIPE = 64
@@ -31,32 +31,49 @@ class Service:
 
 def service_names(options: ServeOptions) -> list[str]:
     """Names in the order in which they start."""
-    return ["mgmtd", "meta", *(f"storage-{node}" for node in range(1, options.storage + 1))]
+    storage = (f"storage-{node}" for node in range(1, options.storage + 1))
+    return [*mgmtd_names(options), *meta_names(options), *storage]
+
+
+def mgmtd_names(options: ServeOptions) -> list[str]:
+    """Names of the mgmtds: `mgmtd`, `mgmtd-2`, …."""
+    return _numbered("mgmtd", options.mgmtds)
+
+
+def meta_names(options: ServeOptions) -> list[str]:
+    """Names of the metadata services: `meta`, `meta-2`, …."""
+    return _numbered("meta", options.metas)
+
+
+def _numbered(kind: str, count: int) -> list[str]:
+    # The first one has the name that it has alone, so that more can be added to a folder.
+    return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
 
 
 def services(
     options: ServeOptions, addresses: dict[str, str], key_file: Path, data: Path
 ) -> list[Service]:
     """Every service with its configuration."""
-    mgmtd = [addresses["mgmtd"]]
+    mgmtd = [addresses[name] for name in mgmtd_names(options)]
     shared: dict[str, Any] = {"key_file": str(key_file), "tls": options.tls}
-    configs: dict[str, dict[str, Any]] = {
-        "mgmtd": {
+    configs: dict[str, dict[str, Any]] = {}
+    for name in mgmtd_names(options):
+        configs[name] = {
             "nodes": options.storage,
             "replicas": options.replicas,
             "chains_per_node": options.chains_per_node,
             "node_failure_ms": options.node_failure_ms,
             "primary_lease_ms": 3 * options.node_failure_ms,
             "scan_ms": options.scan_ms,
-        },
-        "meta": {
+        }
+    for name in meta_names(options):
+        configs[name] = {
             "mgmtd": mgmtd,
             "chunk_bytes": options.chunk_bytes,
             "stripe": STRIPE,
             "gc_delay_ms": options.gc_delay_ms,
             "dead_grace_ms": DEAD_GRACE_MS,
-        },
-    }
+        }
     for node in range(1, options.storage + 1):
         configs[f"storage-{node}"] = {
             "mgmtd": mgmtd,
@@ -65,9 +82,9 @@ def services(
             "call_timeout_ms": max(200, options.node_failure_ms),
         }
     stores: dict[str, Any] = {name: {"data": str(data / name)} for name in configs}
-    for name in ("mgmtd", "meta"):
-        if etcd := options.etcd.config(name):
-            stores[name] = {"etcd": etcd}
+    for kind, names in (("mgmtd", mgmtd_names(options)), ("meta", meta_names(options))):
+        if etcd := options.etcd.config(kind):
+            stores.update({name: {"etcd": etcd} for name in names})
     return [
         Service(
             name=name,

@@ -15,7 +15,7 @@ from threefs.client import Client
 from threefs.cluster import ClusterFile
 from threefs.errors import ThreeFSError, Unavailable
 from threefs.supervisor.folder import DataFolder
-from threefs.supervisor.plan import service_names, services
+from threefs.supervisor.plan import meta_names, mgmtd_names, service_names, services
 from threefs.supervisor.processes import Processes
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Supervisor:
         addresses = folder.addresses(options, service_names(options))
         planned = services(options, addresses, folder.key_file, folder.path / "data")
         cluster = ClusterFile(
-            mgmtd=(addresses["mgmtd"],),
-            meta=(addresses["meta"],),
+            mgmtd=tuple(addresses[name] for name in mgmtd_names(options)),
+            meta=tuple(addresses[name] for name in meta_names(options)),
             key_file=str(folder.key_file),
             services=addresses,
             supervisor_pid=os.getpid(),
@@ -163,4 +163,7 @@ def reason_not_ready(status: dict[str, Any]) -> str:
         return f"{cluster['chains_whole']} of {cluster['chains']} chains are whole"
     if status["meta"] is None:
         return str(status["meta_trouble"])
+    for service in (*status["mgmtds"], *status["metas"]):
+        if service["state"] not in ("serving", "standby"):
+            return f"{service['address']} is {service['state']}: {service['detail']}"
     return ""
