@@ -124,10 +124,19 @@ pub enum Mutation {
 pub struct BoundedAdd {
     /// Its key, which is written by bounded additions and clears only.
     pub key: Vec<u8>,
-    /// The value to add. Additions that do not increase the counter are always allowed.
+    /// The value to add. Additions that do not increase the counter are allowed unless `strict`.
     pub delta: i64,
     /// The bound of the counter.
     pub max: i64,
+    /// The bound must hold although the counter is not increased.
+    pub strict: bool,
+}
+
+impl BoundedAdd {
+    /// Whether it changes the row, or only checks it.
+    pub(crate) fn writes(&self) -> bool {
+        self.delta != 0 || !self.strict
+    }
 }
 
 /// A transaction to be committed.

@@ -432,7 +432,7 @@ impl Committer {
                 }
             }
         }
-        for addition in &commit.bounded_adds {
+        for addition in commit.bounded_adds.iter().filter(|addition| addition.writes()) {
             let value = self.rows.get(txn, &addition.key)?;
             // Checked before, or cleared by this transaction.
             let sum = add_within(addition, value).unwrap_or(addition.delta);

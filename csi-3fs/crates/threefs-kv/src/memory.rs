@@ -105,6 +105,9 @@ impl State {
                 None => self.newest(&addition.key),
             };
             let sum = add_within(addition, current)?;
+            if !addition.writes() {
+                continue;
+            }
             changes.insert(addition.key.clone(), Some(sum.to_le_bytes().to_vec()));
         }
         Ok(changes)

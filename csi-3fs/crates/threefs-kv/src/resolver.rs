@@ -84,10 +84,10 @@ pub(crate) fn add(key: &[u8], current: Option<&[u8]>, delta: i64) -> Result<i64,
 
 /// The value of a counter row after a bounded addition.
 pub(crate) fn add_within(addition: &BoundedAdd, current: Option<&[u8]>) -> Result<i64, KvError> {
-    let BoundedAdd { key, delta, max } = addition;
+    let BoundedAdd { key, delta, max, strict } = addition;
     let value = add(key, current, 0)?;
     match value.checked_add(*delta) {
-        Some(sum) if *delta <= 0 || sum <= *max => Ok(sum),
+        Some(sum) if (*delta <= 0 && !strict) || sum <= *max => Ok(sum),
         _ => Err(KvError::OverBound { key: key.clone(), value, delta: *delta, max: *max }),
     }
 }

@@ -159,14 +159,26 @@ impl Transaction {
     /// fails with [`KvError::OverBound`]. Additions to one row are summed, with the lowest of their
     /// bounds. The result is not readable before the commit.
     pub fn bounded_add(&mut self, key: &[u8], delta: i64, max: i64) {
-        self.account(key.len(), 8);
-        match self.commit.bounded_adds.iter_mut().find(|addition| addition.key == key) {
-            Some(addition) => {
-                addition.delta = addition.delta.saturating_add(delta);
-                addition.max = addition.max.min(max);
+        self.add_within(BoundedAdd { key: key.to_vec(), delta, max, strict: false });
+    }
+
+    fn add_within(&mut self, addition: BoundedAdd) {
+        self.account(addition.key.len(), 8);
+        match self.commit.bounded_adds.iter_mut().find(|before| before.key == addition.key) {
+            Some(before) => {
+                before.delta = before.delta.saturating_add(addition.delta);
+                before.max = before.max.min(addition.max);
+                before.strict |= addition.strict;
             }
-            None => self.commit.bounded_adds.push(BoundedAdd { key: key.to_vec(), delta, max }),
+            None => self.commit.bounded_adds.push(addition),
         }
+    }
+
+    /// Requires that a counter row is at most `max` when this transaction commits; otherwise `commit`
+    /// fails with [`KvError::OverBound`]. Neither reads nor writes it, so it does not conflict with
+    /// additions.
+    pub fn require_at_most(&mut self, key: &[u8], max: i64) {
+        self.add_within(BoundedAdd { key: key.to_vec(), delta: 0, max, strict: true });
     }
 
     /// The sum of all [`Transaction::bounded_add`] to a row so far.

@@ -103,6 +103,7 @@ impl From<OpError> for MetaError {
             OpError::Kv(error) => match error {
                 KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
                 KvError::OverBound { key, value, delta, max } => match key.get(..4) {
+                    Some(rows::FLOORS) => dedup::finished(max.unsigned_abs()),
                     Some(rows::ANSWER_BYTES) => answers::full(&key, value, delta, max),
                     _ => quota::exceeded(&key, value, delta, max),
                 },

@@ -13,7 +13,7 @@
 //! | `GCDE` round inode | `RemovalRow` | a dead file: unreadable, its chunks are dropped next |
 //! | `GCLA` round inode | `RemovalRow` | tombstone: a dead file without chunks, for which a capability may still be valid |
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
-//! | `FLOR` client | u64 | changes of the client with a lower sequence are finished: refused if they have no answer |
+//! | `FINI` client | i64 | changes of the client with a lower sequence are finished: refused if they have no answer; written by bounded additions only |
 //! | `ABYT` directory | i64 | bytes of the answers kept for tickets of a directory; directory 0: the total |
 //! | `QUOT` directory | `QuotaRow` | limits of a directory |
 //! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | usage of these limits; written by bounded additions only |
@@ -49,7 +49,7 @@ pub(crate) const REMOVALS: &[u8] = b"GCQU";
 pub(crate) const DEAD: &[u8] = b"GCDE";
 pub(crate) const TOMBSTONES: &[u8] = b"GCLA";
 pub(crate) const ANSWERS: &[u8] = b"IDEM";
-pub(crate) const FLOORS: &[u8] = b"FLOR";
+pub(crate) const FLOORS: &[u8] = b"FINI";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
 pub(crate) const RECOUNTS: &[u8] = b"RCNT";
@@ -261,11 +261,30 @@ pub(crate) async fn read_inode(
     value.map(|value| InodeRow::decode(&key, &value)).transpose()
 }
 
-/// The floor of a client that all services share. Read without a conflict: see `ops::dedup`.
-pub(crate) async fn floor_of(txn: &mut Transaction, client: ClientId) -> Result<u64, KvError> {
+/// Raises the floor of a client, which all services share, to a sequence.
+pub(crate) async fn raise_floor(
+    txn: &mut Transaction,
+    client: ClientId,
+    sequence: u64,
+) -> Result<(), KvError> {
     let key = floor(client);
-    let value = txn.snapshot_get(&key).await?;
-    value.map_or(Ok(0), |value| decode(&key, &value))
+    let current = match txn.get(&key).await? {
+        Some(bytes) => i64::from_le_bytes(
+            bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a counter"))?,
+        ),
+        None => 0,
+    };
+    let raised = i64::try_from(sequence).unwrap_or(i64::MAX);
+    if raised > current {
+        txn.bounded_add(&key, raised - current, i64::MAX);
+    }
+    Ok(())
+}
+
+/// Requires that the floor of a client is not above a sequence when the transaction commits. A read
+/// would conflict with each change of the client that raises the floor.
+pub(crate) fn require_floor(txn: &mut Transaction, client: ClientId, sequence: u64) {
+    txn.require_at_most(&floor(client), i64::try_from(sequence).unwrap_or(i64::MAX));
 }
 
 #[cfg(test)]

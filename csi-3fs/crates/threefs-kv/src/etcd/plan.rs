@@ -112,6 +112,9 @@ impl Plan {
         for addition in &commit.bounded_adds {
             let current = self.current(&own, &addition.key, counters, &mut unowned);
             let sum = add_within(addition, current)?;
+            if !addition.writes() {
+                continue;
+            }
             own.write(addition.key.clone(), Some(sum.to_le_bytes().to_vec()));
         }
         self.layer.append(own);

@@ -115,7 +115,7 @@ fn random_commit(model: &Model, random: &mut StdRng) -> Commit {
     }
     if random.random_ratio(1, 2) {
         let delta = random.random_range(-3..5);
-        commit.bounded_adds.push(BoundedAdd { key: vec![b'n'], delta, max: 10 });
+        commit.bounded_adds.push(BoundedAdd { key: vec![b'n'], delta, max: 10, strict: false });
     }
     commit
 }

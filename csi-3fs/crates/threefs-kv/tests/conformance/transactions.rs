@@ -41,6 +41,37 @@ async fn snapshot_reads_additions_and_blind_writes_do_not_conflict() {
     }
 }
 
+/// A row that was written and removed since is as absent as before; a counter tells.
+#[tokio::test]
+async fn a_bound_holds_when_the_transaction_commits() {
+    for (store, _resources) in stores().await {
+        let mut late = start(&store).await;
+        assert_eq!(late.get(b"answer").await.unwrap(), None);
+        late.require_at_most(b"floor", 5);
+        late.set(b"late", b"1");
+        put(&store, b"answer", b"1").await;
+        let mut raise = start(&store).await;
+        raise.clear(b"answer");
+        raise.bounded_add(b"floor", 6, i64::MAX);
+        raise.commit().await.unwrap();
+        let error = late.commit().await.unwrap_err();
+        let refused = matches!(error, KvError::OverBound { .. } | KvError::Conflict);
+        assert!(refused, "{error}");
+        assert_eq!(get(&store, b"late").await, None);
+
+        let mut within = start(&store).await;
+        within.require_at_most(b"floor", 7);
+        within.require_at_most(b"absent", 0);
+        within.set(b"within", b"1");
+        let mut raise = start(&store).await;
+        raise.bounded_add(b"floor", 1, i64::MAX);
+        raise.commit().await.unwrap();
+        within.commit().await.unwrap();
+        assert_eq!(get(&store, b"floor").await.unwrap(), 7i64.to_le_bytes());
+        assert_eq!(get(&store, b"absent").await, None, "a bound writes nothing");
+    }
+}
+
 #[tokio::test]
 async fn a_transaction_sees_its_own_writes() {
     for (store, _resources) in stores().await {

@@ -17,7 +17,7 @@ pub(crate) struct Dedup<'a, O> {
     pub id: RequestId,
     pub now: Nanoseconds,
     /// Changes of this client with a lower sequence are finished and never retried, as far as this
-    /// service knows; the client's `FLOR` row is the one that all services share.
+    /// service knows; the client's `FINI` row is the one that all services share.
     pub floor: &'a AtomicU64,
     /// Finished changes whose answers this change drops.
     pub finished: Range<u64>,
@@ -102,16 +102,79 @@ async fn stored_reply(
         }
         return Ok(Some(rows::decode(&key, &row.reply)?));
     }
-    // The transaction that drops an answer raises the floor. So if the answer was dropped before
-    // this snapshot, its floor is visible; if it is dropped later, this transaction conflicts.
-    let shared = rows::floor_of(txn, id.client).await?;
-    if id.sequence < shared.max(floor.load(SeqCst)) {
-        return Err(MetaError::Invalid {
-            field: "sequence".into(),
-            value: id.sequence.to_string(),
-            reason: "the client has declared this change finished".into(),
-        }
-        .into());
+    if id.sequence < floor.load(SeqCst) {
+        return Err(finished(id.sequence).into());
     }
+    // The transaction that drops an answer raises the floor, which the commit checks. That the answer
+    // is absent is not enough: to a distributed store, a row that was written and removed since this
+    // snapshot is as absent as before.
+    rows::require_floor(txn, id.client, id.sequence);
     Ok(None)
+}
+
+/// The error for a change that its client never repeats: this is a late duplicate.
+pub(crate) fn finished(sequence: u64) -> MetaError {
+    MetaError::Invalid {
+        field: "sequence".into(),
+        value: sequence.to_string(),
+        reason: "the client has declared this change finished".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threefs_core::ids::ClientId;
+    use threefs_kv::Store;
+
+    use super::*;
+
+    const CLIENT: ClientId = ClientId(7);
+
+    struct Nothing;
+
+    impl Operation for Nothing {
+        type Output = MetaReply;
+        type Error = OpError;
+
+        async fn run(&self, _txn: &mut Transaction) -> Result<MetaReply, OpError> {
+            Ok(MetaReply::Done)
+        }
+    }
+
+    fn change(sequence: u64, floor: &AtomicU64) -> Dedup<'_, Nothing> {
+        Dedup {
+            id: RequestId { client: CLIENT, sequence, finished_below: 0 },
+            now: Nanoseconds(0),
+            floor,
+            finished: 0..0,
+            volume: None,
+            room: AnswerBudget::of(None),
+            operation: Nothing,
+        }
+    }
+
+    /// Its answer was written and dropped through another service while it was executed.
+    #[tokio::test]
+    async fn a_change_that_is_finished_meanwhile_is_not_committed() {
+        let (store, floor) = (Store::memory(), AtomicU64::new(0));
+        let mut late = store.begin().await.unwrap();
+        let mut next = store.begin().await.unwrap();
+        change(4, &floor).run(&mut late).await.unwrap();
+        change(5, &floor).run(&mut next).await.unwrap();
+        let mut other = store.begin().await.unwrap();
+        answers::forget(&mut other, CLIENT, [3, 4]).await.unwrap();
+        other.commit().await.unwrap();
+        let error = OpError::from(late.commit().await.unwrap_err());
+        assert_eq!(MetaError::from(error), finished(4));
+        next.commit().await.unwrap();
+        // A lower floor and sequences beyond the counter change nothing.
+        for sequences in [[1, 2], [u64::MAX - 1, u64::MAX]] {
+            let mut other = store.begin().await.unwrap();
+            answers::forget(&mut other, CLIENT, sequences).await.unwrap();
+            other.commit().await.unwrap();
+            let mut again = store.begin().await.unwrap();
+            change(4, &floor).run(&mut again).await.unwrap();
+            assert!(again.commit().await.is_err());
+        }
+    }
 }

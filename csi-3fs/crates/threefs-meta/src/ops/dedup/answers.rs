@@ -80,9 +80,8 @@ pub(crate) async fn forget(
         below = below.max(sequence.saturating_add(1));
         drop_answer(txn, &rows::answer(client, sequence)).await?;
     }
-    let key = rows::floor(client);
-    if below > rows::read(txn, &key).await?.unwrap_or(0) {
-        rows::write(txn, &key, &below)?;
+    if below > 0 {
+        rows::raise_floor(txn, client, below).await?;
     }
     Ok(())
 }
