@@ -77,6 +77,9 @@ pub struct State {
     pub fail_sync_names: bool,
     /// A flush concerns only its file.
     pub separate_flushes: bool,
+    /// How often a flush lets other threads run before it returns: their writes meanwhile are not
+    /// durable.
+    pub flush_yields: usize,
 }
 
 #[derive(Clone, Default)]
@@ -165,6 +168,9 @@ impl DiskFile for MemoryFile {
         }
         state.operations.push(Operation::Sync(self.file));
         state.extents.sync(self.file);
+        let yields = state.flush_yields;
+        drop(state);
+        (0..yields).for_each(|_| std::thread::yield_now());
         Ok(())
     }
 
