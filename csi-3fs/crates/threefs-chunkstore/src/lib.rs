@@ -17,6 +17,7 @@ pub use accounting::ReserveWait;
 pub use budget::{DiskBudget, Reservation, ReserveCallback};
 pub use store::{FileChunkStore, StoreConfig};
 
+use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMetas, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
@@ -77,28 +78,29 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         let _ = wait;
     }
 
-    /// As [`Self::apply`], with space reserved for this update by [`Self::reserve`].
+    /// Creates a pending state, replacing an existing one; durable when this returns. `payload` is
+    /// the update's data, `payload_checksum` its checksum from the sender, and `reservation` the
+    /// space for this update from [`Self::reserve`]. Returns the pending state.
     ///
     /// # Errors
-    /// As [`Self::apply`].
+    /// `PayloadDamaged`, `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write
+    /// of damaged content), `Io`: nothing has changed.
     fn apply_in(
         &self,
         update: &StoreUpdate,
         payload: &[u8],
+        payload_checksum: Checksum,
         reservation: Reservation,
-    ) -> Result<ChunkState, StoreError> {
-        drop(reservation);
-        self.apply(update, payload)
-    }
+    ) -> Result<ChunkState, StoreError>;
 
-    /// Creates a pending state, replacing an existing one; durable when this returns. `payload` is
-    /// the update's data. If other updates in flight hold the space, waits for it up to a time
-    /// limit. Returns the pending state.
+    /// As [`Self::apply_in`], for a payload that needs no verification. If other updates in flight
+    /// hold the space, waits for it up to a time limit.
     ///
     /// # Errors
-    /// `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write of damaged
-    /// content), `Io`: nothing has changed.
-    fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError>;
+    /// As [`Self::apply_in`].
+    fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
+        self.apply_in(update, payload, Checksum::of(payload), Reservation::default())
+    }
 
     /// Commits the pending state `version`, atomically. Durable with the next [`Self::apply`] or
     /// [`Self::flush`]; a crash before that leaves the update pending, and the protocol rolls it

@@ -1,7 +1,11 @@
 //! Plan of an update: new blocks, kept blocks and new checksums.
 
+use std::borrow::Cow;
+
+use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, ContentChange, StoreUpdate};
 use threefs_core::error::StoreError;
+use threefs_core::ids::ChunkId;
 
 use crate::blocks::{Extent, RUNS_MAX, blocks_in, push_extent, slice};
 use crate::checksums::{blocks_of, is_zeros, of_blocks, of_whole};
@@ -18,7 +22,9 @@ const HOLES_MAX: usize = RUNS_MAX / 4;
 /// content after it, are kept.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    pub(crate) write: std::borrow::Cow<'a, [u8]>,
+    pub(crate) write: Cow<'a, [u8]>,
+    /// Of the blocks of `write`.
+    checksums: Vec<u32>,
     first: usize,
     length: usize,
     /// Checksum of the last block, if the content was truncated within it.
@@ -107,18 +113,18 @@ pub(crate) fn plan<'a>(
     read_old: impl Fn(usize, usize) -> Result<Vec<u8>, StoreError>,
 ) -> Result<Plan<'a>, StoreError> {
     let old = base.state.length as usize;
-    let whole = |write: std::borrow::Cow<'a, [u8]>| {
+    let whole = |write: Cow<'a, [u8]>| {
         let length = write.len();
-        Ok(Plan { write, first: 0, length, cut: None })
+        Ok(Plan::new(write, 0, length))
     };
     match update.change {
-        ContentChange::Remove => whole(std::borrow::Cow::Borrowed(&[])),
+        ContentChange::Remove => whole(Cow::Borrowed(&[])),
         ContentChange::Replace => whole(payload.into()),
         ContentChange::Truncate { length } if (length as usize) < old => {
             truncate(length as usize, read_old)
         }
         ContentChange::Truncate { length } if length as usize == old => {
-            Ok(Plan { write: Vec::new().into(), first: blocks_of(old), length: old, cut: None })
+            Ok(Plan::new(Cow::default(), blocks_of(old), old))
         }
         ContentChange::Truncate { length } => patch(base, length as usize, &[], read_old),
         ContentChange::Write { offset: 0 } if payload.len() >= old => whole(payload.into()),
@@ -138,7 +144,7 @@ fn truncate<'a>(
             Some(crc32c::crc32c(&last[..within]))
         }
     };
-    Ok(Plan { write: Vec::new().into(), first: keep, length, cut })
+    Ok(Plan { cut, ..Plan::new(Cow::default(), keep, length) })
 }
 
 /// `payload` goes to `offset`; a gap after the old end is zeros.
@@ -156,7 +162,7 @@ fn patch<'a>(
     let last = if fragmented { blocks_of(length) } else { blocks_of(end) };
     let (from, to) = (first * BLOCK_BYTES, (last * BLOCK_BYTES).min(length));
     if from == offset && to == end {
-        return Ok(Plan { write: payload.into(), first, length, cut: None });
+        return Ok(Plan::new(payload.into(), first, length));
     }
     let mut write = vec![0; to - from];
     for (low, high) in kept_parts(fragmented, from, to, offset, end, old) {
@@ -166,7 +172,7 @@ fn patch<'a>(
         write[low - from..high - from].copy_from_slice(&bytes[skip..skip + (high - low)]);
     }
     write[offset - from..end - from].copy_from_slice(payload);
-    Ok(Plan { write: write.into(), first, length, cut: None })
+    Ok(Plan::new(write.into(), first, length))
 }
 
 /// Byte ranges of the old content that the new blocks contain: before and after the payload.
@@ -183,7 +189,32 @@ fn kept_parts(
     [before, after].into_iter().filter(|(low, high)| low < high).collect()
 }
 
-impl Plan<'_> {
+impl<'a> Plan<'a> {
+    fn new(write: Cow<'a, [u8]>, first: usize, length: usize) -> Self {
+        Self { checksums: of_blocks(&write), write, first, length, cut: None }
+    }
+
+    /// Compares the payload with its checksum. The checksums of the blocks are used if they are of
+    /// exactly the payload, so that it is read once, and what is stored as the checksum of the data
+    /// is what its sender has computed.
+    pub(crate) fn verify_payload(
+        &self,
+        chunk: ChunkId,
+        payload: &[u8],
+        expected: Checksum,
+    ) -> Result<(), StoreError> {
+        let computed = match &self.write {
+            Cow::Borrowed(write) if write.len() == payload.len() => {
+                of_whole(&self.checksums, payload.len())
+            }
+            _ => Checksum::of(payload),
+        };
+        if computed == expected {
+            return Ok(());
+        }
+        Err(StoreError::PayloadDamaged { chunk, expected, computed })
+    }
+
     /// The written blocks as runs in the order of the content: holes, and blocks to be allocated.
     /// `base`: the previous content.
     pub(crate) fn parts(&self, base: &Version) -> Vec<Part> {
@@ -224,7 +255,7 @@ impl Plan<'_> {
         let old = &base.content.checksums;
         let mut checksums = Vec::with_capacity(total);
         checksums.extend_from_slice(&old[..self.first.min(total)]);
-        checksums.extend(of_blocks(&self.write));
+        checksums.extend_from_slice(&self.checksums);
         checksums.extend_from_slice(old.get(after..total).unwrap_or_default());
         if let (Some(cut), Some(last)) = (self.cut, checksums.last_mut()) {
             *last = cut;

@@ -13,6 +13,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
+use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
@@ -171,19 +172,21 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
         let reservation = self.wait_for_space(update, payload.len())?;
-        self.apply_in(update, payload, reservation)
+        self.apply_in(update, payload, Checksum::of(payload), reservation)
     }
 
     fn apply_in(
         &self,
         update: &StoreUpdate,
         payload: &[u8],
+        payload_checksum: Checksum,
         mut reservation: Reservation,
     ) -> Result<ChunkState, StoreError> {
         let base = self.committed(update.chunk);
         let plan = plan::plan(update, &base, payload, |from, to| {
             self.read_blocks(update.chunk, &base, from, to)
         })?;
+        plan.verify_payload(update.chunk, payload, payload_checksum)?;
         let parts = plan.parts(&base);
         let runs = match plan::stored_blocks(&parts) {
             0 => Vec::new(),

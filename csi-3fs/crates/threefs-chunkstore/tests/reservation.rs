@@ -13,6 +13,7 @@ use threefs_chunkstore::disk::{Disk, DiskFile};
 use threefs_chunkstore::{
     ChunkStore, DiskBudget, FileChunkStore, Reservation, ReserveWait, StoreConfig,
 };
+use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
@@ -78,7 +79,8 @@ fn reserve(store: &Store, index: u32, class: u8) -> Answer {
 fn make(store: &Store, index: u32, version: u64, class: u8) -> Result<(), StoreError> {
     let room = reserve(store, index, class).recv_timeout(LONG).unwrap()?;
     let update = update(index, version, ContentChange::Replace);
-    store.apply_in(&update, &content(index, version), room)?;
+    let payload = content(index, version);
+    store.apply_in(&update, &payload, Checksum::of(&payload), room)?;
     Ok(())
 }
 
@@ -196,7 +198,8 @@ fn updates_leave_space_for_forwards_and_wait_for_commits() {
         let answer = reserve(&stores[0], index, class::UPDATE);
         let Ok(room) = answer.try_recv() else { break answer };
         let update = update(index, 2, ContentChange::Replace);
-        stores[0].apply_in(&update, &content(index, 2), room.unwrap()).unwrap();
+        let payload = content(index, 2);
+        stores[0].apply_in(&update, &payload, Checksum::of(&payload), room.unwrap()).unwrap();
         pending.push(index);
         index += 3;
     };

@@ -302,6 +302,16 @@ pub enum StoreError {
         /// The error of the system.
         reason: String,
     },
+    /// The payload was damaged before it reached the store.
+    #[error("the payload for {chunk} has checksum {computed}, not {expected}")]
+    PayloadDamaged {
+        /// Which chunk.
+        chunk: ChunkId,
+        /// The sender's checksum.
+        expected: Checksum,
+        /// Checksum of the payload.
+        computed: Checksum,
+    },
 }
 
 impl StoreError {
@@ -313,6 +323,9 @@ impl StoreError {
             Self::Corrupt { chunk, block } => StorageError::ChunkCorrupt { chunk, target, block },
             Self::NotFound { chunk } => StorageError::ChunkNotFound { chunk },
             Self::Damaged { reason } => StorageError::StoreFailed { target, reason },
+            Self::PayloadDamaged { chunk, expected, computed } => {
+                StorageError::ChecksumMismatch { chunk, expected, computed }
+            }
             Self::Io { operation, reason } => {
                 StorageError::StoreFailed { target, reason: format!("{operation}: {reason}") }
             }

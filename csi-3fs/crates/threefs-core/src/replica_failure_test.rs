@@ -26,6 +26,52 @@ fn a_silent_successor_gets_retries_until_the_chain_excludes_it() {
     assert!(matches!(bench.answer(third, Ok(updated_reply(1)))[..], [Action::Commit { .. }]));
 }
 
+/// The sender repeats it; the tag is not used up, and nobody disagrees about content.
+#[test]
+fn an_update_with_a_damaged_payload_is_refused_and_its_repetition_is_made() {
+    let mut head = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    check_damaged_payload(&mut head, |head, _| head.update(1, TAG));
+    let mut tail = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    check_damaged_payload(&mut tail, |tail, _| tail.forward(2, 1, 1));
+    let mut syncing = Bench::serving(2, 3, &[(1, Serving), (2, Syncing)]);
+    let start = SyncStart { to: syncing.to(2), from: TargetId(1), round: 1 };
+    let actions = syncing.ask(StorageRequest::SyncStart(start), b"");
+    let [Action::Reply { result: Ok(StorageReply::SyncStarted { session, .. }), .. }] = actions[..]
+    else {
+        panic!("{actions:?}")
+    };
+    check_damaged_payload(&mut syncing, |syncing, sequence| {
+        let request = ReplaceRequest {
+            to: syncing.to(2),
+            from: TargetId(1),
+            session,
+            sequence,
+            chunk: CHUNK,
+            version: ChunkVersion(1),
+            removed: false,
+            tags: tags(1),
+            checksum: Checksum::of(b"data"),
+        };
+        syncing.ask(StorageRequest::Replace(request), b"data")
+    });
+}
+
+/// `ask`: makes the request for the n-th time.
+fn check_damaged_payload(bench: &mut Bench, ask: impl Fn(&mut Bench, u64) -> Vec<Action>) {
+    let actions = ask(bench, 1);
+    let [Action::Apply { op, payload_checksum: expected, .. }] = actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(expected, Checksum::of(b"data"));
+    let report = bench.replica.report(Millis(bench.now));
+    let damaged = StoreError::PayloadDamaged { chunk: CHUNK, expected, computed: Checksum(1) };
+    let error = error_of(&bench.give(Event::Applied { op, result: Err(damaged) }));
+    assert!(matches!(error, StorageError::ChecksumMismatch { .. }) && error.retryable());
+    assert_eq!(bench.replica.report(Millis(bench.now)), report);
+    assert!(bench.replica.is_idle());
+    apply_op(&ask(bench, 2));
+}
+
 #[test]
 fn a_copy_is_charged_to_the_class_of_the_requests_that_wait_for_it() {
     use crate::message::class;

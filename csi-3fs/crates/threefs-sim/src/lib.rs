@@ -3,7 +3,7 @@
 //! One seed determines one schedule: one to three chains of two to four replicas over the same
 //! nodes, mgmtd's rules for heartbeats and chains ([`threefs_mgmtd::Model`]), the credits and
 //! budgets of the storage service's port, clients with retries, a network that loses, repeats,
-//! delays and reorders messages, and faults: crashes that lose unflushed data, stopped processes,
+//! delays and reorders messages and damages payloads, and faults: crashes that lose unflushed data, stopped processes,
 //! partitions, hung, full and failing disks, damaged chunks and logs, lost disks, an unavailable
 //! manager, clock drift. The replicas are the product's [`threefs_core::replica::Replica`]; only
 //! the driver is the simulator's.

@@ -55,13 +55,15 @@ pub enum Mutation {
     SetAsideLast,
     /// mgmtd promotes a target with an empty store, which empties the others.
     PromoteEmpty,
+    /// A store accepts payloads that were damaged on the way.
+    TrustPayload,
     /// The replica skips one of its checks.
     Without(Check),
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -85,6 +87,7 @@ impl Mutation {
         Self::KeepDamaged,
         Self::SetAsideLast,
         Self::PromoteEmpty,
+        Self::TrustPayload,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),
         Self::Without(Check::Tags),

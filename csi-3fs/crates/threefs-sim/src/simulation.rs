@@ -27,6 +27,7 @@ mod job;
 mod moves;
 mod node;
 mod operator;
+mod transit;
 
 use client::Task;
 use events::ScheduledEvent;
@@ -36,6 +37,7 @@ use fencing::Fencing;
 use gc::Removal;
 pub(crate) use gc::is_removed;
 use node::Node;
+use transit::Transit;
 
 /// The file.
 pub const INODE: InodeId = InodeId(7);
@@ -125,6 +127,7 @@ pub struct Simulation {
     moves: ChaCha8Rng,
     pub(crate) fencing: Fencing,
     pub(crate) removal: Removal,
+    transit: Transit,
     damaged: Vec<u32>,
     /// A disk or a store is permanently lost: at most one per schedule.
     data_is_lost: bool,
@@ -198,6 +201,7 @@ impl Simulation {
             ends_at: None,
             moves,
             fencing,
+            transit: Transit::new(seed, mutation),
             damaged: Vec::new(),
             data_is_lost: false,
             new_stores: 0,
@@ -322,6 +326,9 @@ impl Simulation {
         if bad && self.rng.random_bool(self.network.delay) {
             after += self.rng.random_range(0..40_000);
         }
+        // The clients of the simulator do not verify what they read.
+        let damages = to < self.nodes.len() && !self.faults_ended;
+        let packet = if damages { self.transit.pass(packet) } else { packet };
         self.push(after, SimEvent::Deliver { from, to, packet });
     }
 

@@ -10,7 +10,7 @@ use fabric::auth::ticket::Grant;
 use fabric::boot_instant::BootInstant;
 use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode, decode_request};
 use threefs_core::error::StorageError;
-use threefs_core::message::{StorageRequest, verify_payload};
+use threefs_core::message::{StorageRequest, check_payload};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::terms::{FileTerms, TermsError, file_of};
 
@@ -72,7 +72,7 @@ impl Port {
         let Some(target) = self.node.target(id) else {
             return (Err(StorageError::WrongTarget { target: id }), Bytes::new());
         };
-        if let Err(error) = verify_payload(&request, &payload) {
+        if let Err(error) = check_payload(&request, &payload) {
             return (Err(error), Bytes::new());
         }
         target.request(request, payload, expires).await

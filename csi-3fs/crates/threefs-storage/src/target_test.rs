@@ -12,7 +12,7 @@ use threefs_core::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
     TargetId,
 };
-use threefs_core::message::{Address, ReadRequest, UpdateRequest};
+use threefs_core::message::{Address, ReadRequest, StorageReply, UpdateRequest};
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
 
 use super::*;
@@ -91,7 +91,13 @@ impl ChunkStore for Hanging {
         }
         None
     }
-    fn apply(&self, update: &StoreUpdate, _: &[u8]) -> Result<ChunkState, StoreError> {
+    fn apply_in(
+        &self,
+        update: &StoreUpdate,
+        _: &[u8],
+        _: Checksum,
+        _: Reservation,
+    ) -> Result<ChunkState, StoreError> {
         Ok(chunk_state(update.version))
     }
     fn commit(
@@ -144,18 +150,21 @@ fn place(id: u64) -> Chain {
 
 /// A serving target, the only one of its chain, and its store.
 fn serving(context: &Arc<NodeContext>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
+    let store = Arc::new(Hanging::default());
+    (serving_from(context, id, Arc::clone(&store) as Arc<dyn ChunkStore>), store)
+}
+
+fn serving_from(context: &Arc<NodeContext>, id: u64, store: Arc<dyn ChunkStore>) -> Arc<Target> {
     let mut config = Config::new(TargetId(id), ChainId(id as u32), Incarnation(1));
     config.store_stall_ms = 50;
-    let store = Arc::new(Hanging::default());
     let usage = StoreUsage { id: StoreId(5), used_bytes: 1, chunks: 0 };
-    let target =
-        Target::new(config, Arc::clone(&store) as Arc<dyn ChunkStore>, usage, Arc::clone(context));
+    let target = Target::new(config, store, usage, Arc::clone(context));
     let mut last = place(id);
     (last.version, last.targets[0].state) = (ChainVersion(1), PublicState::LastSrv);
     target.handle(Event::Routing(last));
     target.handle(Event::Routing(place(id)));
     target.handle(Event::Lease { valid_until: Millis(u64::MAX) });
-    (target, store)
+    target
 }
 
 async fn read(target: &Arc<Target>) -> StorageResult {
@@ -276,4 +285,34 @@ async fn updates_waiting_for_space_block_no_thread() {
         }
     }
     assert_eq!(full, 1);
+}
+
+#[tokio::test]
+async fn a_damaged_payload_is_refused_and_its_repetition_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = crate::store::open(folder.path(), Arc::default()).unwrap();
+    let target = serving_from(&context(), 1, store);
+    // Whole blocks, and a part of one.
+    for (index, offset) in [(0, 0), (1, 100)] {
+        let intact = Bytes::from(vec![7; 20_000]);
+        let update = UpdateRequest {
+            to: Address { chain: ChainId(1), chain_version: ChainVersion(2), target: TargetId(1) },
+            chunk: ChunkId::new(InodeId(1), index),
+            tag: RequestTag { sequence: u64::from(index) + 1, ..RequestTag::default() },
+            change: ContentChange::Write { offset },
+            payload_checksum: Checksum::of(&intact),
+            chunk_bytes: 65_536,
+        };
+        let mut damaged = intact.to_vec();
+        damaged[11_111] ^= 4;
+        let request = StorageRequest::Update(update);
+        let (result, _) = target.request(request.clone(), damaged.into(), None).await;
+        assert!(matches!(result, Err(StorageError::ChecksumMismatch { .. })), "{result:?}");
+        let (result, _) = target.request(request, intact.clone(), None).await;
+        let Ok(StorageReply::Updated(made)) = result else { panic!("{result:?}") };
+        assert_eq!((made.version, made.length), (ChunkVersion(1), 20_000 + offset));
+        let read = ReadRequest { to: update.to, chunk: update.chunk, offset, length: 20_000 };
+        let (result, bytes) = target.request(StorageRequest::Read(read), Bytes::new(), None).await;
+        assert!(result.is_ok() && bytes == intact, "{result:?}");
+    }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
+use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, StoreUpdate, Which};
 use crate::error::{StorageError, StoreError};
 use crate::forgotten::InodeRange;
@@ -43,9 +44,9 @@ pub enum Event {
         /// End of the lease.
         valid_until: Millis,
     },
-    /// A request for this target; its payload was checked by
-    /// [`crate::message::verify_payload`]. It gets exactly one [`Action::Reply`],
-    /// [`Action::ServeRead`] or [`Action::ServeRepair`] (unless the service stops before).
+    /// A request for this target that passed [`crate::message::check_payload`]. It gets exactly one
+    /// [`Action::Reply`], [`Action::ServeRead`] or [`Action::ServeRepair`] (unless the service stops
+    /// before).
     Request {
         /// Assigned by the driver.
         token: Token,
@@ -128,14 +129,17 @@ pub enum Event {
 /// Output of a replica, to be executed by the driver.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Make a pending state durable in the store; then [`Event::Applied`].
+    /// Make a pending state durable in the store, if the payload has this checksum; then
+    /// [`Event::Applied`].
     Apply {
         /// Identifies the result.
         op: OpId,
         /// The update.
         update: StoreUpdate,
-        /// Its payload.
+        /// Its payload, not verified yet.
         payload: Bytes,
+        /// The sender's checksum of the payload.
+        payload_checksum: Checksum,
         /// The class of requests that it reserves disk space for (`crate::message::class`).
         class: u8,
     },

@@ -90,6 +90,7 @@ impl Replica {
         if !fits {
             return self.proceed_repair(ctx, op);
         }
+        let payload_checksum = committed.checksum;
         let update = StoreUpdate {
             chunk: state.chunk,
             version: committed.version,
@@ -99,6 +100,7 @@ impl Replica {
         };
         // Requests of any class may wait for it, and it waits for none.
         let class = class::REPLACE;
-        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
+        let action = Action::Apply { op, update, payload, payload_checksum, class };
+        self.store(ctx, op, Step::Applying, action);
     }
 }

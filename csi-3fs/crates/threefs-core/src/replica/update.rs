@@ -234,6 +234,7 @@ impl Replica {
             OpKind::Forward { .. } => Some(1),
             _ => None,
         };
+        let payload_checksum = kind.payload_checksum();
         let op = self.add_op(Op {
             chunk: update.chunk,
             hop: kind.hop(),
@@ -251,7 +252,8 @@ impl Replica {
             Some(hop) => (self.next_hop(op) - 1).clamp(hop, class::HOP_MAX),
             None => class::REPLACE,
         };
-        self.store(ctx, op, Step::Applying, Action::Apply { op, update, payload, class });
+        let action = Action::Apply { op, update, payload, payload_checksum, class };
+        self.store(ctx, op, Step::Applying, action);
         StartResult::Op(op)
     }
 
@@ -297,6 +299,10 @@ impl Replica {
                 self.finish(ctx, op, Err(error.at(self.config.target)));
                 self.fail(ctx, reason);
             }
+            // The sender repeats it.
+            StoreError::PayloadDamaged { .. } => {
+                self.finish(ctx, op, Err(error.at(self.config.target)));
+            }
             StoreError::Corrupt { .. } => {
                 // The client retries; by then the old content may be repaired.
                 self.finish(ctx, op, Err(error.at(self.config.target)));
@@ -315,6 +321,18 @@ impl Replica {
                 }
                 self.finish(ctx, op, Err(error.at(self.config.target)));
             }
+        }
+    }
+}
+
+impl OpKind {
+    /// Checksum of the payload of its request.
+    fn payload_checksum(&self) -> Checksum {
+        match self {
+            Self::Update { request, .. } => request.payload_checksum,
+            Self::Forward { request, .. } => request.payload_checksum,
+            Self::Receive { request, .. } => request.checksum,
+            Self::Resolve | Self::Send | Self::Repair | Self::Purge { .. } => Checksum::default(),
         }
     }
 }

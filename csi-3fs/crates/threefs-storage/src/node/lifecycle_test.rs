@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use bytes::Bytes;
 use fabric::auth::Key;
 use tempfile::TempDir;
-use threefs_chunkstore::{ChunkStore, DiskBudget, ReadOutcome, Space};
+use threefs_chunkstore::{ChunkStore, DiskBudget, ReadOutcome, Reservation, Space};
+use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, StoreUpdate, Which};
 use threefs_core::forgotten::InodeRange;
 use threefs_core::heartbeat::{DataFolder, HeartbeatReply, LocalState, TargetReport};
@@ -64,8 +65,14 @@ impl ChunkStore for Failing {
     ) -> Result<ReadOutcome, StoreError> {
         self.store.read(chunk, which, at, n)
     }
-    fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
-        self.store.apply(update, payload)
+    fn apply_in(
+        &self,
+        update: &StoreUpdate,
+        payload: &[u8],
+        checksum: Checksum,
+        reservation: Reservation,
+    ) -> Result<ChunkState, StoreError> {
+        self.store.apply_in(update, payload, checksum, reservation)
     }
     fn commit(
         &self,

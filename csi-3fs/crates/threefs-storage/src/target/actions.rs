@@ -67,8 +67,8 @@ impl Target {
         match action {
             // Space is reserved on the target's threads, because this reads the free space of the
             // disk.
-            Action::Apply { op, update, payload, class } => job(move |target| {
-                let job = target.apply(op, update, payload, class)?;
+            Action::Apply { op, update, payload, payload_checksum, class } => job(move |target| {
+                let job = target.apply(op, update, (payload, payload_checksum), class)?;
                 job(target)
             }),
             Action::Commit { op, chunk, version, chain_version } => job(move |target| {
@@ -124,7 +124,7 @@ impl Target {
         self: &Arc<Self>,
         op: OpId,
         update: StoreUpdate,
-        payload: Bytes,
+        (payload, checksum): (Bytes, Checksum),
         class: u8,
     ) -> Option<Job> {
         let stage = Arc::new(Mutex::new(Stage::Requested));
@@ -141,13 +141,13 @@ impl Target {
                 }
                 let Some(target) = target.upgrade() else { return };
                 target.handle(Event::RoomGiven { op });
-                target.spawn(apply_in(op, update, payload, reservation));
+                target.spawn(apply_in(op, update, payload, checksum, reservation));
             }
         };
         let wait = self.store.reserve(&update, payload.len(), class, Box::new(ready));
         let mut stage = lock(&stage);
         if let Stage::Answered(reservation) = std::mem::replace(&mut *stage, Stage::Waiting) {
-            return Some(apply_in(op, update, payload, reservation));
+            return Some(apply_in(op, update, payload, checksum, reservation));
         }
         // Under the lock, so that this event precedes the end of the wait.
         self.handle(Event::RoomAwaited { op });
@@ -230,11 +230,13 @@ fn apply_in(
     op: OpId,
     update: StoreUpdate,
     payload: Bytes,
+    checksum: Checksum,
     reservation: Result<Reservation, StoreError>,
 ) -> Job {
     Box::new(move |target: &Arc<Target>| {
-        let result = reservation
-            .and_then(|reservation| target.store.apply_in(&update, &payload, reservation));
+        let result = reservation.and_then(|reservation| {
+            target.store.apply_in(&update, &payload, checksum, reservation)
+        });
         Some(Event::Applied { op, result })
     })
 }

@@ -21,7 +21,7 @@ impl Simulation {
         at: At,
         op: OpId,
         mut update: StoreUpdate,
-        payload: Bytes,
+        (payload, payload_checksum): (Bytes, Checksum),
     ) {
         if self.mutation == Mutation::ForgetTags
             && let Some(newest) = update.tags.newest().copied()
@@ -31,9 +31,25 @@ impl Simulation {
         }
         // The real store shows a pending state at some time between start and end.
         let early = !self.nodes[at.node].full && self.rng.random_bool(0.5);
-        let early_result = early.then(|| self.hosted_mut(at).store.apply(&update, &payload).ok());
+        let early_result = early.then(|| self.make(at, &update, &payload, payload_checksum).ok());
         let early_result = early_result.flatten();
-        self.disk(at, 100..2_500, Job::Apply { op, update, payload, early_result });
+        let job = Job::Apply { op, update, payload, payload_checksum, early_result };
+        self.disk(at, 100..2_500, job);
+    }
+
+    /// Applies an update whose payload is as its sender has sent it.
+    fn make(
+        &mut self,
+        at: At,
+        update: &StoreUpdate,
+        payload: &Bytes,
+        expected: Checksum,
+    ) -> Result<ChunkState, StoreError> {
+        let (chunk, computed) = (update.chunk, Checksum::of(payload));
+        if computed != expected && self.mutation != Mutation::TrustPayload {
+            return Err(StoreError::PayloadDamaged { chunk, expected, computed });
+        }
+        self.hosted_mut(at).store.apply(update, payload)
     }
 
     pub(super) fn disk(&mut self, at: At, delay: std::ops::Range<u64>, job: Job) {
@@ -57,8 +73,9 @@ impl Simulation {
             return self.deliver_event(at, event);
         }
         let event = match job {
-            Job::Apply { op, update, payload, early_result } => {
-                let result = self.end_apply(at, &update, &payload, early_result);
+            Job::Apply { op, update, payload, payload_checksum, early_result } => {
+                let payload = (&payload, payload_checksum);
+                let result = self.end_apply(at, &update, payload, early_result);
                 self.acknowledge_early(at, &result);
                 Event::Applied { op, result }
             }
@@ -120,20 +137,19 @@ impl Simulation {
         &mut self,
         at: At,
         update: &StoreUpdate,
-        payload: &Bytes,
+        (payload, payload_checksum): (&Bytes, Checksum),
         early_result: Option<ChunkState>,
     ) -> Result<ChunkState, StoreError> {
         let (full, mutation) = (self.nodes[at.node].full, self.mutation);
-        let store = &mut self.hosted_mut(at).store;
         let result = match early_result {
             Some(pending) => Ok(pending),
             None if full && !payload.is_empty() => {
                 Err(StoreError::NoSpace { needed_bytes: payload.len() as u64 })
             }
-            None => store.apply(update, payload),
+            None => self.make(at, update, payload, payload_checksum),
         };
         if result.is_ok() && mutation != Mutation::LoseFlush {
-            store.flush();
+            self.hosted_mut(at).store.flush();
         }
         result
     }

@@ -7,7 +7,7 @@ use threefs_core::chunk::Which;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
 use threefs_core::hosting::Reopening;
 use threefs_core::ids::{ChainVersion, ChunkId, RequestTag, StoreId};
-use threefs_core::message::{StorageReply, StorageRequest, StorageResult, Updated, verify_payload};
+use threefs_core::message::{StorageReply, StorageRequest, StorageResult, Updated, check_payload};
 use threefs_core::replica::{Action, Event, Replica, Token};
 use threefs_core::routing::PublicState;
 use threefs_core::time::Millis;
@@ -158,7 +158,7 @@ impl Simulation {
         hosted.next_token += 1;
         let token = Token(hosted.next_token);
         hosted.tokens.insert(token, origin);
-        if let Err(error) = verify_payload(&request, &payload) {
+        if let Err(error) = check_payload(&request, &payload) {
             return self.execute(at, vec![Action::Reply { token, result: Err(error) }]);
         }
         match (&mut request, mutation) {
@@ -218,9 +218,9 @@ impl Simulation {
     fn execute(&mut self, at: At, actions: Vec<Action>) -> Result<(), Violation> {
         for action in actions {
             match action {
-                Action::Apply { op, update, payload, .. } => {
+                Action::Apply { op, update, payload, payload_checksum, .. } => {
                     self.check_fencing(at, &update)?;
-                    self.start_apply(at, op, update, payload)
+                    self.start_apply(at, op, update, (payload, payload_checksum))
                 }
                 Action::Commit { op, chunk, version, chain_version } => {
                     let result = self.hosted_mut(at).store.commit(chunk, version, chain_version);
