@@ -97,6 +97,12 @@ ALL = {
     "monitoring.podMonitors": True,
     "monitoring.rules": True,
     "monitoring.dashboards": True,
+    "threefs.etcd.endpoints": ["https://etcd-0:2379", "https://etcd-1:2379"],
+    "threefs.etcd.tlsSecret": "etcd-client",
+    "threefs.etcd.clientCertificate": True,
+    "threefs.etcd.user": "threefs",
+    "threefs.etcd.passwordSecret": "etcd-user",
+    "threefs.backup.enabled": True,
 }
 """Values that switch on what is off by default."""
 
@@ -106,6 +112,9 @@ def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
     for item in objects:
         if item["kind"] in {"Deployment", "DaemonSet", "StatefulSet", "Job"}:
             yield f"{item['kind']}/{item['metadata']['name']}", item["spec"]["template"]
+        elif item["kind"] == "CronJob":
+            job = item["spec"]["jobTemplate"]["spec"]
+            yield f"CronJob/{item['metadata']['name']}", job["template"]
 
 
 def containers(pod: Object) -> list[Object]:

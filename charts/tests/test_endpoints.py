@@ -15,6 +15,7 @@ COMPONENTS = {
     "StatefulSet/threefs-mgmtd": "mgmtd",
     "StatefulSet/threefs-meta": "meta",
     "StatefulSet/threefs-storage": "storage",
+    "CronJob/threefs-backup": "backup",
     "Deployment/threefs-csi-controller": "csi-controller",
     "DaemonSet/threefs-csi-node": "csi-node",
     "DaemonSet/threefs-csi-mount-manager": "csi-mount-manager",
@@ -154,6 +155,7 @@ def test_limits_of_the_page_are_those_of_the_code() -> None:
 
 
 DNS, API_SERVER, KUBELETS = {53, 5353}, {443, 6443, 8443, 16443}, {10250}
+ETCD = {2379}
 
 
 def egress_table() -> dict[str, list[str]]:
@@ -185,6 +187,7 @@ def destinations(objects: Rendered) -> dict[str, list[str] | None]:
 def _destinations_of(rule: dict[str, Any], objects: Rendered) -> list[str]:
     ports = {port_spec["port"] for port_spec in rule.get("ports", [])}
     names = {"DNS": DNS, "API server": API_SERVER, "kubelets (10250)": KUBELETS}
+    names["etcd (2379)"] = ETCD
     for word, numbers in names.items():
         if ports == numbers:
             return [word + "".join(f" {target}" for target in rule.get("to", []))]

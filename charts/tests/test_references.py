@@ -158,6 +158,8 @@ def referred(pod: Object) -> Iterator[tuple[str, str]]:
 
 def test_objects_that_pods_refer_to_exist(everything: Rendered) -> None:
     present = {(item["kind"], item["metadata"]["name"]) for item in everything}
+    own = ("threefs.etcd.tlsSecret", "threefs.etcd.passwordSecret")
+    present |= {("Secret", ALL[value]) for value in own}
     for name, pod in pods(everything):
         assert not [reference for reference in referred(pod) if reference not in present], name
 

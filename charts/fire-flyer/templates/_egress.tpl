@@ -38,6 +38,24 @@
 {{- end }}
 {{- end }}
 
+{{/* The members of etcd, at the ports of the endpoints. */}}
+{{- define "fire-flyer.egress-etcd" -}}
+{{- $ports := list }}
+{{- range .Values.threefs.etcd.endpoints }}
+{{- $ports = append $ports (regexFind "[0-9]+$" . | int) }}
+{{- end }}
+{{- if $ports }}
+- ports:
+    {{- range uniq $ports }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .Values.networkPolicies.egress.etcdTo }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The 3FS services that the CSI driver uses: of this release, or at configured addresses. */}}
 {{- define "fire-flyer.egress-csi-cluster" -}}
 {{- if not .Values.csi.existingClusterSecret }}

@@ -4,6 +4,7 @@ dict root kind (mgmtd, meta, storage) values replicas required advertise env
 */}}
 {{- define "fire-flyer.threefs" }}
 {{- $name := printf "threefs-%s" .kind }}
+{{- $etcd := include "fire-flyer.in-etcd" . }}
 {{- $component := dict "root" .root "component" $name "name" $name "required" .required }}
 apiVersion: v1
 kind: Service
@@ -43,7 +44,7 @@ spec:
       terminationGracePeriodSeconds: 30
       {{- $apart := include "fire-flyer.apart" $component | fromYaml }}
       {{- include "fire-flyer.placement" (dict "root" .root "values" .values "priorityClass" .root.Values.priorityClasses.storage "affinity" $apart) | nindent 6 }}
-      {{- if .values.volume.hostPath }}
+      {{- if and .values.volume.hostPath (not $etcd) }}
       # A hostPath belongs to root; it is meant for tests and for disks that an administrator prepares.
       securityContext:
         runAsUser: 0
@@ -66,8 +67,12 @@ spec:
             - name: THREEFS_ADVERTISE
               value: {{ . }}
             {{- end }}
+            {{- if $etcd }}
+            {{- include "fire-flyer.etcd-env" .root | nindent 12 }}
+            {{- else }}
             - name: THREEFS_DATA
               value: /data
+            {{- end }}
             - name: THREEFS_KEY_FILE
               value: /etc/threefs/key
             - name: THREEFS_TLS
@@ -107,12 +112,16 @@ spec:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}
           volumeMounts:
+            {{- if $etcd }}
+            {{- include "fire-flyer.etcd-mounts" .root | nindent 12 }}
+            {{- else }}
             - name: data
               mountPath: /data
               {{- if .values.volume.hostPath }}
               # Separate folders, because two services may run on one node.
               subPathExpr: $(POD_NAME)
               {{- end }}
+            {{- end }}
             - {name: cluster, mountPath: /etc/threefs, readOnly: true}
             - {name: tmp, mountPath: /tmp}
         {{- if eq .kind "mgmtd" }}
@@ -150,11 +159,13 @@ spec:
                   items: [{key: key, path: key}]
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
-        {{- with .values.volume.hostPath }}
+        {{- if $etcd }}
+        {{- include "fire-flyer.etcd-volumes" .root | nindent 8 }}
+        {{- else if .values.volume.hostPath }}
         - name: data
-          hostPath: {path: {{ . }}, type: DirectoryOrCreate}
+          hostPath: {path: {{ .values.volume.hostPath }}, type: DirectoryOrCreate}
         {{- end }}
-  {{- if not .values.volume.hostPath }}
+  {{- if not (or $etcd .values.volume.hostPath) }}
   volumeClaimTemplates:
     - metadata:
         name: data

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json, stderr_console, stdout_console
+from threefs.cli.rotation import name_of, surplus
 from threefs.errors import InvalidArgument, ThreeFSError
 from threefs.etcd import NO_ETCD, EtcdOptions
 
@@ -58,6 +60,35 @@ def backup_commands(kind: str) -> typer.Typer:
 
         store = _store(kind, data, etcd)
         _run("dumped", file, output, lambda report: _native.store_dump(kind, store, file, report))
+
+    @commands.command()
+    @with_etcd_options
+    def backup(
+        folder: Annotated[Path, typer.Option(help="Folder of the backups.")],
+        keep: Annotated[int, typer.Option(min=1, help="Number of backups to keep.")] = 7,
+        data: Data = None,
+        output: Format = Output.TABLE,
+        etcd: EtcdOptions = NO_ETCD,
+    ) -> None:
+        """Write a dump into a folder, verify it, then remove the oldest ones.
+
+        For periodic jobs. The file is named after the service and the time. If the dump fails or is
+        damaged, nothing is removed.
+        """
+        from threefs import _native
+
+        store = _store(kind, data, etcd)
+        file = folder / name_of(kind, datetime.now(UTC))
+
+        def dump_and_verify(report: Report) -> tuple[int, int]:
+            dumped = _native.store_dump(kind, store, file, report)
+            if _native.store_verify(kind, file, report) != dumped:
+                raise OSError(f"`{file}` differs from what was dumped; check its file system")
+            return dumped
+
+        _run("dumped and verified", file, output, dump_and_verify)
+        for name in surplus(kind, (path.name for path in folder.iterdir()), keep):
+            (folder / name).unlink(missing_ok=True)
 
     @commands.command()
     @with_etcd_options
