@@ -377,6 +377,13 @@ class Client:
         """
         return self._native.rebalance(apply, leaving)
 
+    def move_rate(self, bytes_per_second: int | None = None) -> int:
+        """Set the limit of the bytes per second that moves copy, if one is given; return it.
+
+        0 means unlimited. Copies that restore a lost replica are not limited.
+        """
+        return self._native.move_rate(bytes_per_second)
+
     def promote(self, target: int, *, apply: bool = False) -> str:
         """Return the effect of promoting `target` to head of its chain, as JSON; `apply` does it.
 

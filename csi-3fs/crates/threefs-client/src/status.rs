@@ -10,7 +10,9 @@ use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{MetaClientError, MetaError, MetaQuery, MetaReply};
-use threefs_mgmtd::{ClusterStatus, MgmtdClientError, MgmtdError, Promotion, RebalancePlan};
+use threefs_mgmtd::{
+    ClusterStatus, DomainReport, MgmtdClientError, MgmtdError, Promotion, RebalancePlan,
+};
 
 use crate::Client;
 use crate::error::{Attempts, ClientError};
@@ -52,6 +54,8 @@ pub struct Status {
     pub cluster: ClusterStatus,
     /// Nodes, chains and tables as published.
     pub routing: RoutingInfo,
+    /// Failure domains; `None` if mgmtd is older than this report, or the client has a ticket.
+    pub domains: Option<DomainReport>,
     /// The metadata service's view; `None`, with a reason in `meta_trouble`, if it is unavailable.
     pub meta: Option<threefs_meta::protocol::MetaStatus>,
     /// Why `meta` is missing.
@@ -80,6 +84,7 @@ impl Client {
                 None => return Err(attempts.unavailable(self.0.config.timeout)),
             }
         };
+        let domains = self.mgmtd_result("status", self.0.routing.mgmtd.domains(deadline).await)?;
         let deadline = deadline.within(STATE_TIMEOUT);
         let (reply, mgmtds, metas) = tokio::join!(
             self.0.metadata.query("status", MetaQuery::Status, deadline),
@@ -91,7 +96,8 @@ impl Client {
             Ok(other) => return Err(ClientError::unexpected("meta", &other)),
             Err(error) => (None, Some(error.to_string())),
         };
-        Ok(Status { cluster, routing: (*routing).clone(), meta, meta_trouble, mgmtds, metas })
+        let routing = (*routing).clone();
+        Ok(Status { cluster, routing, domains, meta, meta_trouble, mgmtds, metas })
     }
 
     async fn mgmtds(&self, deadline: Deadline) -> Vec<ServiceStatus> {
@@ -138,6 +144,15 @@ impl Client {
     ) -> Result<RebalancePlan, ClientError> {
         let plan = self.0.routing.mgmtd.rebalance(apply, leaving, self.deadline()).await;
         self.mgmtd_result("rebalance", plan)
+    }
+
+    /// The limit of the bytes per second that moves copy, after it is set if one is given; 0 = none.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn move_rate(&self, bytes_per_second: Option<u64>) -> Result<u64, ClientError> {
+        let rate = self.0.routing.mgmtd.move_rate(bytes_per_second, self.deadline()).await;
+        self.mgmtd_result("move_rate", rate)
     }
 
     /// Plans the promotion of `target` to serve its chain, whose last serving targets are lost;

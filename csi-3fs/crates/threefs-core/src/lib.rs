@@ -12,6 +12,7 @@
 //! | [`heartbeat`] | heartbeats of storage nodes and their serving lease |
 //! | [`hosting`] | policy for reopening failed stores and setting damaged ones aside |
 //! | [`layout`] | the chain of each chunk of a file |
+//! | [`location`] | zone, rack and host of a storage node |
 //! | [`message`] | requests and replies of the storage service |
 //! | [`moves`] | moves of replicas to other nodes without losing redundancy |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
@@ -30,6 +31,7 @@ pub mod heartbeat;
 pub mod hosting;
 pub mod ids;
 pub mod layout;
+pub mod location;
 pub mod message;
 pub mod moves;
 pub mod replica;

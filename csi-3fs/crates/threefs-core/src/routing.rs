@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{
     ChainId, ChainVersion, ClusterId, NodeId, RoutingVersion, TableId, TableVersion, TargetId,
 };
+use crate::location::Location;
 
 /// State of a target in its chain, decided and published by mgmtd only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -192,9 +193,9 @@ pub struct NodeInfo {
     pub id: NodeId,
     /// host:port of its storage service.
     pub address: String,
-    /// A label for operators (a zone, a rack); may be empty.
+    /// Its failure domains.
     #[serde(default)]
-    pub zone: String,
+    pub location: Location,
 }
 
 /// Everything that services and clients need to locate data, in one versioned value.

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
+use fabric::rpc::FaultCode::{self, BadRequest, Forbidden};
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
+use threefs_core::location::Location;
 use threefs_core::routing::RoutingInfo;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -17,6 +19,7 @@ use crate::protocol::{
     CONTEXT, ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply, MgmtdRequest,
     MgmtdResult, Promotion, RebalancePlan, WAIT_MS_MAX,
 };
+use crate::report::DomainReport;
 
 /// Timeout of one attempt at a call that does not wait.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -85,6 +88,62 @@ impl MgmtdClient {
         match self.ask(&MgmtdRequest::Heartbeat(heartbeat), Duration::ZERO, deadline).await? {
             MgmtdReply::Heartbeat(reply) => Ok(reply),
             other => Err(unexpected("a heartbeat", &other)),
+        }
+    }
+
+    /// As [`Self::heartbeat`], with the failure domains of the node. An older mgmtd gets the
+    /// heartbeat without them.
+    ///
+    /// # Errors
+    /// As [`Self::heartbeat`].
+    pub async fn heartbeat_from(
+        &self,
+        location: &Location,
+        heartbeat: Heartbeat,
+        deadline: Deadline,
+    ) -> Result<HeartbeatReply, MgmtdClientError> {
+        let (located, location) = (heartbeat.clone(), location.clone());
+        let request = MgmtdRequest::LocatedHeartbeat { heartbeat: located, location };
+        match self.ask(&request, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::Heartbeat(reply)) => Ok(reply),
+            Ok(other) => Err(unexpected("a heartbeat", &other)),
+            Err(error) if refused(&error, &[BadRequest]) => {
+                self.heartbeat(heartbeat, deadline).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Failure domains of the cluster; `None` if mgmtd is older than this request, or if a volume's
+    /// credential does not permit it.
+    ///
+    /// # Errors
+    /// No primary replied before the deadline.
+    pub async fn domains(
+        &self,
+        deadline: Deadline,
+    ) -> Result<Option<DomainReport>, MgmtdClientError> {
+        match self.ask(&MgmtdRequest::Domains, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::Domains(report)) => Ok(Some(report)),
+            Ok(other) => Err(unexpected("domains", &other)),
+            Err(error) if refused(&error, &[BadRequest, Forbidden]) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The limit of the bytes per second that moves copy, after it is set if one is given; 0 = none.
+    ///
+    /// # Errors
+    /// No primary replied before the deadline, or mgmtd is older than this request.
+    pub async fn move_rate(
+        &self,
+        bytes_per_second: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<u64, MgmtdClientError> {
+        let request = MgmtdRequest::MoveRate { bytes_per_second };
+        match self.ask(&request, Duration::ZERO, deadline).await? {
+            MgmtdReply::MoveRate(bytes_per_second) => Ok(bytes_per_second),
+            other => Err(unexpected("the rate of moves", &other)),
         }
     }
 
@@ -261,6 +320,13 @@ impl MgmtdClient {
             }
         }
     }
+}
+
+/// Whether mgmtd refused the request with one of these codes; `BadRequest` means that it does not
+/// know it.
+fn refused(error: &MgmtdClientError, codes: &[FaultCode]) -> bool {
+    let MgmtdClientError::Rpc(RpcError::Faulted { fault, .. }) = error else { return false };
+    codes.contains(&fault.code)
 }
 
 fn no_address_error() -> MgmtdClientError {

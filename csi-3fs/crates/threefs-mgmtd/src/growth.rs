@@ -1,7 +1,7 @@
 //! Growth and rebalancing: adds chains for new nodes and starts moves of replicas, a few at a time.
 //! The end of a move is part of every scan.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use threefs_core::ids::{ChainId, NodeId};
 use threefs_core::moves::abandon;
@@ -14,8 +14,8 @@ use crate::manager::{Manager, Refusal, deadline};
 use crate::ops::{
     AbandonMoves, AddChains, DropChains, ExtendTable, OpError, SetPlacementGoal, StartMoves,
 };
+use crate::placement::PlannedMove;
 use crate::protocol::{MgmtdError, RebalancePlan};
-use crate::rebalance::{Placement, PlannedMove};
 use crate::rows::PlacementGoal;
 use crate::view::View;
 
@@ -48,19 +48,32 @@ impl Manager {
         if room == 0 {
             return Ok(());
         }
-        let planned = self.placement(view, now, &view.goal.leaving).moves();
+        let placement = self.placement(view, now, &view.goal.leaving);
+        let rule = placement.rule();
+        let planned = placement.moves(&rule);
         if planned.is_empty() && view.routing.moves.is_empty() && view.goal.once {
             return self.set_goal(view, PlacementGoal { once: false, ..view.goal.clone() }).await;
         }
         let mut plan: Vec<PlannedMove> = Vec::new();
+        // At most one starts at a time if their rate is limited.
+        let mut limited = None;
         for planned in planned {
             let moves = |it: &PlannedMove| it.chain == planned.chain;
             let chain = view.routing.chains.get(&planned.chain);
-            let ready = chain.is_some_and(|chain| others_serve(chain, planned.from));
-            if ready && !view.routing.moves.contains_key(&planned.chain) && !plan.iter().any(moves)
-            {
-                plan.push(planned);
+            let ready = chain.is_some_and(|chain| others_serve(chain, planned.from))
+                && placement.permits(&rule, &planned);
+            if !ready || view.routing.moves.contains_key(&planned.chain) || plan.iter().any(moves) {
+                continue;
             }
+            let source_serves =
+                chain.is_some_and(|chain| chain.serving().any(|it| it.node == planned.from));
+            if source_serves && view.pace.bytes_per_second > 0 {
+                if limited.is_some() || view.pace.waits(now) {
+                    continue;
+                }
+                limited = Some(planned);
+            }
+            plan.push(planned);
         }
         plan.truncate(room);
         if plan.is_empty() {
@@ -69,8 +82,12 @@ impl Manager {
         let start = StartMoves { fence: view.fence, moves: &plan };
         let (version, started_moves) = self.store.transact(deadline(), &start).await?;
         let mut chains = Vec::with_capacity(started_moves.len());
+        let bytes = view.chain_bytes();
         for (this, chain) in started_moves {
             tracing::info!(routing = version.0, "{this}");
+            if limited.is_some_and(|limited| limited.chain == this.chain) {
+                view.pace.started(bytes.get(&this.chain).copied().unwrap_or(0), now);
+            }
             view.routing.moves.insert(this.chain, this);
             chains.push(chain);
         }
@@ -109,7 +126,7 @@ impl Manager {
     /// Adds chains for new nodes; new files use them once waiting no longer improves them.
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let placement = self.placement(view, now, &view.goal.leaving);
-        let nodes = placement.new_chains(self.bootstrap.replicas, self.bootstrap.chains_per_node);
+        let nodes = placement.new_chains(&placement.rule(), self.bootstrap.chains_per_node);
         if !nodes.is_empty() {
             let add = AddChains { fence: view.fence, nodes: &nodes };
             let (version, chains) = self.store.transact(deadline(), &add).await?;
@@ -179,20 +196,20 @@ impl Manager {
         }
         let mut placement = self.placement(view, now, &leaving);
         let replicas = self.bootstrap.replicas;
-        let staying = placement.staying.len() as u32;
+        let staying = placement.staying() as u32;
         if !leaving.is_empty() && staying < replicas {
             return Err(MgmtdError::TooFewNodes { staying, replicas }.into());
         }
-        let new = placement.new_chains(replicas, self.bootstrap.chains_per_node);
+        let rule = placement.rule();
+        let new = placement.new_chains(&rule, self.bootstrap.chains_per_node);
+        let new_chains = new.len() as u32;
         let last = view.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
-        for (nodes, id) in new.iter().zip(last + 1..) {
-            placement.chains.insert(ChainId(id), nodes.iter().copied().collect());
-        }
-        let moves = placement.clone().moves();
+        placement.add((last + 1..).map(ChainId).zip(new));
+        let moves = placement.moves(&rule);
         let plan = RebalancePlan {
             automatic: self.automatic,
             leaving: leaving.iter().copied().collect(),
-            new_chains: new.len() as u32,
+            new_chains,
             stuck: placement.stuck(&moves) as u32,
             moves,
             under_way: view.routing.moves.values().copied().collect(),
@@ -211,37 +228,20 @@ impl Manager {
         Ok(())
     }
 
-    /// The placement after all moves in progress.
-    fn placement(&self, view: &View, now: Millis, leaving: &BTreeSet<NodeId>) -> Placement {
-        let nodes_of = |chain: &Chain| -> BTreeSet<NodeId> {
-            let source = view.routing.moves.get(&chain.id).map(|this| this.source);
-            let stays = chain.targets.iter().filter(|place| Some(place.target) != source);
-            stays.map(|place| place.node).collect()
-        };
-        let chains: BTreeMap<ChainId, BTreeSet<NodeId>> =
-            view.routing.chains.values().map(|chain| (chain.id, nodes_of(chain))).collect();
-        let alive = view.nodes.keys().filter(|node| view.is_alive(**node, &self.timers, now));
-        let staying = alive.filter(|node| !leaving.contains(node)).copied().collect();
-        let unavailable = self.unavailable(view, now);
-        let starts = |chain: &&Chain| chain.head().is_none() && waits(chain, &unavailable);
-        let waiting = unused(view).filter(starts).count();
-        Placement { chains, staying, leaving: leaving.clone(), full: view.full(now), waiting }
-    }
-
     /// Nodes that are dead, full, or have a target that cannot be opened.
-    fn unavailable(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
+    pub(crate) fn unavailable(&self, view: &View, now: Millis) -> BTreeSet<NodeId> {
         let away = view.nodes.keys().filter(|node| !view.is_alive(**node, &self.timers, now));
         away.copied().chain(view.full(now)).chain(view.broken()).collect()
     }
 }
 
 /// Whether a chain has a target on one of these nodes.
-fn waits(chain: &Chain, unavailable: &BTreeSet<NodeId>) -> bool {
+pub(crate) fn waits(chain: &Chain, unavailable: &BTreeSet<NodeId>) -> bool {
     chain.targets.iter().any(|place| unavailable.contains(&place.node))
 }
 
 /// Chains that are in no version of the table, so that no file uses them.
-fn unused(view: &View) -> impl Iterator<Item = &Chain> {
+pub(crate) fn unused(view: &View) -> impl Iterator<Item = &Chain> {
     // Each version contains all chains of the earlier ones.
     let table = view.routing.newest_table(FIRST_TABLE);
     let table_chains: BTreeSet<ChainId> =

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
 use super::*;
 use threefs_core::ids::ChainId;
+use threefs_core::routing::PublicState;
 
 /// Number of targets on each node.
 fn loads(routing: &RoutingInfo) -> BTreeMap<u32, usize> {
@@ -149,7 +150,9 @@ async fn a_node_that_dies_before_its_chains_start_does_not_delay_others() {
     let has_head = |it: &RoutingInfo, id: &ChainId| it.chains[id].head().is_some();
     let waits: Vec<ChainId> = {
         let routing = cluster.routing();
-        routing.chains.keys().copied().filter(|id| !has_head(&routing, id)).collect()
+        let first = |id: &ChainId| routing.chains[id].targets[0].node;
+        let waits = |id: &ChainId| !has_head(&routing, id) && first(id) == NodeId(4);
+        routing.chains.keys().copied().filter(waits).collect()
     };
     assert!(!waits.is_empty(), "the added node must start them");
     cluster.nodes.push(FakeNode::new(5));
@@ -279,4 +282,36 @@ async fn targets_that_cannot_move_are_reported_and_move_when_there_is_space() {
     let is_drained =
         |it: &RoutingInfo| it.targets_of_node(NodeId(1)).count() == 0 && it.moves.is_empty();
     steps_until(&mut cluster, "node 1 is empty", 3, is_drained).await;
+}
+
+#[tokio::test]
+async fn moves_keep_to_their_rate_and_copies_that_restore_a_replica_do_not() {
+    let mut cluster = Cluster::whole().await;
+    // Each target holds 12 to 16 bytes: one move in 3 to 4 s.
+    cluster.manager.move_rate(Some(4), cluster.now).await.unwrap();
+    cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    cluster.steps_until("another manager leads", is_whole).await;
+    assert_eq!(cluster.manager.move_rate(None, cluster.now).await, Ok(4));
+    cluster.nodes.push(FakeNode::new(4));
+    let mut starts: BTreeMap<threefs_core::ids::TargetId, Millis> = BTreeMap::new();
+    for _ in 0..600 {
+        cluster.step().await;
+        let now = cluster.now;
+        for this in cluster.routing().moves.values() {
+            starts.entry(this.destination).or_insert(now);
+        }
+    }
+    assert!(balanced(&cluster.routing()), "{starts:?}");
+    let mut times: Vec<Millis> = starts.into_values().collect();
+    times.sort_unstable();
+    assert!(times.len() >= 3, "{times:?}");
+    assert!(times.windows(2).all(|pair| pair[1].since(pair[0]) >= 3_000), "{times:?}");
+    // The lost replicas of a dead node are not delayed.
+    cluster.nodes[0].dead = true;
+    let replicas = cluster.routing().targets_of_node(NodeId(1)).count() as u64;
+    cluster.steps_until("it is dead", |it| !states_of(it, 1).contains(&PublicState::Serving)).await;
+    let since = cluster.now;
+    cluster.manager.rebalance(true, Some(vec![NodeId(1)]), cluster.now).await.unwrap();
+    steps_until(&mut cluster, "node 1 is empty", 2, |it| states_of(it, 1).is_empty()).await;
+    assert!(cluster.now.since(since) < replicas * 2_000, "{} ms", cluster.now.since(since));
 }

@@ -3,6 +3,7 @@
 
 use threefs_core::heartbeat::Heartbeat;
 use threefs_core::ids::RoutingVersion;
+use threefs_core::location::Location;
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
@@ -15,7 +16,7 @@ use crate::view::{Admission, Changes, View};
 pub(crate) enum Step {
     /// Scan and write the result: targets of the former incarnation leave their chains.
     Demote,
-    /// Write the node with its address and incarnation.
+    /// Write the node with its address, location and incarnation.
     Register,
     /// Create the initial chains if there are none, then scan.
     Decide,
@@ -42,6 +43,7 @@ impl View {
         &mut self,
         timers: &Timers,
         heartbeat: &Heartbeat,
+        location: Option<&Location>,
         stage: &mut HeartbeatStage,
         now: Millis,
     ) -> Result<Step, MgmtdError> {
@@ -52,7 +54,7 @@ impl View {
                     self.check_data(node, heartbeat.data, now)?;
                     *stage = HeartbeatStage::Checked;
                 }
-                HeartbeatStage::Checked => match self.admit(heartbeat)? {
+                HeartbeatStage::Checked => match self.admit(heartbeat, location)? {
                     Admission::Known => *stage = HeartbeatStage::Admitted,
                     Admission::Repeated => return Ok(Step::Answer),
                     Admission::Register => {

@@ -7,15 +7,17 @@
 
 mod client;
 mod config;
+mod domains;
 mod growth;
 mod heartbeat;
 mod manager;
 mod model;
 mod ops;
+mod pace;
 mod placement;
 pub mod protocol;
-mod rebalance;
 mod registration;
+mod report;
 mod rows;
 mod service;
 mod view;
@@ -24,10 +26,11 @@ pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
 pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use manager::Manager;
 pub use model::Model;
+pub use placement::PlannedMove;
 pub use protocol::{
     Claim, ClusterStatus, ForeignStore, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply,
     MgmtdRequest, MgmtdResult, NodeStatus, Promotion, RebalancePlan,
 };
-pub use rebalance::PlannedMove;
+pub use report::{DomainReport, DomainViolation};
 pub use service::{Mgmtd, MgmtdRunError, run};
 pub use threefs_kv::StoreConfig;

@@ -10,6 +10,7 @@ use fabric::deadline::Deadline;
 use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::location::Location;
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_kv::{KvError, Store};
@@ -18,8 +19,8 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use crate::config::{Bootstrap, Timers};
 use crate::heartbeat::{HeartbeatStage, Step};
 use crate::ops::{
-    AcquireLease, Fence, InspectLease, LeaseRow, MakeChains, OpError, RegisterMeta, RegisterNode,
-    RenewLease, UpdateChains,
+    AcquireLease, Fence, InspectLease, LeaseRow, OpError, RegisterMeta, RegisterNode, RenewLease,
+    UpdateChains,
 };
 use crate::protocol::{
     ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion, RebalancePlan,
@@ -39,11 +40,11 @@ pub struct Manager {
     /// Whether to add chains and move replicas automatically.
     pub(crate) automatic: bool,
     pub(crate) timers: Timers,
-    role: Mutex<Role>,
+    pub(crate) role: Mutex<Role>,
     published: watch::Sender<Arc<RoutingInfo>>,
 }
 
-enum Role {
+pub(crate) enum Role {
     /// The last state of the lease, and since when it has been unchanged.
     Contender {
         last_lease: Option<(LeaseRow, Millis)>,
@@ -146,12 +147,26 @@ impl Manager {
         heartbeat: Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, MgmtdError> {
+        self.heartbeat_from(None, heartbeat, now).await
+    }
+
+    /// Handles a heartbeat; `None` = the location is unchanged.
+    ///
+    /// # Errors
+    /// Any [`MgmtdError`].
+    pub async fn heartbeat_from(
+        &self,
+        location: Option<Location>,
+        heartbeat: Heartbeat,
+        now: Millis,
+    ) -> Result<HeartbeatReply, MgmtdError> {
         let mut role = self.role.lock().await;
-        let result = self.take_heartbeat(self.view(&mut role, now)?, heartbeat, now).await;
+        let result =
+            self.take_heartbeat(self.view(&mut role, now)?, heartbeat, location, now).await;
         self.reply_or_step_down(&mut role, result)
     }
 
-    fn reply_or_step_down<T>(
+    pub(crate) fn reply_or_step_down<T>(
         &self,
         role: &mut Role,
         result: Result<T, Refusal>,
@@ -271,7 +286,7 @@ impl Manager {
         Ok(())
     }
 
-    fn view<'a>(
+    pub(crate) fn view<'a>(
         &self,
         role: &'a mut MutexGuard<'_, Role>,
         now: Millis,
@@ -356,13 +371,15 @@ impl Manager {
         &self,
         view: &mut View,
         heartbeat: Heartbeat,
+        location: Option<Location>,
         now: Millis,
     ) -> Result<HeartbeatReply, Refusal> {
         let mut stage = HeartbeatStage::default();
         loop {
-            match view.next_step(&self.timers, &heartbeat, &mut stage, now)? {
+            let step = view.next_step(&self.timers, &heartbeat, location.as_ref(), &mut stage, now);
+            match step? {
                 Step::Demote => self.scan(view, now).await?,
-                Step::Register => self.register(view, &heartbeat).await?,
+                Step::Register => self.register(view, &heartbeat, location.as_ref()).await?,
                 Step::Decide => {
                     self.make_chains(view, now).await?;
                     self.scan(view, now).await?;
@@ -377,12 +394,17 @@ impl Manager {
         HeartbeatReply { routing_version: view.routing.version, lease_ms }
     }
 
-    async fn register(&self, view: &mut View, heartbeat: &Heartbeat) -> Result<(), OpError> {
-        let zone = view.nodes.get(&heartbeat.node).map(|row| row.info.zone.clone());
+    async fn register(
+        &self,
+        view: &mut View,
+        heartbeat: &Heartbeat,
+        location: Option<&Location>,
+    ) -> Result<(), OpError> {
+        let known = view.nodes.get(&heartbeat.node).map(|row| &row.info.location);
         let info = NodeInfo {
             id: heartbeat.node,
             address: heartbeat.address.clone(),
-            zone: zone.unwrap_or_default(),
+            location: location.or(known).cloned().unwrap_or_default(),
         };
         let register = RegisterNode {
             fence: view.fence,
@@ -390,28 +412,10 @@ impl Manager {
             incarnation: heartbeat.incarnation,
         };
         let (version, row) = self.store.transact(deadline(), &register).await?;
-        tracing::info!(node = %info.id, address = info.address, "node registered");
+        let (address, location) = (info.address, info.location);
+        tracing::info!(node = %info.id, address, %location, "node registered");
         view.registered(version, row);
         self.publish(view);
-        Ok(())
-    }
-
-    async fn make_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        if !view.routing.chains.is_empty() {
-            return Ok(());
-        }
-        let nodes: Vec<NodeId> = view.nodes.keys().copied().collect();
-        let alive = nodes.iter().all(|node| view.is_alive(*node, &self.timers, now));
-        let may_make = view.may_make_chains(&self.timers, now);
-        if nodes.len() < self.bootstrap.nodes as usize || !alive || !may_make {
-            return Ok(());
-        }
-        let make = MakeChains { fence: view.fence, nodes: &nodes, bootstrap: self.bootstrap };
-        let new_chains = self.store.transact(deadline(), &make).await?;
-        let Some((version, chains, table)) = new_chains else { return Ok(()) };
-        tracing::info!(chains = chains.len(), nodes = nodes.len(), "initial chains created");
-        view.routing.tables.push(table);
-        self.apply(view, version, chains);
         Ok(())
     }
 
@@ -489,3 +493,7 @@ mod tests;
 #[cfg(test)]
 #[path = "growth_test.rs"]
 mod growth_tests;
+
+#[cfg(test)]
+#[path = "domains_test.rs"]
+mod domains_tests;

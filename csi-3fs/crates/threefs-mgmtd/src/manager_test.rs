@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use threefs_core::heartbeat::{DataFolder, LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainVersion, ClusterId, Incarnation, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ChainVersion, ClusterId, Incarnation, StoreId, TargetId};
 use threefs_core::routing::PublicState;
 
 use super::*;
@@ -17,6 +17,8 @@ pub(super) const TIMERS: Timers =
     Timers { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 };
 pub(super) const BOOTSTRAP: Bootstrap = Bootstrap { nodes: 3, replicas: 3, chains_per_node: 2 };
 
+const CAPACITY_BYTES: u64 = 1000;
+
 /// A storage service that syncs at once and reports correctly.
 pub(super) struct FakeNode {
     id: NodeId,
@@ -24,16 +26,16 @@ pub(super) struct FakeNode {
     sequence: u64,
     /// Targets that this incarnation knows to be up to date, with the chain version of that
     /// knowledge.
-    last_reports: BTreeMap<TargetId, (LocalState, ChainVersion)>,
+    last_reports: BTreeMap<TargetId, (ChainId, LocalState, ChainVersion)>,
     pub dead: bool,
     /// It has no space for syncs.
     pub full: bool,
-    /// Bytes used of the 10 of each target.
+    /// Tenths of its capacity in use.
     pub used_bytes: u64,
-    /// Capacity of all its targets.
     pub store: StoreId,
     pub chunks: u64,
     pub data: DataFolder,
+    pub location: Option<Location>,
 }
 
 impl FakeNode {
@@ -50,10 +52,11 @@ impl FakeNode {
             store: StoreId(u128::from(id)),
             chunks: 5,
             data: DataFolder::Empty,
+            location: None,
         }
     }
 
-    fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.incarnation += 1;
         self.sequence = 0;
         self.last_reports.clear();
@@ -62,12 +65,13 @@ impl FakeNode {
 
     fn beat(&mut self) -> Heartbeat {
         self.sequence += 1;
+        let parts = self.last_reports.len().max(1) as u64;
         let targets =
-            self.last_reports.iter().map(|(target, (state, chain_version))| TargetReport {
+            self.last_reports.iter().map(|(target, (chain, state, chain_version))| TargetReport {
                 target: *target,
-                chain: Default::default(),
+                chain: *chain,
                 report: LocalReport { state: *state, chain_version: *chain_version },
-                used_bytes: self.used_bytes,
+                used_bytes: self.used_bytes * (CAPACITY_BYTES / 10) / parts,
                 store: Some(self.store),
                 chunks: self.chunks,
             });
@@ -76,7 +80,7 @@ impl FakeNode {
             address: format!("127.0.0.1:{}", 9000 + self.id.0),
             incarnation: Incarnation(self.incarnation),
             sequence: self.sequence,
-            capacity_bytes: 10 * self.last_reports.len() as u64,
+            capacity_bytes: CAPACITY_BYTES,
             targets: targets.collect(),
             data: self.data,
         }
@@ -84,7 +88,7 @@ impl FakeNode {
 
     fn learn(&mut self, routing: &RoutingInfo) {
         for (chain, place) in routing.targets_of_node(self.id) {
-            let before = self.last_reports.get(&place.target).map(|(state, _)| *state);
+            let before = self.last_reports.get(&place.target).map(|(_, state, _)| *state);
             let state = match (place.state, before) {
                 (PublicState::Syncing, Some(_)) if self.full => LocalState::Offline,
                 (PublicState::Serving | PublicState::Syncing, Some(_)) => LocalState::UpToDate,
@@ -92,7 +96,7 @@ impl FakeNode {
             };
             let state =
                 if routing.retires(chain, place.target) { LocalState::Online } else { state };
-            self.last_reports.insert(place.target, (state, chain.version));
+            self.last_reports.insert(place.target, (chain.id, state, chain.version));
         }
         self.last_reports.retain(|target, _| !routing.retired.contains(target));
     }
@@ -106,7 +110,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let store = Store::memory();
         let manager = Manager::new(store.clone(), 1, "m1", BOOTSTRAP, TIMERS);
         let nodes = (1..=3).map(FakeNode::new).collect();
@@ -119,7 +123,7 @@ impl Cluster {
         self.manager.tick(self.now).await.unwrap();
         for node in self.nodes.iter_mut().filter(|node| !node.dead) {
             // Refusals are normal: "starting", "not primary".
-            let _ = self.manager.heartbeat(node.beat(), self.now).await;
+            let _ = self.manager.heartbeat_from(node.location.clone(), node.beat(), self.now).await;
             node.learn(&self.manager.published.borrow());
         }
     }
@@ -166,7 +170,7 @@ async fn a_new_cluster_creates_its_chains_and_becomes_healthy() {
     assert_eq!(routing.address(NodeId(2)), Some("127.0.0.1:9002"));
     let status = cluster.manager.status(cluster.now).await.unwrap();
     assert_eq!((status.chains, status.chains_whole, status.chains_down), (6, 6, 0));
-    assert_eq!(status.nodes[0].used_bytes, 6);
+    assert_eq!(status.nodes[0].used_bytes, 16 * 6);
 }
 
 #[tokio::test]

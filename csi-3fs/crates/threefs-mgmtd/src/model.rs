@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
+use threefs_core::location::Location;
 use threefs_core::routing::{NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 
@@ -32,9 +33,13 @@ impl Model {
 
     /// Another primary takes over: it has the written state, and no heartbeats.
     pub fn restart(&mut self, now: Millis) {
-        let View { fence, routing, nodes, goal, stores, .. } = self.view.clone();
+        let View { fence, routing, nodes, goal, stores, pace, .. } = self.view.clone();
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
-        self.view = View::new(fence, Loaded { routing, nodes, goal, stores }, now);
+        self.view = View::new(
+            fence,
+            Loaded { routing, nodes, goal, stores, move_rate: pace.bytes_per_second },
+            now,
+        );
     }
 
     /// The published routing.
@@ -66,14 +71,14 @@ impl Model {
     ) -> Result<HeartbeatReply, MgmtdError> {
         let mut stage = HeartbeatStage::default();
         loop {
-            match self.view.next_step(&self.timers, heartbeat, &mut stage, now)? {
+            match self.view.next_step(&self.timers, heartbeat, None, &mut stage, now)? {
                 Step::Demote | Step::Decide => self.scan(now),
                 Step::Register => {
                     let before = self.view.nodes.get(&heartbeat.node).cloned();
                     let info = NodeInfo {
                         id: heartbeat.node,
                         address: heartbeat.address.clone(),
-                        zone: String::new(),
+                        location: Location::default(),
                     };
                     let row = NodeRow::next(before, info, heartbeat.incarnation);
                     self.view.registered(self.next_version(), row);

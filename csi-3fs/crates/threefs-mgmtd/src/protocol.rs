@@ -19,10 +19,12 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId, TreeId};
+use threefs_core::location::Location;
 use threefs_core::routing::Move;
 use threefs_core::routing::RoutingInfo;
 
-use crate::rebalance::PlannedMove;
+use crate::placement::PlannedMove;
+use crate::report::DomainReport;
 
 /// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/mgmtd";
@@ -61,13 +63,28 @@ pub enum MgmtdRequest {
     /// Registration of the store of a metadata service. Answered with
     /// [`MgmtdReply::MetaRegistered`].
     RegisterMeta(MetaRegistration),
+    /// Heartbeat of a storage node with its failure domains. Answered with
+    /// [`MgmtdReply::Heartbeat`].
+    LocatedHeartbeat {
+        /// The heartbeat.
+        heartbeat: Heartbeat,
+        /// The node's failure domains.
+        location: Location,
+    },
+    /// Failure domains, for operators. Answered with [`MgmtdReply::Domains`].
+    Domains,
+    /// The limit of the bytes per second that moves copy. Answered with [`MgmtdReply::MoveRate`].
+    MoveRate {
+        /// A new limit; 0 = none; `None` = unchanged.
+        bytes_per_second: Option<u64>,
+    },
 }
 
 /// Maximum wait for a routing change.
 pub const WAIT_MS_MAX: u64 = 30_000;
 
 /// Reply to a successful request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum MgmtdReply {
     /// The heartbeat was accepted.
     Heartbeat(HeartbeatReply),
@@ -81,6 +98,10 @@ pub enum MgmtdReply {
     Promotion(Promotion),
     /// The metadata service may serve.
     MetaRegistered(MetaRegistered),
+    /// Failure domains of the cluster.
+    Domains(DomainReport),
+    /// The limit of the bytes per second that moves copy; 0 = none.
+    MoveRate(u64),
 }
 
 /// Registration request of a metadata service.

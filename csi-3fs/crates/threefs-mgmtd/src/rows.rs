@@ -13,6 +13,7 @@
 //! | `MMOV` chain (u32) | `Move`: a move of one of its replicas |
 //! | `MRET` target (u64) | its former chain; the target was moved away |
 //! | `MSTO` target (u64) | `StoreId`: the store with which the target has served |
+//! | `MSNG` moverate | u64: bytes per second that moves may copy, 0 = no limit |
 //! | `MSNG` rebalance | `PlacementGoal`: the operator's request |
 //!
 //! Numbers in keys are big endian. Values are postcard; fields are added under new prefixes only.
@@ -37,6 +38,7 @@ pub(crate) const MOVES: &[u8] = b"MMOV";
 pub(crate) const RETIRED: &[u8] = b"MRET";
 pub(crate) const STORES: &[u8] = b"MSTO";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
+pub(crate) const MOVE_RATE: &[u8] = b"MSNGmoverate";
 
 /// Former incarnations of a node that are kept, to distinguish a late heartbeat from a restart.
 pub(crate) const FORMER_INCARNATIONS_MAX: usize = 16;

@@ -237,6 +237,17 @@ impl Handler {
             MgmtdRequest::Heartbeat(heartbeat) => {
                 manager.heartbeat(heartbeat, now).await.map(MgmtdReply::Heartbeat)
             }
+            MgmtdRequest::LocatedHeartbeat { heartbeat, location } => {
+                let reply = manager.heartbeat_from(Some(location), heartbeat, now).await;
+                reply.map(MgmtdReply::Heartbeat)
+            }
+            MgmtdRequest::MoveRate { bytes_per_second } => {
+                manager.move_rate(bytes_per_second, now).await.map(MgmtdReply::MoveRate)
+            }
+            MgmtdRequest::Domains => {
+                let _in_line = reads.acquire().await;
+                manager.domains(self.clock.now()).await.map(MgmtdReply::Domains)
+            }
             MgmtdRequest::Rebalance { apply, leaving } => {
                 manager.rebalance(apply, leaving, now).await.map(MgmtdReply::Plan)
             }
@@ -259,7 +270,12 @@ impl Handler {
 fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
     match request {
         MgmtdRequest::Routing { .. } | MgmtdRequest::Status => Ok(()),
-        MgmtdRequest::Heartbeat(_) => grant.require_service("a heartbeat"),
+        MgmtdRequest::MoveRate { .. } => grant.require_service("the rate of moves"),
+        // It compares all pairs of nodes: a volume could keep mgmtd busy with it.
+        MgmtdRequest::Domains => grant.require_service("the report of failure domains"),
+        MgmtdRequest::Heartbeat(_) | MgmtdRequest::LocatedHeartbeat { .. } => {
+            grant.require_service("a heartbeat")
+        }
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
         MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
         MgmtdRequest::RegisterMeta(_) => grant.require_service("registering a metadata service"),

@@ -10,12 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use threefs_core::chain::Reason;
 use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalReport, LocalState, TargetReport};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::location::Location;
 use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
 use crate::ops::{Fence, Loaded};
+use crate::pace::Pace;
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
 use crate::rows::{NodeRow, PlacementGoal};
 
@@ -32,6 +34,7 @@ pub(crate) struct View {
     pub goal: PlacementGoal,
     /// The store that each target has served with.
     pub stores: BTreeMap<TargetId, StoreId>,
+    pub pace: Pace,
     /// Inputs of the last growth decision, if it changed nothing.
     pub settled_inputs: Option<GrowthInputs>,
     heartbeats: BTreeMap<NodeId, LastHeartbeat>,
@@ -53,6 +56,10 @@ pub(crate) struct GrowthInputs {
     goal: PlacementGoal,
     alive: BTreeSet<NodeId>,
     full: BTreeSet<NodeId>,
+    weights: BTreeMap<NodeId, u32>,
+    sizes: BTreeMap<ChainId, u32>,
+    /// Whether moves wait for their rate limit.
+    moves_wait: bool,
     doomed_moves: Vec<ChainId>,
 }
 
@@ -97,7 +104,7 @@ pub(crate) enum Admission {
     Known,
     /// It was accepted before: reply again.
     Repeated,
-    /// Write the node or its address first.
+    /// Write the node, its address or its location first.
     Register,
     /// A new incarnation: the targets of the former one must leave SERVING and SYNCING first.
     Restarted,
@@ -113,6 +120,7 @@ impl View {
             nodes: loaded.nodes,
             goal: loaded.goal,
             stores: loaded.stores,
+            pace: Pace::new(loaded.move_rate),
             settled_inputs: None,
             heartbeats: BTreeMap::new(),
             restarting: BTreeMap::new(),
@@ -182,7 +190,11 @@ impl View {
     }
 
     /// What a heartbeat requires, or why it is refused.
-    pub(crate) fn admit(&self, heartbeat: &Heartbeat) -> Result<Admission, MgmtdError> {
+    pub(crate) fn admit(
+        &self,
+        heartbeat: &Heartbeat,
+        location: Option<&Location>,
+    ) -> Result<Admission, MgmtdError> {
         let node = heartbeat.node;
         let Some(row) = self.nodes.get(&node) else { return Ok(Admission::Register) };
         if row.former_incarnations.contains(&heartbeat.incarnation) {
@@ -201,6 +213,7 @@ impl View {
                 Err(MgmtdError::Stale { node, sequence: heartbeat.sequence, newest: last.sequence })
             }
             _ if row.info.address != heartbeat.address => Ok(Admission::Register),
+            _ if location.is_some_and(|it| *it != row.info.location) => Ok(Admission::Register),
             _ => Ok(Admission::Known),
         }
     }

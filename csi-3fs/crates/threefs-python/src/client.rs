@@ -305,6 +305,11 @@ impl Client {
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    fn move_rate(&self, py: Python<'_>, bytes_per_second: Option<u64>) -> PyResult<u64> {
+        let live = self.live()?;
+        live.wait(py, live.client.move_rate(bytes_per_second))
+    }
+
     fn promote(&self, py: Python<'_>, target: u64, apply: bool) -> PyResult<String> {
         let live = self.live()?;
         let promotion = live.wait(py, live.client.promote(TargetId(target), apply))?;

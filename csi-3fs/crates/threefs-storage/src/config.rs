@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use threefs_core::location::Location;
 
 /// Configuration of one storage service.
 #[derive(Clone, Debug, Deserialize)]
@@ -16,6 +17,10 @@ pub struct StorageConfig {
     /// connection, so a service whose IP address changes keeps its name.
     #[serde(default)]
     pub advertise: Option<String>,
+    /// Failure domains of this node, `ZONE/RACK/HOST`; unknown parts are empty. mgmtd places the
+    /// replicas of a chain in different ones.
+    #[serde(default)]
+    pub location: Location,
     /// Addresses of mgmtd.
     pub mgmtd: Vec<String>,
     /// The cluster's key.

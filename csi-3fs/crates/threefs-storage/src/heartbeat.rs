@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use threefs_core::heartbeat::Heartbeat;
+use threefs_core::location::Location;
 use threefs_mgmtd::{MgmtdClient, MgmtdClientError, MgmtdError};
 
 use crate::node::Node;
@@ -18,7 +19,12 @@ const INTERVAL_MAX: Duration = Duration::from_secs(10);
 
 /// Sends heartbeats until mgmtd rejects this process permanently: another incarnation of the node
 /// has replaced it, or its data belongs to another cluster.
-pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -> MgmtdError {
+pub(crate) async fn send(
+    node: Arc<Node>,
+    mgmtd: MgmtdClient,
+    address: String,
+    location: Location,
+) -> MgmtdError {
     let mut interval = INTERVAL_FIRST;
     let mut sequence = 0;
     loop {
@@ -35,7 +41,7 @@ pub(crate) async fn send(node: Arc<Node>, mgmtd: MgmtdClient, address: String) -
         let reports = heartbeat.targets.clone();
         let sent_at = node.context.clock.now();
         let deadline = Deadline::after((interval * 4).max(Duration::from_millis(250)));
-        match mgmtd.heartbeat(heartbeat, deadline).await {
+        match mgmtd.heartbeat_from(&location, heartbeat, deadline).await {
             Ok(reply) => {
                 interval =
                     (Duration::from_millis(reply.lease_ms) / 4).clamp(INTERVAL_MIN, INTERVAL_MAX);

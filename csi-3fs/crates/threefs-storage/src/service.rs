@@ -85,9 +85,10 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
         path: config.data.display().to_string(),
         reason: error.to_string(),
     })?;
+    let location = config.location.clone();
     let disk = Disk { budget, open: Arc::new(store::open) };
     let node = Arc::new(Node::new(config, draw_incarnation(), context, disk, data));
-    tracing::info!(node = %node.id, address, "storage service is listening");
+    tracing::info!(node = %node.id, address, %location, "storage service is listening");
 
     // Aborted when this function returns.
     let mut follow = JoinSet::new();
@@ -104,7 +105,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     };
     tokio::select! {
         () = port => Ok(()),
-        replaced = heartbeat::send(Arc::clone(&node), mgmtd, address) => Err(replaced.into()),
+        replaced = heartbeat::send(Arc::clone(&node), mgmtd, address, location) => Err(replaced.into()),
         () = drain => Ok(()),
     }
 }

@@ -9,9 +9,8 @@ use threefs_kv::{KvError, Operation, Transaction};
 use super::load::load;
 use super::{Fence, Loaded, OpError, fence, next_routing_version};
 use crate::config::FIRST_TABLE;
-use crate::placement::TARGETS_PER_NODE;
-use crate::rebalance::PlannedMove;
-use crate::rows::{self, PlacementGoal, REBALANCE};
+use crate::placement::{PlannedMove, TARGETS_PER_NODE};
+use crate::rows::{self, MOVE_RATE, PlacementGoal, REBALANCE};
 
 /// Adds empty chains over the given nodes. Files use them only once they are in a version of the
 /// table.
@@ -167,6 +166,23 @@ impl Operation for SetPlacementGoal<'_> {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         fence(txn, self.fence).await?;
         rows::write(txn, REBALANCE, self.goal)?;
+        Ok(())
+    }
+}
+
+/// Stores the rate limit of moves.
+pub(crate) struct SetMoveRate {
+    pub fence: Fence,
+    pub bytes_per_second: u64,
+}
+
+impl Operation for SetMoveRate {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        fence(txn, self.fence).await?;
+        rows::write(txn, MOVE_RATE, &self.bytes_per_second)?;
         Ok(())
     }
 }

@@ -8,8 +8,8 @@ use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CHAINS, CLUSTER, MOVES, NODES, NodeRow, PlacementGoal, REBALANCE, RETIRED, ROUTING,
-    STORES, TABLES,
+    self, CHAINS, CLUSTER, MOVE_RATE, MOVES, NODES, NodeRow, PlacementGoal, REBALANCE, RETIRED,
+    ROUTING, STORES, TABLES,
 };
 
 /// Upper bound, above the size of any cluster.
@@ -22,6 +22,8 @@ pub(crate) struct Loaded {
     pub nodes: BTreeMap<NodeId, NodeRow>,
     pub goal: PlacementGoal,
     pub stores: BTreeMap<TargetId, StoreId>,
+    /// Rate limit of moves.
+    pub move_rate: u64,
 }
 
 /// Loads all nodes, chains and tables from one snapshot.
@@ -51,6 +53,7 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     for (key, value) in txn.range(&KeyRange::prefix(STORES), ROWS_MAX).await? {
         loaded.stores.insert(target_in(&key, STORES)?, rows::decode(&key, &value)?);
     }
+    loaded.move_rate = rows::read(txn, MOVE_RATE).await?.unwrap_or_default();
     loaded.goal = rows::read(txn, REBALANCE).await?.unwrap_or_default();
     Ok(loaded)
 }

@@ -1,19 +1,20 @@
 //! Creation of the initial chains and their table.
 
-use threefs_core::ids::{NodeId, RoutingVersion, TableVersion};
+use std::collections::BTreeMap;
+
+use threefs_core::ids::{ChainId, NodeId, RoutingVersion, TableVersion, TargetId};
 use threefs_core::routing::{Chain, ChainTable};
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use super::{Fence, OpError, fence, next_routing_version};
-use crate::config::{Bootstrap, FIRST_TABLE};
-use crate::placement::first_chains;
+use crate::config::FIRST_TABLE;
+use crate::placement::TARGETS_PER_NODE;
 use crate::rows::{self, CHAINS};
 
-/// Creates the chains over `nodes`; `None` if chains exist.
+/// Creates chains over these nodes; `None` if chains exist.
 pub(crate) struct MakeChains<'a> {
     pub fence: Fence,
-    pub nodes: &'a [NodeId],
-    pub bootstrap: Bootstrap,
+    pub nodes: &'a [Vec<NodeId>],
 }
 
 impl Operation for MakeChains<'_> {
@@ -28,8 +29,16 @@ impl Operation for MakeChains<'_> {
         if !txn.range(&KeyRange::prefix(CHAINS), 1).await?.is_empty() {
             return Ok(None);
         }
-        let chains =
-            first_chains(self.nodes, self.bootstrap.replicas, self.bootstrap.chains_per_node);
+        let mut targets_made: BTreeMap<NodeId, u64> = BTreeMap::new();
+        let mut target = |node: &NodeId| {
+            let number = targets_made.entry(*node).or_default();
+            *number += 1;
+            (TargetId(u64::from(node.0) * TARGETS_PER_NODE + *number), *node)
+        };
+        let chain = |(nodes, id): (&Vec<NodeId>, u32)| {
+            Chain::create(ChainId(id), &nodes.iter().map(&mut target).collect::<Vec<_>>())
+        };
+        let chains: Vec<Chain> = self.nodes.iter().zip(1..).map(chain).collect();
         for chain in &chains {
             rows::write(txn, &rows::chain(chain.id), chain)?;
         }

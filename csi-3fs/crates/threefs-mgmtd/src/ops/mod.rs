@@ -10,7 +10,7 @@ mod register_node;
 mod update_chains;
 
 pub(crate) use grow::{
-    AbandonMoves, AddChains, DropChains, ExtendTable, SetPlacementGoal, StartMoves,
+    AbandonMoves, AddChains, DropChains, ExtendTable, SetMoveRate, SetPlacementGoal, StartMoves,
 };
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;

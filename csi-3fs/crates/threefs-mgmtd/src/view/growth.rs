@@ -1,12 +1,13 @@
 //! Inputs of growth and rebalancing: which nodes can take replicas, and which moves cannot complete.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use threefs_core::ids::{NodeId, TargetId};
+use threefs_core::ids::{ChainId, NodeId, TargetId};
 use threefs_core::routing::{Chain, Move, PublicState};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
+use crate::placement;
 use crate::view::{GrowthInputs, LastHeartbeat, View, is_closed, is_offline};
 
 /// A node with less than this fraction of its capacity free receives no more targets.
@@ -25,6 +26,9 @@ impl View {
             goal: self.goal.clone(),
             alive: alive.copied().collect(),
             full: self.full(now),
+            weights: self.weights(),
+            sizes: self.sizes(),
+            moves_wait: self.pace.waits(now),
             doomed_moves: self.doomed_moves().map(|this| this.chain).collect(),
         }
     }
@@ -39,6 +43,28 @@ impl View {
         let full = self.heartbeats.iter().filter(|(_, last)| is_full(last));
         let refusing = self.refusing_moves.iter().filter(|(_, until)| now < **until);
         full.map(|(node, _)| *node).chain(refusing.map(|(node, _)| *node)).collect()
+    }
+
+    /// The weight of each node: its capacity.
+    pub(crate) fn weights(&self) -> BTreeMap<NodeId, u32> {
+        let capacity = |node| self.heartbeats.get(node).map_or(0, |last| last.capacity_bytes);
+        placement::weights(&self.nodes.keys().map(|node| (*node, capacity(node))).collect())
+    }
+
+    /// The bytes of each chain that a node has reported.
+    pub(crate) fn chain_bytes(&self) -> BTreeMap<ChainId, u64> {
+        let mut bytes: BTreeMap<ChainId, u64> = BTreeMap::new();
+        for line in self.heartbeats.values().flat_map(|last| &last.targets) {
+            let most = bytes.entry(line.chain).or_default();
+            *most = line.used_bytes.max(*most);
+        }
+        bytes.retain(|chain, _| self.routing.chains.contains_key(chain));
+        bytes
+    }
+
+    /// The size of each chain.
+    pub(crate) fn sizes(&self) -> BTreeMap<ChainId, u32> {
+        placement::sizes(&self.chain_bytes())
     }
 
     /// Nodes with a target that cannot be opened.

@@ -183,7 +183,7 @@ impl Fixture {
         let mut targets = vec![place(TARGET, 1, own), place(TargetId(2), 2, other)];
         targets.sort_by_key(|place| place.state);
         let version = ChainVersion(self.version);
-        let info = |id| NodeInfo { id, address: String::new(), zone: String::new() };
+        let info = |id| NodeInfo { id, address: String::new(), location: Default::default() };
         let routing = RoutingInfo {
             cluster: ClusterId(5),
             version: RoutingVersion(self.version.into()),

@@ -1,0 +1,110 @@
+//! Failure domains over the network, also with an mgmtd of an older version.
+// A test fails by panicking, also in its helpers.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fabric::auth::Key;
+use fabric::deadline::Deadline;
+use fabric::rpc::{
+    Call, Fault, FaultCode, Reply, Server, ServerConfig, Service, Shutdown, decode_request,
+};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, HeartbeatReply};
+use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
+use threefs_core::location::{Level, Location};
+use threefs_mgmtd::protocol::CONTEXT;
+use threefs_mgmtd::{
+    Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdReply, MgmtdRequest, MgmtdResult, StoreConfig,
+    Timers,
+};
+
+fn key() -> Key {
+    Key::from_bytes(b"a key of sixteen bytes or more").unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn heartbeat(node: u32) -> Heartbeat {
+    Heartbeat {
+        node: NodeId(node),
+        address: format!("127.0.0.1:{node}"),
+        incarnation: Incarnation(1),
+        sequence: 1,
+        targets: Vec::new(),
+        capacity_bytes: 0,
+        data: DataFolder::Empty,
+    }
+}
+
+#[tokio::test]
+async fn chains_are_placed_by_the_locations_of_the_first_heartbeats() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = MgmtdConfig {
+        listen: "127.0.0.1:0".into(),
+        advertise: None,
+        key: key().into(),
+        tls: fabric::tls::ServiceTls::default(),
+        store: StoreConfig::folder(folder.path().join("mgmtd")),
+        bootstrap: Bootstrap { nodes: 4, replicas: 2, chains_per_node: 3 },
+        rebalance: true,
+        timers: Timers { node_failure_ms: 60_000, scan_ms: 5, ..Timers::one_machine() },
+    };
+    let mgmtd = Mgmtd::open(config).await.unwrap();
+    let (_handle, shutdown) = Shutdown::new();
+    let client = MgmtdClient::new(&[mgmtd.address().to_string()], &key());
+    let _serving = tokio::spawn(mgmtd.serve(shutdown));
+    let follower = client.follow();
+    for node in 1..=4 {
+        let zone = if node <= 2 { "A" } else { "B" };
+        let location = Location::new(zone, "", &format!("host-{node}")).unwrap();
+        client.heartbeat_from(&location, heartbeat(node), soon()).await.unwrap();
+    }
+    let routing = follower.wait_for(soon(), |routing| !routing.chains.is_empty()).await.unwrap();
+    assert_eq!(routing.nodes[&NodeId(1)].location.to_string(), "A//host-1");
+    let zone = |node: &NodeId| routing.nodes[node].location.part(Level::Zone);
+    for chain in routing.chains.values() {
+        let zones: Vec<&str> = chain.targets.iter().map(|place| zone(&place.node)).collect();
+        assert!(zones == ["A", "B"] || zones == ["B", "A"], "{zones:?}");
+    }
+    let report = client.domains(soon()).await.unwrap().unwrap();
+    assert_eq!((report.level, report.violations_total), (Some(Level::Zone), 0));
+    assert!(report.reasons.is_empty(), "{report:?}");
+}
+
+/// An mgmtd that does not know locations.
+struct OldMgmtd(Arc<Mutex<Vec<MgmtdRequest>>>);
+
+impl Service for OldMgmtd {
+    async fn handle(&self, call: Call) -> Result<Reply, Fault> {
+        let request: MgmtdRequest = decode_request(&call)?;
+        self.0.lock().unwrap().push(request.clone());
+        match request {
+            MgmtdRequest::Heartbeat(_) => {
+                let reply = HeartbeatReply { routing_version: RoutingVersion(1), lease_ms: 500 };
+                Reply::of::<MgmtdResult>(&Ok(MgmtdReply::Heartbeat(reply)))
+            }
+            _ => Err(Fault { code: FaultCode::BadRequest, detail: "unknown variant".into() }),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_older_mgmtd_gets_heartbeats_without_locations() {
+    let server = ServerConfig::new(CONTEXT, key());
+    let server = Server::bind("127.0.0.1:0", server).await.unwrap();
+    let client = MgmtdClient::new(&[server.address().to_string()], &key());
+    let requests = Arc::default();
+    let (_handle, shutdown) = Shutdown::new();
+    let _serving = tokio::spawn(server.serve(OldMgmtd(Arc::clone(&requests)), shutdown));
+    let location = Location::new("A", "", "h").unwrap();
+    let reply = client.heartbeat_from(&location, heartbeat(1), soon()).await.unwrap();
+    assert_eq!(reply.lease_ms, 500);
+    assert!(matches!(
+        requests.lock().unwrap()[..],
+        [MgmtdRequest::LocatedHeartbeat { .. }, MgmtdRequest::Heartbeat(_)]
+    ));
+    assert_eq!(client.domains(soon()).await.unwrap(), None);
+}
