@@ -22,6 +22,7 @@ STATUS = {
         "chains_down": 1,
         "nodes": [node(1), node(2, alive=False, heartbeat_age_ms=None)],
     },
+    "domains": {"violations_total": 2},
     "routing": {
         "chains": {
             "1": {"targets": [{"state": "SERVING"}, {"state": "SYNCING"}]},
@@ -56,6 +57,7 @@ def test_a_status_becomes_metrics() -> None:
         'threefs_chains{state="whole"} 1.0',
         'threefs_chains{state="degraded"} 2.0',
         'threefs_chains{state="unavailable"} 1.0',
+        "threefs_domain_violations 2.0",
         'threefs_heartbeat_age_seconds{storage="1"} 1.5',
         'threefs_capacity_bytes{storage="1"} 100.0',
         'threefs_capacity_bytes{storage="2"} 100.0',

@@ -88,6 +88,12 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
         ),
         {"whole": whole, "degraded": cluster["chains"] - whole - down, "unavailable": down},
     )
+    if (domains := status.get("domains")) is not None:
+        yield GaugeMetricFamily(
+            "threefs_domain_violations",
+            "Chains with more replicas in a failure domain than necessary.",
+            value=domains["violations_total"],
+        )
     yield _filled(
         GaugeMetricFamily(
             "threefs_heartbeat_age_seconds",

@@ -129,12 +129,10 @@ def status(
 @app.command()
 def rebalance(
     apply: Annotated[bool, typer.Option("--apply", help="Start the moves.")] = False,
-    drain: Annotated[
-        list[int] | None, typer.Option(help="Number of a node to empty; repeatable.")
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Limit of the bytes per second that moves copy, stored; 0: none."),
     ] = None,
-    keep_all: Annotated[
-        bool, typer.Option("--keep-all", help="Cancel the draining of nodes.")
-    ] = False,
     cluster: Cluster = None,
     output: Format = Output.TABLE,
     timeout: Timeout = 10.0,
@@ -142,15 +140,48 @@ def rebalance(
     """Show the moves that balance all storage nodes; --apply starts them.
 
     A replica is copied before the old one is removed, two at a time, and data stays readable. mgmtd
-    starts this on its own when nodes are added, unless it runs with --no-rebalance. The exit status
-    is 0 even if no move is needed.
+    starts this on its own when nodes are added, unless it runs with --no-rebalance. Nodes get
+    replicas in proportion to their capacity, and no zone, rack or host gets more replicas of a
+    chain than necessary. --rate limits the mean over several moves, and not the copies that
+    restore a lost replica. The exit status is 0 even if no move is needed.
 
-    Examples: threefs rebalance ; threefs rebalance --drain 4 --apply
+    Examples: threefs rebalance --apply ; threefs rebalance --rate 200M
     """
     from threefs.cli.rebalance import show_rebalance
 
-    leaving = [] if keep_all else drain
-    show_rebalance(cluster, output, timeout, apply=apply, leaving=leaving)
+    bytes_per_second = None if rate is None else bytes_of(rate)
+    show_rebalance(cluster, output, timeout, apply=apply, bytes_per_second=bytes_per_second)
+
+
+@app.command()
+def drain(
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Numbers of nodes, or a host, rack or zone with all its nodes."),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Start the moves, and wait.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Keep these nodes, or all if none is given.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="With --apply, wait until they are empty.")
+    ] = True,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Empty storage nodes, which can then be removed; --apply starts it.
+
+    Data stays readable, and no chain has fewer replicas meanwhile. A replica for which no other
+    node may be used stays, and is reported. Drained nodes get no replicas until --cancel. Ctrl-C
+    ends only the wait.
+
+    Examples: threefs drain 4 --apply ; threefs drain host-7 ; threefs drain --cancel --apply
+    """
+    from threefs.cli.drain import Drain, drain_nodes
+
+    request = Drain(apply=apply, cancel=cancel, wait=wait)
+    drain_nodes(cluster, output, timeout, nodes or [], request)
 
 
 @app.command()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from threefs.cli.output import Output, print_json, stdout_console
+from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
+from threefs.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 __all__ = ["show_rebalance"]
@@ -21,11 +21,15 @@ def show_rebalance(
     timeout_seconds: float,
     *,
     apply: bool,
-    leaving: Sequence[int] | None,
+    bytes_per_second: int | None,
 ) -> None:
     """Print the plan; with `apply`, start it."""
+    if bytes_per_second is not None and bytes_per_second < 0:
+        raise InvalidArgument(f"--rate is {bytes_per_second}; it must be 0 (no limit) or more")
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
-        plan: dict[str, Any] = json.loads(client.rebalance(apply=apply, leaving=leaving))
+        rate = client.move_rate(bytes_per_second)
+        plan: dict[str, Any] = json.loads(client.rebalance(apply=apply))
+    plan["bytes_per_second_max"] = rate
     if output is Output.JSON:
         print_json(plan)
         return
@@ -39,12 +43,15 @@ def show_rebalance(
         console.print(
             f"chain-{move['chain']}: a replica moves from node-{move['from']} to node-{move['to']}"
         )
+    if rate:
+        console.print(f"moves copy at most {describe_bytes(rate)} per second on average")
     if plan["new_chains"]:
         console.print(f"{plan['new_chains']} chains are added for new files")
     if plan["stuck"]:
         console.print(
             f"{plan['stuck']} replicas cannot move: no other node has space for them (a tenth of "
-            "its disk free, and no abandoned move in the last ten minutes); keep their nodes"
+            "its disk free, and no abandoned move in the last ten minutes) and is in another zone, "
+            "rack and host than their copies; keep their nodes"
         )
     elif not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
         console.print("no moves are needed")

@@ -62,8 +62,10 @@ def _show(status: dict[str, Any], console: Console) -> None:
             f"meta  removals pending {meta['removals_pending']}  sessions {meta['sessions']}"
         )
     console.print(_managers(status))
-    console.print(_nodes(cluster["nodes"]))
+    console.print(_nodes(cluster["nodes"], status["routing"]["nodes"]))
     console.print(_chains(status["routing"]))
+    if (domains := status.get("domains")) is not None:
+        _domains(domains, console)
     for foreign in cluster["foreign_stores"]:
         console.print(
             f"[red]target-{foreign['target']} (node-{foreign['node']}) has a different disk than "
@@ -91,16 +93,37 @@ def _managers(status: dict[str, Any]) -> Any:
     return table
 
 
-def _nodes(nodes: list[dict[str, Any]]) -> Any:
+def _domains(domains: dict[str, Any], console: Console) -> None:
+    console.print(
+        f"replicas of a chain are on different {domains['level'] or 'node'}s; a failed node's load "
+        f"on the busiest other one: {domains['failover_share']:.2f} times an even share"
+    )
+    for reason in domains["reasons"]:
+        console.print(reason)
+    for violation in domains["violations"]:
+        nodes = ", ".join(f"node-{node}" for node in violation["nodes"])
+        console.print(
+            f"[yellow]chain-{violation['chain']} shares a failure domain[/yellow]: {nodes}"
+        )
+    if total := domains["violations_total"]:
+        console.print(
+            f"{total} chains have more replicas in a zone, rack or host than necessary: "
+            "`threefs rebalance` shows the moves that change it"
+        )
+
+
+def _nodes(nodes: list[dict[str, Any]], routing: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    table = Table("NODE", "ADDRESS", "STATE", "HEARTBEAT", "USED", "CAPACITY", box=None)
+    columns = ("NODE", "ADDRESS", "LOCATION", "STATE", "HEARTBEAT", "USED", "CAPACITY")
+    table = Table(*columns, box=None)
     for node in nodes:
         age = node["heartbeat_age_ms"]
         capacity = node["capacity_bytes"]
         table.add_row(
             f"node-{node['node']}",
             node["address"],
+            routing.get(str(node["node"]), {}).get("location", ""),
             "[green]alive[/green]" if node["alive"] else "[red]dead[/red]",
             "never" if age is None else f"{age / 1000:.1f} s ago",
             describe_bytes(node["used_bytes"]),

@@ -33,6 +33,7 @@ from threefs.services.settings import (
     META_PORT,
     MGMTD_PORT,
     STORAGE_PORT,
+    location_of,
     meta_config,
     mgmtd_config,
     node_id_of,
@@ -211,6 +212,19 @@ def storage(
             help="Capacity of the node in bytes; 0: the size of its disk.",
         ),
     ] = "0",
+    zone: Annotated[
+        str, typer.Option(envvar="THREEFS_ZONE", help="Zone of this node; empty: unknown.")
+    ] = "",
+    rack: Annotated[
+        str, typer.Option(envvar="THREEFS_RACK", help="Rack in the zone; empty: unknown.")
+    ] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            envvar="THREEFS_HOST",
+            help="Machine that several storage services may share; empty: unknown.",
+        ),
+    ] = "",
     node_failure_ms: NodeFailure = 10_000,
     listen: Listen = f"0.0.0.0:{STORAGE_PORT}",
     advertise: Advertise = "",
@@ -228,6 +242,7 @@ def storage(
         mgmtd=mgmtd,
         node_id=node_id or node_id_of(pod_name or os.uname().nodename),
         capacity_bytes=bytes_of(capacity),
+        location=location_of(zone, rack, host),
         node_failure_ms=node_failure_ms,
     )
     config |= tls_config(enabled=tls, transition=tls_transition)

@@ -16,6 +16,7 @@ __all__ = [
     "MGMTD_PORT",
     "STORAGE_PORT",
     "addresses_of",
+    "location_of",
     "meta_config",
     "mgmtd_config",
     "node_id_of",
@@ -105,6 +106,7 @@ def storage_config(
     node_id: int,
     capacity_bytes: int,
     node_failure_ms: int,
+    location: str = "",
 ) -> dict[str, Any]:
     """Configuration of a storage node."""
     _at_least("node-id", node_id, 1)
@@ -115,6 +117,7 @@ def storage_config(
         "key_file": str(key_file),
         "mgmtd": addresses_of("mgmtd", mgmtd),
         "node_id": node_id,
+        "location": location,
         "capacity_bytes": capacity_bytes,
         "call_timeout_ms": max(200, node_failure_ms // 5),
         "drain_ms": DRAIN_MS,
@@ -124,6 +127,15 @@ def storage_config(
 def tls_config(*, enabled: bool, transition: bool) -> dict[str, Any]:
     """TLS settings, which are the same for each service."""
     return {"tls": enabled, "tls_transition": transition}
+
+
+def location_of(zone: str, rack: str, host: str) -> str:
+    """The failure domains of a storage node: ZONE/RACK/HOST, or nothing if all are unknown."""
+    for name, value, length in (("zone", zone, 63), ("rack", rack, 63), ("host", host, 253)):
+        if not re.fullmatch(rf"[A-Za-z0-9._-]{{0,{length}}}", value):
+            expected = f"at most {length} letters, digits, `-`, `_` and `.`"
+            raise _wrong(name, value, expected)
+    return f"{zone}/{rack}/{host}" if zone or rack or host else ""
 
 
 def node_id_of(pod_name: str) -> int:

@@ -1,0 +1,168 @@
+"""`threefs drain`: empty storage nodes so that they can be removed, with progress."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from threefs.cli.output import Output, describe_bytes, print_json, stderr_console, stdout_console
+from threefs.client import connect
+from threefs.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from threefs.client import Client
+
+__all__ = ["Drain", "drain_nodes", "nodes_of", "replicas_on"]
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What the caller asks for."""
+
+    apply: bool
+    cancel: bool
+    wait: bool
+
+
+def drain_nodes(
+    cluster: Path | None,
+    output: Output,
+    timeout_seconds: float,
+    names: Sequence[str],
+    request: Drain,
+) -> None:
+    """Show the plan; with `apply`, start it and wait until the nodes are empty."""
+    if not names and not request.cancel:
+        raise InvalidArgument(
+            "no node given: pass its number, host, rack or zone as shown by `threefs status`"
+        )
+    with connect(cluster, timeout_seconds=timeout_seconds) as client:
+        first = _status(client)
+        nodes = nodes_of(names, first)
+        before = set(json.loads(client.rebalance())["leaving"])
+        leaving = (before - nodes if names else set()) if request.cancel else before | nodes
+        plan: dict[str, Any] = json.loads(
+            client.rebalance(apply=request.apply, leaving=sorted(leaving))
+        )
+        waits = request.apply and request.wait and not request.cancel
+        if waits:
+            _wait(client, nodes)
+            plan = json.loads(client.rebalance())
+        status = _status(client)
+    summary = {
+        "leaving": sorted(leaving),
+        "applied": request.apply,
+        "replicas": replicas_on(leaving, status),
+        "moves": len(plan["moves"]) + len(plan["under_way"]),
+        "stuck": plan["stuck"],
+        "separated_by": [_level(first), _level(status)],
+    }
+    if output is Output.JSON:
+        print_json(summary)
+    else:
+        _show(summary, waited=waits)
+
+
+def nodes_of(names: Sequence[str], status: dict[str, Any]) -> set[int]:
+    """The nodes that the names denote: a number, or a zone, rack or host of their location."""
+    routing: dict[str, Any] = status["routing"]["nodes"]
+    located = {int(node): str(info.get("location", "")) for node, info in routing.items()}
+    nodes: set[int] = set()
+    for name in names:
+        digits = name.removeprefix("node-")
+        if digits.isdecimal():
+            matches = {int(digits)} & located.keys()
+        else:
+            matches = {node for node, where in located.items() if _is_in(where, name)}
+        if not matches:
+            places = sorted(
+                {part for where in located.values() for part in where.split("/")} - {""}
+            )
+            raise InvalidArgument(
+                f"unknown node `{name}`: the numbers are {', '.join(map(str, sorted(located)))}"
+                + (f", the zones, racks and hosts {', '.join(places)}" if places else "")
+            )
+        nodes |= matches
+    return nodes
+
+
+def replicas_on(nodes: set[int], status: dict[str, Any]) -> int:
+    """Number of replicas that these nodes still have."""
+    chains = status["routing"]["chains"].values()
+    return sum(place["node"] in nodes for chain in chains for place in chain["targets"])
+
+
+def _is_in(location: str, name: str) -> bool:
+    """Whether a location is in the domain: one part of it, or several outer parts with slashes."""
+    domain = name.rstrip("/")
+    return bool(domain) and (domain in location.split("/") or location.startswith(domain + "/"))
+
+
+def _status(client: Client) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(client.status())
+    return status
+
+
+def _wait(client: Client, nodes: set[int]) -> None:
+    """Wait until the nodes are empty, or what remains cannot move."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    first = _status(client)
+    total = replicas_on(nodes, first)
+    data = sum(it["used_bytes"] for it in first["cluster"]["nodes"] if it["node"] in nodes)
+    title = f"{describe_bytes(data)}, replicas moved"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=stderr_console()) as bar:
+        task = bar.add_task(title, total=total)
+        _until_empty(client, nodes, lambda left: bar.update(task, completed=total - left))
+
+
+def _until_empty(client: Client, nodes: set[int], progress: Callable[[int], None]) -> None:
+    while True:
+        left = replicas_on(nodes, _status(client))
+        progress(left)
+        if left == 0:
+            return
+        plan = json.loads(client.rebalance())
+        if not plan["moves"] and not plan["under_way"] and plan["stuck"]:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _level(status: dict[str, Any]) -> str | None:
+    """The level at which the replicas of a chain are separated; None for an older mgmtd."""
+    domains = status.get("domains")
+    return None if domains is None else domains["level"] or "node"
+
+
+def _show(summary: dict[str, Any], *, waited: bool) -> None:
+    console = stdout_console()
+    names = ", ".join(f"node-{node}" for node in summary["leaving"])
+    if not names:
+        console.print("no node is drained")
+        return
+    before, now = summary["separated_by"]
+    if before != now:
+        console.print(
+            f"[yellow]replicas of a chain are now on different {now}s, not {before}s[/yellow]"
+        )
+    if summary["replicas"] == 0:
+        console.print(f"{names}: empty; they can be removed")
+        return
+    console.print(f"{names}: {summary['replicas']} replicas, {summary['moves']} moves remain")
+    if summary["stuck"]:
+        console.print(
+            f"{summary['stuck']} replicas cannot move: no other node has space for them and is in "
+            "another zone, rack and host than their copies; add nodes there, or drain its dead ones"
+        )
+    elif not summary["applied"]:
+        console.print("start with --apply")
+    elif not waited:
+        console.print("`threefs rebalance` shows the remaining moves")
