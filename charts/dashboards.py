@@ -131,6 +131,7 @@ DASHBOARDS = (
         (
             Panel("Copies by state", "short", gauge("threefs_targets", "state"), stacked=True),
             Panel("Chains by state", "short", gauge("threefs_chains", "state"), stacked=True),
+            Panel("Chains that share a failure domain", "short", (("max(threefs_domain_violations)", ""),)),
             Panel("Since the last heartbeat", "s", (("max by (storage) (threefs_heartbeat_age_seconds)", "{{storage}}"),)),
             Panel("Used by service", "bytes", gauge("threefs_used_bytes", "storage")),
             Panel("Mounts by state of their daemon", "short", gauge("threefs_csi_mounts", "state"), stacked=True),
