@@ -25,7 +25,7 @@ use crate::write::ChunkWrite;
 
 const CHUNK_BYTES: u32 = 1 << 20;
 /// Far longer than any operation: disks of shared machines can stall for seconds.
-const LONG: Duration = Duration::from_secs(120);
+pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 pub(crate) struct Cluster {
     folder: tempfile::TempDir,
@@ -94,6 +94,13 @@ impl Cluster {
         (handle, tokio::spawn(async move { threefs_storage::run(config, shutdown).await.unwrap() }))
     }
 
+    /// Aborts a storage service with its handlers, as a kill does.
+    pub(crate) async fn abort_storage(&mut self) {
+        let (handle, task) = self.storage.remove(0);
+        task.abort();
+        drop((handle, task.await));
+    }
+
     fn data(&self, node: u32) -> PathBuf {
         self.folder.path().join(format!("storage-{node}"))
     }
@@ -150,10 +157,8 @@ async fn chunks_survive_the_loss_and_return_of_a_storage_service() {
         let chain = chains[index as usize % chains.len()].0;
         write(client.clone(), chain, index).await.unwrap();
     }
-    // Aborts its handlers, as a kill does, and restarts it on another port.
-    let (handle, task) = cluster.storage.remove(0);
-    task.abort();
-    drop((handle, task.await));
+    // Restarted on another port.
+    cluster.abort_storage().await;
     for index in 6..12 {
         let chain = chains[index as usize % chains.len()].0;
         write(client.clone(), chain, index).await.unwrap();

@@ -21,8 +21,8 @@ use threefs_core::ids::{
 };
 use threefs_core::layout::{ChainChoice, Layout};
 use threefs_core::message::{
-    Address, QueryChunks, QueryLastChunk, ReadRequest, RepairRequest, StorageRequest, SyncStart,
-    UpdateRequest,
+    Address, QueryChunks, QueryLastChunk, ReadMany, ReadPart, ReadRequest, RepairRequest,
+    StorageRequest, SyncStart, UpdateRequest,
 };
 use threefs_core::terms::FileTerms;
 use threefs_mgmtd::protocol::MgmtdRequest;
@@ -88,8 +88,10 @@ fn requests(inode: u64) -> Vec<StorageRequest> {
     let (target, inode) = (TargetId(1), InodeId(inode));
     let to = Address { chain: ChainId(1), chain_version: ChainVersion(1), target };
     let chunk = ChunkId::new(inode, 0);
+    let part = ReadPart { index: 0, offset: 0, length: 1 };
     vec![
         StorageRequest::Read(ReadRequest { to, chunk, offset: 0, length: 1 }),
+        StorageRequest::ReadMany(ReadMany { to, inode, parts: vec![part] }),
         StorageRequest::QueryChunks(QueryChunks { to, inode, after: None, limit: 1 }),
         StorageRequest::QueryLastChunk(QueryLastChunk { to, inode }),
         StorageRequest::Update(UpdateRequest {

@@ -7,6 +7,7 @@
 //! | `routing` | the chunks of a file and the heads of chains, kept by one long poll |
 //! | `files` | paths and names |
 //! | `write`, `read` | file ranges; quota reservations and length reports of writes |
+//! | `read_batch` | small reads that share requests |
 //! | `window` | limits of chunk operations: number, bytes, time without progress |
 //! | `update` | exactly-once updates of a chunk |
 //! | `storage` | calls of storage services: connections, one attempt, pauses |
@@ -37,6 +38,7 @@ mod holes;
 mod inodes;
 mod metadata;
 mod read;
+mod read_batch;
 mod routing;
 pub mod status;
 mod storage;
@@ -60,6 +62,7 @@ pub use config::ClientConfig;
 pub use error::ClientError;
 pub use files::FileHandle;
 pub use read::{ReadPlan, ReadRange};
+pub use read_batch::ReadBatch;
 pub use volumes::Space;
 pub use write::WriteRange;
 
@@ -135,6 +138,8 @@ impl Client {
 mod cluster_test;
 #[cfg(test)]
 mod credential_test;
+#[cfg(test)]
+mod read_batch_test;
 #[cfg(test)]
 mod recount_test;
 #[cfg(test)]

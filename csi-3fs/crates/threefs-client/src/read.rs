@@ -332,7 +332,7 @@ impl Client {
 
     /// Selects a serving replica for attempt number `turn`, preferring nodes that have answered
     /// recently; also returns the number of serving replicas.
-    fn replica(
+    pub(crate) fn replica(
         &self,
         routing: &RoutingInfo,
         chain: ChainId,
@@ -350,7 +350,7 @@ impl Client {
 }
 
 /// The payload of a reply, if it is complete and undamaged.
-fn verify(read: ReadDone, payload: Bytes) -> Result<Bytes, String> {
+pub(crate) fn verify(read: ReadDone, payload: Bytes) -> Result<Bytes, String> {
     let checksum = Checksum::of(&payload);
     if payload.len() != read.length as usize || checksum != read.checksum {
         return Err(format!(

@@ -3,6 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
+mod read_many;
+
+pub use read_many::{ReadMany, ReadPart};
+
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkMeta, ContentChange, TagWindow};
 use crate::error::StorageError;
@@ -263,6 +267,8 @@ pub enum StorageRequest {
     UpdateAt(UpdateRequest, ChunkVersion),
     /// As `QueryChunks`, for services. Answered by [`StorageReply::ChunkVersions`].
     QueryVersions(QueryChunks),
+    /// See [`ReadMany`]. Answered by [`StorageReply::ReadMany`].
+    ReadMany(ReadMany),
 }
 
 /// Classes of requests, each with a separate budget at the receiving service.
@@ -300,7 +306,7 @@ impl StorageRequest {
             // Waits only for the same at the next hop; no queue and no update waits for it.
             Self::ForgetInodes(request) => request.hop.min(class::HOP_MAX),
             Self::Replace(_) => class::REPLACE,
-            Self::Read(_) => class::READ,
+            Self::Read(_) | Self::ReadMany(_) => class::READ,
             Self::Repair(_)
             | Self::SyncStart(_)
             | Self::SyncMetas(_)
@@ -333,6 +339,7 @@ impl StorageRequest {
             Self::QueryLastChunk(request) => request.to,
             Self::ForgetInodes(request) => request.to,
             Self::Purge(request) => request.to,
+            Self::ReadMany(request) => request.to,
         }
     }
 }
@@ -442,6 +449,8 @@ pub enum StorageReply {
         /// No more follow.
         last: bool,
     },
+    /// To ReadMany: the result of each read.
+    ReadMany(Vec<Result<ReadDone, StorageError>>),
 }
 
 /// Result of a request.

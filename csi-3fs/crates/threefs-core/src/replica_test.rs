@@ -32,6 +32,8 @@ mod failure;
 mod forget;
 #[path = "purge_test.rs"]
 mod purge;
+#[path = "replica_read_test.rs"]
+mod read;
 #[path = "replica_sync_test.rs"]
 mod sync;
 

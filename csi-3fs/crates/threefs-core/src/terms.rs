@@ -134,6 +134,7 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
     match request {
         StorageRequest::Update(update) => Some(update.chunk.inode),
         StorageRequest::Read(read) => Some(read.chunk.inode),
+        StorageRequest::ReadMany(reads) => Some(reads.inode),
         StorageRequest::QueryChunks(query) => Some(query.inode),
         StorageRequest::QueryLastChunk(query) => Some(query.inode),
         StorageRequest::Forward(_)

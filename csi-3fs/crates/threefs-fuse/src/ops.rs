@@ -15,6 +15,7 @@ mod names;
 mod open;
 mod reserve;
 mod ring_io;
+mod ring_reads;
 mod virtual_directory;
 mod writeback;
 mod xattr;

@@ -8,7 +8,8 @@
 //! | `session` | what one caller has registered |
 //! | `sessions` | all sessions, and limits for each user |
 //!
-//! The operations are in `ops::control` (registration) and `ops::ring_io` (I/O).
+//! The operations are in `ops::control` (registration), `ops::ring_io` (I/O) and `ops::ring_reads`
+//! (small reads).
 
 mod links;
 mod region;

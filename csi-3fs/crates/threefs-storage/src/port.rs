@@ -10,7 +10,7 @@ use fabric::auth::ticket::Grant;
 use fabric::boot_instant::BootInstant;
 use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode, decode_request};
 use threefs_core::error::StorageError;
-use threefs_core::message::{StorageRequest, check_payload};
+use threefs_core::message::{ReadMany, StorageRequest, check_payload};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::terms::{FileTerms, TermsError, file_of};
 
@@ -124,6 +124,7 @@ fn unix_now_s() -> u64 {
 fn reply_bytes(request: &StorageRequest) -> Option<usize> {
     match request {
         StorageRequest::Read(read) => Some(read.length.min(REPLY_BYTES_MAX) as usize),
+        StorageRequest::ReadMany(reads) => Some(reads.bytes().min(ReadMany::BYTES_MAX) as usize),
         StorageRequest::Repair(_) => Some(REPAIR_BYTES),
         StorageRequest::SyncMetas(query) => Some(query.limit.min(METAS_MAX) as usize * META_BYTES),
         StorageRequest::QueryChunks(query) => {

@@ -9,7 +9,7 @@ use crate::chunk::{ChunkState, StoreUpdate, Which};
 use crate::error::{StorageError, StoreError};
 use crate::forgotten::InodeRange;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion, NodeId, TargetId};
-use crate::message::{ReadRequest, RepairRequest, StorageReply, StorageRequest};
+use crate::message::{ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest};
 use crate::routing::Chain;
 use crate::time::Millis;
 
@@ -220,6 +220,15 @@ pub enum Action {
         /// Chain version for the reply.
         chain_version: ChainVersion,
     },
+    /// As `ServeRead`, for several reads with one reply.
+    ServeReads {
+        /// The request.
+        token: Token,
+        /// Each read.
+        reads: Vec<PlannedRead>,
+        /// Chain version for the reply.
+        chain_version: ChainVersion,
+    },
     /// Serve the repair of another replica: read the whole chunk and reply. `which` has the
     /// requested version.
     ServeRepair {
@@ -234,6 +243,15 @@ pub enum Action {
     RefreshRouting,
     /// Report an alert to the operator.
     Alert(Alert),
+}
+
+/// One of several reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlannedRead {
+    /// Read the committed state of the store.
+    Serve(ReadRequest),
+    /// The result is known.
+    Done(Result<ReadDone, StorageError>),
 }
 
 /// Conditions to report to operators. The chain continues without intervention in all cases.

@@ -39,7 +39,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-pub use action::{Action, Alert, CallId, Event, OpId, PeerFailure, Token};
+pub use action::{Action, Alert, CallId, Event, OpId, PeerFailure, PlannedRead, Token};
 pub use config::{Check, Config};
 
 use crate::chunk::{ChunkMeta, ChunkMetas};
@@ -266,6 +266,7 @@ impl Replica {
                 })
             }
             StorageRequest::Read(request) => self.read(ctx, token, request),
+            StorageRequest::ReadMany(request) => self.read_many(ctx, token, &request),
             StorageRequest::Repair(request) => self.serve_repair(ctx, token, request),
             StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),
             StorageRequest::SyncMetas(request) => self.sync_metas(ctx, token, request),

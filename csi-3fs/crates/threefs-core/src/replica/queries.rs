@@ -1,13 +1,14 @@
 //! Reads and queries: answered from the store, without an operation.
 
 use super::config::Check;
-use super::{Action, Context, Replica, Token};
+use super::{Action, Context, PlannedRead, Replica, Token};
 use crate::checksum::Checksum;
 use crate::chunk::Which;
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion};
 use crate::message::{
-    LastChunk, QueryChunks, QueryLastChunk, ReadDone, ReadRequest, RepairRequest, StorageReply,
+    Address, LastChunk, QueryChunks, QueryLastChunk, ReadDone, ReadMany, ReadRequest,
+    RepairRequest, StorageReply,
 };
 
 /// Maximum number of chunks that a query reads from the store in one step.
@@ -23,33 +24,65 @@ impl Replica {
         token: Token,
         request: ReadRequest,
     ) -> Result<(), StorageError> {
+        self.check_read(ctx, request.to)?;
+        match self.plan_read(ctx, request) {
+            PlannedRead::Serve(request) => {
+                let chain_version = self.chain_version();
+                ctx.out.push(Action::ServeRead { token, request, chain_version });
+            }
+            PlannedRead::Done(result) => ctx.reply(token, result.map(StorageReply::Read)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_many(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: &ReadMany,
+    ) -> Result<(), StorageError> {
+        let requests = request.requests()?;
+        self.check_read(ctx, request.to)?;
+        let plan = |request| self.plan_read(ctx, request);
+        let reads: Vec<PlannedRead> = requests.into_iter().map(plan).collect();
+        if reads.iter().any(|read| matches!(read, PlannedRead::Serve(_))) {
+            let chain_version = self.chain_version();
+            ctx.out.push(Action::ServeReads { token, reads, chain_version });
+        } else {
+            let results = reads.into_iter().filter_map(|read| match read {
+                PlannedRead::Serve(_) => None,
+                PlannedRead::Done(result) => Some(result),
+            });
+            ctx.reply(token, Ok(StorageReply::ReadMany(results.collect())));
+        }
+        Ok(())
+    }
+
+    fn check_read(&self, ctx: &Context<'_>, to: Address) -> Result<(), StorageError> {
         // A client with older routing may be served: the lease proves that this replica still
         // belongs to the chain. A client with newer routing has a change that this replica has not
         // received.
-        if request.to.chain_version > self.chain_version() {
-            return Err(self.mismatch(request.to));
+        if to.chain_version > self.chain_version() {
+            return Err(self.mismatch(to));
         }
-        self.check_serving(ctx)?;
+        self.check_serving(ctx)
+    }
+
+    fn plan_read(&self, ctx: &Context<'_>, request: ReadRequest) -> PlannedRead {
         let meta = ctx.meta(request.chunk);
         if meta.pending.is_some() && self.config.makes(Check::NothingPending) {
-            return Err(StorageError::ChunkNotCommit { chunk: request.chunk });
+            return PlannedRead::Done(Err(StorageError::ChunkNotCommit { chunk: request.chunk }));
         }
-        let chain_version = self.chain_version();
         if meta.committed.exists() {
-            ctx.out.push(Action::ServeRead { token, request, chain_version });
-        } else {
-            ctx.reply(
-                token,
-                Ok(StorageReply::Read(ReadDone {
-                    version: meta.committed.version,
-                    length: 0,
-                    chunk_length: 0,
-                    checksum: Checksum::default(),
-                    chain_version,
-                })),
-            );
+            return PlannedRead::Serve(request);
         }
-        Ok(())
+        PlannedRead::Done(Ok(ReadDone {
+            version: meta.committed.version,
+            length: 0,
+            chunk_length: 0,
+            checksum: Checksum::default(),
+            chain_version: self.chain_version(),
+        }))
     }
 
     /// Serves the repair of another replica. Any state of that version works: the receiver

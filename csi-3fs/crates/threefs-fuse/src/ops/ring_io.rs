@@ -8,6 +8,7 @@ use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_core::ids::InodeId;
 use threefs_rings::{Checked, FileTerms, Submission, check};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::daemon::Daemon;
@@ -17,6 +18,22 @@ use crate::rings::{Region, Ring, Session, Work};
 /// Maximum bytes of a read, and of a write, under one deadline.
 const READ_BYTES_MAX: u64 = 64 << 20;
 const WRITE_BYTES_MAX: u64 = 4 << 20;
+/// Maximum number of submissions that are started together.
+const STARTED_MAX: usize = 64;
+
+/// A submission that is executed, with its permits of the ring and of all rings.
+pub(super) struct Started {
+    pub entry: Submission,
+    pub _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+/// The number of bytes, or a negative errno.
+pub(super) fn result_of(result: Result<u64, Errno>) -> i64 {
+    match result {
+        Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
+        Err(error) => -i64::from(error.raw_os_error()),
+    }
+}
 
 impl Daemon {
     /// Executes rings with new submissions until it is cancelled.
@@ -26,21 +43,44 @@ impl Daemon {
         }
     }
 
-    /// Executes a ring's submissions until its queue is empty. Rings take turns: each waits for a
-    /// permit for one submission after the other.
+    /// Starts a ring's submissions until its queue is empty. Rings take turns: each waits for a
+    /// permit for one submission, and then takes only those that are left.
     async fn run_ring(self: Arc<Self>, session: Arc<Session>, ring: Arc<Ring>) {
         loop {
             let own = Arc::clone(&ring.limit).acquire_owned().await;
             let shared = Arc::clone(&self.rings.submissions).acquire_owned().await;
+            let (Ok(own), Ok(shared)) = (own, shared) else { return };
             let Some(entry) = ring.next() else { return };
-            let (daemon, session, ring) =
-                (Arc::clone(&self), Arc::clone(&session), Arc::clone(&ring));
-            tokio::spawn(async move {
-                let result = daemon.run_entry(&session, &ring, &entry).await;
-                ring.complete(entry.slot, result);
-                drop((own, shared));
-            });
+            let mut all = vec![Started { entry, _permits: (own, shared) }];
+            while all.len() < STARTED_MAX
+                && let Some(started) = self.next_started(&ring)
+            {
+                all.push(started);
+            }
+            self.start_entries(&session, &ring, all);
         }
+    }
+
+    /// The next submission, if there is one and permits are left.
+    fn next_started(&self, ring: &Ring) -> Option<Started> {
+        let own = Arc::clone(&ring.limit).try_acquire_owned().ok()?;
+        let shared = Arc::clone(&self.rings.submissions).try_acquire_owned().ok()?;
+        Some(Started { entry: ring.next_queued()?, _permits: (own, shared) })
+    }
+
+    /// Executes one submission.
+    pub(super) fn start_entry(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        ring: &Arc<Ring>,
+        started: Started,
+    ) {
+        let (daemon, session, ring) = (Arc::clone(self), Arc::clone(session), Arc::clone(ring));
+        tokio::spawn(async move {
+            let result = daemon.run_entry(&session, &ring, &started.entry).await;
+            ring.complete(&[(started.entry.slot, result)]);
+            drop(started);
+        });
     }
 
     /// The number of bytes, or a negative errno.
@@ -62,10 +102,7 @@ impl Daemon {
             },
             Err(error) => Err(error),
         };
-        match result {
-            Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
-            Err(error) => -i64::from(error.raw_os_error()),
-        }
+        result_of(result)
     }
 
     async fn transfer(
@@ -83,13 +120,18 @@ impl Daemon {
         {
             self.drop_kernel_pages(id, range.file_offset, bytes).await;
         }
+        self.release_retained(id, &open).await;
+        done
+    }
+
+    /// Closes a file that was retained for a transfer.
+    pub(super) async fn release_retained(&self, id: InodeId, open: &OpenFile) {
         let last = open.state().handles <= 1;
         if last {
             self.release_registered(id, Deadline::after(self.timeout)).await;
         } else if self.files.close(id) {
             self.note_closed(id);
         }
-        done
     }
 
     async fn transfer_pieces(

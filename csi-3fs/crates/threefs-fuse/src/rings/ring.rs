@@ -100,13 +100,22 @@ impl Ring {
     /// The next submission to execute; after `None`, the task that executes them must end.
     pub(crate) fn next(&self) -> Option<Submission> {
         let mut state = self.state();
-        if let Err(error) = self.copy_submissions(&mut state) {
+        let next = self.take(&mut state);
+        state.running = next.is_some();
+        next
+    }
+
+    /// As [`Self::next`], but after `None` the task continues.
+    pub(crate) fn next_queued(&self) -> Option<Submission> {
+        self.take(&mut self.state())
+    }
+
+    fn take(&self, state: &mut State) -> Option<Submission> {
+        if let Err(error) = self.copy_submissions(state) {
             tracing::debug!(%error, "the memory of a ring is gone");
             state.closed = true;
         }
-        let next = if state.closed { None } else { state.queue.pop_front() };
-        state.running = next.is_some();
-        next
+        if state.closed { None } else { state.queue.pop_front() }
     }
 
     /// Copies announced submissions into the queue, if it is empty.
@@ -128,13 +137,21 @@ impl Ring {
         Ok(())
     }
 
-    /// Writes a completion and wakes the caller.
-    pub(crate) fn complete(&self, slot: u32, result: i64) {
+    /// Writes completions, each a slot and its result, and wakes the caller.
+    pub(crate) fn complete(&self, completions: &[(u32, i64)]) {
+        if completions.is_empty() {
+            return;
+        }
         let mut state = self.state();
-        let at = self.layout.completion(state.posted) as u64;
-        let completion = Completion { slot, result }.encode();
-        state.posted = state.posted.wrapping_add(1);
-        let written = self.region.write_at(at, &completion).and_then(|()| self.counter.add(1));
+        let mut written = Ok(());
+        for &(slot, result) in completions {
+            let at = self.layout.completion(state.posted) as u64;
+            state.posted = state.posted.wrapping_add(1);
+            let bytes = Completion { slot, result }.encode();
+            written = written.and_then(|()| self.region.write_at(at, &bytes));
+        }
+        // At most as many as the ring has entries.
+        let written = written.and_then(|()| self.counter.add(completions.len() as u32));
         if let Err(error) = written {
             tracing::debug!(%error, "the memory of a ring is gone");
             state.closed = true;
@@ -233,7 +250,7 @@ mod tests {
             assert_eq!(ring.submit(base.wrapping_add(3)), Ok(false), "announced twice");
             for index in 0..3 {
                 assert_eq!(ring.next(), Some(submission(index)));
-                ring.complete(index, i64::from(index) - 7);
+                ring.complete(&[(index, i64::from(index) - 7)]);
                 let mut bytes = [0; 16];
                 let at = layout.completion(base.wrapping_add(index)) as u64;
                 memory.file.read_exact_at(&mut bytes, at).unwrap();
@@ -273,7 +290,7 @@ mod tests {
         assert_eq!(ring.submit(3), Ok(false), "overtaken");
         assert!(ring.next().is_some());
         assert_eq!(ring.submit(5), Err(Errno::INVAL), "in flight");
-        ring.complete(0, 0);
+        ring.complete(&[(0, 0)]);
         assert_eq!(ring.submit(5), Ok(false), "a task executes the queue");
     }
 
@@ -312,7 +329,7 @@ mod tests {
                 _ => {
                     if let Some(entry) = ring.next() {
                         queued -= 1;
-                        ring.complete(entry.slot, random.random());
+                        ring.complete(&[(entry.slot, random.random())]);
                     }
                 }
             }

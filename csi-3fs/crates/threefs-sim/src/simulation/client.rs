@@ -9,7 +9,9 @@ use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
 use threefs_core::ids::{ChannelId, ChunkId, ClientId, RequestTag};
-use threefs_core::message::{Address, ReadRequest, StorageReply, StorageRequest, UpdateRequest};
+use threefs_core::message::{
+    Address, ReadMany, ReadPart, ReadRequest, StorageReply, StorageRequest, UpdateRequest,
+};
 use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
 use crate::history::Intent;
@@ -189,8 +191,13 @@ impl Simulation {
             Activity::Reading { chunk, invoked } => {
                 *invoked = now;
                 let (offset, length) = (0, CHUNK_BYTES);
-                let read = ReadRequest { to, chunk: *chunk, offset, length };
-                (StorageRequest::Read(read), Bytes::new())
+                let request = if self.rpcs.is_multiple_of(2) {
+                    StorageRequest::Read(ReadRequest { to, chunk: *chunk, offset, length })
+                } else {
+                    let parts = vec![ReadPart { index: chunk.index, offset, length }];
+                    StorageRequest::ReadMany(ReadMany { to, inode: chunk.inode, parts })
+                };
+                (request, Bytes::new())
             }
             Activity::Updating { tag, intent, .. } => {
                 let payload = intent.payload.clone();
@@ -280,6 +287,15 @@ impl Simulation {
             }
             (Activity::Reading { chunk, invoked }, Ok(StorageReply::Read(reply))) => {
                 self.history.read(chunk, invoked, now, reply.version, payload)
+            }
+            (Activity::Reading { chunk, invoked }, Ok(StorageReply::ReadMany(results))) => {
+                match results[..] {
+                    [Ok(reply)] => self.history.read(chunk, invoked, now, reply.version, payload),
+                    _ => {
+                        self.wake_task(task, self.retry_us);
+                        return Ok(());
+                    }
+                }
             }
             (Activity::Updating { intent, .. }, Err(error)) if error.remedy() == Remedy::GiveUp => {
                 match error {

@@ -6,7 +6,7 @@ use threefs_core::chunk::{ChunkState, StoreUpdate, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId};
 use threefs_core::message::{ReadRequest, RepairRequest};
-use threefs_core::replica::{OpId, Token};
+use threefs_core::replica::{OpId, PlannedRead, Token};
 
 /// A disk operation, completed when it is due.
 #[derive(Clone, Debug)]
@@ -39,6 +39,11 @@ pub(crate) enum Job {
     Read {
         token: Token,
         request: ReadRequest,
+        chain_version: ChainVersion,
+    },
+    Reads {
+        token: Token,
+        reads: Vec<PlannedRead>,
         chain_version: ChainVersion,
     },
     Repair {

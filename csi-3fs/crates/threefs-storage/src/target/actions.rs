@@ -14,7 +14,7 @@ use threefs_core::ids::{ChainVersion, ChunkId, NodeId};
 use threefs_core::message::{
     Content, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest,
 };
-use threefs_core::replica::{Action, CallId, Event, OpId, Token};
+use threefs_core::replica::{Action, CallId, Event, OpId, PlannedRead, Token};
 use threefs_core::time::Millis;
 use tokio::sync::oneshot;
 
@@ -42,7 +42,9 @@ impl Target {
         if self.offline_reported.swap(false, SeqCst) {
             // The lease may have ended, and another target may serve, while the store was slow.
             for action in &mut actions {
-                if let Action::ServeRead { token, .. } | Action::ServeRepair { token, .. } = action
+                if let Action::ServeRead { token, .. }
+                | Action::ServeReads { token, .. }
+                | Action::ServeRepair { token, .. } = action
                 {
                     let (token, target) = (*token, self.config.target);
                     *action =
@@ -104,6 +106,10 @@ impl Target {
             Action::ServeRead { token, request, chain_version } => {
                 let waiting = state.waiting.remove(&token)?;
                 job(move |target| target.serve_read(waiting, &request, chain_version))
+            }
+            Action::ServeReads { token, reads, chain_version } => {
+                let waiting = state.waiting.remove(&token)?;
+                job(move |target| target.serve_reads(waiting, reads, chain_version))
             }
             Action::ServeRepair { token, request, which } => {
                 let waiting = state.waiting.remove(&token)?;
@@ -188,21 +194,59 @@ impl Target {
         if waiting.is_closed() {
             return None;
         }
-        let ReadRequest { chunk, offset, length, .. } = *request;
-        let answer = match self.store.read(chunk, Which::Committed, offset, length) {
-            Ok(outcome) => {
-                let reply = ReadDone {
-                    version: outcome.state.version,
-                    length: outcome.bytes.len() as u32,
-                    chunk_length: outcome.state.length,
-                    checksum: Checksum::of(&outcome.bytes),
-                    chain_version,
-                };
-                (Ok(StorageReply::Read(reply)), Bytes::from(outcome.bytes))
-            }
-            Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
+        let answer = match self.read_committed(request, chain_version) {
+            Ok((reply, bytes)) => (Ok(StorageReply::Read(reply)), Bytes::from(bytes)),
+            Err(error) => (Err(error), Bytes::new()),
         };
-        answered(waiting, answer, chunk)
+        answered(waiting, answer, request.chunk)
+    }
+
+    fn serve_reads(
+        self: &Arc<Self>,
+        waiting: oneshot::Sender<Response>,
+        reads: Vec<PlannedRead>,
+        chain_version: ChainVersion,
+    ) -> Option<Event> {
+        let (mut results, mut payload) = (Vec::with_capacity(reads.len()), Vec::new());
+        for read in reads {
+            // The connection is closed.
+            if waiting.is_closed() {
+                return None;
+            }
+            let result = match read {
+                PlannedRead::Done(result) => result,
+                PlannedRead::Serve(request) => {
+                    self.read_committed(&request, chain_version).map(|(reply, bytes)| {
+                        payload.extend_from_slice(&bytes);
+                        reply
+                    })
+                }
+            };
+            if let Err(StorageError::ChunkCorrupt { chunk, .. }) = result {
+                self.handle(Event::DamageFound { chunk });
+            }
+            results.push(result);
+        }
+        let _ = waiting.send((Ok(StorageReply::ReadMany(results)), Bytes::from(payload)));
+        None
+    }
+
+    fn read_committed(
+        &self,
+        request: &ReadRequest,
+        chain_version: ChainVersion,
+    ) -> Result<(ReadDone, Vec<u8>), StorageError> {
+        let ReadRequest { chunk, offset, length, .. } = *request;
+        let outcome = self.store.read(chunk, Which::Committed, offset, length);
+        let outcome = outcome.map_err(|error| error.at(self.config.target))?;
+        let reply = ReadDone {
+            version: outcome.state.version,
+            length: outcome.bytes.len() as u32,
+            chunk_length: outcome.state.length,
+            checksum: Checksum::of(&outcome.bytes),
+            chain_version,
+        };
+        Ok((reply, outcome.bytes))
     }
 
     fn serve_repair(

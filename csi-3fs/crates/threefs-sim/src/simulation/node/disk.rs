@@ -5,8 +5,9 @@ use rand::Rng;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkState, StoreUpdate, TagWindow, Which};
 use threefs_core::error::{StorageError, StoreError};
+use threefs_core::ids::{ChainVersion, ChunkId};
 use threefs_core::message::{Content, ReadDone, ReadRequest, StorageReply, Updated};
-use threefs_core::replica::{Event, OpId, Token};
+use threefs_core::replica::{Event, OpId, PlannedRead, Token};
 
 use super::hosting::io_error;
 use crate::mutations::Mutation;
@@ -96,6 +97,9 @@ impl Simulation {
             Job::Read { token, request, chain_version } => {
                 return self.end_read(at, token, &request, chain_version);
             }
+            Job::Reads { token, reads, chain_version } => {
+                return self.end_reads(at, token, reads, chain_version);
+            }
             Job::Repair { token, request, which } => {
                 let read = self.hosted(at).store.read(request.chunk, which);
                 let (result, payload) = match read {
@@ -129,7 +133,7 @@ impl Simulation {
                 Event::InodesForgotten { op, result: Err(io_error("flush")) }
             }
             Job::Content { op, .. } => Event::Content { op, result: Err(io_error("read")) },
-            Job::Read { .. } | Job::Repair { .. } => return None,
+            Job::Read { .. } | Job::Reads { .. } | Job::Repair { .. } => return None,
         })
     }
 
@@ -175,17 +179,16 @@ impl Simulation {
         at: At,
         token: Token,
         request: &ReadRequest,
-        chain_version: threefs_core::ids::ChainVersion,
+        chain_version: ChainVersion,
     ) -> Result<(), Violation> {
-        match self.hosted(at).store.read(request.chunk, Which::Committed) {
-            Ok(version) => {
-                let (result, payload) = read_reply(request, version, chain_version);
-                self.reply(at, token, result, payload);
+        match self.read_committed(at, request, chain_version) {
+            Ok((reply, payload)) => {
+                self.reply(at, token, Ok(StorageReply::Read(reply)), payload);
                 Ok(())
             }
             Err(error) => {
-                let is_damaged = matches!(error, StoreError::Corrupt { .. });
-                self.reply(at, token, Err(error.at(at.target())), Bytes::new());
+                let is_damaged = matches!(error, StorageError::ChunkCorrupt { .. });
+                self.reply(at, token, Err(error), Bytes::new());
                 if is_damaged {
                     return self.deliver_event(at, Event::DamageFound { chunk: request.chunk });
                 }
@@ -193,13 +196,56 @@ impl Simulation {
             }
         }
     }
+
+    fn end_reads(
+        &mut self,
+        at: At,
+        token: Token,
+        reads: Vec<PlannedRead>,
+        chain_version: ChainVersion,
+    ) -> Result<(), Violation> {
+        let (mut results, mut all) = (Vec::new(), Vec::new());
+        for read in reads {
+            let result = match read {
+                PlannedRead::Done(result) => result,
+                PlannedRead::Serve(request) => {
+                    self.read_committed(at, &request, chain_version).map(|(reply, payload)| {
+                        all.extend_from_slice(&payload);
+                        reply
+                    })
+                }
+            };
+            results.push(result);
+        }
+        let damaged = results.iter().filter_map(|result| match result {
+            Err(StorageError::ChunkCorrupt { chunk, .. }) => Some(*chunk),
+            _ => None,
+        });
+        let damaged: Vec<ChunkId> = damaged.collect();
+        self.reply(at, token, Ok(StorageReply::ReadMany(results)), Bytes::from(all));
+        for chunk in damaged {
+            self.deliver_event(at, Event::DamageFound { chunk })?;
+        }
+        Ok(())
+    }
+
+    fn read_committed(
+        &self,
+        at: At,
+        request: &ReadRequest,
+        chain_version: ChainVersion,
+    ) -> Result<(ReadDone, Bytes), StorageError> {
+        let version = self.hosted(at).store.read(request.chunk, Which::Committed);
+        let version = version.map_err(|error| error.at(at.target()))?;
+        Ok(read_reply(request, &version, chain_version))
+    }
 }
 
 pub(super) fn read_reply(
     request: &ReadRequest,
-    version: Version,
-    chain_version: threefs_core::ids::ChainVersion,
-) -> (Result<StorageReply, StorageError>, Bytes) {
+    version: &Version,
+    chain_version: ChainVersion,
+) -> (ReadDone, Bytes) {
     let total = version.bytes.len();
     let from = (request.offset as usize).min(total);
     let to = (from + request.length as usize).min(total);
@@ -211,5 +257,5 @@ pub(super) fn read_reply(
         checksum: Checksum::of(&payload),
         chain_version,
     };
-    (Ok(StorageReply::Read(reply)), payload)
+    (reply, payload)
 }

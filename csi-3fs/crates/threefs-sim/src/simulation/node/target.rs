@@ -172,8 +172,8 @@ impl Simulation {
                     && version.state.exists()
                 {
                     let chain_version = read.to.chain_version;
-                    let (result, payload) = read_reply(read, version, chain_version);
-                    self.reply(at, token, result, payload);
+                    let (reply, payload) = read_reply(read, &version, chain_version);
+                    self.reply(at, token, Ok(StorageReply::Read(reply)), payload);
                     return Ok(());
                 }
             }
@@ -247,6 +247,9 @@ impl Simulation {
                 }
                 Action::ServeRead { token, request, chain_version } => {
                     self.disk(at, 50..1_000, Job::Read { token, request, chain_version });
+                }
+                Action::ServeReads { token, reads, chain_version } => {
+                    self.disk(at, 50..1_000, Job::Reads { token, reads, chain_version });
                 }
                 Action::ServeRepair { token, request, which } => {
                     self.disk(at, 50..1_000, Job::Repair { token, request, which });

@@ -1,0 +1,67 @@
+//! Several reads with one request.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Address, ReadRequest};
+use crate::error::StorageError;
+use crate::ids::{ChunkId, InodeId};
+
+/// Several reads of one file from one SERVING replica. Only clients send it. The reply's payload: the
+/// bytes of the reads that succeeded, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadMany {
+    /// The replica.
+    pub to: Address,
+    /// The file.
+    pub inode: InodeId,
+    /// At most [`ReadMany::PARTS_MAX`], of at most [`ReadMany::BYTES_MAX`] together.
+    pub parts: Vec<ReadPart>,
+}
+
+/// A read of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadPart {
+    /// Index of the chunk in its file.
+    pub index: u32,
+    /// As in [`ReadRequest`].
+    pub offset: u32,
+    /// As in [`ReadRequest`].
+    pub length: u32,
+}
+
+impl ReadMany {
+    /// Maximum number of reads.
+    pub const PARTS_MAX: usize = 64;
+    /// Maximum bytes of all reads.
+    pub const BYTES_MAX: u64 = 1 << 20;
+
+    /// Bytes of all reads.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| u64::from(part.length)).sum()
+    }
+
+    /// The reads one by one.
+    ///
+    /// # Errors
+    /// There are too many, or they are too large.
+    pub fn requests(&self) -> Result<Vec<ReadRequest>, StorageError> {
+        let (parts, bytes) = (self.parts.len(), self.bytes());
+        if parts > Self::PARTS_MAX || bytes > Self::BYTES_MAX {
+            return Err(StorageError::InvalidRequest {
+                reason: format!(
+                    "{parts} reads of {bytes} bytes in one request: at most {} of {} bytes",
+                    Self::PARTS_MAX,
+                    Self::BYTES_MAX
+                ),
+            });
+        }
+        let request = |part: &ReadPart| ReadRequest {
+            to: self.to,
+            chunk: ChunkId::new(self.inode, part.index),
+            offset: part.offset,
+            length: part.length,
+        };
+        Ok(self.parts.iter().map(request).collect())
+    }
+}
