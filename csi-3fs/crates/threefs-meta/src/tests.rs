@@ -11,6 +11,7 @@ mod permission;
 mod quota;
 mod recount;
 mod removal;
+mod renewals;
 mod scope;
 mod services;
 mod tree;

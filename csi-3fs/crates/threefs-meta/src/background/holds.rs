@@ -16,30 +16,58 @@ const PAGE: usize = 512;
 
 impl Tree {
     /// Checks all removals of rounds that have ended and stores holds for files that clients of this
-    /// service have open; removes holds of files that are closed. Renews this service's row.
+    /// service have open; removes holds of files that are closed. Renews this service's row, also
+    /// during a long check.
     pub(crate) async fn check_removals(&self) -> Result<Renewed, OpError> {
         let mut checked = self.holds.checked.lock().await;
-        self.refresh_former().await?;
-        let ended = self.store.transact(transaction(), &ops::EndedRound).await?;
-        // Openings in progress may have read a file before its removal.
-        if ended > checked.round
-            && self.openings.wait_for_current(Deadline::after(TRANSACTION_TIMEOUT)).await
-        {
-            self.hold_open_files(checked.round, ended).await?;
-            checked.round = ended;
-        }
-        self.release_closed_files().await?;
         if self.services.alone {
+            self.check_after(&mut checked.round).await?;
             return Ok(Renewed::Alive);
         }
-        let Checked { round, departures } = *checked;
-        let renew = ops::Renew { run_id: self.open_files.run_id(), checked: round, departures };
-        let renewed = self.store.transact(transaction(), &renew).await?;
+        let before = *checked;
+        tokio::select! {
+            biased;
+            result = self.check_after(&mut checked.round) => result?,
+            () = self.renew_until_removed(before) => return Ok(Renewed::Removed),
+        }
+        let renewed = self.renew(*checked).await?;
         if let Renewed::CheckAgain { departures } = renewed {
             *checked = Checked { round: 0, departures };
             self.service_departed();
         }
         Ok(renewed)
+    }
+
+    /// Checks the removals of rounds after `round`, which it advances.
+    async fn check_after(&self, round: &mut u64) -> Result<(), OpError> {
+        self.refresh_former().await?;
+        let ended = self.store.transact(transaction(), &ops::EndedRound).await?;
+        // Openings in progress may have read a file before its removal.
+        if ended > *round
+            && self.openings.wait_for_current(Deadline::after(TRANSACTION_TIMEOUT)).await
+        {
+            self.hold_open_files(*round, ended).await?;
+            *round = ended;
+        }
+        self.release_closed_files().await
+    }
+
+    /// Renews this service's row with the result of the last check until the service is removed.
+    async fn renew_until_removed(&self, last: Checked) {
+        loop {
+            tokio::time::sleep(self.renewal_interval()).await;
+            match self.renew(last).await {
+                Ok(Renewed::Removed) => return,
+                // The renewal after the check handles departures.
+                Ok(Renewed::Alive | Renewed::CheckAgain { .. }) => {}
+                Err(error) => tracing::warn!(%error, "this service could not renew its row"),
+            }
+        }
+    }
+
+    async fn renew(&self, Checked { round, departures }: Checked) -> Result<Renewed, OpError> {
+        let renew = ops::Renew { run_id: self.open_files.run_id(), checked: round, departures };
+        self.store.transact(transaction(), &renew).await
     }
 
     /// The round up to which all services have checked the removals.

@@ -42,6 +42,11 @@ impl Tree {
         self.store.transact(transaction(), &ops::Fenced { collector, operation }).await
     }
 
+    /// Time between two renewals of this service's row.
+    pub(crate) fn renewal_interval(&self) -> Duration {
+        Duration::from_millis(self.config.service_lease_ms) / RENEWALS_PER_LEASE
+    }
+
     /// Renews this service's row and removes those of services that are gone, until another service
     /// has removed this one.
     pub(crate) async fn removed_by_another(&self) {
@@ -67,7 +72,7 @@ impl Tree {
                     Err(error) => tracing::warn!(%error, "activity of clients not published"),
                 }
             }
-            tokio::time::sleep(lease / RENEWALS_PER_LEASE).await;
+            tokio::time::sleep(self.renewal_interval()).await;
         }
     }
 

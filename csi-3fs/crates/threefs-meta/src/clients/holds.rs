@@ -24,7 +24,7 @@ pub(crate) struct Holds {
 }
 
 /// Up to which round the removals have been checked.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Checked {
     pub(crate) round: u64,
     /// Departures of services that the check has taken into account.

@@ -31,7 +31,7 @@ use crate::{Identity, Tree};
 const CLIENT: ClientId = ClientId(7);
 
 /// Two services; the first one is the collector.
-async fn two(config: TreeConfig) -> (Fixture, Fixture) {
+pub(super) async fn two(config: TreeConfig) -> (Fixture, Fixture) {
     let store = Store::shared_memory();
     let a = Fixture::open(store.clone(), config).await;
     let b = Fixture::open(store, config).await;
@@ -45,7 +45,7 @@ async fn change(fixture: &Fixture, id: RequestId, change: MetaChange) -> MetaRes
     fixture.tree.answer(request, soon()).await
 }
 
-fn unlink(path: &str) -> MetaChange {
+pub(super) fn unlink(path: &str) -> MetaChange {
     MetaChange::Unlink { at: At::path(path) }
 }
 
