@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import threefs
 from threefs.cli.output import bytes_of, describe_bytes
 
-from bench import storage_mount
+from bench import storage_mount, storage_random
 from bench.report import OUTPUT, machine, say, write_json
 from bench.storage_load import TIMEOUT_SECONDS, serving
 
@@ -96,6 +96,8 @@ def measure(folder: Path, size: int, rounds: int) -> dict[str, list[float]]:
             steps["3FS read, cold"] = lambda: (forget_cache(), batch_read(client, size, into))[1]
         steps["fio read, 1 reader"] = lambda: fio(raw, size, rw="read")
         steps |= storage_mount.steps(places, size // 4)
+        if "mount" in places:
+            steps |= storage_random.steps(places)
         for number in range(rounds):
             for name, step in steps.items():
                 rates.setdefault(name, []).append(step())
@@ -117,7 +119,10 @@ def _mounts(folder: Path, client: threefs.Client) -> Iterator[dict[str, Path]]:
 
 def shown(name: str, rate: float) -> str:
     """With its unit."""
-    return f"{rate:,.0f}/s" if "creates/s" in name else f"{describe_bytes(rate)}/s"
+    counts = ("creates/s", "reads/s")
+    if any(count in name for count in counts):
+        return f"{rate:,.0f}/s"
+    return f"{describe_bytes(rate)}/s"
 
 
 def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
