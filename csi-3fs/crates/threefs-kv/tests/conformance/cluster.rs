@@ -34,6 +34,11 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts members; `None`, with a line, without the program.
     pub(crate) fn start(size: usize, options: &[&str]) -> Option<Self> {
+        Self::start_with("http", size, options)
+    }
+
+    /// As [`Cluster::start`], with the scheme of the clients' endpoints.
+    pub(crate) fn start_with(scheme: &str, size: usize, options: &[&str]) -> Option<Self> {
         let Some(binary) = std::env::var(BINARY).ok().filter(|path| !path.is_empty()) else {
             eprintln!("skipped: {BINARY} is not set; `make test-services` builds etcd and sets it");
             return None;
@@ -41,7 +46,13 @@ impl Cluster {
         let listeners: Vec<_> =
             (0..2 * size).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let ports: Vec<_> = listeners.iter().map(|it| it.local_addr().unwrap().port()).collect();
-        let urls: Vec<_> = ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
+        let url = |scheme: &str, port| format!("{scheme}://127.0.0.1:{port}");
+        let (clients, peers) = ports.split_at(size);
+        let urls: Vec<_> = clients
+            .iter()
+            .map(|port| url(scheme, port))
+            .chain(peers.iter().map(|port| url("http", port)))
+            .collect();
         let peers: Vec<_> = (0..size).map(|n| format!("m{n}={}", urls[size + n])).collect();
         drop(listeners);
         let start = |number: usize| {
