@@ -10,7 +10,7 @@ from flyer.kube.injection.settings import WebhookSettings, parse_webhook_setting
 from flyer.kube.settings import Settings, parse_settings
 from flyer_node.settings import add_flags, read_settings
 
-from charts.tests.conftest import Object, Render, containers, pods, template
+from charts.tests.conftest import Object, Render, Rendered, containers, pods, template
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"global.imagePullSecrets": [{"name": "one"}, {"name": "two"}]}
@@ -100,3 +100,49 @@ def test_3fs_and_its_driver_read_their_settings(
     text = "\n".join(path.read_text() for path in [*folder.rglob("*.py"), options])
     names = set(re.findall(r'"((?:THREEFS|CSI|NODE|POD)_[A-Z_]+)"', text))
     assert variables(container(render, owner, name)).keys() <= names
+
+
+def located(render: Render, **values: str) -> tuple[Object, Rendered]:
+    """The pod of the storage services, and all objects."""
+    objects = render(**{f"threefs.storage.topology.{name}": each for name, each in values.items()})
+    [pod] = [pod for owner, pod in pods(objects) if owner == "StatefulSet/threefs-storage"]
+    return pod["spec"], objects
+
+
+def test_storage_reports_its_node_as_host_and_has_no_token(render: Render) -> None:
+    pod, objects = located(render)
+    assert "initContainers" not in pod
+    [storage] = pod["containers"]
+    host = next(each for each in storage["env"] if each["name"] == "THREEFS_HOST")
+    assert host["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert "THREEFS_LOCATION_FILE" not in variables(storage)
+    assert all("projected" not in each or each["name"] == "cluster" for each in pod["volumes"])
+    names = [item["metadata"]["name"] for item in objects.of("ClusterRole")]
+    roles = [name for name in names if name.endswith("threefs")]
+    assert not roles
+
+
+def test_zone_and_rack_are_read_by_an_init_container(render: Render) -> None:
+    labels = {"zoneLabel": "topology.kubernetes.io/zone", "rackLabel": "example.com/rack"}
+    pod, objects = located(render, **labels)
+    [locate] = pod["initContainers"]
+    assert locate["command"] == ["threefs-service", "locate"]
+    environment = variables(locate)
+    assert environment["THREEFS_ZONE_LABEL"] == labels["zoneLabel"]
+    assert environment["THREEFS_RACK_LABEL"] == labels["rackLabel"]
+    [storage] = pod["containers"]
+    file = environment["THREEFS_LOCATION_FILE"]
+    assert variables(storage)["THREEFS_LOCATION_FILE"] == file
+    # Only the init container has the token.
+    mounts = [{each["name"] for each in item["volumeMounts"]} for item in (locate, storage)]
+    assert ["token" in names for names in mounts] == [True, False]
+    assert all("location" in names for names in mounts)
+    [role] = [
+        item for item in objects.of("ClusterRole") if item["metadata"]["name"].endswith("threefs")
+    ]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    options = (ROOT / "csi-3fs/python/threefs/services/cli.py").read_text()
+    names = environment.keys() | variables(storage).keys()
+    assert {name for name in names if name.startswith("THREEFS_")} <= set(
+        re.findall(r"THREEFS_[A-Z_]+", options)
+    )

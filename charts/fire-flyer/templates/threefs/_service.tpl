@@ -53,6 +53,33 @@ spec:
       {{- else }}
       {{- include "fire-flyer.restricted-pod" . | nindent 6 }}
       {{- end }}
+      {{- $topology := dict }}
+      {{- if eq .kind "storage" }}{{ $topology = .values.topology }}{{ end }}
+      {{- $located := or $topology.zoneLabel $topology.rackLabel }}
+      {{- if $located }}
+      initContainers:
+        # Only this container has a token: it reads the labels of the node.
+        - name: locate
+          {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
+          command: [threefs-service, locate]
+          env:
+            - name: NODE_NAME
+              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+            - name: THREEFS_ZONE_LABEL
+              value: {{ $topology.zoneLabel | quote }}
+            - name: THREEFS_RACK_LABEL
+              value: {{ $topology.rackLabel | quote }}
+            - name: THREEFS_LOCATION_FILE
+              value: /location/location.json
+          resources:
+            requests: {cpu: 10m, memory: 48Mi}
+            limits: {memory: 128Mi}
+          {{- include "fire-flyer.restricted-container" . | nindent 10 }}
+          volumeMounts:
+            - {name: location, mountPath: /location}
+            - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+            - {name: tmp, mountPath: /tmp}
+      {{- end }}
       containers:
         - name: {{ .kind }}
           {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
@@ -66,6 +93,14 @@ spec:
             # The name of a pod is stable, its address is not.
             - name: THREEFS_ADVERTISE
               value: {{ . }}
+            {{- end }}
+            {{- if eq .kind "storage" }}
+            - name: THREEFS_HOST
+              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+            {{- end }}
+            {{- if $located }}
+            - name: THREEFS_LOCATION_FILE
+              value: /location/location.json
             {{- end }}
             {{- if $etcd }}
             {{- include "fire-flyer.etcd-env" .root | nindent 12 }}
@@ -123,6 +158,9 @@ spec:
               {{- end }}
             {{- end }}
             - {name: cluster, mountPath: /etc/threefs, readOnly: true}
+            {{- if $located }}
+            - {name: location, mountPath: /location, readOnly: true}
+            {{- end }}
             - {name: tmp, mountPath: /tmp}
         {{- if eq .kind "mgmtd" }}
         - name: metrics
@@ -157,6 +195,18 @@ spec:
               - secret:
                   name: {{ include "fire-flyer.key-secret" .root }}
                   items: [{key: key, path: key}]
+        {{- if $located }}
+        - name: location
+          emptyDir: {sizeLimit: 1Mi}
+        - name: token
+          projected:
+            defaultMode: 0440
+            sources:
+              - serviceAccountToken: {path: token, expirationSeconds: 3600}
+              - configMap:
+                  name: kube-root-ca.crt
+                  items: [{key: ca.crt, path: ca.crt}]
+        {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
         {{- if $etcd }}

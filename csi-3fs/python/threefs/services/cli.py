@@ -218,6 +218,13 @@ def storage(
     rack: Annotated[
         str, typer.Option(envvar="THREEFS_RACK", help="Rack in the zone; empty: unknown.")
     ] = "",
+    location_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="THREEFS_LOCATION_FILE",
+            help="File of `threefs-service locate` with the zone and the rack.",
+        ),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -233,7 +240,10 @@ def storage(
 ) -> None:
     """Run a storage service."""
     from threefs.services.disk import take_disk
+    from threefs.services.location import read_location
 
+    if location_file is not None:
+        zone, rack = read_location(location_file)
     config = storage_config(
         listen=listen,
         advertise=advertise,
@@ -249,6 +259,26 @@ def storage(
     _exit_on_sigterm()
     take_disk(config, _log)
     _serve("storage", config)
+
+
+@app.command()
+def locate(
+    node_name: Annotated[str, typer.Option(envvar="NODE_NAME", help="Name of the node.")],
+    location_file: Annotated[
+        Path, typer.Option(envvar="THREEFS_LOCATION_FILE", help="File to write.")
+    ],
+    zone_label: Annotated[
+        str, typer.Option(envvar="THREEFS_ZONE_LABEL", help="Label with the zone; empty: none.")
+    ] = "",
+    rack_label: Annotated[
+        str, typer.Option(envvar="THREEFS_RACK_LABEL", help="Label with the rack; empty: none.")
+    ] = "",
+) -> None:
+    """Write the zone and rack of a Kubernetes node for `threefs-service storage`."""
+    from threefs.services.location import api_server, labels_of, write_location
+
+    labels = labels_of(node_name, api_server(os.environ))
+    write_location(location_file, labels, zone_label, rack_label)
 
 
 @app.command()
