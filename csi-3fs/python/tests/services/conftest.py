@@ -27,6 +27,7 @@ class Etcd:
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.endpoints = urls[:3]
         peers = ",".join(f"m{number}={url}" for number, url in enumerate(urls[3:]))
+        self.folder = folder
         self._commands = [
             [
                 str(program),
@@ -54,6 +55,9 @@ class Etcd:
         self.members[number].kill()
         self.members[number].wait()
         self.members[number] = self._start(number)
+
+    def start_all(self) -> None:
+        self.members = [self._start(number) for number in range(3)]
 
     def end(self) -> None:
         for member in self.members:
