@@ -189,6 +189,8 @@ def lose(cluster: Any, load: Load, lost: str, number: signal.Signals) -> None:
         cluster.wait_for(lambda: cluster.pid(lost) != pid, 60, f"a start of {lost}")
     healthy = {"meta": {"serving"}, "mgmtd": {"serving", "standby"}}
     wait_for_states(cluster, kind, healthy[kind])
+    # Operations that have waited end, and count.
+    wait_for_progress(cluster, load)
     print(f"{number.name} of {lost}: {load.take_longest()}", flush=True)
 
 
