@@ -46,7 +46,7 @@ impl Client {
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
-        self.0.metadata.change_with(id, who, what, change, deadline).await
+        self.0.metadata.change_with(id, who, what, change, &self.1, deadline).await
     }
 
     /// Changes whenever the client uses another metadata service from now on, which does not know

@@ -73,16 +73,15 @@ use storage::Peers;
 use update::Channels;
 use window::Window;
 
-/// A client of one cluster. Clones share all state. Must be used inside a tokio runtime.
+/// A client of one cluster, and the lease that its changes and updates require. Clones share all
+/// state. Must be used inside a tokio runtime.
 #[derive(Clone)]
-pub struct Client(Arc<Inner>);
+pub struct Client(Arc<Inner>, Lease);
 
 struct Inner {
     id: ClientId,
     config: ClientConfig,
     routing: Routing,
-    /// Required by every change and update.
-    lease: Lease,
     metadata: Arc<Metadata>,
     /// For claims, which grant the lease and so do not require it.
     claims: Metadata,
@@ -101,7 +100,7 @@ impl Client {
         let id = config::draw_client_id();
         let lease = Lease::default();
         let identity = if config.control_plane { Identity::CONTROL_PLANE } else { Identity::ROOT };
-        Self(Arc::new(Inner {
+        let inner = Inner {
             id,
             routing: Routing::follow(&config),
             metadata: Arc::new(Metadata::new(&config, id, lease.clone(), identity)),
@@ -112,20 +111,26 @@ impl Client {
                 Lease::default(),
                 Identity::CONTROL_PLANE,
             ),
-            lease,
             channels: Channels::new(id),
             peers: Peers::new(&config),
             window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
             breakers: Mutex::default(),
             read_turn: AtomicUsize::new(0),
             config,
-        }))
+        };
+        Self(Arc::new(inner), lease)
     }
 
     /// The lease that all changes and updates of this client require, except claims. Held until it
     /// is revoked or given an end.
     pub fn lease(&self) -> &Lease {
-        &self.0.lease
+        &self.1
+    }
+
+    /// The same client, whose updates of chunks, and changes with [`Client::change_for`], require
+    /// another lease.
+    pub fn under(&self, lease: &Lease) -> Self {
+        Self(Arc::clone(&self.0), lease.clone())
     }
 
     /// Deadline of an operation that starts now.

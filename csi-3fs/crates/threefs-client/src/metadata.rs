@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric::auth::capability::{Capability, Presented};
 use fabric::deadline::Deadline;
-use fabric::rpc::{Fault, Lease, RpcError};
+use fabric::rpc::{Fault, FaultCode, Lease, RpcError};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{
@@ -80,9 +80,10 @@ impl Metadata {
         who: &Identity,
         what: &str,
         change: MetaChange,
+        lease: &Lease,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
-        let result = self.client.change_with(id, who, change, deadline).await;
+        let result = self.client.change_under(id, who, change, lease, deadline).await;
         result
             .map(|reply| self.store_capabilities(reply))
             .map_err(|error| self.error_of(what, error))
@@ -176,6 +177,12 @@ impl Metadata {
     fn error_of(&self, what: &str, error: MetaClientError) -> ClientError {
         let mut attempts = Attempts::of(what);
         match error {
+            // The service cannot decode the request: it is of another release.
+            MetaClientError::Rpc(RpcError::Faulted { fault, .. })
+                if fault.code == FaultCode::BadRequest =>
+            {
+                ClientError::Protocol { who: self.who.clone(), detail: fault.detail }
+            }
             MetaClientError::Rpc(error) => match attempts.rpc(&self.who, &error) {
                 Ok(()) => attempts.unavailable(self.timeout),
                 Err(error) => error,

@@ -152,7 +152,7 @@ impl Client {
             // Later attempts may have a later deadline, never an earlier one: nothing that was sent
             // may start after the operation has failed.
             let deadline = patience.deadline();
-            let not_after = NotAfter { lease: self.0.lease.clone(), end: deadline };
+            let not_after = NotAfter { lease: self.1.clone(), end: deadline };
             let Some(routing) = self.0.routing.current(attempts, deadline).await? else {
                 break;
             };

@@ -11,7 +11,7 @@ use threefs_client::{Client, ClientError};
 use threefs_core::ids::InodeId;
 use threefs_meta::{At, Identity, Inode, MetaChange, MetaQuery, MetaReply};
 use threefs_rings::control::VIRTUAL_DIRECTORY;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::claim::Gate;
 use crate::config::UnansweredCalls;
@@ -20,6 +20,7 @@ use crate::errors::errno;
 use crate::files::Files;
 use crate::journal::{Journal, Ticket};
 use crate::listings::Listings;
+use crate::locks::Locks;
 use crate::rings::Rings;
 use crate::virtual_nodes::is_virtual;
 use crate::wire::{RESENT, Request};
@@ -30,7 +31,8 @@ const ROOT_NODE: u64 = 1;
 /// A daemon that serves one mount.
 pub(crate) struct Daemon {
     pub client: Client,
-    pub device: Device,
+    pub device: Arc<Device>,
+    pub locks: Locks,
     pub journal: Journal,
     pub files: Files,
     pub listings: Listings,
@@ -59,6 +61,10 @@ pub(crate) struct Call<'a> {
     pub deadline: Deadline,
     /// The change that it makes; dropped after the answer was sent.
     pub ticket: Option<Ticket<'a>>,
+    /// Counts among the running requests.
+    pub permit: Option<OwnedSemaphorePermit>,
+    /// Notified of a signal of the caller.
+    pub interrupted: Arc<Notify>,
 }
 
 impl Call<'_> {
@@ -188,6 +194,10 @@ impl Daemon {
             return Err(Errno::ROFS);
         }
         let by_inode = change_is_by_inode(&change);
+        let client = match &change {
+            MetaChange::SetLength { at, .. } if by_inode => self.client_for(at.directory)?,
+            _ => self.client.clone(),
+        };
         let (unique, resent) = call.number();
         let ticket = match call.ticket.take() {
             Some(ticket) => ticket,
@@ -196,7 +206,7 @@ impl Daemon {
         let id = ticket.id();
         call.ticket = Some(ticket);
         let deadline = call.deadline;
-        let result = self.client.change_for(id, &identity, operation, change, deadline).await;
+        let result = client.change_for(id, &identity, operation, change, deadline).await;
         result.map_err(|error| self.errno_of(operation, &error, by_inode))
     }
 
@@ -240,7 +250,8 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::Role
         | MetaQuery::Capabilities { .. }
         | MetaQuery::StatMany { .. }
-        | MetaQuery::StatChunks { .. } => false,
+        | MetaQuery::StatChunks { .. }
+        | MetaQuery::Lock(_) => false,
     }
 }
 
@@ -262,7 +273,8 @@ fn change_is_by_inode(change: &MetaChange) -> bool {
         | MetaChange::Unlink { .. }
         | MetaChange::RemoveDirectory { .. }
         | MetaChange::RemoveTree { .. }
-        | MetaChange::SetQuota { .. } => false,
+        | MetaChange::SetQuota { .. }
+        | MetaChange::Lock(_) => false,
     }
 }
 

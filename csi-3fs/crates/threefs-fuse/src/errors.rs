@@ -44,6 +44,7 @@ fn of_meta(error: &MetaError, by_inode: bool) -> Errno {
         MetaError::IsRoot { .. } => Errno::BUSY,
         MetaError::Unavailable { .. } | MetaError::AnswersFull { .. } => Errno::TIMEDOUT,
         MetaError::NoSpace { .. } => Errno::NOSPC,
+        MetaError::TooManyLocks { .. } => Errno::NOLCK,
         MetaError::Damaged { .. } => Errno::IO,
     }
 }

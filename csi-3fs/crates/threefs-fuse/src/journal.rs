@@ -20,8 +20,11 @@ use rustix::mm::{MapFlags, ProtFlags};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::{RequestId, Written};
 
+mod locks;
 mod ranges;
 
+pub(crate) use locks::LOCKED_MAX;
+use locks::LockedFiles;
 use ranges::{RECORD_WORDS, Ranges};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"3FSMNT\x01\0");
@@ -37,7 +40,9 @@ const DIRTY: usize = HEADER_WORDS + 2 * SLOTS;
 /// before they return.
 const RECORDS: usize = 8192;
 const RANGES: usize = DIRTY + DIRTY_MAX;
-const WORDS: usize = RANGES + RECORDS * RECORD_WORDS;
+/// Files of earlier daemons end here.
+const LOCKED: usize = RANGES + RECORDS * RECORD_WORDS;
+const WORDS: usize = LOCKED + LOCKED_MAX;
 /// A predecessor's change that the kernel has not resent within this time was answered.
 const FORMER_RETENTION: Duration = Duration::from_secs(120);
 
@@ -47,6 +52,8 @@ const CLIENT_HIGH: usize = 2;
 const NEXT: usize = 3;
 const ROOT: usize = 4;
 const GENERATION: usize = 5;
+/// Number of the mount's lock session; 0: none.
+const LOCK_SESSION: usize = 6;
 
 pub(crate) struct Journal {
     words: Words,
@@ -65,6 +72,7 @@ struct State {
     dirty: HashMap<InodeId, usize>,
     free_dirty: Vec<usize>,
     ranges: Ranges,
+    locked: LockedFiles,
 }
 
 enum Words {
@@ -132,6 +140,7 @@ impl Journal {
             dirty: HashMap::new(),
             free_dirty: Vec::with_capacity(DIRTY_MAX),
             ranges: Ranges::open(&words),
+            locked: LockedFiles::open(&words),
         };
         for index in DIRTY..RANGES {
             match words.at(index).load(SeqCst) {

@@ -13,6 +13,7 @@
 //! | `journal` | state left to the next daemon, so that no change is made twice |
 //! | `claim` | exclusive claim of a mount |
 //! | `files`, `listings` | open files and directories |
+//! | `locks` | lock session, files with locks |
 //! | `daemon` | daemon state, running requests, metadata calls |
 //! | `ops` | file system operations |
 //! | `virtual_nodes` | node numbers of the virtual directory |
@@ -30,6 +31,7 @@ mod errors;
 mod files;
 mod journal;
 mod listings;
+mod locks;
 mod ops;
 mod rings;
 mod serve;

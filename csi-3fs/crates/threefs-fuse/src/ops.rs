@@ -11,6 +11,8 @@ mod attributes;
 mod control;
 mod data;
 mod directories;
+mod lock_session;
+mod locks;
 mod names;
 mod open;
 mod reserve;
@@ -34,6 +36,7 @@ fn is_served(code: u32) -> bool {
             | opcode::SYMLINK
             | opcode::MKNOD..=opcode::STATFS
             | opcode::RELEASE..=opcode::FLUSH
+            | opcode::GETLK..=opcode::SETLKW
             | opcode::OPENDIR..=opcode::FSYNCDIR
             | opcode::CREATE
             | opcode::IOCTL
@@ -71,6 +74,8 @@ impl Daemon {
             opcode::FLUSH => self.flush(call).await,
             opcode::FSYNC => self.fsync(call).await,
             opcode::RELEASE => self.release(call).await,
+            opcode::GETLK => self.test_lock(call).await,
+            opcode::SETLK | opcode::SETLKW => self.set_lock(call).await,
             opcode::FALLOCATE => self.allocate(call).await,
             // With a write-back cache the kernel knows lengths that this daemon does not: it
             // answers itself.

@@ -21,6 +21,7 @@ use crate::device::{Buffer, Device, ReadResult};
 use crate::files::Files;
 use crate::journal::Journal;
 use crate::listings::Listings;
+use crate::locks::Locks;
 use crate::rings::Rings;
 use crate::wire::{self, Body, RESENT, Request, opcode};
 
@@ -38,6 +39,8 @@ const OVERFLOW_PAUSE: Duration = Duration::from_secs(1);
 /// A signal ends an operation only if the cluster has not answered for this long. Earlier, the
 /// operation finishes by itself: programs do not expect EINTR from file operations.
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
+/// Pause before the kernel is asked for another interrupt of a request.
+const INTERRUPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves a mount until it is unmounted. Calls `on_ready` once it is being served.
 ///
@@ -77,9 +80,12 @@ async fn run(
     let generation = journal.generation();
     client.tag_as_mount(journal.client(), generation);
     let (rings, mut ring_work) = Rings::new();
+    // No other mount uses the files of a mount with a claim: the kernel's own locks suffice.
+    let locks = Locks::open(&journal, gate.is_none() && !config.write_back);
     let mut daemon = Daemon {
         client,
-        device,
+        device: Arc::new(device),
+        locks,
         journal,
         files: Files::default(),
         listings: Listings::default(),
@@ -133,6 +139,7 @@ async fn run(
         result = results.recv() => result.unwrap_or(Ok(())).map_err(FuseError::Device)?,
         () = daemon.report_periodically() => {}
         () = daemon.run_rings(&mut ring_work) => {}
+        () = daemon.keep_locks() => {}
     }
     daemon.report_final().await
 }
@@ -184,12 +191,13 @@ impl Daemon {
         let number = request.unique & !RESENT;
         self.running().insert(number, Arc::clone(&interrupted));
         let (started, deadline) = (Instant::now(), Deadline::after(self.timeout));
+        let definite = self.must_be_definite(&request);
         let work = async move {
-            let _permit = permit;
-            let mut call = Call { request: &request, deadline, ticket: None };
+            let signal = Arc::clone(&interrupted);
+            let mut call = Call { request: &request, deadline, ticket: None, permit, interrupted };
             let result = tokio::select! {
                 result = self.answer(&mut call) => result,
-                () = give_up(&interrupted, started) => {
+                () = give_up(&signal, started), if !definite => {
                     self.unanswered.note();
                     Err(Errno::INTR)
                 }
@@ -206,11 +214,27 @@ impl Daemon {
         drop(tokio::spawn(work));
     }
 
+    /// Whether a request must not be given up: its effect would be unknown.
+    fn must_be_definite(&self, request: &Request) -> bool {
+        match request.opcode {
+            opcode::SETLK | opcode::SETLKW => true,
+            opcode::FLUSH | opcode::RELEASE => self.locks.is_locked(self.inode(request.node)),
+            _ => false,
+        }
+    }
+
     fn interrupt(&self, request: &Request) {
         let number = wire::Fields(&request.body).u64().unwrap_or(0) & !RESENT;
         if let Some(interrupted) = self.running().get(&number) {
-            interrupted.notify_one();
+            return interrupted.notify_one();
         }
+        // The other reader has not started the request yet: the kernel sends the interrupt again if
+        // the request is still unanswered.
+        let (device, unique) = (Arc::clone(&self.device), request.unique);
+        drop(tokio::spawn(async move {
+            tokio::time::sleep(INTERRUPT_PAUSE).await;
+            device.refuse(unique, Errno::AGAIN);
+        }));
     }
 
     async fn answer<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {

@@ -46,6 +46,9 @@ pub(crate) mod opcode {
     pub(crate) const READDIR: u32 = 28;
     pub(crate) const RELEASEDIR: u32 = 29;
     pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const GETLK: u32 = 31;
+    pub(crate) const SETLK: u32 = 32;
+    pub(crate) const SETLKW: u32 = 33;
     pub(crate) const CREATE: u32 = 35;
     pub(crate) const INTERRUPT: u32 = 36;
     pub(crate) const DESTROY: u32 = 38;
@@ -61,7 +64,11 @@ pub(crate) mod opcode {
 /// INIT flags that this daemon supports; the result is their intersection with the kernel's.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1 << 0;
+    /// The kernel sends lock requests of fcntl; otherwise it applies them itself.
+    pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
+    /// The same for flock.
+    pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
     pub(crate) const AUTO_INVALIDATE: u64 = 1 << 12;
     pub(crate) const READDIRPLUS: u64 = 1 << 13;
     pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;

@@ -4,6 +4,7 @@
 pub(crate) mod activity;
 pub(crate) mod gc;
 pub(crate) mod holds;
+pub(crate) mod locks;
 pub(crate) mod recount;
 pub(crate) mod services;
 

@@ -129,7 +129,8 @@ impl MetaClient {
         query: MetaQuery,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        self.ask(&MetaRequest::Query { caller: caller.clone(), query }, deadline).await
+        self.ask(&MetaRequest::Query { caller: caller.clone(), query }, &self.0.lease, deadline)
+            .await
     }
 
     /// Makes a change as root, once.
@@ -170,7 +171,23 @@ impl MetaClient {
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        self.ask(&MetaRequest::Change { id, caller: caller.clone(), change }, deadline).await
+        self.change_under(id, caller, change, &self.0.lease, deadline).await
+    }
+
+    /// As [`MetaClient::change_with`], with another lease that the change requires.
+    ///
+    /// # Errors
+    /// As [`MetaClient::change`].
+    pub async fn change_under(
+        &self,
+        id: RequestId,
+        caller: &Identity,
+        change: MetaChange,
+        lease: &Lease,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        let request = MetaRequest::Change { id, caller: caller.clone(), change };
+        self.ask(&request, lease, deadline).await
     }
 
     /// Asks each service for its role, in the order of the addresses.
@@ -206,18 +223,20 @@ impl MetaClient {
     fn ask<'a>(
         &'a self,
         request: &'a MetaRequest,
+        lease: &'a Lease,
         deadline: Deadline,
     ) -> BoxFuture<'a, Result<MetaReply, MetaClientError>> {
-        Box::pin(self.ask_inner(request, deadline))
+        Box::pin(self.ask_inner(request, lease, deadline))
     }
 
     async fn ask_inner(
         &self,
         request: &MetaRequest,
+        lease: &Lease,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
         let changes = matches!(request, MetaRequest::Change { .. });
-        let not_after = changes.then(|| NotAfter { lease: self.0.lease.clone(), end: deadline });
+        let not_after = changes.then(|| NotAfter { lease: lease.clone(), end: deadline });
         let message = encode(&Versioned::of(request))?;
         let services = self.0.pools.len();
         let (mut attempts, mut pause, mut failures) = (0, PAUSE, Failures::default());

@@ -46,6 +46,9 @@ pub struct TreeConfig {
     pub recount_wait_ms: u64,
     /// How long answers are kept for clients that do not acknowledge them.
     pub answer_keep_ms: u64,
+    /// Lock sessions of clients end after this time without renewal. Clients rely on a renewal for
+    /// two thirds of it.
+    pub lock_lease_ms: u64,
     /// A service over a shared store that has not renewed its row for this time is gone.
     pub service_lease_ms: u64,
 }
@@ -60,6 +63,7 @@ impl Default for TreeConfig {
             session_timeout_ms: 20 * 60 * 1000,
             recount_wait_ms: (WRITE_LIFETIME_S + 90) * 1000,
             answer_keep_ms: 60 * 60 * 1000,
+            lock_lease_ms: 30_000,
             service_lease_ms: 10_000,
         }
     }

@@ -175,6 +175,14 @@ pub enum MetaError {
         /// The contradiction.
         detail: String,
     },
+    /// ENOLCK.
+    #[error("too many locks: {what} are limited to {max}; release locks, or use fewer files")]
+    TooManyLocks {
+        /// What is limited.
+        what: String,
+        /// The limit.
+        max: u64,
+    },
 }
 
 impl MetaError {

@@ -13,6 +13,7 @@
 //! | `rows` | keys and values in the store |
 //! | `clients` | activity and open files of clients, in memory |
 //! | `services` | the view of the other services over the store |
+//! | `locks` | advisory locks of one file |
 //! | `background` | garbage collection and recounts, services over one store |
 //! | `queue_clock` | ages of queued removals, independent of the wall clock |
 //! | `written` | sets of chunks that are known to exist |
@@ -36,6 +37,7 @@ mod clients;
 mod config;
 mod error;
 pub mod identity;
+mod locks;
 mod ops;
 pub mod permission;
 pub mod protocol;
@@ -55,9 +57,10 @@ pub use client::{MetaClient, MetaClientError};
 pub use config::{DEAD_GRACE_MS, MetaConfig, TreeConfig};
 pub use identity::{Identity, Role};
 pub use protocol::{
-    At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, MetaChange, MetaError,
-    MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId,
-    Reservation, SessionId, SetMode, SetTime, SpecialKind, Written,
+    At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, LockAnswer, LockChange,
+    LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
+    MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId, Reservation, SessionId, SetMode,
+    SetTime, SpecialKind, Written,
 };
 pub use restore::{DUMP_KIND, restore};
 pub use service::registration::adopt;

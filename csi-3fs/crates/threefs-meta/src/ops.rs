@@ -15,6 +15,7 @@ mod file;
 mod gc;
 mod holds;
 mod init;
+pub(crate) mod locks;
 mod lookup;
 mod namespace;
 mod registration;
@@ -56,7 +57,7 @@ pub(crate) use volume::set_quota::{Quotas, SetQuota};
 use dedup::answers;
 use volume::quota;
 
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, KvError, Retry, Transaction};
 
@@ -78,6 +79,9 @@ pub(crate) enum OpError {
     /// A truncation of this file must be completed first.
     #[error("{0} is being truncated")]
     TrimPending(InodeId),
+    /// This lock session of the client must end first.
+    #[error("lock session {1} of client {0} has not ended yet")]
+    LockSession(ClientId, u64),
     /// Another service is the collector.
     #[error("another metadata service collects garbage")]
     NotCollector,
@@ -97,7 +101,7 @@ impl From<OpError> for MetaError {
     fn from(error: OpError) -> Self {
         match error {
             OpError::Refused(error) => error,
-            OpError::TrimPending(_) | OpError::NotCollector => {
+            OpError::TrimPending(_) | OpError::LockSession(..) | OpError::NotCollector => {
                 Self::Unavailable { detail: error.to_string() }
             }
             OpError::Kv(error) => match error {
@@ -105,6 +109,7 @@ impl From<OpError> for MetaError {
                 KvError::OverBound { key, value, delta, max } => match key.get(..4) {
                     Some(rows::FLOORS) => dedup::finished(max.unsigned_abs()),
                     Some(rows::ANSWER_BYTES) => answers::full(&key, value, delta, max),
+                    Some(rows::LOCK_COUNTS) => locks::over_bound(max),
                     _ => quota::exceeded(&key, value, delta, max),
                 },
                 KvError::BadRow { .. } => Self::Damaged { detail: error.to_string() },

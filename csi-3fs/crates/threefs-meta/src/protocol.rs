@@ -10,6 +10,7 @@
 mod change;
 pub(crate) mod inode;
 pub(crate) mod limits;
+mod lock;
 mod query;
 mod reply;
 
@@ -28,6 +29,7 @@ pub use limits::{
     METADATA_BYTES_PER_INODE, NAME_BYTES_MAX, NAME_ROW_BYTES, PATH_BYTES_MAX, RESERVED_ATTRIBUTES,
     ROOT, SESSION_ROW_BYTES, SYMLINKS_MAX,
 };
+pub use lock::{LockAnswer, LockChange, LockKind, LockQuery, LockRequest};
 pub use query::MetaQuery;
 pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse, ServiceRole};
 

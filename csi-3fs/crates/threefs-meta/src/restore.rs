@@ -50,7 +50,8 @@ fn restored_rows(dumped: &Values) -> Result<Vec<Row>, KvError> {
     ])
 }
 
-/// Skips inode numbers that the lost tree may have used, and lets mgmtd accept the older tree.
+/// Skips inode numbers that the lost tree may have used, ends all lock sessions, and lets mgmtd accept
+/// the older tree.
 pub(crate) async fn mark_restored(store: &Store) -> Result<(), KvError> {
     let deadline = Deadline::after(TIMEOUT);
     let broken = |error: OpError| match error {
@@ -59,5 +60,7 @@ pub(crate) async fn mark_restored(store: &Store) -> Result<(), KvError> {
     };
     let reserve = ops::ReserveInodes(INODES_PASSED_OVER);
     store.transact(deadline, &reserve).await.map_err(broken)?;
+    // Their locks may have been released, and granted to others, after the dump.
+    store.transact(deadline, &ops::locks::ForgetLocks).await.map_err(broken)?;
     store.transact(deadline, &ops::WriteClaim(Claim::Restored)).await.map_err(broken)
 }

@@ -22,6 +22,10 @@
 //! | `HOLD` inode run | `HoldRow` | a removed file that clients of a service have open |
 //! | `SERV` run | `ServiceRow` | a running service |
 //! | `SEEN` client | `Uptime` | the last published activity of a client |
+//! | `LOCK` inode | `FileLocks` | the locks of a file, held and waited for |
+//! | `LSES` client | `LockSessionRow` | the lock session of a client |
+//! | `LOWN` client kind owner inode | – | a file in which an owner holds or waits for locks |
+//! | `LCNT` directory | i64 | rows `LSES` and `LOWN` of a volume's clients; directory 0: of holders of the cluster key |
 //! | `METAcollector` | `CollectorRow` | the service that collects garbage |
 //! | `META` name | u64 | the next free inode, the schema version, the generation of the store, the round of the removal queues |
 //! | `METAtree`, `METAcluster`, `METAprocess` | u128 | ids of the tree, of its cluster, and of the service that started last |
@@ -31,6 +35,7 @@
 //! postcard.
 
 mod keys;
+mod locks;
 mod services;
 
 use std::ops::RangeInclusive;
@@ -41,6 +46,7 @@ pub(crate) use threefs_kv::rows::{decode, read, write};
 use threefs_kv::{KvError, Transaction};
 
 pub(crate) use keys::*;
+pub(crate) use locks::LockSessionRow;
 pub(crate) use services::*;
 
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds};
@@ -53,6 +59,10 @@ pub(crate) const FLOORS: &[u8] = b"FINI";
 pub(crate) const SESSIONS: &[u8] = b"INOS";
 pub(crate) const TRIMS: &[u8] = b"TRIM";
 pub(crate) const RECOUNTS: &[u8] = b"RCNT";
+pub(crate) const LOCK_SESSIONS: &[u8] = b"LSES";
+pub(crate) const LOCKED: &[u8] = b"LOWN";
+pub(crate) const LOCKS: &[u8] = b"LOCK";
+pub(crate) const LOCK_COUNTS: &[u8] = b"LCNT";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const TREE: &[u8] = b"METAtree";
 pub(crate) const GENERATION: &[u8] = b"METAgeneration";

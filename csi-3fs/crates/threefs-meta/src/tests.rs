@@ -6,6 +6,8 @@ mod concurrent;
 mod control_plane;
 mod fixture;
 mod invariants;
+mod lock_scope;
+mod locks;
 mod model;
 mod permission;
 mod quota;

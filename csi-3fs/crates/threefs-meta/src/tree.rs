@@ -6,6 +6,7 @@
 mod change;
 mod checks;
 mod layouts;
+mod locks;
 mod open;
 mod trim;
 
@@ -40,6 +41,7 @@ use crate::services::Services;
 use checks::check_identity;
 pub(crate) use checks::{check_batch, now};
 use layouts::RoundRobin;
+use locks::LockWaits;
 
 /// Maximum time of one request, whatever its caller's deadline.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,6 +66,7 @@ pub struct Tree {
     started_at: BootInstant,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<Range<u64>>,
+    pub(crate) lock_waits: LockWaits,
     /// Set when the store fails such that only a restart recovers.
     failure: watch::Sender<Option<KvError>>,
     /// Locks that allow one truncation of a file at a time: see `ops::file::trim`.
@@ -99,6 +102,7 @@ impl Tree {
             started_at: BootInstant::now(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
             inodes: tokio::sync::Mutex::new(0..0),
+            lock_waits: LockWaits::default(),
             failure: watch::channel(None).0,
             trimming: Mutex::default(),
         })
@@ -212,6 +216,7 @@ impl Tree {
                 reason: "a holder of the cluster key needs no capabilities".into(),
             }
             .into()),
+            MetaQuery::Lock(query) => Box::pin(self.query_locks(query, deadline)).await,
             MetaQuery::PathOf { directory } => {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }

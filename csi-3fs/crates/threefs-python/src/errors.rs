@@ -59,7 +59,9 @@ fn from_meta(py: Python<'_>, error: &MetaError, message: &str) -> PyErr {
         MetaError::NotSupported { path, .. } => ("InvalidArgument", Some(path)),
         MetaError::FileTooLarge { .. } => ("InvalidArgument", None),
         MetaError::Invalid { .. } | MetaError::NameTooLong { .. } => ("InvalidArgument", None),
-        MetaError::Unavailable { .. } | MetaError::AnswersFull { .. } => ("Unavailable", None),
+        MetaError::Unavailable { .. }
+        | MetaError::AnswersFull { .. }
+        | MetaError::TooManyLocks { .. } => ("Unavailable", None),
         MetaError::NoSpace { .. } => ("NoSpace", None),
         MetaError::Damaged { .. } => ("Corrupt", None),
     };

@@ -64,12 +64,13 @@ impl Daemon {
         }
         if mode.zeros && offset < current_length {
             let end = end.min(current_length);
-            let mut punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
+            let mut punched =
+                self.client_for(id)?.punch_hole(&file, offset, end, call.deadline).await;
             if matches!(punched, Err(ClientError::NotReserved { .. })) {
                 // Another client truncated the file meanwhile.
                 open.state().reserved = 0;
                 self.reserve(&open, end, call.deadline).await?;
-                punched = self.client.punch_hole(&file, offset, end, call.deadline).await;
+                punched = self.client_for(id)?.punch_hole(&file, offset, end, call.deadline).await;
             }
             punched.map_err(|error| self.errno_of(&format!("punch {id}"), &error, true))?;
         }

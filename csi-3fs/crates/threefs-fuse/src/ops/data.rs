@@ -27,6 +27,8 @@ impl Daemon {
             (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
         let size = fields.u32().ok_or(Errno::INVAL)?;
         let open = self.file_of(call, handle).await?;
+        let id = self.inode(call.request.node);
+        self.wait_locks(id, call.deadline).await?;
         let (file, length) = {
             let state = open.state();
             (state.file.clone(), state.length)
@@ -38,6 +40,7 @@ impl Daemon {
             let result = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
             result.map_err(|error| self.errno_of(&format!("read {}", file.inode), &error, true))?;
         }
+        self.wait_locks(id, call.deadline).await?;
         Ok(Body(buffer))
     }
 
@@ -105,7 +108,8 @@ impl Daemon {
         let mut truncations = 0;
         loop {
             let file = open.state().file.clone();
-            match self.client.write_range(&file, offset, payload.clone(), deadline).await {
+            let client = self.client_for(file.inode)?;
+            match client.write_range(&file, offset, payload.clone(), deadline).await {
                 Ok(()) => return Ok(file),
                 Err(ClientError::NotReserved { .. }) if truncations < TRUNCATIONS_MAX => {
                     truncations += 1;

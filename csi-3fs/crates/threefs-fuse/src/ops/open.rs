@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
 use threefs_meta::permission::{READ, WRITE};
-use threefs_meta::{At, Inode, MetaQuery};
+use threefs_meta::{At, Inode, LockKind, MetaQuery};
 use threefs_rings::Access;
 
 use super::data::now;
@@ -18,6 +18,8 @@ use crate::wire::{self, Body, Fields};
 const O_ACCMODE: u32 = 3;
 const O_WRONLY: u32 = 1;
 const O_RDWR: u32 = 2;
+/// Flag of RELEASE: the handle was used for flock.
+const RELEASE_FLOCK: u32 = 1 << 1;
 
 /// Bits of a file's handle: the access with which it was opened. An ioctl request has no other
 /// sign of it.
@@ -154,9 +156,20 @@ impl Daemon {
     }
 
     /// The kernel ignores errors of RELEASE: the preceding FLUSH has reported everything.
-    pub(crate) async fn release(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
-        let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
+    pub(crate) async fn release<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, _flags) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u32().ok_or(Errno::INVAL)?);
+        let (flags, owner) = (fields.u32().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
         let id = self.inode(call.request.node);
+        if flags & RELEASE_FLOCK != 0 && self.locks.is_locked(id) {
+            if let Some(open) = self.files.get(id)
+                && let Err(error) = self.report_length(id, &open, false, call.deadline).await
+            {
+                tracing::debug!(inode = id.0, %error, "the length will be reported later");
+            }
+            self.release_owner(call, LockKind::Flock, owner).await;
+        }
         let open = match self.files.get(id) {
             Some(open) => open,
             None if self.is_former(handle) => self.file_of(call, handle).await?,
@@ -170,6 +183,7 @@ impl Daemon {
         };
         if was_last {
             self.note_closed(id);
+            self.release_file_locks(call, id).await;
         }
         reported?;
         Ok(Body::default())

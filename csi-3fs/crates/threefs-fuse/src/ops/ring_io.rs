@@ -194,6 +194,8 @@ impl Daemon {
         range: &Checked,
         deadline: Deadline,
     ) -> Result<u64, Errno> {
+        let id = open.state().file.inode;
+        self.wait_locks(id, deadline).await?;
         let (file, length) = {
             let state = open.state();
             (state.file.clone(), state.length)
@@ -218,6 +220,7 @@ impl Daemon {
         };
         let read = self.client.read_range_with(&file, range.file_offset, size, deadline, deliver);
         read.await.map_err(|error| self.errno_of(&format!("read {}", file.inode), &error, true))?;
+        self.wait_locks(id, deadline).await?;
         match failed {
             Some(error) => Err(error),
             None if ring.forbid_holes && !holes.is_empty() => Err(Errno::NODATA),

@@ -62,7 +62,9 @@ impl Daemon {
         file: u32,
         group: Vec<Started>,
     ) {
-        let file = session.file(file);
+        // Each read of a file with locks checks that they are held.
+        let has_no_locks = |inode| matches!(self.locks.required(inode), Ok(None));
+        let file = session.file(file).filter(|file| has_no_locks(file.inode));
         let open = file.as_ref().and_then(|file| self.files.retain(file.inode));
         let (Some(file), Some(open)) = (file, open) else {
             for started in group {

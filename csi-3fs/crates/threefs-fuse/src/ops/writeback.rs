@@ -8,7 +8,8 @@ use threefs_client::{ClientError, FileHandle};
 use threefs_core::ids::InodeId;
 use threefs_meta::protocol::REPORT_RANGES_MAX;
 use threefs_meta::{
-    At, Inode, InodeKind, LengthReport, MetaChange, MetaError, MetaQuery, MetaReply, Written,
+    At, Inode, InodeKind, LengthReport, LockKind, MetaChange, MetaError, MetaQuery, MetaReply,
+    Written,
 };
 
 use super::TRUNCATIONS_MAX;
@@ -110,8 +111,20 @@ impl Daemon {
         truncated
     }
 
-    pub(crate) async fn flush(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
-        let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
+    /// Each close of a descriptor releases the POSIX locks of its process.
+    pub(crate) async fn flush<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        let mut fields = Fields(&call.request.body);
+        let (handle, _unused) =
+            (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
+        let owner = fields.u64().ok_or(Errno::INVAL)?;
+        let flushed = self.flush_length(call, handle).await;
+        if self.locks.is_locked(self.inode(call.request.node)) {
+            self.release_owner(call, LockKind::Posix, owner).await;
+        }
+        flushed
+    }
+
+    async fn flush_length(&self, call: &mut Call<'_>, handle: u64) -> Result<Body, Errno> {
         let id = self.inode(call.request.node);
         if self.files.get(id).is_none() && !self.is_former(handle) {
             return Ok(Body::default());

@@ -55,7 +55,9 @@ impl Daemon {
         if offered & init::EXTENDED != 0 {
             offered |= u64::from(fields.u32().unwrap_or(0)) << 32;
         }
-        let supported = init::SUPPORTED | if self.write_back { init::WRITE_BACK } else { 0 };
+        let write_back = if self.write_back { init::WRITE_BACK } else { 0 };
+        let locks = if self.locks.enabled { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
+        let supported = init::SUPPORTED | write_back | locks;
         let agreed = offered & supported;
         let body = Body::default()
             .u32(wire::MAJOR)

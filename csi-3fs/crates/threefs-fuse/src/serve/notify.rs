@@ -79,6 +79,7 @@ impl Daemon {
         if !self.running().is_empty() {
             self.unanswered.note();
         }
+        self.end_all_locks(SHUTDOWN_TIMEOUT).await;
         drop(self.rings.sessions.close_all());
         self.report_lengths().await;
         // Includes files that were closed while the metadata service was unavailable.

@@ -2,6 +2,7 @@
 //! gone, and the role of the collector.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::Duration;
 
 use fabric::boot_instant::BootInstant;
@@ -9,7 +10,6 @@ use threefs_kv::Operation;
 
 use crate::background::transaction;
 use crate::ops::{self, OpError, Renewed};
-use crate::rows::ServiceRow;
 use crate::tree::Tree;
 
 /// Renewals in one lease.
@@ -78,11 +78,13 @@ impl Tree {
 
     pub(crate) async fn remove_silent_services(
         &self,
-        observer: &mut Observer,
+        observer: &mut Observer<u64, u64>,
     ) -> Result<(), OpError> {
         let services = self.store.transact(transaction(), &ops::ListServices).await?;
+        let renewals: Vec<(u64, u64)> =
+            services.iter().map(|(run_id, row)| (*run_id, row.renewal)).collect();
         let own = self.open_files.run_id();
-        for (run_id, renewal) in observer.observe(BootInstant::now(), &services) {
+        for (run_id, renewal) in observer.observe(BootInstant::now(), &renewals) {
             if run_id == own {
                 continue;
             }
@@ -101,37 +103,37 @@ impl Tree {
     }
 }
 
-/// Detects services whose rows do not change, by the clock of this service.
-pub(crate) struct Observer {
+/// Detects owners of rows whose rows do not change, by the clock of this service.
+pub(crate) struct Observer<K, V> {
     lease: Duration,
     observed: Option<BootInstant>,
-    /// The renewal of each service, and how long it has been unchanged.
-    unchanged: HashMap<u64, (u64, Duration)>,
+    /// The renewal of each owner, and how long it has been unchanged.
+    unchanged: HashMap<K, (V, Duration)>,
 }
 
-impl Observer {
+impl<K: Copy + Eq + Hash, V: Copy + PartialEq> Observer<K, V> {
     pub(crate) fn new(lease: Duration) -> Self {
         Self { lease, observed: None, unchanged: HashMap::new() }
     }
 
-    /// Returns services, with their renewal, that have not renewed their rows for a whole lease.
+    /// Returns owners, with their renewal, that have not renewed their rows for a whole lease.
     /// Time without observations hardly counts: if this service could not reach the store, the
     /// others could not either.
-    fn observe(&mut self, now: BootInstant, services: &[(u64, ServiceRow)]) -> Vec<(u64, u64)> {
+    pub(crate) fn observe(&mut self, now: BootInstant, rows: &[(K, V)]) -> Vec<(K, V)> {
         let elapsed = self.observed.map_or(Duration::ZERO, |at| now.since(at));
         let elapsed = elapsed.min(self.lease / 4);
         self.observed = Some(now);
         let before = std::mem::take(&mut self.unchanged);
         let mut silent = Vec::new();
-        for (run_id, ServiceRow { renewal, .. }) in services {
-            let unchanged = match before.get(run_id) {
+        for (owner, renewal) in rows {
+            let unchanged = match before.get(owner) {
                 Some((known, unchanged)) if known == renewal => *unchanged + elapsed,
                 _ => Duration::ZERO,
             };
             if unchanged >= self.lease {
-                silent.push((*run_id, *renewal));
+                silent.push((*owner, *renewal));
             }
-            self.unchanged.insert(*run_id, (*renewal, unchanged));
+            self.unchanged.insert(*owner, (*renewal, unchanged));
         }
         silent
     }
@@ -145,17 +147,16 @@ mod tests {
     fn a_service_is_gone_after_a_lease_without_renewal_while_this_one_reads_the_store() {
         let start = BootInstant::now();
         let at = |ms: u64| start.after(Duration::from_millis(ms));
-        let row = |renewal| ServiceRow { renewal, checked: 0, departures: 0 };
         let mut observer = Observer::new(Duration::from_millis(1_000));
         for ms in (0..1_000).step_by(100) {
-            let services = [(1, row(ms)), (2, row(7))];
+            let services = [(1, ms), (2, 7)];
             assert!(observer.observe(at(ms), &services).is_empty());
         }
-        assert_eq!(observer.observe(at(1_000), &[(1, row(8)), (2, row(7))]), [(2, 7)]);
+        assert_eq!(observer.observe(at(1_000), &[(1, 8), (2, 7)]), [(2, 7)]);
         // The store was unavailable for a minute: no service could renew its row.
-        assert!(observer.observe(at(61_000), &[(1, row(8))]).is_empty());
-        assert!(observer.observe(at(61_100), &[(1, row(9))]).is_empty());
+        assert!(observer.observe(at(61_000), &[(1, 8)]).is_empty());
+        assert!(observer.observe(at(61_100), &[(1, 9)]).is_empty());
         // A service that returns under another run is a new one.
-        assert!(observer.observe(at(61_200), &[(3, row(7))]).is_empty());
+        assert!(observer.observe(at(61_200), &[(3, 7)]).is_empty());
     }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
+use crate::protocol::LockChange;
 use crate::protocol::inode::{At, LayoutDefaults, Nanoseconds, SpecialKind};
 use crate::written::Written;
 
@@ -187,6 +188,8 @@ pub enum MetaChange {
         /// Limit of files, directories and symbolic links below it.
         inodes_max: Option<u64>,
     },
+    /// Changes locks. Answered with [`MetaReply::Lock`].
+    Lock(LockChange),
 }
 
 /// What a rename does with an existing target.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
+use crate::protocol::LockQuery;
 use crate::protocol::inode::At;
 
 /// A query. Linearizable: it sees every change that was answered before it was sent.
@@ -92,4 +93,6 @@ pub enum MetaQuery {
     },
     /// The role of this service among those over the store. Answered with [`MetaReply::Role`].
     Role,
+    /// Queries locks. Answered with [`MetaReply::Lock`].
+    Lock(LockQuery),
 }

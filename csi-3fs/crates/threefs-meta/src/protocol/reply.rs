@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::InodeId;
 
 use crate::error::MetaError;
+use crate::protocol::LockAnswer;
 use crate::protocol::change::SessionId;
 use crate::protocol::inode::{Entry, Inode};
 
@@ -79,6 +80,8 @@ pub enum MetaReply {
     Capabilities(Vec<Option<Capability>>),
     /// The role of the service.
     Role(ServiceRole),
+    /// Answer about locks.
+    Lock(LockAnswer),
 }
 
 /// Role of a service among those over one store.

@@ -3,8 +3,9 @@
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::KvError;
 
-use crate::protocol::SessionId;
-use crate::rows::{ANSWERS, FLOORS};
+use crate::locks::Owner;
+use crate::protocol::{LockKind, SessionId};
+use crate::rows::{ANSWERS, FLOORS, LOCK_SESSIONS, LOCKED};
 
 fn numbered(prefix: &[u8; 4], inode: InodeId, rest: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(12 + rest.len());
@@ -104,6 +105,65 @@ pub(crate) fn answer_bytes(volume: InodeId) -> Vec<u8> {
 
 pub(crate) fn floor(client: ClientId) -> Vec<u8> {
     [FLOORS, &client.0.to_be_bytes()].concat()
+}
+
+/// The locks of a file.
+pub(crate) fn locks(id: InodeId) -> Vec<u8> {
+    numbered(b"LOCK", id, &[])
+}
+
+/// The lock session of a client.
+pub(crate) fn lock_session(client: ClientId) -> Vec<u8> {
+    [LOCK_SESSIONS, &client.0.to_be_bytes()].concat()
+}
+
+/// Prefix of the files in which a client holds or waits for locks.
+pub(crate) fn locked_by_client(client: ClientId) -> Vec<u8> {
+    [LOCKED, &client.0.to_be_bytes()].concat()
+}
+
+/// Prefix of the files in which an owner holds or waits for locks.
+pub(crate) fn locked_by(owner: Owner) -> Vec<u8> {
+    let kind = match owner.kind {
+        LockKind::Posix => 0,
+        LockKind::Flock => 1,
+    };
+    let mut key = locked_by_client(owner.client);
+    key.push(kind);
+    key.extend_from_slice(&owner.number.to_be_bytes());
+    key
+}
+
+/// A file in which an owner holds or waits for locks.
+pub(crate) fn locked(owner: Owner, id: InodeId) -> Vec<u8> {
+    let mut key = locked_by(owner);
+    key.extend_from_slice(&id.0.to_be_bytes());
+    key
+}
+
+/// Owner and file from the key of a locked file.
+pub(crate) fn locked_of_key(key: &[u8]) -> Result<(Owner, InodeId), KvError> {
+    let client = client_of_key(key)?;
+    let number = |at: usize| {
+        let bytes = key.get(at..at + 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+        bytes.map(u64::from_be_bytes)
+    };
+    let kind = match key.get(20) {
+        Some(0) => Some(LockKind::Posix),
+        Some(1) => Some(LockKind::Flock),
+        _ => None,
+    };
+    match (kind, number(21), number(29)) {
+        (Some(kind), Some(number), Some(inode)) => {
+            Ok((Owner { client, kind, number }, InodeId(inode)))
+        }
+        _ => Err(KvError::bad_row(key, "not the key of a locked file")),
+    }
+}
+
+/// Number of lock sessions, and of files in which their owners hold locks, of a volume.
+pub(crate) fn lock_count(volume: InodeId) -> Vec<u8> {
+    numbered(b"LCNT", volume, &[])
 }
 
 /// The client from a key of the form prefix, client, rest.

@@ -39,7 +39,8 @@ pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
             | MetaChange::RemoveTree { .. }
             | MetaChange::SetAttributes { .. }
             | MetaChange::SetAttribute { .. }
-            | MetaChange::SetQuota { .. } => 0,
+            | MetaChange::SetQuota { .. }
+            | MetaChange::Lock(_) => 0,
         },
     }
 }
@@ -60,6 +61,7 @@ fn of_query(query: &MetaQuery) -> usize {
         | MetaQuery::Open { .. }
         | MetaQuery::ReportOpenFiles { .. }
         | MetaQuery::Quotas { .. }
+        | MetaQuery::Lock(_)
         | MetaQuery::Status
         | MetaQuery::Role => 0,
     }

@@ -14,8 +14,8 @@ use crate::identity::Role;
 use crate::ops::{self, ScopePartition};
 use crate::permission::WRITE;
 use crate::protocol::{
-    At, BATCH_MAX, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult,
-    RESERVED_ATTRIBUTES, ROOT,
+    At, BATCH_MAX, LockChange, LockQuery, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
+    MetaResult, RESERVED_ATTRIBUTES, ROOT,
 };
 use crate::tree::{Tree, check_batch};
 
@@ -124,6 +124,39 @@ impl Tree {
                 refusals = refuse(&inodes, &sides, scope);
                 reservations.retain(|reservation| !sides.outside.contains(&reservation.inode));
             }
+            MetaRequest::Change {
+                change: MetaChange::Lock(LockChange::ClearFile { inode, .. }),
+                ..
+            } => {
+                let sides = self.sides(scope, &[*inode], deadline).await?;
+                if sides.outside.contains(inode) {
+                    return Err(outside(*inode, scope));
+                }
+            }
+            MetaRequest::Change {
+                change:
+                    MetaChange::Lock(
+                        LockChange::Set { lock, .. }
+                        | LockChange::Clear { lock, .. }
+                        | LockChange::Cancel { lock, .. },
+                    ),
+                ..
+            }
+            | MetaRequest::Query {
+                query: MetaQuery::Lock(LockQuery::Test { lock, .. } | LockQuery::Await { lock, .. }),
+                ..
+            } => {
+                let sides = self.sides(scope, &[lock.inode], deadline).await?;
+                if let Some(inode) = sides.outside.first() {
+                    return Err(outside(*inode, scope));
+                }
+            }
+            // They name a lock session, which only its client knows.
+            MetaRequest::Change {
+                change: MetaChange::Lock(LockChange::Start { .. } | LockChange::End { .. }),
+                ..
+            }
+            | MetaRequest::Query { query: MetaQuery::Lock(LockQuery::Renew { .. }), .. } => {}
             // Refused by `permit`, or confined where the capabilities are signed.
             MetaRequest::Query {
                 query:
@@ -224,11 +257,13 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaQuery::ReportOpenFiles { .. }
             | MetaQuery::Quotas { .. }
             | MetaQuery::Capabilities { .. }
+            | MetaQuery::Lock(_)
             | MetaQuery::ListAttributes { .. } => Ok(()),
         },
         MetaRequest::Change { change, .. } => match change {
             MetaChange::SetQuota { .. } => control("setting a quota"),
-            MetaChange::Open { write: false, .. } => Ok(()),
+            // As on one node, who may read a file may lock it.
+            MetaChange::Open { write: false, .. } | MetaChange::Lock(_) => Ok(()),
             _ if ticket.read_only => Err(read_only(ticket)),
             MetaChange::SetAttribute { at, name, .. } => reserved(ticket, at, name),
             MetaChange::Create { .. }

@@ -18,15 +18,15 @@ use crate::tests::backends::MostReads;
 use crate::tests::fixture::{Fixture, config, create, make_directory, rename, soon};
 
 /// `/volumes/a` and `/volumes/b` with quotas; `/volumes/plain` without one.
-struct Volumes {
-    fixture: Fixture,
-    a: Inode,
+pub(super) struct Volumes {
+    pub(super) fixture: Fixture,
+    pub(super) a: Inode,
     b: Inode,
-    secret: Inode,
+    pub(super) secret: Inode,
 }
 
 impl Volumes {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self::of(Fixture::memory().await).await
     }
 
@@ -45,7 +45,7 @@ impl Volumes {
         Self { fixture, a, b, secret }
     }
 
-    fn grant(&self, directory: InodeId, read_only: bool) -> Grant {
+    pub(super) fn grant(&self, directory: InodeId, read_only: bool) -> Grant {
         Grant::Volume(Arc::new(Ticket {
             cluster: "default".into(),
             key_id: 0,
@@ -57,16 +57,16 @@ impl Volumes {
         }))
     }
 
-    async fn query(&self, query: MetaQuery) -> MetaResult {
+    pub(super) async fn query(&self, query: MetaQuery) -> MetaResult {
         let request = MetaRequest::Query { caller: Identity::CONTROL_PLANE, query };
         self.fixture.tree.answer_for(&self.grant(self.a.id, false), request, soon()).await
     }
 
-    async fn change(&self, change: MetaChange) -> MetaResult {
+    pub(super) async fn change(&self, change: MetaChange) -> MetaResult {
         self.change_with(&self.grant(self.a.id, false), change).await
     }
 
-    async fn change_with(&self, grant: &Grant, change: MetaChange) -> MetaResult {
+    pub(super) async fn change_with(&self, grant: &Grant, change: MetaChange) -> MetaResult {
         let id = self.fixture.next_id();
         let request = MetaRequest::Change { id, caller: Identity::CONTROL_PLANE, change };
         self.fixture.tree.answer_for(grant, request, soon()).await
@@ -80,7 +80,7 @@ impl Volumes {
     }
 }
 
-fn is_refused<T: std::fmt::Debug>(result: Result<T, MetaError>) {
+pub(super) fn is_refused<T: std::fmt::Debug>(result: Result<T, MetaError>) {
     assert!(
         matches!(result, Err(MetaError::PermissionDenied { .. } | MetaError::NotPermitted { .. })),
         "{result:?}"

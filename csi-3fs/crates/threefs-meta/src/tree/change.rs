@@ -17,16 +17,16 @@ use crate::tree::checks::{check_batch, check_identity, check_ranges, full, grows
 const TRIMS_MAX: usize = 16;
 
 /// A change in progress: its caller, inputs and deadline.
-struct ChangeCall<'a> {
-    id: RequestId,
-    caller: &'a Identity,
+pub(super) struct ChangeCall<'a> {
+    pub(super) id: RequestId,
+    pub(super) caller: &'a Identity,
     client: &'a Client,
     /// Finished changes whose answers it drops.
     finished: Range<u64>,
     room: AnswerBudget,
     inputs: Inputs,
     session: SessionId,
-    deadline: Deadline,
+    pub(super) deadline: Deadline,
 }
 
 impl ChangeCall<'_> {
@@ -80,7 +80,8 @@ impl Tree {
             | MetaChange::RemoveTree { .. }
             | MetaChange::SetAttributes { .. }
             | MetaChange::SetAttribute { .. }
-            | MetaChange::SetQuota { .. } => 0,
+            | MetaChange::SetQuota { .. }
+            | MetaChange::Lock(_) => 0,
         };
         let first_inode = self.fresh_inodes(names, deadline).await?;
         let (uptime, excess_allowed) = (self.uptime(), true);
@@ -106,6 +107,9 @@ impl Tree {
         for _ in 0..TRIMS_MAX {
             match self.apply(call, change, inputs.clone()).await {
                 Err(OpError::TrimPending(inode)) => self.finish_trim(inode, call.deadline).await?,
+                Err(OpError::LockSession(client, session)) => {
+                    self.end_lock_session(client, session, None, call.deadline).await?;
+                }
                 Err(error) if inputs.excess_allowed && error.is_over_excess() => {
                     inputs.excess_allowed = false
                 }
@@ -223,12 +227,13 @@ impl Tree {
                 let (bytes_max, inodes_max) = (*bytes_max, *inodes_max);
                 self.run_once(call, ops::SetQuota { caller, at, bytes_max, inodes_max, inputs })
             }
+            MetaChange::Lock(change) => return Box::pin(self.change_locks(call, change)).await,
         };
         operation.await
     }
 
     /// Boxed: one state machine of all operations takes minutes to compile.
-    fn run_once<'a, O>(
+    pub(super) fn run_once<'a, O>(
         &'a self,
         call: &'a ChangeCall<'a>,
         operation: O,

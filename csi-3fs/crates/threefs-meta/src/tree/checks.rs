@@ -6,7 +6,7 @@ use threefs_kv::Room;
 
 use crate::identity::{GROUPS_MAX, Identity};
 use crate::protocol::{
-    BATCH_MAX, LengthReport, MetaChange, MetaError, Nanoseconds, REPORT_RANGES_MAX,
+    BATCH_MAX, LengthReport, LockChange, MetaChange, MetaError, Nanoseconds, REPORT_RANGES_MAX,
 };
 
 pub(crate) fn check_identity(caller: &Identity) -> Result<(), MetaError> {
@@ -51,6 +51,9 @@ pub(crate) fn grows(change: &MetaChange) -> bool {
         | MetaChange::RemoveTree { .. }
         | MetaChange::SetAttributes { .. }
         | MetaChange::SetQuota { .. } => false,
+        MetaChange::Lock(change) => {
+            matches!(change, LockChange::Start { .. } | LockChange::Set { .. })
+        }
     }
 }
 
