@@ -196,7 +196,9 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         let small = runs.is_empty();
         let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
         let joint = !small && !logged && self.is_flushed_with_log(&runs);
-        let appended = self.write_runs(&placed, &plan.write, !joint).and_then(|()| {
+        // Otherwise the flush of the data file would write the data of all updates in turn.
+        let cached = logged || !self.shared_flush;
+        let appended = self.write_runs(&placed, &plan.write, cached).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
             let data = if logged { plan.write.to_vec() } else { Vec::new() };
             let (runs, chunk) = (runs.clone(), update.chunk);

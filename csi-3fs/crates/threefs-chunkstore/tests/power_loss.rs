@@ -318,3 +318,28 @@ fn an_update_of_reused_blocks_is_durable_after_one_flush() {
         assert_eq!((counts[0], counts[6], counts[7]), (2, expected, expected), "{counts:?}");
     }
 }
+
+#[test]
+fn the_data_of_new_blocks_is_on_the_device_before_the_flush() {
+    for separate_flushes in [false, true] {
+        let disk = MemoryDisk::default();
+        disk.0.lock().unwrap().separate_flushes = separate_flushes;
+        let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+        let update = StoreUpdate {
+            chunk: ChunkId::new(InodeId(1), 0),
+            version: ChunkVersion(1),
+            chain_version: ChainVersion(1),
+            tags: TagWindow::default(),
+            change: ContentChange::Replace,
+        };
+        store.apply(&update, &[7; 20_000]).unwrap();
+        let operations = disk.0.lock().unwrap().operations.clone();
+        let written = operations.iter().rposition(|operation| {
+            let cached = matches!(operation, Operation::Write { file: 0, .. });
+            let on_device = matches!(operation, Operation::WriteToDevice { file: 0, .. });
+            if separate_flushes { cached } else { on_device }
+        });
+        let flushed = operations.iter().rposition(|it| matches!(it, Operation::Sync(0)));
+        assert!(written.is_some() && written < flushed, "{operations:?}");
+    }
+}
