@@ -7,6 +7,9 @@ use crate::ops::{OpError, store};
 use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
 use crate::rows::{self, InodeRow, NEXT_INODE, ROUND, SCHEMA, SCHEMA_VERSION, SCHEMAS_PREVIOUS};
 
+/// Above the versions of every store: the rows may come from a dump of another one.
+const ROUND_AFTER_VERSIONS: u64 = 1 << 62;
+
 /// Creates the root if it is missing; upgrades a store of a previous schema and refuses any
 /// other.
 pub(crate) struct InitTree(pub Nanoseconds);
@@ -20,7 +23,7 @@ impl Operation for InitTree {
             Some(SCHEMA_VERSION) => return Ok(()),
             Some(previous) if SCHEMAS_PREVIOUS.contains(&previous) => {
                 // Removals in the queues have versions in place of rounds: all of them have ended.
-                rows::write(txn, ROUND, &(txn.read_version() + 1))?;
+                rows::write(txn, ROUND, &ROUND_AFTER_VERSIONS)?;
                 return Ok(rows::write(txn, SCHEMA, &SCHEMA_VERSION)?);
             }
             None => {}

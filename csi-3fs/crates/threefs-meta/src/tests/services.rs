@@ -204,7 +204,11 @@ async fn removals_of_an_earlier_release_wait_for_the_clients_that_they_name() {
     let (inode, kind, opened_by) = (file.id, EntryKind::File, vec![CLIENT]);
     let row = rows::RemovalRow { inode, kind, run_id: 1, opened_by };
     let row = postcard::to_allocvec(&row).unwrap();
-    txn.set_stamped(rows::REMOVALS, &inode.0.to_be_bytes(), row);
+    // Of another store, which had committed more.
+    let version = 1_u64 << 40;
+    let stamp = [&version.to_be_bytes()[..], &[0, 0]].concat();
+    let key = [rows::REMOVALS, &stamp, &inode.0.to_be_bytes()].concat();
+    txn.set(&key, row);
     txn.clear(rows::ROUND);
     rows::write(&mut txn, rows::SCHEMA, rows::SCHEMAS_PREVIOUS.end()).unwrap();
     txn.commit().await.unwrap();
