@@ -41,6 +41,12 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Errors of the operating system.
     fn drop_cache(&self) -> io::Result<()>;
 
+    /// As [`Self::drop_cache`], for a range that has been written to the device.
+    ///
+    /// # Errors
+    /// Errors of the operating system.
+    fn drop_cache_of(&self, offset: u64, length: u64) -> io::Result<()>;
+
     /// Allocates space up to `length` bytes, so that writes below it do not run out of space.
     /// Extends the file to `length` if it is shorter.
     ///

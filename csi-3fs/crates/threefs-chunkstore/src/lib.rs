@@ -41,6 +41,15 @@ pub struct ReadOutcome {
     pub bytes: Vec<u8>,
 }
 
+/// Result of a verified read without its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Verified bytes; fewer than requested where the chunk ends.
+    pub bytes: u32,
+    /// Length of the chunk.
+    pub chunk_length: u32,
+}
+
 /// The chunks of one target. All methods block and may be called concurrently. Concurrent updates
 /// of one chunk are an error of the caller; the replica prevents them.
 pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
@@ -55,6 +64,16 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         offset: u32,
         length: u32,
     ) -> Result<ReadOutcome, StoreError>;
+
+    /// As [`Self::read`] of the committed state, from the disk rather than from the page cache.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    fn verify(&self, chunk: ChunkId, offset: u32, length: u32) -> Result<Verified, StoreError> {
+        let outcome = self.read(chunk, Which::Committed, offset, length)?;
+        let (bytes, chunk_length) = (outcome.bytes.len() as u32, outcome.state.length);
+        Ok(Verified { bytes, chunk_length })
+    }
 
     /// Reserves space for the copy that `update` makes, as a request of `class`
     /// (`threefs_core::message::class`). Never blocks: `ready` is called once, perhaps before this

@@ -25,7 +25,7 @@ use crate::disk::{Disk, Folder};
 use crate::index::Inner;
 use crate::log::Record;
 use crate::plan;
-use crate::{ChunkStore, DiskBudget, ReadOutcome, Space};
+use crate::{ChunkStore, DiskBudget, ReadOutcome, Space, Verified};
 use compaction::LogCopy;
 
 mod append;
@@ -154,6 +154,10 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         length: u32,
     ) -> Result<ReadOutcome, StoreError> {
         self.read_range(chunk, which, offset, length)
+    }
+
+    fn verify(&self, chunk: ChunkId, offset: u32, length: u32) -> Result<Verified, StoreError> {
+        self.verify_range(chunk, offset, length)
     }
 
     fn reserve(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use support::{MemoryDisk, after_kill, log_name};
 use threefs_chunkstore::disk::{Disk, DiskFile};
-use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
+use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig, Verified};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
@@ -446,4 +446,27 @@ fn many_writers_and_readers_see_whole_versions_only() {
     for thread in threads {
         thread.join().unwrap();
     }
+}
+
+#[test]
+fn a_chunk_is_verified_from_the_disk_and_without_its_zeros() {
+    let disk = MemoryDisk::default();
+    let store = FileChunkStore::open_on(disk.clone(), config()).unwrap();
+    let mut bytes = content(0, 1, 64 << 10);
+    bytes[16 << 10..48 << 10].fill(0);
+    store.apply(&update(chunk(0), 1, ContentChange::Replace), &bytes).unwrap();
+    store.commit(chunk(0), ChunkVersion(1), ChainVersion(1)).unwrap();
+    disk.0.lock().unwrap().dropped.clear();
+    let verified = Verified { bytes: 32 << 10, chunk_length: 64 << 10 };
+    assert_eq!(store.verify(chunk(0), 0, 32 << 10), Ok(verified));
+    let dropped = std::mem::take(&mut disk.0.lock().unwrap().dropped);
+    assert_eq!(dropped.len(), 2, "before and after");
+    assert!(dropped.iter().all(|(_, _, length)| *length == 16 << 10));
+    assert_eq!(store.verify(chunk(0), 32 << 10, u32::MAX), Ok(verified));
+    assert!(matches!(store.verify(chunk(1), 0, 1), Err(StoreError::NotFound { .. })));
+    damage_data(&disk);
+    let damaged = |offset| store.verify(chunk(0), offset, 4096);
+    assert!(matches!(damaged(0), Err(StoreError::Corrupt { block: 0, .. })));
+    assert!(damaged(20 << 10).is_ok(), "zeros are not stored");
+    assert!(matches!(damaged(60 << 10), Err(StoreError::Corrupt { block: 15, .. })));
 }

@@ -96,6 +96,9 @@ impl DiskFile for AskingFile {
         self.1.ask("sync_data");
         self.0.sync_data()
     }
+    fn drop_cache_of(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.0.drop_cache_of(offset, length)
+    }
     fn drop_cache(&self) -> io::Result<()> {
         self.0.drop_cache()
     }

@@ -16,6 +16,7 @@
 //! | [`message`] | requests and replies of the storage service |
 //! | [`moves`] | moves of replicas to other nodes without losing redundancy |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
+//! | [`scrub`] | schedule, pace and comparison of scrubs |
 //! | [`terms`] | chunks of a file that a capability permits to update |
 //! | [`error`] | errors of the storage service, and the remedy for each |
 //! | [`chunk`] | the state of one chunk |
@@ -36,5 +37,6 @@ pub mod message;
 pub mod moves;
 pub mod replica;
 pub mod routing;
+pub mod scrub;
 pub mod terms;
 pub mod time;

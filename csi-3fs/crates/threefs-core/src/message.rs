@@ -14,6 +14,7 @@ use crate::forgotten::InodeRange;
 use crate::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, RequestTag, TargetId,
 };
+use crate::scrub::{ChunkSummary, QueryStates, ScrubRequest, ScrubStatus};
 
 /// Address of a message, and the chain version of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -269,6 +270,10 @@ pub enum StorageRequest {
     QueryVersions(QueryChunks),
     /// See [`ReadMany`]. Answered by [`StorageReply::ReadMany`].
     ReadMany(ReadMany),
+    /// See [`QueryStates`]. Answered by [`StorageReply::States`].
+    QueryStates(Address, QueryStates),
+    /// See [`ScrubRequest`]. Answered by [`StorageReply::Scrub`].
+    Scrub(Address, ScrubRequest),
 }
 
 /// Classes of requests, each with a separate budget at the receiving service.
@@ -313,7 +318,9 @@ impl StorageRequest {
             | Self::SyncDone(_)
             | Self::QueryChunks(_)
             | Self::QueryVersions(_)
-            | Self::QueryLastChunk(_) => class::QUERY,
+            | Self::QueryLastChunk(_)
+            | Self::QueryStates(..)
+            | Self::Scrub(..) => class::QUERY,
         }
     }
 
@@ -340,6 +347,8 @@ impl StorageRequest {
             Self::ForgetInodes(request) => request.to,
             Self::Purge(request) => request.to,
             Self::ReadMany(request) => request.to,
+            Self::QueryStates(to, _) => *to,
+            Self::Scrub(to, _) => *to,
         }
     }
 }
@@ -451,6 +460,10 @@ pub enum StorageReply {
     },
     /// To ReadMany: the result of each read.
     ReadMany(Vec<Result<ReadDone, StorageError>>),
+    /// To QueryStates: the known chunks of the range, in order, removed ones too.
+    States(Vec<ChunkSummary>),
+    /// To Scrub.
+    Scrub(Box<ScrubStatus>),
 }
 
 /// Result of a request.

@@ -26,6 +26,8 @@ const TAG: RequestTag = RequestTag { client: ClientId(9), channel: ChannelId(0),
 
 #[path = "replica_condition_test.rs"]
 mod condition;
+#[path = "replica_differs_test.rs"]
+mod differs;
 #[path = "replica_failure_test.rs"]
 mod failure;
 #[path = "replica_forget_test.rs"]

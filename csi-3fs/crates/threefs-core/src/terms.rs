@@ -146,7 +146,9 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
         | StorageRequest::ForgetInodes(_)
         | StorageRequest::Purge(_)
         | StorageRequest::UpdateAt(..)
-        | StorageRequest::QueryVersions(_) => None,
+        | StorageRequest::QueryVersions(_)
+        | StorageRequest::QueryStates(..)
+        | StorageRequest::Scrub(..) => None,
     }
 }
 

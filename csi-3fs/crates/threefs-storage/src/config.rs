@@ -55,6 +55,21 @@ pub struct StorageConfig {
     /// Without the wait, clients notice only when the node is declared dead.
     #[serde(default)]
     pub drain_ms: u64,
+    /// Seconds from the start of a scrub of a target to the start of the next; 0 = only on request.
+    #[serde(default = "default_scrub_interval_s")]
+    pub scrub_interval_s: u64,
+    /// Bytes that the scrubs of all targets together read per second at most; a quarter of that
+    /// while clients use the node.
+    #[serde(default = "default_scrub_bytes_per_second")]
+    pub scrub_bytes_per_second: u64,
+}
+
+fn default_scrub_interval_s() -> u64 {
+    7 * 24 * 3_600
+}
+
+fn default_scrub_bytes_per_second() -> u64 {
+    32 << 20
 }
 
 fn default_memory_bytes() -> usize {

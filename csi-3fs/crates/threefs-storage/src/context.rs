@@ -1,5 +1,6 @@
 //! Context shared by the targets of a node: clock, peers and routing.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use fabric::boot_instant::BootInstant;
@@ -17,6 +18,8 @@ pub(crate) struct NodeContext {
     /// Notified when a target's report has changed, so that mgmtd learns of it before the next
     /// heartbeat is due.
     pub(crate) report_changed: Notify,
+    /// Requests of clients and of replicas for them, since the start.
+    pub(crate) requests: AtomicU64,
     pub(crate) routing: RwLock<Arc<RoutingInfo>>,
     /// Runtime for calls of the targets' threads.
     pub(crate) runtime: Handle,
@@ -29,6 +32,7 @@ impl NodeContext {
             clock: Clock::start(),
             peers,
             report_changed: Notify::new(),
+            requests: AtomicU64::new(0),
             routing: RwLock::default(),
             runtime: Handle::current(),
         }

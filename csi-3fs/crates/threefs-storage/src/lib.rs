@@ -14,6 +14,8 @@
 //! | `target` | one replica, its store and timer: events in, actions executed |
 //! | `workers` | threads of one target |
 //! | `context` | clock, peers and routing shared by the targets |
+//! | `scrub` | state of a target's scrub |
+//! | `scrubber` | verification and repair of stored chunks |
 //! | `peers` | calls to the storage services of other nodes |
 //! | `store` | the disk of the node and its stores |
 //! | `identity` | incarnation, and cluster of the data folder |
@@ -27,6 +29,8 @@ mod identity;
 mod node;
 mod peers;
 mod port;
+mod scrub;
+mod scrubber;
 pub mod service;
 mod store;
 mod target;

@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use crate::config::StorageConfig;
 use crate::context::NodeContext;
+use crate::scrubber::Limits;
 use crate::store::Disk;
 use crate::target::Target;
 
@@ -33,6 +34,7 @@ pub(crate) struct Node {
     disk: Disk,
     capacity: Arc<Capacity>,
     config: StorageConfig,
+    pub(crate) scrub_limits: Arc<Limits>,
     targets: RwLock<BTreeMap<TargetId, TargetSlot>>,
     lease: Mutex<ServingLease>,
     /// Retired targets whose folders are removed or being removed.
@@ -79,6 +81,7 @@ impl Node {
             context: Arc::new(context),
             disk,
             capacity: Arc::default(),
+            scrub_limits: Arc::new(Limits::new(config.scrub_bytes_per_second)),
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),

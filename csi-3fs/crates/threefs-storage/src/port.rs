@@ -2,6 +2,7 @@
 //! passes it to its target.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use fabric::auth::capability::{Capability, Presented};
@@ -10,8 +11,9 @@ use fabric::auth::ticket::Grant;
 use fabric::boot_instant::BootInstant;
 use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode, decode_request};
 use threefs_core::error::StorageError;
-use threefs_core::message::{ReadMany, StorageRequest, check_payload};
+use threefs_core::message::{ReadMany, StorageReply, StorageRequest, check_payload, class};
 use threefs_core::routing::RoutingInfo;
+use threefs_core::scrub::DAMAGED_LISTED_MAX;
 use threefs_core::terms::{FileTerms, TermsError, file_of};
 
 use crate::node::Node;
@@ -29,6 +31,11 @@ const CHUNK_BYTES: usize = 10;
 /// Encoded size of a version.
 const VERSION_BYTES: usize = 10;
 const CHUNKS_MAX: u32 = 4_096;
+/// Encoded size of a chunk's summary.
+const STATE_BYTES: usize = 42;
+const STATES_MAX: u32 = 1_024;
+/// Encoded size of the status of a scrub: two lists of chunks, and the counts of two passes.
+const SCRUB_BYTES: usize = 2 * DAMAGED_LISTED_MAX * 15 + 512;
 
 /// The RPC port of a node.
 pub(crate) struct Port {
@@ -74,6 +81,12 @@ impl Port {
         };
         if let Err(error) = check_payload(&request, &payload) {
             return (Err(error), Bytes::new());
+        }
+        if let StorageRequest::Scrub(_, scrub) = request {
+            return (Ok(StorageReply::Scrub(Box::new(target.scrub(scrub.start)))), Bytes::new());
+        }
+        if request.class() != class::QUERY {
+            self.node.context.requests.fetch_add(1, Relaxed);
         }
         target.request(request, payload, expires).await
     }
@@ -133,6 +146,10 @@ fn reply_bytes(request: &StorageRequest) -> Option<usize> {
         StorageRequest::QueryVersions(query) => {
             Some((query.limit.min(CHUNKS_MAX) as usize + 1) * (CHUNK_BYTES + VERSION_BYTES))
         }
+        StorageRequest::QueryStates(_, query) => {
+            Some(query.limit.min(STATES_MAX) as usize * STATE_BYTES)
+        }
+        StorageRequest::Scrub(..) => Some(SCRUB_BYTES),
         _ => None,
     }
 }
@@ -148,6 +165,7 @@ mod tests {
     use threefs_core::message::{
         Address, LastChunk, QueryChunks, StorageReply, StorageResult, SyncMetas, SyncSession,
     };
+    use threefs_core::scrub::{ChunkSummary, Pass, QueryStates, ScrubStatus};
 
     use super::*;
 
@@ -189,10 +207,38 @@ mod tests {
         };
         let chunk = ChunkId::new(inode, u32::MAX);
         let meta = ChunkMeta { chunk, committed: state.clone(), pending: Some(state) };
-        let metas = vec![meta; METAS_MAX as usize];
+        let metas = vec![meta.clone(); METAS_MAX as usize];
         let session = SyncSession::default();
         let query = SyncMetas { to, session, after: None, limit: u32::MAX };
         let reply = StorageReply::Metas { metas, last: false };
         assert!(encoded(reply) <= reply_bytes(&StorageRequest::SyncMetas(query)).unwrap() + 16);
+
+        let summary = ChunkSummary { pending: true, ..ChunkSummary::from(&meta) };
+        let states = vec![summary; STATES_MAX as usize];
+        let query = QueryStates { after: None, last: chunk, limit: u32::MAX };
+        let request = StorageRequest::QueryStates(to, query);
+        let reply = StorageReply::States(states);
+        assert!(encoded(reply) <= reply_bytes(&request).unwrap() + 16);
+        let pass = Pass {
+            started_unix_s: u64::MAX,
+            finished_unix_s: u64::MAX,
+            chunks: u64::MAX,
+            bytes: u64::MAX,
+            damaged: u64::MAX,
+            repaired: u64::MAX,
+            different: u64::MAX,
+        };
+        let status = ScrubStatus {
+            running: Some(pass),
+            last: Some(pass),
+            total: pass,
+            due_unix_s: Some(u64::MAX),
+            used_bytes: u64::MAX,
+            damaged: u64::MAX,
+            damaged_chunks: vec![chunk; DAMAGED_LISTED_MAX],
+            different: u64::MAX,
+            different_chunks: vec![chunk; DAMAGED_LISTED_MAX],
+        };
+        assert!(encoded(StorageReply::Scrub(Box::new(status))) <= SCRUB_BYTES);
     }
 }

@@ -27,9 +27,11 @@ use threefs_core::time::Millis;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::context::NodeContext;
+use crate::scrub::Scrub;
 use crate::workers::Workers;
 
 mod actions;
+mod status;
 
 /// Maximum sleep of the timer.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -44,8 +46,9 @@ type Job = Box<dyn FnOnce(&Arc<Target>) -> Option<Event> + Send>;
 
 pub(crate) struct Target {
     config: Config,
-    store: Arc<dyn ChunkStore>,
-    workers: Workers,
+    pub(crate) store: Arc<dyn ChunkStore>,
+    pub(crate) workers: Workers,
+    pub(crate) scrub: Arc<Scrub>,
     inbox: Mutex<Inbox>,
     /// Locked by the thread that processes events, also while it waits for the store.
     state: Mutex<State>,
@@ -56,7 +59,7 @@ pub(crate) struct Target {
     /// The target was reported OFFLINE because an event took too long: it must not serve
     /// afterwards.
     offline_reported: AtomicBool,
-    context: Arc<NodeContext>,
+    pub(crate) context: Arc<NodeContext>,
     /// Notified when the next wakeup changes.
     pub(crate) rearmed: Arc<Notify>,
     /// Whether the store has failed. The last field: the store is dropped before this sender.
@@ -102,7 +105,7 @@ struct Snapshot {
 /// Identity and usage of a store.
 #[derive(Clone, Copy)]
 pub(crate) struct StoreUsage {
-    id: StoreId,
+    pub(crate) id: StoreId,
     used_bytes: u64,
     chunks: u64,
 }
@@ -120,6 +123,7 @@ impl Target {
         config: Config,
         store: Arc<dyn ChunkStore>,
         usage: StoreUsage,
+        scrub: Scrub,
         context: Arc<NodeContext>,
     ) -> Arc<Self> {
         let replica = Replica::new(config.clone());
@@ -130,6 +134,7 @@ impl Target {
             workers: Workers::new(config.target.to_string()),
             config,
             store,
+            scrub: Arc::new(scrub),
             inbox: Mutex::default(),
             state: Mutex::new(state),
             snapshot: Mutex::new(snapshot),

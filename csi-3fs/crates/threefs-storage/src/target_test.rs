@@ -148,6 +148,10 @@ fn place(id: u64) -> Chain {
     Chain { id, version, targets: vec![target] }
 }
 
+fn scrub() -> Scrub {
+    Scrub::open(std::path::Path::new("/nonexistent"), 0, StoreId(5))
+}
+
 /// A serving target, the only one of its chain, and its store.
 fn serving(context: &Arc<NodeContext>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
     let store = Arc::new(Hanging::default());
@@ -158,7 +162,7 @@ fn serving_from(context: &Arc<NodeContext>, id: u64, store: Arc<dyn ChunkStore>)
     let mut config = Config::new(TargetId(id), ChainId(id as u32), Incarnation(1));
     config.store_stall_ms = 50;
     let usage = StoreUsage { id: StoreId(5), used_bytes: 1, chunks: 0 };
-    let target = Target::new(config, store, usage, Arc::clone(context));
+    let target = Target::new(config, store, usage, scrub(), Arc::clone(context));
     let mut last = place(id);
     (last.version, last.targets[0].state) = (ChainVersion(1), PublicState::LastSrv);
     target.handle(Event::Routing(last));

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -203,6 +204,10 @@ impl DiskFile for FolderFile {
 
     fn drop_cache(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)?)
+    }
+
+    fn drop_cache_of(&self, offset: u64, length: u64) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(length), Advice::DontNeed)?)
     }
 
     fn allocate(&self, length: u64) -> io::Result<()> {

@@ -7,9 +7,10 @@ use threefs_core::error::StoreError;
 use threefs_core::ids::ChunkId;
 
 use super::{FileChunkStore, io_error};
-use crate::ReadOutcome;
+use crate::blocks::Extent;
 use crate::disk::{Disk, DiskFile};
 use crate::index::Version;
+use crate::{ReadOutcome, Verified};
 
 /// Maximum number of retries of a read whose blocks were reused meanwhile.
 const READ_RETRIES: usize = 16;
@@ -50,6 +51,35 @@ impl<D: Disk> FileChunkStore<D> {
                 }
             }
         }
+    }
+
+    /// See [`crate::ChunkStore::verify`].
+    pub(super) fn verify_range(
+        &self,
+        chunk: ChunkId,
+        offset: u32,
+        length: u32,
+    ) -> Result<Verified, StoreError> {
+        // Blocks that are replaced meanwhile are read from the page cache.
+        let version = self.version(chunk, Which::Committed)?;
+        let (from, to) = (offset as usize / BLOCK_BYTES, offset.saturating_add(length) as usize);
+        let blocks = crate::blocks::slice(&version.content.extents, from, to.div_ceil(BLOCK_BYTES));
+        self.drop_cached(&blocks)?;
+        let outcome = self.read_range(chunk, Which::Committed, offset, length)?;
+        // The bytes are not used again.
+        self.drop_cached(&blocks)?;
+        let (bytes, chunk_length) = (outcome.bytes.len() as u32, outcome.state.length);
+        Ok(Verified { bytes, chunk_length })
+    }
+
+    fn drop_cached(&self, blocks: &[Extent]) -> Result<(), StoreError> {
+        for run in blocks.iter().filter(|run| !run.is_hole()) {
+            let (start, length) = (run.start, u64::from(run.blocks));
+            self.data
+                .drop_cache_of(start * BLOCK_BYTES as u64, length * BLOCK_BYTES as u64)
+                .map_err(|error| io_error("drop the page cache", &error))?;
+        }
+        Ok(())
     }
 
     /// Reads blocks `from .. to` of a content, verified.

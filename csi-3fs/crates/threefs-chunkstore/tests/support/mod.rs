@@ -67,6 +67,8 @@ pub struct State {
     holes: BTreeSet<(usize, u64)>,
     extents: Extents,
     pub operations: Vec<Operation>,
+    /// File, offset and length of parts of the page cache that were dropped.
+    pub dropped: Vec<(usize, u64, u64)>,
     /// Maximum total size of all files.
     pub quota: Option<u64>,
     /// The next flush fails.
@@ -171,6 +173,11 @@ impl DiskFile for MemoryFile {
         let yields = state.flush_yields;
         drop(state);
         (0..yields).for_each(|_| std::thread::yield_now());
+        Ok(())
+    }
+
+    fn drop_cache_of(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.state.lock().unwrap().dropped.push((self.file, offset, length));
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use crate::forgotten::InodeRange;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion, NodeId, TargetId};
 use crate::message::{ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest};
 use crate::routing::Chain;
+use crate::scrub::Difference;
 use crate::time::Millis;
 
 /// Identifies an inbound request until its reply. Assigned by the driver.
@@ -112,10 +113,17 @@ pub enum Event {
         /// The whole content and its state.
         result: Result<(ChunkState, Bytes), StoreError>,
     },
-    /// A read served by the driver found [`StoreError::Corrupt`].
+    /// A read by the driver, for a request or a scrub, has detected that a chunk is damaged.
     DamageFound {
         /// The chunk.
         chunk: ChunkId,
+    },
+    /// A scrub has confirmed that a chunk differs from the predecessor's (`crate::scrub`).
+    Differs {
+        /// The chunk and its states.
+        difference: Difference,
+        /// The chain version at the comparison.
+        chain_version: ChainVersion,
     },
     /// Another target has replaced this one (`crate::moves`): it must stop serving before mgmtd
     /// removes it from the chain.

@@ -183,6 +183,9 @@ impl Replica {
             Event::InodesForgotten { op, result } => self.on_inodes_forgotten(ctx, op, result),
             Event::Content { op, result } => self.on_content(ctx, op, result),
             Event::DamageFound { chunk } => self.repair(ctx, chunk),
+            Event::Differs { difference, chain_version } => {
+                self.differs(ctx, &difference, chain_version);
+            }
             Event::Retire if self.data_state == DataState::UpToDate => {
                 self.demote(ctx, Alert::Retired { target: self.config.target });
             }
@@ -275,6 +278,10 @@ impl Replica {
             StorageRequest::QueryChunks(request) => self.query_chunks(ctx, token, request, false),
             StorageRequest::QueryVersions(request) => self.query_chunks(ctx, token, request, true),
             StorageRequest::QueryLastChunk(request) => self.query_last_chunk(ctx, token, request),
+            StorageRequest::QueryStates(to, request) => self.query_states(ctx, token, to, request),
+            StorageRequest::Scrub(..) => Err(StorageError::InvalidRequest {
+                reason: "a scrub is a request to the service".into(),
+            }),
         };
         if let Err(error) = result {
             ctx.reply(token, Err(error));

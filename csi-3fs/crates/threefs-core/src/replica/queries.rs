@@ -10,12 +10,15 @@ use crate::message::{
     Address, LastChunk, QueryChunks, QueryLastChunk, ReadDone, ReadMany, ReadRequest,
     RepairRequest, StorageReply,
 };
+use crate::scrub::{ChunkSummary, QueryStates};
 
 /// Maximum number of chunks that a query reads from the store in one step.
 const QUERY_PAGE: usize = 1_024;
 /// Maximum number of chunks that a query examines, including removed ones: all other requests of
 /// this replica wait for it.
 const QUERY_CHUNKS_MAX: usize = 8 * QUERY_PAGE;
+/// Maximum number of chunk states in a reply.
+const STATES_MAX: usize = 1_024;
 
 impl Replica {
     pub(super) fn read(
@@ -156,6 +159,25 @@ impl Replica {
             }
         };
         ctx.reply(token, Ok(reply));
+        Ok(())
+    }
+
+    /// Serves the comparison of a successor with this replica.
+    pub(super) fn query_states(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        to: Address,
+        request: QueryStates,
+    ) -> Result<(), StorageError> {
+        if to.chain_version != self.chain_version() {
+            return Err(self.mismatch(to));
+        }
+        self.check_serving(ctx)?;
+        let limit = (request.limit as usize).clamp(1, STATES_MAX);
+        let metas = ctx.metas.metas(request.after, request.last, limit);
+        let states = metas.iter().map(ChunkSummary::from).collect();
+        ctx.reply(token, Ok(StorageReply::States(states)));
         Ok(())
     }
 

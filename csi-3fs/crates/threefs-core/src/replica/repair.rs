@@ -7,15 +7,51 @@ use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
 use crate::checksum::Checksum;
 use crate::chunk::{ContentChange, StoreUpdate};
-use crate::ids::ChunkId;
+use crate::error::StorageError;
+use crate::ids::{ChainVersion, ChunkId, ChunkVersion};
 use crate::message::{RepairRequest, StorageReply, StorageRequest, class};
-use crate::routing::{ChainTarget, PublicState};
+use crate::routing::{Chain, ChainTarget, PublicState};
+use crate::scrub::{ChunkSummary, Difference, DifferenceKind};
 
 impl Replica {
     /// Queues the repair of a chunk whose committed content is damaged.
     pub(super) fn repair(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
         if self.role() == Role::Serving {
             self.enqueue(ctx, chunk, OpKind::Repair, None);
+        }
+    }
+
+    /// Stops serving because a chunk differs from the predecessor's, so that the sync replaces it.
+    /// Only if every replica of the chain serves: the others hold the chunk meanwhile. A chunk that
+    /// the predecessor lacks, or has in an earlier version, is left to the operator.
+    pub(super) fn differs(
+        &mut self,
+        ctx: &mut Context<'_>,
+        difference: &Difference,
+        chain_version: ChainVersion,
+    ) {
+        let (target, chunk) = (self.config.target, difference.chunk);
+        let Some(predecessor) = difference.predecessor else { return };
+        let own = difference.own;
+        let reason = match difference.kind {
+            DifferenceKind::Newer => return,
+            DifferenceKind::Older => StorageError::ChunkMissingUpdate {
+                chunk,
+                have: own.map_or(ChunkVersion(0), |own| own.version),
+                update: predecessor.version,
+            },
+            DifferenceKind::Content => StorageError::ChecksumMismatch {
+                chunk,
+                expected: predecessor.checksum,
+                computed: own.map_or(Checksum::default(), |own| own.checksum),
+            },
+        };
+        let current = ctx.metas.meta(chunk).map(|meta| ChunkSummary::from(&meta));
+        let unchanged = current.filter(|state| state.exists || state.pending) == own;
+        let whole = self.chain.as_ref().is_some_and(Chain::is_whole);
+        let current_chain = chain_version == self.chain_version() && self.predecessor().is_some();
+        if self.role() == Role::Serving && current_chain && whole && unchanged {
+            self.demote(ctx, Alert::Disagreement { target, chunk, reason });
         }
     }
 

@@ -21,6 +21,8 @@ use tokio::sync::watch;
 use super::{Node, TargetSlot, notify};
 use crate::identity::draw_incarnation;
 use crate::peers::BUSY_TIMEOUT_FACTOR;
+use crate::scrub::Scrub;
+use crate::scrubber;
 use crate::target::{StoreUsage, Target};
 
 /// Runs a target until it is retired or the node is dropped.
@@ -157,12 +159,14 @@ impl Node {
 
     async fn open(&self, id: TargetId, chain: ChainId) -> Result<Arc<Target>, StoreError> {
         let (folder, disk) = (self.folder(id), self.disk.clone());
+        let interval_s = self.config.scrub_interval_s;
         let task = tokio::task::spawn_blocking(move || {
             let store = (disk.open)(&folder, disk.budget)?;
             let usage = StoreUsage::of(&*store);
-            Ok((store, usage))
+            let scrub = Scrub::open(&folder, interval_s, usage.id);
+            Ok((store, usage, scrub))
         });
-        let (store, usage) = task.await.map_err(|error| StoreError::Io {
+        let (store, usage, scrub) = task.await.map_err(|error| StoreError::Io {
             operation: "open the store".into(),
             reason: error.to_string(),
         })??;
@@ -170,9 +174,11 @@ impl Node {
         config.call_timeout_ms = self.config.call_timeout_ms * u64::from(BUSY_TIMEOUT_FACTOR);
         config.store_stall_ms = self.config.store_stall_ms;
         config.full_wait_ms = self.config.full_wait_ms;
-        let target = Target::new(config, store, usage, Arc::clone(&self.context));
+        let target = Target::new(config, store, usage, scrub, Arc::clone(&self.context));
         let rearmed = Arc::clone(&target.rearmed);
         tokio::spawn(Target::run_timer(Arc::downgrade(&target), rearmed));
+        let (scrub, limits) = (Arc::clone(&target.scrub), Arc::clone(&self.scrub_limits));
+        tokio::spawn(scrubber::run(Arc::downgrade(&target), scrub, limits));
         Ok(target)
     }
 }

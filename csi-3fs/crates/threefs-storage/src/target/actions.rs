@@ -119,6 +119,7 @@ impl Target {
             Action::RefreshRouting => None,
             Action::Alert(alert) => {
                 tracing::warn!("{alert}");
+                self.scrub.observe(&alert);
                 None
             }
         }
@@ -266,7 +267,10 @@ impl Target {
             Ok(_) => (Err(StorageError::ChunkNotCommit { chunk }), Bytes::new()),
             Err(error) => (Err(error.at(self.config.target)), Bytes::new()),
         };
-        answered(waiting, answer, chunk)
+        // Damage here is repaired when this replica's chunk is read or scrubbed: replicas that are all
+        // damaged would otherwise request repairs from each other without end.
+        let _ = waiting.send(answer);
+        None
     }
 }
 
