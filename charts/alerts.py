@@ -224,6 +224,18 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "Reads and writes of their chunks wait until a copy returns.",
         ),
         Alert(
+            "ThreeFSChunksDamaged", "critical",
+            "sum(threefs_scrub_damaged_chunks) + sum(threefs_scrub_different_chunks) > 0", "15m",
+            "{{ $value }} stored chunks are damaged or differ, and cannot be repaired",
+            "No other replica could provide them: reads of their files fail.",
+        ),
+        Alert(
+            "ThreeFSScrubLate", "warning",
+            "max(threefs_scrub_age_seconds) > 28 * 86400", "1h",
+            "The least recent scrub started {{ $value | humanizeDuration }} ago",
+            "Damage of chunks that are not read is detected late.",
+        ),
+        Alert(
             "ThreeFSFillingUp", "warning",
             "max(threefs_used_bytes / (threefs_capacity_bytes > 0)) > 0.85", "15m",
             "The fullest storage service is {{ $value | humanizePercentage }} full",

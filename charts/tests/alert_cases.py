@@ -195,6 +195,20 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'threefs_chains{state="unavailable"}': "1x180"},
         {'threefs_chains{state="unavailable"}': "0x180"},
     ),
+    "ThreeFSChunksDamaged": (
+        {
+            'threefs_scrub_damaged_chunks{storage="1"}': "2x180",
+            'threefs_scrub_different_chunks{storage="1"}': "0x180",
+        },
+        {
+            'threefs_scrub_damaged_chunks{storage="1"}': "0x100 2x10 0x70",
+            'threefs_scrub_different_chunks{storage="1"}': "0x180",
+        },
+    ),
+    "ThreeFSScrubLate": (
+        {'threefs_scrub_age_seconds{storage="1"}': "2500000x180"},
+        {'threefs_scrub_age_seconds{storage="1"}': "600000x180"},
+    ),
     "ThreeFSFillingUp": (
         {
             'threefs_used_bytes{storage="1"}': "90x180",

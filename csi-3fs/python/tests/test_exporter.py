@@ -1,11 +1,13 @@
 """mgmtd's status as Prometheus metrics."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
 from threefs.errors import Unavailable
-from threefs.exporter import StatusCollector
+from threefs.exporter import StatusCollector, scrub_families
 
 
 def node(number: int, **changes: Any) -> dict[str, Any]:
@@ -34,7 +36,7 @@ STATUS = {
 }
 
 
-def scrape(collector: StatusCollector) -> set[str]:
+def scrape(collector: Collector) -> set[str]:
     registry = CollectorRegistry()
     registry.register(collector)
     return {line for line in generate_latest(registry).decode().splitlines() if line[0] != "#"}
@@ -63,6 +65,41 @@ def test_a_status_becomes_metrics() -> None:
         'threefs_capacity_bytes{storage="2"} 100.0',
         'threefs_used_bytes{storage="1"} 10.0',
         'threefs_used_bytes{storage="2"} 10.0',
+    }
+
+
+def scrub(node: int, **status: Any) -> dict[str, Any]:
+    counts = {"bytes": 5, "damaged": 3, "repaired": 2}
+    known = {
+        "damaged": 0, "different": 0, "running": None, "last": None, "total": counts, **status,
+    }  # fmt: skip
+    return {"node": node, "scrub": known}
+
+
+def test_scrubs_become_metrics_of_the_services_that_answer() -> None:
+    scrubs = [
+        scrub(1, last={"started_unix_s": 900}),
+        scrub(1, damaged=1, different=4, running={"started_unix_s": 800}),
+        scrub(2),
+        {"node": 3, "scrub": None},
+    ]
+
+    class Scrubs(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return scrub_families(scrubs, 1000.0)
+
+    assert scrape(Scrubs()) == {
+        'threefs_scrub_damaged_chunks{storage="1"} 1.0',
+        'threefs_scrub_damaged_chunks{storage="2"} 0.0',
+        'threefs_scrub_different_chunks{storage="1"} 4.0',
+        'threefs_scrub_different_chunks{storage="2"} 0.0',
+        'threefs_scrub_age_seconds{storage="1"} 200.0',
+        'threefs_scrub_read_bytes_total{storage="1"} 10.0',
+        'threefs_scrub_read_bytes_total{storage="2"} 5.0',
+        'threefs_scrub_detected_chunks_total{storage="1"} 6.0',
+        'threefs_scrub_detected_chunks_total{storage="2"} 3.0',
+        'threefs_scrub_repaired_chunks_total{storage="1"} 4.0',
+        'threefs_scrub_repaired_chunks_total{storage="2"} 2.0',
     }
 
 

@@ -369,6 +369,13 @@ class Client:
         """The cluster's state as JSON: services, targets, chains, capacity."""
         return self._native.status()
 
+    def scrub(self, *, start: bool = False, targets: Sequence[int] = ()) -> str:
+        """The scrub of each target, as JSON; with `start`, a pass is started on each first.
+
+        `targets` lists the numbers of targets; default: all.
+        """
+        return self._native.scrub(start, targets)
+
     def rebalance(self, *, apply: bool = False, leaving: Sequence[int] | None = None) -> str:
         """Return the moves that balance the storage nodes, as JSON.
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from threefs.client import connect
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-__all__ = ["StatusCollector", "families", "main"]
+__all__ = ["StatusCollector", "families", "main", "scrub_families"]
 
 TARGET_STATES = ("serving", "syncing", "waiting", "lastsrv", "offline")
 TIMEOUT_SECONDS = 5.0
@@ -37,10 +39,14 @@ TIMEOUT_SECONDS = 5.0
 
 
 class StatusCollector(Collector):
-    """Queries the status at each scrape; `query` returns the result of `Client.status`."""
+    """Queries the status at each scrape.
 
-    def __init__(self, query: Callable[[], str]) -> None:
+    `query` returns the result of `Client.status`, and `scrub` that of `Client.scrub`.
+    """
+
+    def __init__(self, query: Callable[[], str], scrub: Callable[[], str] | None = None) -> None:
         self._query = query
+        self._scrub = scrub
 
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
@@ -53,6 +59,11 @@ class StatusCollector(Collector):
         yield up
         if status is not None:
             yield from families(status)
+        if status is not None and self._scrub is not None:
+            try:
+                yield from scrub_families(json.loads(self._scrub()), time.time())
+            except (ThreeFSError, OSError):
+                return
 
 
 def families(status: dict[str, Any]) -> Iterable[Metric]:
@@ -122,7 +133,85 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     )
 
 
-def _filled(family: GaugeMetricFamily, values: dict[str, float]) -> Metric:
+def scrub_families(scrubs: list[dict[str, Any]], now: float) -> Iterable[Metric]:
+    """The metrics of the scrubs, by storage service; services that do not answer have none."""
+    nodes: dict[str, list[dict[str, Any]]] = {}
+    for scrub in scrubs:
+        if scrub["scrub"] is not None:
+            nodes.setdefault(str(scrub["node"]), []).append(scrub["scrub"])
+
+    def sums(key: str) -> dict[str, float]:
+        return {node: sum(status[key] for status in statuses) for node, statuses in nodes.items()}
+
+    def totals(key: str) -> dict[str, float]:
+        return {
+            node: sum(status["total"][key] for status in statuses)
+            for node, statuses in nodes.items()
+        }
+
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_scrub_damaged_chunks",
+            "Damaged chunks that no other replica could provide.",
+            labels=["storage"],
+        ),
+        sums("damaged"),
+    )
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_scrub_different_chunks",
+            "Chunks that are newer than on the previous replica of their chain.",
+            labels=["storage"],
+        ),
+        sums("different"),
+    )
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_scrub_age_seconds",
+            "Time since the start of the last complete scrub, or of the first scrub until it is "
+            "complete, in seconds; of the target where it is longest.",
+            labels=["storage"],
+        ),
+        {node: now - start for node, start in _least_recent(nodes).items()},
+    )
+    yield _filled(
+        CounterMetricFamily(
+            "threefs_scrub_read_bytes",
+            "Bytes that scrubs have read and verified.",
+            labels=["storage"],
+        ),
+        totals("bytes"),
+    )
+    yield _filled(
+        CounterMetricFamily(
+            "threefs_scrub_detected_chunks",
+            "Damaged chunks that scrubs or reads have detected.",
+            labels=["storage"],
+        ),
+        totals("damaged"),
+    )
+    yield _filled(
+        CounterMetricFamily(
+            "threefs_scrub_repaired_chunks",
+            "Damaged chunks that were repaired from another replica.",
+            labels=["storage"],
+        ),
+        totals("repaired"),
+    )
+
+
+def _least_recent(nodes: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Start of the least recent scrub of each node."""
+    starts: dict[str, float] = {}
+    for node, statuses in nodes.items():
+        for status in statuses:
+            scrub = status["last"] or status["running"]
+            if scrub is not None:
+                starts[node] = min(starts.get(node, math.inf), scrub["started_unix_s"])
+    return starts
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: dict[str, float]) -> Metric:
     for key, value in values.items():
         family.add_metric([key], value)
     return family
@@ -143,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"threefs.exporter: error: {error}\n")
         return 1
     registry = CollectorRegistry()
-    registry.register(StatusCollector(client.status))
+    registry.register(StatusCollector(client.status, client.scrub))
     server = MetricsServer(registry, options.port)
     server.start()
     ended.wait()

@@ -21,6 +21,7 @@
 //! | `breaker` | chains that background work skips |
 //! | `trim` | truncation and removal of chunks, for the metadata service |
 //! | [`status`] | cluster status |
+//! | [`scrub`] | scrubs of all targets |
 //!
 //! `docs/internals/write-path.md` follows a write through these modules and the services.
 //!
@@ -40,6 +41,7 @@ mod metadata;
 mod read;
 mod read_batch;
 mod routing;
+pub mod scrub;
 pub mod status;
 mod storage;
 mod trim;

@@ -293,6 +293,13 @@ impl Client {
         serde_json::to_string(&status).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    fn scrub(&self, py: Python<'_>, start: bool, targets: Vec<u64>) -> PyResult<String> {
+        let live = self.live()?;
+        let targets: Vec<TargetId> = targets.into_iter().map(TargetId).collect();
+        let scrubs = live.wait(py, live.client.scrub(start, &targets))?;
+        serde_json::to_string(&scrubs).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
     fn rebalance(
         &self,
         py: Python<'_>,

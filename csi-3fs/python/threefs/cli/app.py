@@ -185,6 +185,33 @@ def drain(
 
 
 @app.command()
+def scrub(
+    now: Annotated[
+        bool, typer.Option("--now", help="Start a pass on each target, unless one is running.")
+    ] = False,
+    target: Annotated[
+        list[int] | None, typer.Option(help="Number of a target; repeatable. Default: all.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for the running passes to end.", min=0.0)
+    ] = 0.0,
+    cluster: Cluster = None,
+    output: Format = Output.TABLE,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show the scrubs, which read all stored chunks and repair damaged ones; --now starts them.
+
+    Storage services scrub each target once a week. The exit status is 1 when chunks are damaged on
+    all replicas or differ, or a target does not answer; 106 when --wait ends before the passes.
+
+    Examples: threefs scrub ; threefs scrub --now --wait 3600
+    """
+    from threefs.cli.scrub import show_scrub
+
+    show_scrub(cluster, output, timeout, start=now, targets=target or [], wait_seconds=wait)
+
+
+@app.command()
 def promote(
     target: Annotated[
         int, typer.Argument(help="Number of the target, as shown by `threefs status`.")

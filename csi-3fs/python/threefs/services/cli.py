@@ -32,6 +32,7 @@ from threefs.exit_status import report_error
 from threefs.services.settings import (
     META_PORT,
     MGMTD_PORT,
+    SCRUB_INTERVAL_HOURS,
     STORAGE_PORT,
     location_of,
     meta_config,
@@ -233,6 +234,20 @@ def storage(
         ),
     ] = "",
     node_failure_ms: NodeFailure = 10_000,
+    scrub_interval_hours: Annotated[
+        int,
+        typer.Option(
+            envvar="THREEFS_SCRUB_INTERVAL_HOURS",
+            help="Hours from one scrub of a target to the next; 0: only `threefs scrub --now`.",
+        ),
+    ] = SCRUB_INTERVAL_HOURS,
+    scrub_rate: Annotated[
+        str,
+        typer.Option(
+            envvar="THREEFS_SCRUB_RATE",
+            help="Bytes that scrubs read per second at most; a quarter while clients use the node.",
+        ),
+    ] = "32M",
     listen: Listen = f"0.0.0.0:{STORAGE_PORT}",
     advertise: Advertise = "",
     tls: Tls = False,
@@ -254,6 +269,8 @@ def storage(
         capacity_bytes=bytes_of(capacity),
         location=location_of(zone, rack, host),
         node_failure_ms=node_failure_ms,
+        scrub_interval_hours=scrub_interval_hours,
+        scrub_rate_bytes=bytes_of(scrub_rate),
     )
     config |= tls_config(enabled=tls, transition=tls_transition)
     _exit_on_sigterm()

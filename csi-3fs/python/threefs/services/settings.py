@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "META_PORT",
     "MGMTD_PORT",
+    "SCRUB_INTERVAL_HOURS",
     "STORAGE_PORT",
     "addresses_of",
     "location_of",
@@ -34,6 +35,12 @@ GC_DELAY_MS = 10_000
 
 DRAIN_MS = 2_000
 """Time for which a terminating storage node waits for mgmtd to redirect its clients."""
+
+SCRUB_INTERVAL_HOURS = 7 * 24
+"""Time from the start of one scrub of a target to the start of the next."""
+
+SCRUB_RATE_BYTES = 32 << 20
+"""Bytes that the scrubs of a node read per second: 20 TB in a week."""
 
 ADDRESS = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,252}):([0-9]{1,5})|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 
@@ -107,10 +114,14 @@ def storage_config(
     capacity_bytes: int,
     node_failure_ms: int,
     location: str = "",
+    scrub_interval_hours: int = SCRUB_INTERVAL_HOURS,
+    scrub_rate_bytes: int = SCRUB_RATE_BYTES,
 ) -> dict[str, Any]:
     """Configuration of a storage node."""
     _at_least("node-id", node_id, 1)
     _at_least("capacity", capacity_bytes, 0)
+    _at_least("scrub-interval-hours", scrub_interval_hours, 0)
+    _at_least("scrub-rate", scrub_rate_bytes, 1 << 20)
     return {
         **_listens(listen, advertise),
         "data": str(data / "storage"),
@@ -121,6 +132,8 @@ def storage_config(
         "capacity_bytes": capacity_bytes,
         "call_timeout_ms": max(200, node_failure_ms // 5),
         "drain_ms": DRAIN_MS,
+        "scrub_interval_s": scrub_interval_hours * 3600,
+        "scrub_bytes_per_second": scrub_rate_bytes,
     }
 
 
