@@ -70,6 +70,7 @@ pub use write::WriteRange;
 
 use breaker::Breakers;
 use metadata::Metadata;
+use read_batch::Batches;
 use routing::Routing;
 use storage::Peers;
 use update::Channels;
@@ -94,6 +95,7 @@ struct Inner {
     breakers: Mutex<Breakers>,
     /// Spreads reads over replicas.
     read_turn: AtomicUsize,
+    batches: Batches,
 }
 
 impl Client {
@@ -118,6 +120,7 @@ impl Client {
             window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
             breakers: Mutex::default(),
             read_turn: AtomicUsize::new(0),
+            batches: Batches::default(),
             config,
         };
         Self(Arc::new(inner), lease)

@@ -4,12 +4,13 @@
 //! [`Client::read_range_with`], which tries other replicas and knows holes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
-use fabric::rpc::{CallOptions, Payload};
+use fabric::rpc::{CallOptions, FaultCode, Payload, RpcError};
 use threefs_core::ids::ChainId;
 use threefs_core::layout::ChunkSpan;
 use threefs_core::message::{ReadMany, ReadPart, StorageReply, StorageRequest};
@@ -28,6 +29,27 @@ pub struct ReadBatch {
     /// Index of each range in the request, and its read.
     parts: Vec<(usize, ReadPart)>,
     bytes: u64,
+}
+
+/// Whether a storage service has refused batches: one of an earlier version does not know them.
+#[derive(Default)]
+pub(crate) struct Batches(Mutex<Option<Instant>>);
+
+impl Batches {
+    /// They are tried again after this.
+    const PAUSE: Duration = Duration::from_secs(60);
+
+    pub(crate) fn refused(&self) {
+        *self.lock() = Some(Instant::now());
+    }
+
+    fn are_refused(&self) -> bool {
+        self.lock().is_some_and(|refused| refused.elapsed() < Self::PAUSE)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl ReadBatch {
@@ -49,6 +71,9 @@ impl Client {
         ranges: &[(u64, u64)],
         deadline: Deadline,
     ) -> Result<Vec<ReadBatch>, ClientError> {
+        if self.0.batches.are_refused() {
+            return Ok(Vec::new());
+        }
         let what: OperationName = Arc::from(format!("read `{}`", file.path));
         let chains = self.chains(&what, &file.layout, deadline).await?;
         let mut open: BTreeMap<ChainId, ReadBatch> = BTreeMap::new();
@@ -101,7 +126,9 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Vec<(usize, Bytes)>, ClientError> {
         let patience = ProgressTimeout::from(deadline);
-        let _room = self.0.window.acquire(batch.bytes as usize, &patience).await;
+        let Some(_room) = self.0.window.acquire(batch.bytes as usize, &patience).await else {
+            return Ok(Vec::new());
+        };
         let mut attempts = Attempts::of(format!("read `{}`", file.path));
         let turn = self.0.read_turn.fetch_add(1, Relaxed);
         let routing = self.0.routing.current(&mut attempts, deadline).await?;
@@ -117,8 +144,13 @@ impl Client {
         let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
         let payload = Payload::empty();
         let call = self.call(routing, replica.node, &request, payload, attempt, options).await;
-        let Ok((Ok(StorageReply::ReadMany(results)), mut payload)) = attempts.call(call)? else {
-            return Ok(Vec::new());
+        let (results, mut payload) = match attempts.call(call)? {
+            Ok((Ok(StorageReply::ReadMany(results)), payload)) => (results, payload),
+            Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::BadRequest => {
+                self.0.batches.refused();
+                return Ok(Vec::new());
+            }
+            _ => return Ok(Vec::new()),
         };
         let mut read = Vec::with_capacity(results.len());
         for (&(range, _), result) in batch.parts.iter().zip(results) {
@@ -131,7 +163,9 @@ impl Client {
                 read.push((range, data));
             }
         }
-        self.record_progress(&patience);
+        if !read.is_empty() {
+            self.record_progress(&patience);
+        }
         Ok(read)
     }
 }

@@ -117,4 +117,8 @@ async fn batches_are_divided_by_chains_and_limits() {
     }
     let batches = client.plan_batches(&large, &[(0, 2 << 20), (0, 10)], deadline).await.unwrap();
     assert_eq!(batches.iter().flat_map(ReadBatch::ranges).collect::<Vec<_>>(), [1]);
+    // A service of an earlier version has refused one.
+    client.0.batches.refused();
+    let batches = client.plan_batches(&large, &[(0, 10)], deadline).await.unwrap();
+    assert!(batches.is_empty());
 }

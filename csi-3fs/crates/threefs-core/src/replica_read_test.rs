@@ -52,6 +52,10 @@ fn too_many_or_too_large_reads_with_one_request_are_refused() {
     let most = vec![(CHUNK.index, (ReadMany::BYTES_MAX / 64) as u32); ReadMany::PARTS_MAX];
     let actions = bench.ask(reads(bench.to(1), &most), b"");
     assert!(matches!(actions[..], [Action::ServeReads { .. }]), "{actions:?}");
+    let StorageRequest::ReadMany(small) = reads(bench.to(1), &[(CHUNK.index, 1); 64]) else {
+        panic!()
+    };
+    assert_eq!((small.bytes(), small.charged_bytes()), (64, 64 * 4096));
     let too_many = [&most[..], &[(CHUNK.index, 0)]].concat();
     let too_large = [(CHUNK.index, u32::MAX); 2];
     for parts in [&too_many[..], &too_large] {

@@ -11,7 +11,7 @@ use fabric::auth::ticket::Grant;
 use fabric::boot_instant::BootInstant;
 use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode, decode_request};
 use threefs_core::error::StorageError;
-use threefs_core::message::{ReadMany, StorageReply, StorageRequest, check_payload, class};
+use threefs_core::message::{StorageReply, StorageRequest, StorageResult, check_payload, class};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::scrub::DAMAGED_LISTED_MAX;
 use threefs_core::terms::{FileTerms, TermsError, file_of};
@@ -53,11 +53,18 @@ impl Service for Port {
         if request.class() != call.class {
             let (call_class, class) = (call.class, request.class());
             // A caller of protocol version 1 sends no class, and only updates and reads.
-            if call_class != 0 {
+            if call_class != 0 || matches!(request, StorageRequest::ReadMany(_)) {
                 return Err(Fault::bad_request(format!(
                     "class {call_class} for a request of class {class}"
                 )));
             }
+        }
+        // Before memory is reserved, so that no larger list of reads waits for it.
+        if let StorageRequest::ReadMany(reads) = &request
+            && let Err(error) = reads.check()
+        {
+            let refused: StorageResult = Err(error);
+            return Reply::with_payload(&refused, Bytes::new().into());
         }
         // Before the disk is read: data is not read until it can be sent soon.
         if let Some(bytes) = reply_bytes(&request) {
@@ -137,7 +144,8 @@ fn unix_now_s() -> u64 {
 fn reply_bytes(request: &StorageRequest) -> Option<usize> {
     match request {
         StorageRequest::Read(read) => Some(read.length.min(REPLY_BYTES_MAX) as usize),
-        StorageRequest::ReadMany(reads) => Some(reads.bytes().min(ReadMany::BYTES_MAX) as usize),
+        // Its limits have been checked.
+        StorageRequest::ReadMany(reads) => Some(reads.charged_bytes() as usize),
         StorageRequest::Repair(_) => Some(REPAIR_BYTES),
         StorageRequest::SyncMetas(query) => Some(query.limit.min(METAS_MAX) as usize * META_BYTES),
         StorageRequest::QueryChunks(query) => {
@@ -162,9 +170,7 @@ mod tests {
         ChainId, ChainVersion, ChannelId, ChunkId, ChunkVersion, ClientId, InodeId, RequestTag,
         TargetId,
     };
-    use threefs_core::message::{
-        Address, LastChunk, QueryChunks, StorageReply, StorageResult, SyncMetas, SyncSession,
-    };
+    use threefs_core::message::{Address, LastChunk, QueryChunks, SyncMetas, SyncSession};
     use threefs_core::scrub::{ChunkSummary, Pass, QueryStates, ScrubStatus};
 
     use super::*;

@@ -31,6 +31,7 @@ use crate::scrub::Scrub;
 use crate::workers::Workers;
 
 mod actions;
+mod reads;
 mod status;
 
 /// Maximum sleep of the timer.

@@ -34,6 +34,8 @@ impl ReadMany {
     pub const PARTS_MAX: usize = 64;
     /// Maximum bytes of all reads.
     pub const BYTES_MAX: u64 = 1 << 20;
+    /// A shorter read counts as one of this size: it costs the disk as much.
+    const PART_BYTES_MIN: u32 = 4096;
 
     /// Bytes of all reads.
     #[must_use]
@@ -41,21 +43,36 @@ impl ReadMany {
         self.parts.iter().map(|part| u64::from(part.length)).sum()
     }
 
+    /// Bytes that the reads count for: the store reads whole blocks.
+    #[must_use]
+    pub fn charged_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| u64::from(part.length.max(Self::PART_BYTES_MIN))).sum()
+    }
+
+    /// Checks the limits.
+    ///
+    /// # Errors
+    /// There are too many reads, or they are too large.
+    pub fn check(&self) -> Result<(), StorageError> {
+        let (parts, bytes) = (self.parts.len(), self.bytes());
+        if parts <= Self::PARTS_MAX && bytes <= Self::BYTES_MAX {
+            return Ok(());
+        }
+        let (parts_max, bytes_max) = (Self::PARTS_MAX, Self::BYTES_MAX);
+        Err(StorageError::InvalidRequest {
+            reason: format!(
+                "{parts} reads of {bytes} bytes in one request: at most {parts_max} of \
+                 {bytes_max} bytes"
+            ),
+        })
+    }
+
     /// The reads one by one.
     ///
     /// # Errors
-    /// There are too many, or they are too large.
+    /// As [`Self::check`].
     pub fn requests(&self) -> Result<Vec<ReadRequest>, StorageError> {
-        let (parts, bytes) = (self.parts.len(), self.bytes());
-        if parts > Self::PARTS_MAX || bytes > Self::BYTES_MAX {
-            return Err(StorageError::InvalidRequest {
-                reason: format!(
-                    "{parts} reads of {bytes} bytes in one request: at most {} of {} bytes",
-                    Self::PARTS_MAX,
-                    Self::BYTES_MAX
-                ),
-            });
-        }
+        self.check()?;
         let request = |part: &ReadPart| ReadRequest {
             to: self.to,
             chunk: ChunkId::new(self.inode, part.index),

@@ -89,29 +89,26 @@ impl Daemon {
                 }
             }
         }
-        self.read_batches(session, ring, &open, &mut reads).await;
-        for read in reads.into_iter().flatten() {
-            self.start_entry(session, ring, read.started);
-        }
+        self.read_batches(session, ring, &open, reads).await;
         self.release_retained(file.inode, &open).await;
     }
 
-    /// Executes batches; leaves reads that are in none.
+    /// Executes reads in batches, and those that are in none one by one.
     async fn read_batches(
         self: &Arc<Self>,
         session: &Arc<Session>,
         ring: &Arc<Ring>,
         open: &Arc<OpenFile>,
-        reads: &mut [Option<Read>],
+        mut reads: Vec<Option<Read>>,
     ) {
         let deadline = Deadline::after(self.timeout);
         let ranges: Vec<(u64, u64)> =
             reads.iter().map(|read| read.as_ref().map_or((0, 0), |read| read.range)).collect();
         let handle = open.state().file.clone();
-        let batches = match self.wait_servable(deadline).await {
-            Ok(()) => self.client.plan_batches(&handle, &ranges, deadline).await,
-            Err(_) => return,
-        };
+        if let Err(error) = self.wait_servable(deadline).await {
+            return fail(ring, reads.iter().flatten(), error);
+        }
+        let batches = self.client.plan_batches(&handle, &ranges, deadline).await;
         let mut tasks = JoinSet::new();
         for batch in batches.unwrap_or_default() {
             let members: BTreeMap<usize, Read> = batch
@@ -126,6 +123,9 @@ impl Daemon {
                     daemon.start_entry(&session, &ring, unanswered.started);
                 }
             });
+        }
+        for read in reads.into_iter().flatten() {
+            self.start_entry(session, ring, read.started);
         }
         while tasks.join_next().await.is_some() {}
     }
@@ -143,8 +143,9 @@ impl Daemon {
             results = self.client.read_batch(handle, batch, deadline) => results,
             () = self.wait_lost() => return members,
         };
-        if self.wait_servable(deadline).await.is_err() {
-            return members;
+        if let Err(error) = self.wait_servable(deadline).await {
+            fail(ring, members.values(), error);
+            return BTreeMap::new();
         }
         let mut completions = Vec::with_capacity(results.len());
         let mut answered = Vec::with_capacity(results.len());
@@ -157,6 +158,11 @@ impl Daemon {
         ring.complete(&completions);
         members
     }
+}
+
+fn fail<'a>(ring: &Ring, reads: impl Iterator<Item = &'a Read>, error: Errno) {
+    let completion = |read: &Read| (read.started.entry.slot, result_of(Err(error)));
+    ring.complete(&reads.map(completion).collect::<Vec<_>>());
 }
 
 impl Read {

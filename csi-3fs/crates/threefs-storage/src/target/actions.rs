@@ -10,11 +10,9 @@ use threefs_chunkstore::Reservation;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{StoreUpdate, Which};
 use threefs_core::error::{StorageError, StoreError};
-use threefs_core::ids::{ChainVersion, ChunkId, NodeId};
-use threefs_core::message::{
-    Content, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest,
-};
-use threefs_core::replica::{Action, CallId, Event, OpId, PlannedRead, Token};
+use threefs_core::ids::{ChunkId, NodeId};
+use threefs_core::message::{Content, RepairRequest, StorageReply, StorageRequest};
+use threefs_core::replica::{Action, CallId, Event, OpId, Token};
 use threefs_core::time::Millis;
 use tokio::sync::oneshot;
 
@@ -109,7 +107,7 @@ impl Target {
             }
             Action::ServeReads { token, reads, chain_version } => {
                 let waiting = state.waiting.remove(&token)?;
-                job(move |target| target.serve_reads(waiting, reads, chain_version))
+                self.start_reads(waiting, reads, chain_version)
             }
             Action::ServeRepair { token, request, which } => {
                 let waiting = state.waiting.remove(&token)?;
@@ -185,71 +183,6 @@ impl Target {
         self.handle_inline(Event::Answer { call, result, payload });
     }
 
-    fn serve_read(
-        &self,
-        waiting: oneshot::Sender<Response>,
-        request: &ReadRequest,
-        chain_version: ChainVersion,
-    ) -> Option<Event> {
-        // The connection is closed.
-        if waiting.is_closed() {
-            return None;
-        }
-        let answer = match self.read_committed(request, chain_version) {
-            Ok((reply, bytes)) => (Ok(StorageReply::Read(reply)), Bytes::from(bytes)),
-            Err(error) => (Err(error), Bytes::new()),
-        };
-        answered(waiting, answer, request.chunk)
-    }
-
-    fn serve_reads(
-        self: &Arc<Self>,
-        waiting: oneshot::Sender<Response>,
-        reads: Vec<PlannedRead>,
-        chain_version: ChainVersion,
-    ) -> Option<Event> {
-        let (mut results, mut payload) = (Vec::with_capacity(reads.len()), Vec::new());
-        for read in reads {
-            // The connection is closed.
-            if waiting.is_closed() {
-                return None;
-            }
-            let result = match read {
-                PlannedRead::Done(result) => result,
-                PlannedRead::Serve(request) => {
-                    self.read_committed(&request, chain_version).map(|(reply, bytes)| {
-                        payload.extend_from_slice(&bytes);
-                        reply
-                    })
-                }
-            };
-            if let Err(StorageError::ChunkCorrupt { chunk, .. }) = result {
-                self.handle(Event::DamageFound { chunk });
-            }
-            results.push(result);
-        }
-        let _ = waiting.send((Ok(StorageReply::ReadMany(results)), Bytes::from(payload)));
-        None
-    }
-
-    fn read_committed(
-        &self,
-        request: &ReadRequest,
-        chain_version: ChainVersion,
-    ) -> Result<(ReadDone, Vec<u8>), StorageError> {
-        let ReadRequest { chunk, offset, length, .. } = *request;
-        let outcome = self.store.read(chunk, Which::Committed, offset, length);
-        let outcome = outcome.map_err(|error| error.at(self.config.target))?;
-        let reply = ReadDone {
-            version: outcome.state.version,
-            length: outcome.bytes.len() as u32,
-            chunk_length: outcome.state.length,
-            checksum: Checksum::of(&outcome.bytes),
-            chain_version,
-        };
-        Ok((reply, outcome.bytes))
-    }
-
     fn serve_repair(
         &self,
         waiting: oneshot::Sender<Response>,
@@ -293,12 +226,16 @@ fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
     stage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn job(run: impl FnOnce(&Arc<Target>) -> Option<Event> + Send + 'static) -> Option<Job> {
+pub(super) fn job(run: impl FnOnce(&Arc<Target>) -> Option<Event> + Send + 'static) -> Option<Job> {
     Some(Box::new(run))
 }
 
 /// Sends a response that was read from the store; returns an event if the chunk is damaged.
-fn answered(waiting: oneshot::Sender<Response>, answer: Response, chunk: ChunkId) -> Option<Event> {
+pub(super) fn answered(
+    waiting: oneshot::Sender<Response>,
+    answer: Response,
+    chunk: ChunkId,
+) -> Option<Event> {
     let damaged = matches!(answer.0, Err(StorageError::ChunkCorrupt { .. }));
     // The reader may have disconnected.
     let _ = waiting.send(answer);
