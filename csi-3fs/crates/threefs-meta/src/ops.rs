@@ -49,7 +49,8 @@ pub(crate) use registration::{
 };
 pub(crate) use scope::{PartitionByScope, ScopePartition, Terms, outside};
 pub(crate) use services::{
-    EndRound, EndedRound, Fenced, Join, Lead, ListServices, RemoveService, Renew, Renewed,
+    CheckService, EndRound, EndedRound, Fenced, Join, Lead, ListServices, RemoveService, Renew,
+    Renewed,
 };
 pub(crate) use volume::recount::{ListRecounts, Recount, RecountEntry, RestartRecountWait};
 pub(crate) use volume::set_quota::{Quotas, SetQuota};

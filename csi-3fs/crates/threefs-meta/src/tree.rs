@@ -228,6 +228,10 @@ impl Tree {
                 sessions: self.count(rows::SESSIONS, deadline).await?,
             })),
             MetaQuery::Role => {
+                if !self.services.alone {
+                    let run_id = self.open_files.run_id();
+                    store.transact(deadline, &ops::CheckService { run_id }).await?;
+                }
                 let collects_garbage = self.services.collector().is_ok();
                 Ok(MetaReply::Role(ServiceRole { collects_garbage }))
             }

@@ -8,6 +8,7 @@
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::ops::OpError;
+use crate::protocol::MetaError;
 use crate::rows::{self, COLLECTOR, CollectorRow, ROUND, SERVICES, ServiceRow};
 
 /// Adds this service.
@@ -82,6 +83,24 @@ impl Operation for ListServices {
             services.push((rows::run_of_key(&key)?, rows::decode(&key, &value)?));
         }
         Ok(services)
+    }
+}
+
+/// Fails unless the service has its row: the others have not removed it, and the store answers.
+pub(crate) struct CheckService {
+    pub run_id: u64,
+}
+
+impl Operation for CheckService {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        if txn.snapshot_get(&rows::service(self.run_id)).await?.is_some() {
+            return Ok(());
+        }
+        let detail = "this metadata service did not renew its row; use another one".into();
+        Err(MetaError::Unavailable { detail }.into())
     }
 }
 

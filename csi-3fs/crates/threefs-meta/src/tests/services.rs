@@ -227,6 +227,7 @@ async fn removals_of_an_earlier_release_wait_for_the_clients_that_they_name() {
 #[tokio::test]
 async fn a_former_collector_and_a_removed_service_are_fenced() {
     let (a, b) = two(config()).await;
+    assert!(matches!(a.query(MetaQuery::Role).await.unwrap(), MetaReply::Role(_)));
     a.create("/file").await;
     a.change(unlink("/file")).await.unwrap();
     let former = a.tree.services.collector().unwrap();
@@ -241,6 +242,9 @@ async fn a_former_collector_and_a_removed_service_are_fenced() {
     assert_eq!(a.tree.collect().await.unwrap(), 0);
     let error = open(&a, At::path("/")).await.unwrap_err();
     assert!(error.retryable() && error.to_string().contains("use another"), "{error}");
+    // It does not call itself a service that serves.
+    let error = a.query(MetaQuery::Role).await.unwrap_err();
+    assert!(error.to_string().contains("use another"), "{error}");
     collect_with_all(&[&b]).await;
     assert_eq!(count_inodes(&b.store).await, 1);
 }

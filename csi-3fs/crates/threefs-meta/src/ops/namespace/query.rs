@@ -6,9 +6,9 @@ use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::file::written_rows;
 use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
-use crate::ops::{OpError, load, not_found, visible};
+use crate::ops::{CheckService, OpError, load, not_found, visible};
 use crate::permission::READ;
-use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaError, MetaReply, ROOT, Written};
+use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaReply, ROOT, Written};
 use crate::rows::{self, DentryRow, REMOVED};
 
 /// `MetaQuery::Stat`.
@@ -45,11 +45,8 @@ impl Operation for OpenInode<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        if let Some(run_id) = self.service
-            && txn.snapshot_get(&rows::service(run_id)).await?.is_none()
-        {
-            let detail = "this metadata service did not renew its row; use another one".into();
-            return Err(MetaError::Unavailable { detail }.into());
+        if let Some(run_id) = self.service {
+            CheckService { run_id }.run(txn).await?;
         }
         let row = find(txn, self.caller, self.at, FinalSymlink::Keep).await?;
         self.caller.check(&row.inode, self.access, &self.at.path)?;
