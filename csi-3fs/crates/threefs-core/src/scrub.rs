@@ -9,6 +9,7 @@ mod compare;
 mod pace;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
@@ -229,8 +230,9 @@ impl Progress {
     /// Damaged chunks greater than `after`, at most `limit`.
     #[must_use]
     pub fn damaged(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
-        let chunks = self.repairs.keys().copied().filter(|chunk| Some(*chunk) > after);
-        chunks.take(limit).collect()
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let chunks = self.repairs.range((after, Bound::Unbounded));
+        chunks.map(|(chunk, _)| *chunk).take(limit).collect()
     }
 
     /// A range of chunks, after `after` up to `last`, was compared: only the `suspects` differ.

@@ -13,6 +13,7 @@
 mod compare;
 mod verify;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -100,10 +101,16 @@ impl Scrubber {
         let metas = self.metas(after, LAST_CHUNK, PAGE).await?;
         let is_last = metas.len() < PAGE;
         let last = metas.last().map(|meta| meta.chunk);
-        for meta in metas.iter().filter(|meta| meta.committed.exists()) {
-            self.verify_chunk(meta.chunk).await?;
+        let end = last.filter(|_| !is_last).unwrap_or(LAST_CHUNK);
+        let existing = metas.iter().filter(|meta| meta.committed.exists());
+        let mut chunks: BTreeSet<ChunkId> = existing.map(|meta| meta.chunk).collect();
+        // Recorded chunks that are gone since are read as well, which ends their report.
+        let damaged = self.scrub.progress().damaged(after, usize::MAX);
+        chunks.extend(damaged.into_iter().take_while(|chunk| *chunk <= end));
+        for chunk in chunks {
+            self.verify_chunk(chunk).await?;
         }
-        self.compare(after, last.filter(|_| !is_last).unwrap_or(LAST_CHUNK)).await?;
+        self.compare(after, end).await?;
         if let Some(last) = last {
             self.scrub.progress().advance(last);
         }

@@ -254,6 +254,24 @@ async fn damage_of_one_replica_is_repaired_and_damage_of_both_is_reported() {
 }
 
 #[tokio::test]
+async fn the_report_of_a_removed_chunk_ends_with_the_next_pass() {
+    let fixture = Fixture::start().await;
+    for (replica, index) in [(1, 3), (2, 3), (1, 149), (2, 149)] {
+        fixture.damage(replica, index);
+    }
+    for replica in &fixture.replicas {
+        assert_eq!(replica.scrub().await.damaged_chunks, [chunk(3), chunk(149)]);
+        let store = Arc::clone(&replica.target().await.store);
+        store.forget(chunk(3)).unwrap();
+        store.forget(chunk(149)).unwrap();
+    }
+    for replica in &fixture.replicas {
+        let status = replica.scrub().await;
+        assert_eq!((status.damaged_chunks, status.total.repaired), (vec![], 0));
+    }
+}
+
+#[tokio::test]
 async fn a_replica_with_other_content_stops_serving_and_is_synced() {
     for stale in [true, false] {
         let fixture = Fixture::start().await;
