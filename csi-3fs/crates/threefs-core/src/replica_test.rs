@@ -32,6 +32,8 @@ mod differs;
 mod failure;
 #[path = "replica_forget_test.rs"]
 mod forget;
+#[path = "replica_lost_test.rs"]
+mod lost;
 #[path = "purge_test.rs"]
 mod purge;
 #[path = "replica_read_test.rs"]

@@ -131,7 +131,7 @@ impl Replica {
         self.call_forward(ctx, op, next, change, payload, payload_checksum);
     }
 
-    fn call_forward(
+    pub(super) fn call_forward(
         &mut self,
         ctx: &mut Context<'_>,
         op: OpId,
@@ -214,7 +214,7 @@ impl Replica {
     ) {
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::BackingOff;
-        let chunk = state.chunk;
+        let (chunk, expected) = (state.chunk, state.pending.clone().unwrap_or_default());
         if matches!(state.kind, OpKind::Send) {
             return self.send_content(ctx, op, result);
         }
@@ -225,7 +225,7 @@ impl Replica {
             Err(_) => {
                 let target = self.config.target;
                 ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
-                return self.back_off(ctx, op);
+                return self.confirm_without_content(ctx, op, &expected);
             }
         };
         match self.successor() {
@@ -263,7 +263,7 @@ impl Replica {
         match result {
             Ok(StorageReply::Updated(reply)) if state.is_done_by(&reply) => {
                 if matches!(state.kind, OpKind::Send) {
-                    self.finish(ctx, op, Ok(reply));
+                    self.sent(ctx, op, reply);
                 } else {
                     self.commit(ctx, op);
                 }
@@ -278,6 +278,7 @@ impl Replica {
             Err(PeerFailure::Refused(error @ StorageError::NoSpace { .. })) => {
                 self.successor_is_full(ctx, op, &error);
             }
+            Err(PeerFailure::Refused(_)) if self.is_damaged_send(op) => self.not_sent(ctx, op),
             _ => self.back_off(ctx, op),
         }
     }

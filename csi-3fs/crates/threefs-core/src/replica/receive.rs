@@ -7,8 +7,9 @@ use bytes::Bytes;
 use super::queue::{Op, OpKind, StartResult, Step};
 use super::update::answer;
 use super::{Action, Check, Context, DataState, Replica, Role, Token};
+use crate::checksum::Checksum;
 use crate::chunk::{ContentChange, StoreUpdate};
-use crate::error::StorageError;
+use crate::error::{StorageError, StoreError};
 use crate::ids::{ChunkId, ChunkVersion, TargetId};
 use crate::message::{ReplaceRequest, StorageReply, SyncDone, SyncMetas, SyncSession, SyncStart};
 
@@ -160,6 +161,9 @@ impl Replica {
         if request.version == ChunkVersion(0) {
             return self.start_forget(ctx, request, waiters);
         }
+        if payload.is_empty() && !request.removed && request.checksum != Checksum::default() {
+            return self.receive_without_content(ctx, request, waiters);
+        }
         let update = StoreUpdate {
             chunk,
             version: request.version,
@@ -170,6 +174,45 @@ impl Replica {
         let tag = request.tags.newest().map(|newest| newest.tag);
         let kind = OpKind::Receive { request, payload: payload.clone() };
         self.apply(ctx, kind, update, payload, tag, waiters)
+    }
+
+    /// The predecessor cannot read this chunk. Its state is confirmed if it is the same here: the
+    /// content is not looked at, and may be intact or damaged.
+    fn receive_without_content(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: ReplaceRequest,
+        waiters: VecDeque<Token>,
+    ) -> StartResult {
+        let (chunk, meta) = (request.chunk, ctx.meta(request.chunk));
+        let newest = meta.newest().clone();
+        let is_same = newest.exists()
+            && newest.version == request.version
+            && newest.checksum == request.checksum
+            && newest.tags == request.tags;
+        if !is_same {
+            let (expected, computed) = (request.checksum, Checksum::default());
+            let error = StoreError::PayloadDamaged { chunk, expected, computed };
+            return answer(ctx, waiters, Err(error.at(self.config.target)));
+        }
+        if meta.pending.is_none() {
+            return answer(ctx, waiters, Ok(self.updated(&meta, request.version)));
+        }
+        let op = self.add_op(Op {
+            chunk,
+            version: request.version,
+            kind: OpKind::Receive { request, payload: Bytes::new() },
+            step: Step::BackingOff,
+            tag: newest.tags.newest().map(|newest| newest.tag),
+            pending: Some(newest),
+            waiters,
+            attempt: 0,
+            hop: 0,
+            wake: None,
+            aborted: false,
+        });
+        self.proceed(ctx, op);
+        StartResult::Op(op)
     }
 
     /// The predecessor does not have this chunk: it was purged or never acknowledged. The local

@@ -6,7 +6,7 @@ use super::commit::no_waiters;
 use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
 use crate::checksum::Checksum;
-use crate::chunk::{ContentChange, StoreUpdate};
+use crate::chunk::{ChunkState, ContentChange, StoreUpdate};
 use crate::error::StorageError;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion};
 use crate::message::{RepairRequest, StorageReply, StorageRequest, class};
@@ -108,6 +108,30 @@ impl Replica {
         let to = self.address_of(source.target);
         let request = RepairRequest { to, from: self.config.target, chunk, version };
         self.op_call(ctx, op, source, StorageRequest::Repair(request), Bytes::new());
+    }
+
+    /// The content of `op` cannot be read here. The successor may have the same state already: it
+    /// confirms that to a request without the content, and refuses it otherwise. So a chunk that is
+    /// damaged on all replicas blocks neither the chain nor its queue; it stays damaged.
+    pub(super) fn confirm_without_content(
+        &mut self,
+        ctx: &mut Context<'_>,
+        op: OpId,
+        content: &ChunkState,
+    ) {
+        match self.successor() {
+            None => self.proceed(ctx, op),
+            // An empty payload would be valid.
+            Some(_) if content.checksum == Checksum::default() => self.back_off(ctx, op),
+            Some(next) if next.state == PublicState::Syncing && self.session().is_some() => {
+                self.call_replace(ctx, op, next, content, Bytes::new());
+            }
+            Some(next) if next.state == PublicState::Serving => {
+                let (change, checksum) = (ContentChange::Replace, content.checksum);
+                self.call_forward(ctx, op, next, change, Bytes::new(), checksum);
+            }
+            Some(_) => self.back_off(ctx, op),
+        }
     }
 
     pub(super) fn on_repair_answer(

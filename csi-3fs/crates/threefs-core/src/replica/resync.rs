@@ -406,7 +406,8 @@ impl Replica {
         op: OpId,
         result: Result<(ChunkState, Bytes), StoreError>,
     ) {
-        let Some(chunk) = self.ops.get(&op).map(|state| state.chunk) else { return };
+        let Some(state) = self.ops.get(&op) else { return };
+        let (chunk, state) = (state.chunk, state.pending.clone().unwrap_or_default());
         let Some(successor) = self.sending.as_ref().map(|sending| sending.successor) else {
             let error = self.not_serving();
             return self.abort(ctx, op, &error);
@@ -421,9 +422,35 @@ impl Replica {
                 if let Some(sending) = &mut self.sending {
                     sending.damaged_chunks.insert(chunk);
                 }
-                self.finish(ctx, op, Err(self.not_serving()));
-                self.repair(ctx, chunk);
+                self.confirm_without_content(ctx, op, &state);
             }
+        }
+    }
+
+    /// Whether `op` sends a chunk that cannot be read here.
+    pub(super) fn is_damaged_send(&self, op: OpId) -> bool {
+        let chunk = self.ops.get(&op).filter(|op| matches!(op.kind, OpKind::Send));
+        chunk.is_some_and(|op| {
+            self.sending.as_ref().is_some_and(|it| it.damaged_chunks.contains(&op.chunk))
+        })
+    }
+
+    /// The successor needs the content of a chunk that cannot be read here: other chunks are sent
+    /// first, and updates of this one are not blocked.
+    pub(super) fn not_sent(&mut self, ctx: &mut Context<'_>, op: OpId) {
+        let Some(chunk) = self.ops.get(&op).map(|op| op.chunk) else { return };
+        self.finish(ctx, op, Err(self.not_serving()));
+        self.repair(ctx, chunk);
+    }
+
+    /// The successor has the chunk.
+    pub(super) fn sent(&mut self, ctx: &mut Context<'_>, op: OpId, reply: Updated) {
+        let Some(chunk) = self.ops.get(&op).map(|op| op.chunk) else { return };
+        let damaged =
+            self.sending.as_mut().is_some_and(|sending| sending.damaged_chunks.remove(&chunk));
+        self.finish(ctx, op, Ok(reply));
+        if damaged {
+            self.repair(ctx, chunk);
         }
     }
 }

@@ -136,7 +136,7 @@ impl Replica {
     }
 
     /// The reply for an update that made `version` earlier.
-    fn updated(&self, meta: &ChunkMeta, version: ChunkVersion) -> Updated {
+    pub(super) fn updated(&self, meta: &ChunkMeta, version: ChunkVersion) -> Updated {
         let newest = meta.committed.version == version;
         Updated {
             version,
