@@ -129,6 +129,7 @@ DASHBOARDS = (
             Panel("Mounts without a daemon", "short", (('sum(threefs_csi_mounts{state=~"lost|down|ended"})', ""),)),
         ),
         (
+            Panel("mgmtd and metadata services up", "short", (("sum by (service) (threefs_service_up)", "{{service}}"),)),
             Panel("Copies by state", "short", gauge("threefs_targets", "state"), stacked=True),
             Panel("Chains by state", "short", gauge("threefs_chains", "state"), stacked=True),
             Panel("Chains that share a failure domain", "short", (("max(threefs_domain_violations)", ""),)),
