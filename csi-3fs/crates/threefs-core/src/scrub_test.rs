@@ -165,6 +165,16 @@ fn step(predecessor: &mut Side, own: &mut Side, index: u32, step: u8, version: u
     }
 }
 
+#[test]
+fn an_update_that_only_the_replica_has_committed_is_not_a_difference() {
+    let (mut predecessor, mut own) = (Side::default(), Side::default());
+    for number in 0..3 {
+        step(&mut predecessor, &mut own, 0, number, 2, true);
+        let states = own.read();
+        assert_eq!(compare(&states, &predecessor.read(), &states), vec![], "step {number}");
+    }
+}
+
 proptest! {
     /// No schedule of updates, removals and purges makes equal replicas look different.
     #[test]
