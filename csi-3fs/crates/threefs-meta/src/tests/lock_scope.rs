@@ -3,7 +3,7 @@
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::protocol::{
-    LockAnswer, LockChange, LockKind, LockQuery, LockRequest, MetaChange, MetaQuery, MetaReply,
+    At, LockAnswer, LockChange, LockKind, LockQuery, LockRequest, MetaChange, MetaQuery, MetaReply,
 };
 use crate::tests::fixture::create;
 use crate::tests::scope::{Volumes, is_refused};
@@ -46,4 +46,21 @@ async fn a_read_only_credential_locks_files_of_its_volume() {
     let set = change(LockChange::Set { session, lock: lock(inode.id), wait: None }).await;
     assert_eq!(set, Ok(MetaReply::Lock(LockAnswer::Granted)));
     change(LockChange::End { session }).await.unwrap();
+}
+
+#[tokio::test]
+async fn locks_of_a_removed_file_can_be_released() {
+    let volumes = Volumes::new().await;
+    let MetaReply::Opened { inode, .. } = volumes.change(create("/data/file")).await.unwrap()
+    else {
+        panic!("not created")
+    };
+    let (session, lock) = (SESSION, lock(inode.id));
+    let change = |change| volumes.change(MetaChange::Lock(change));
+    change(LockChange::Start { session }).await.unwrap();
+    let set = change(LockChange::Set { session, lock, wait: None }).await;
+    assert_eq!(set, Ok(MetaReply::Lock(LockAnswer::Granted)));
+    volumes.change(MetaChange::Unlink { at: At::path("/data/file") }).await.unwrap();
+    let released = change(LockChange::Clear { session, lock }).await;
+    assert_eq!(released, Ok(MetaReply::Lock(LockAnswer::Released { in_use: false })));
 }

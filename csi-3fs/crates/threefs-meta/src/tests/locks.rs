@@ -9,6 +9,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::{KeyRange, Store};
 
 use crate::identity::Identity;
+use crate::ops::locks::DropLocks;
 use crate::protocol::{
     LockAnswer, LockChange, LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery,
     MetaReply, MetaRequest, RequestId,
@@ -257,6 +258,24 @@ async fn a_session_that_is_not_renewed_ends_and_a_renewed_one_does_not() {
     assert_eq!(rows_of_locks(&fixture.store).await, (0, 0));
     let other = Holder::start(&fixture, 2).await;
     assert_eq!(other.set(lock(file, 0, 9), None).await, LockAnswer::Granted);
+}
+
+#[tokio::test]
+async fn a_session_keeps_its_locks_until_its_client_was_silent_for_a_whole_lease() {
+    let fixture = Fixture::memory().await;
+    let file = fixture.create("/file").await.id;
+    let holder = Holder::start(&fixture, 1).await;
+    assert_eq!(holder.set(lock(file, 0, 9), None).await, LockAnswer::Granted);
+    let mut observer = fixture.tree.session_observer();
+    for _ in 0..3 {
+        fixture.tree.end_silent_lock_sessions(&mut observer).await.unwrap();
+    }
+    // Only a session that has ended releases its locks.
+    let release = DropLocks { client: holder.client, session: 5 };
+    let released = fixture.store.transact(soon(), &release).await.unwrap();
+    assert_eq!(released, (Vec::new(), true));
+    assert_eq!(rows_of_locks(&fixture.store).await, (3, 2));
+    assert!(matches!(holder.renew().await, LockAnswer::Renewed { .. }));
 }
 
 #[tokio::test]
