@@ -104,10 +104,9 @@ async fn members_and_client_check_the_certificates_of_each_other() {
     for error in &errors {
         assert!(config.endpoints.iter().any(|endpoint| error.contains(&endpoint[8..])), "{error}");
     }
-    let causes = ["CertificateRequired", "UnknownCA", "invalid peer certificate"];
-    for (error, cause) in errors.iter().zip(causes) {
-        assert!(error.contains(cause), "{error}");
-    }
+    // The client checks the members; their refusal of a client's certificate may arrive after the
+    // connection has ended, without a cause.
+    assert!(errors[2].contains("invalid peer certificate"), "{}", errors[2]);
     let missing = EtcdConfig { ca_file: Some(folder.path().join("none")), ..config };
     let error = Store::etcd(missing).await.err().unwrap().to_string();
     assert!(error.contains("/none`: No such file"), "{error}");
