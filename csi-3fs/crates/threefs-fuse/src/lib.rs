@@ -35,6 +35,8 @@ mod locks;
 mod ops;
 mod rings;
 mod serve;
+#[cfg(test)]
+mod tests;
 mod virtual_nodes;
 mod wire;
 

@@ -5,6 +5,8 @@
 //! the claim's (see `claim`); reads of them check it before and after. Once the session is lost,
 //! other mounts may hold its locks: the files have errors until this mount has closed them.
 
+mod deferred;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +19,7 @@ use threefs_core::ids::InodeId;
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::journal::Journal;
+use deferred::Deferred;
 
 /// Maximum number of requests of a mount that wait for locks.
 const WAITS_MAX: usize = 1024;
@@ -75,10 +78,6 @@ impl LockSession {
         let _ = validity.wait_for(|validity| *validity == Validity::Lost).await;
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        *self.validity.borrow() == Validity::Lost
-    }
-
     fn revoke(&self) {
         self.lease.revoke();
         self.validity.send_replace(Validity::Lost);
@@ -111,6 +110,7 @@ pub(crate) struct Locks {
     pub starting: tokio::sync::Mutex<()>,
     pub started: Notify,
     pub waits: Semaphore,
+    pub deferred: Deferred,
     /// The log names the refusal of an older service once.
     pub refusal_logged: AtomicBool,
 }
@@ -148,6 +148,7 @@ impl Locks {
             starting: tokio::sync::Mutex::default(),
             started,
             waits: Semaphore::new(WAITS_MAX),
+            deferred: Deferred::default(),
             refusal_logged: AtomicBool::new(false),
         }
     }
@@ -256,6 +257,7 @@ impl Locks {
         journal.lose_locked();
         journal.set_lock_session(None);
         state.session = None;
+        self.deferred.clear();
         let lost: Vec<InodeId> = state.files.drain().map(|(inode, _)| inode).collect();
         state.lost.extend(&lost);
         lost
@@ -355,7 +357,7 @@ mod tests {
         resumed.renew(BootInstant::now().after(Duration::from_secs(60)));
         assert_eq!(resumed.wait_valid(soon()).await, Ok(()));
         assert_eq!(locks.lose(&journal, &session), [FILE]);
-        assert!(session.is_lost());
+        assert_eq!(session.wait_valid(soon()).await, Err(Errno::IO));
         session.renew(BootInstant::now().after(Duration::from_secs(60)));
         assert_eq!(session.wait_valid(soon()).await, Err(Errno::IO), "it stays lost");
         assert_eq!(locks.required(FILE).err(), Some(Errno::IO));

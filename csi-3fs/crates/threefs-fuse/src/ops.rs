@@ -11,6 +11,7 @@ mod attributes;
 mod control;
 mod data;
 mod directories;
+mod lock_release;
 mod lock_session;
 mod locks;
 mod names;

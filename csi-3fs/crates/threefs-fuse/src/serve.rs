@@ -140,6 +140,7 @@ async fn run(
         () = daemon.report_periodically() => {}
         () = daemon.run_rings(&mut ring_work) => {}
         () = daemon.keep_locks() => {}
+        () = daemon.release_deferred() => {}
     }
     daemon.report_final().await
 }
@@ -218,7 +219,12 @@ impl Daemon {
     fn must_be_definite(&self, request: &Request) -> bool {
         match request.opcode {
             opcode::SETLK | opcode::SETLKW => true,
-            opcode::FLUSH | opcode::RELEASE => self.locks.is_locked(self.inode(request.node)),
+            // Nor may it change the file after the locks of its process were released.
+            opcode::FLUSH
+            | opcode::RELEASE
+            | opcode::WRITE
+            | opcode::FALLOCATE
+            | opcode::SETATTR => self.locks.is_locked(self.inode(request.node)),
             _ => false,
         }
     }

@@ -29,6 +29,7 @@ pub(super) fn valid_until(requested: BootInstant, lease_ms: u64) -> BootInstant 
 impl Daemon {
     /// Renews the lock session of the mount, if it has one, until it is cancelled.
     pub(crate) async fn keep_locks(self: &Arc<Self>) {
+        let mut failing = false;
         loop {
             let Some(session) = self.locks.session() else {
                 self.locks.started.notified().await;
@@ -45,6 +46,7 @@ impl Daemon {
                 Ok(LockAnswer::Renewed { lease_ms }) => {
                     let until = valid_until(requested, lease_ms);
                     session.renew(until);
+                    failing = false;
                     until.remaining() / RENEWALS
                 }
                 Ok(_) => {
@@ -52,7 +54,9 @@ impl Daemon {
                     continue;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "could not renew the locks of this mount");
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(%error, "could not renew the locks of this mount");
+                    }
                     PAUSE
                 }
             };
@@ -112,5 +116,18 @@ impl Daemon {
             Some(session) => session.wait_valid(deadline).await,
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rest of the lease covers differences of the clocks' rates.
+    #[test]
+    fn a_mount_relies_on_a_renewal_for_two_thirds_of_the_lease_from_its_request() {
+        let requested = BootInstant::now();
+        let until = valid_until(requested, 30_000);
+        assert_eq!(until, requested.after(Duration::from_secs(20)));
     }
 }

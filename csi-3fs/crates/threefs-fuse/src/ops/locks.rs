@@ -1,10 +1,11 @@
 //! Locks of files: fcntl and flock.
 //!
-//! A request ends with a definite answer of the metadata service or with the loss of the session: a
-//! request with an unknown outcome would leave a lock that no process knows.
+//! A request that no metadata service answers in time ends with ETIMEDOUT. Its process may hold the
+//! lock then, until it unlocks the range or closes the file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
 
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
@@ -27,8 +28,8 @@ const UNLOCK: u32 = 2;
 const FLOCK: u32 = 1 << 0;
 /// The last byte of a lock without an end, as the kernel writes it.
 const KERNEL_END: u64 = i64::MAX as u64;
-/// Pause after a failed query of a wait.
-const RETRY: std::time::Duration = std::time::Duration::from_millis(500);
+/// Pause after a failed query of a wait, or release.
+pub(super) const RETRY: Duration = Duration::from_millis(500);
 
 /// A lock request of the kernel.
 struct KernelRequest {
@@ -94,7 +95,15 @@ impl Daemon {
             return Err(Errno::NOLCK);
         };
         let session = self.lock_session(call.deadline).await?;
-        self.take_lock(call, &session, &request, lock).await?;
+        loop {
+            let releases = self.locks.deferred.wait(inode, call.deadline).await?;
+            self.take_lock(call, &session, &request, lock).await?;
+            if self.locks.deferred.total() == releases {
+                break;
+            }
+            // A close of another thread may have released it after it was granted.
+            call.ticket = None;
+        }
         // Another mount may hold the lock if the session was not renewed in time.
         session.wait_valid(call.deadline).await?;
         self.refresh_pages(call, handle).await?;
@@ -112,7 +121,16 @@ impl Daemon {
         let waits = call.request.opcode == opcode::SETLKW;
         let wait = waits.then_some(wait);
         let change = LockChange::Set { session: session.number, lock, wait };
-        match self.change_lock(call, session, change).await? {
+        let answer = self.change_lock(call, session, change).await;
+        if answer == Err(Errno::TIMEDOUT) {
+            // It may have been granted, or wait.
+            request.granted();
+            if let Some(wait) = wait {
+                call.ticket = None;
+                self.defer(lock.inode, LockChange::Cancel { session: session.number, lock, wait });
+            }
+        }
+        match answer? {
             LockAnswer::Granted => {
                 request.granted();
                 Ok(())
@@ -123,6 +141,8 @@ impl Daemon {
             }
             LockAnswer::Conflict { .. } => Err(Errno::AGAIN),
             LockAnswer::Deadlock => Err(Errno::DEADLK),
+            // The answer to the cancellation by a previous daemon.
+            LockAnswer::Released { .. } => Err(Errno::INTR),
             _ => Err(Errno::IO),
         }
     }
@@ -144,91 +164,44 @@ impl Daemon {
         let interrupted = Arc::clone(&call.interrupted);
         let await_lock = LockQuery::Await { client: self.journal.client(), lock, wait };
         while room.is_ok() {
-            let deadline = Deadline::after(self.timeout);
+            let (asked, deadline) = (Instant::now(), Deadline::after(self.timeout));
             let answer = tokio::select! {
                 answer = self.query_lock(await_lock.clone(), deadline) => answer,
                 () = interrupted.notified() => break,
                 () = session.lost() => return Err(Errno::IO),
             };
             match answer {
-                Ok(LockAnswer::Waiting) => {}
+                Ok(LockAnswer::Waiting) if asked.elapsed() >= RETRY => {}
                 Ok(LockAnswer::Granted) => return self.end_wait(call),
                 // Granted, and released by another thread; or the session has ended, which is
                 // checked before the request is answered.
-                Ok(_) if call.request.unique & RESENT == 0 => return self.end_wait(call),
+                Ok(LockAnswer::Lost) if call.request.unique & RESENT == 0 => {
+                    return self.end_wait(call);
+                }
                 // Or cancelled by the previous daemon.
-                Ok(_) => break,
-                Err(_) => tokio::time::sleep(RETRY).await,
+                Ok(answer) if answer != LockAnswer::Waiting => break,
+                // The service does not know locks.
+                Err(Errno::NOLCK) => break,
+                // Too many wait there, or it does not answer.
+                _ => tokio::time::sleep(RETRY).await,
             }
         }
+        self.end_wait(call)?;
         let cancel = LockChange::Cancel { session: session.number, lock, wait };
-        match (self.change_lock(call, session, cancel).await?, room) {
-            (LockAnswer::Granted, _) => self.end_wait(call),
-            (_, Ok(_)) => Err(Errno::INTR),
-            (_, Err(_)) => Err(Errno::NOLCK),
+        match (self.change_lock(call, session, cancel.clone()).await, room) {
+            (Ok(LockAnswer::Granted), _) => return Ok(()),
+            (Err(Errno::TIMEDOUT), _) => self.defer(lock.inode, cancel),
+            (Err(error), _) => return Err(error),
+            (Ok(_), Ok(_)) => return Err(Errno::INTR),
+            (Ok(_), Err(_)) => return Err(Errno::NOLCK),
         }
+        Err(Errno::INTR)
     }
 
     /// The rest of the request has a new deadline.
     fn end_wait(&self, call: &mut Call<'_>) -> Result<(), Errno> {
         call.deadline = Deadline::after(self.timeout);
         Ok(())
-    }
-
-    /// Releases a range of an owner.
-    async fn release_lock<'a>(
-        &'a self,
-        call: &mut Call<'a>,
-        lock: LockRequest,
-    ) -> Result<(), Errno> {
-        let inode = lock.inode;
-        let Some(session) = self.locks.session().filter(|_| self.locks.is_locked(inode)) else {
-            return Ok(());
-        };
-        let granted = self.locks.granted(inode);
-        let change = LockChange::Clear { session: session.number, lock };
-        match self.change_lock(call, &session, change).await {
-            Ok(LockAnswer::Released { in_use: false }) => {
-                self.locks.released(&self.journal, inode, granted);
-                Ok(())
-            }
-            // The session has ended: nothing is held.
-            Ok(_) | Err(Errno::IO) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A descriptor of a process was closed (POSIX locks), or an open description (flock).
-    pub(super) async fn release_owner<'a>(
-        &'a self,
-        call: &mut Call<'a>,
-        kind: LockKind,
-        owner: u64,
-    ) {
-        let inode = self.inode(call.request.node);
-        let (first, last) = (0, u64::MAX);
-        let lock = LockRequest { inode, kind, owner, first, last, exclusive: false, pid: 0 };
-        if let Err(error) = self.release_lock(call, lock).await {
-            tracing::warn!(%inode, %error, "locks of a closed file were not released");
-        }
-    }
-
-    /// The last handle of a file was closed. The kernel does not send releases of locks of open
-    /// descriptions (F_OFD_SETLK).
-    pub(super) async fn release_file_locks<'a>(&'a self, call: &mut Call<'a>, inode: InodeId) {
-        self.locks.closed(&self.journal, inode);
-        // Handles of previous daemons are not counted.
-        if self.resumed || !self.locks.is_locked(inode) {
-            return;
-        }
-        let Some(session) = self.locks.session() else { return };
-        let granted = self.locks.granted(inode);
-        call.ticket = None;
-        let change = LockChange::ClearFile { session: session.number, inode };
-        match self.change_lock(call, &session, change).await {
-            Ok(_) => self.locks.released(&self.journal, inode, granted),
-            Err(error) => tracing::warn!(%inode, %error, "locks of a closed file not released"),
-        }
     }
 
     /// Drops the kernel's pages of a file that another mount has changed, as an open does.
@@ -257,8 +230,8 @@ impl Daemon {
         }
     }
 
-    /// Sends a change until it is answered.
-    async fn change_lock<'a>(
+    /// Sends a change; ETIMEDOUT if it may have been made.
+    pub(super) async fn change_lock<'a>(
         &'a self,
         call: &mut Call<'a>,
         session: &Arc<LockSession>,
@@ -272,28 +245,17 @@ impl Daemon {
         };
         let id = ticket.id();
         call.ticket = Some(ticket);
-        loop {
-            let (change, deadline) = (MetaChange::Lock(change.clone()), call.deadline);
-            let sent =
-                self.client.change_for(id, &Identity::ROOT, operation, change, deadline).await;
-            match sent {
-                Ok(MetaReply::Lock(LockAnswer::Lost)) => {
-                    self.lose_locks(session).await;
-                    return Err(Errno::IO);
-                }
-                Ok(MetaReply::Lock(answer)) => return Ok(answer),
-                Ok(other) => return Err(unexpected(&other)),
-                Err(error @ ClientError::Unavailable { .. }) => {
-                    tracing::warn!(%error, "a lock request is repeated");
-                    // Other requests must not wait for it.
-                    call.permit = None;
-                    call.deadline = Deadline::after(self.timeout);
-                }
-                Err(error) => return Err(self.lock_errno(operation, &error)),
+        let change = MetaChange::Lock(change);
+        let sent =
+            self.client.change_for(id, &Identity::ROOT, operation, change, call.deadline).await;
+        match sent {
+            Ok(MetaReply::Lock(LockAnswer::Lost)) => {
+                self.lose_locks(session).await;
+                Err(Errno::IO)
             }
-            if session.is_lost() {
-                return Err(Errno::IO);
-            }
+            Ok(MetaReply::Lock(answer)) => Ok(answer),
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) => Err(self.lock_errno(operation, &error)),
         }
     }
 
