@@ -197,7 +197,8 @@ impl Manager {
         let mut placement = self.placement(view, now, &leaving);
         let replicas = self.bootstrap.replicas;
         let staying = placement.staying() as u32;
-        if !leaving.is_empty() && staying < replicas {
+        // After a failure, the draining nodes can still be shown, and some of them kept.
+        if !leaving.is_subset(&view.goal.leaving) && staying < replicas {
             return Err(MgmtdError::TooFewNodes { staying, replicas }.into());
         }
         let rule = placement.rule();

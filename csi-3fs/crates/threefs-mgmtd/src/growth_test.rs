@@ -257,6 +257,24 @@ async fn a_drained_node_becomes_empty() {
 }
 
 #[tokio::test]
+async fn a_drain_is_shown_and_cancelled_after_another_node_has_failed() {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    steps_until(&mut cluster, "balance", 3, |it| it.chains.len() == 8 && balanced(it)).await;
+    let drained = vec![NodeId(1)];
+    cluster.manager.rebalance(true, Some(drained.clone()), cluster.now).await.unwrap();
+    cluster.nodes[1].dead = true;
+    cluster.steps_until("it is dead", |it| !states_of(it, 2).contains(&PublicState::Serving)).await;
+    let plan = cluster.manager.rebalance(false, None, cluster.now).await.unwrap();
+    assert_eq!(plan.leaving, drained);
+    let more = Some(vec![NodeId(1), NodeId(3)]);
+    let result = cluster.manager.rebalance(true, more, cluster.now).await;
+    assert_eq!(result.unwrap_err(), MgmtdError::TooFewNodes { staying: 1, replicas: 3 });
+    let plan = cluster.manager.rebalance(true, Some(Vec::new()), cluster.now).await.unwrap();
+    assert_eq!(plan.leaving, []);
+}
+
+#[tokio::test]
 async fn targets_that_cannot_move_are_reported_and_move_when_there_is_space() {
     let mut cluster = Cluster::whole().await;
     let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();

@@ -6,7 +6,8 @@ use super::layout::Layout;
 use super::spread::{Place, SWAPS_MAX, spread};
 use super::{Placement, PlannedMove, Rule, Use};
 
-/// Candidates that one plan examines for balance. A plan is computed again after its first moves.
+/// Candidates that one plan examines for the domain rule and for balance. A plan is computed again
+/// after its first moves.
 pub(crate) const STEPS_MAX: usize = 5_000_000;
 
 impl Placement {
@@ -57,20 +58,23 @@ impl Planner {
     /// Moves replicas out of domains that have too many of a chain.
     fn restore_rule(&mut self) {
         for row in 0..self.layout.rows.len() {
-            while let Some((from, to)) = self.restoring_move(row) {
+            while self.steps <= STEPS_MAX
+                && let Some((from, to)) = self.restoring_move(row)
+            {
                 self.make(row, from, to);
             }
         }
     }
 
     /// The move of a replica that leaves the fewest replicas above the limits, if it improves that.
-    fn restoring_move(&self, row: usize) -> Option<(usize, usize)> {
+    fn restoring_move(&mut self, row: usize) -> Option<(usize, usize)> {
         let layout = &self.layout;
         let nodes = &layout.rows[row].nodes;
         let before = layout.excess(nodes);
         if before == 0 {
             return None;
         }
+        self.steps += nodes.len() * layout.ids.len();
         let excess = |from: usize, to: usize| {
             let stay = nodes.iter().copied().filter(|node| *node != from);
             layout.excess(&stay.chain([to]).collect::<Vec<_>>())
@@ -163,5 +167,42 @@ impl Planner {
         let (chain, ids) = (self.layout.rows[row].id, &self.layout.ids);
         self.moves.push(PlannedMove { chain, from: ids[from], to: ids[to] });
         self.layout.replace(row, from, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use threefs_core::ids::{ChainId, NodeId};
+    use threefs_core::location::Location;
+
+    use super::super::{Members, Site, WEIGHT_MAX};
+    use super::*;
+
+    /// The nodes of a large cluster get zones, and every chain violates the rule.
+    #[test]
+    fn the_moves_for_the_rule_are_bounded_and_the_next_plan_continues() {
+        let site = |node: u32| {
+            let location = Location::new(["A", "B"][node as usize % 2], "", "").unwrap();
+            (NodeId(node), Site { location, weight: WEIGHT_MAX, state: Use::Open })
+        };
+        let nodes: BTreeMap<NodeId, Site> = (0..10).map(site).collect();
+        let members = |node: u32| {
+            let nodes = [node, (node + 2) % 10].map(NodeId).into_iter().collect();
+            (ChainId(node), Members { nodes, size: 1 })
+        };
+        let chains = (0..10).map(members).collect();
+        let placement = Placement { chains, nodes, replicas: 2, waiting: 0 };
+        let rule = placement.rule();
+        let mut planner = Planner::new(Layout::new(&placement, &rule), 0);
+        let candidates = 2 * placement.nodes.len();
+        planner.steps = STEPS_MAX - 3 * candidates;
+        planner.restore_rule();
+        assert!(!planner.balance(), "not before the rule is restored");
+        assert_eq!(planner.moves.len(), 4);
+        planner.steps = 0;
+        planner.restore_rule();
+        assert_eq!(planner.moves.len(), 10);
     }
 }
