@@ -77,6 +77,8 @@ def test_a_backup_dumps_both_services_to_a_claim_that_is_kept(render: Render) ->
     assert spec["concurrencyPolicy"] == "Forbid"
     assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] == 3600
     pod = spec["jobTemplate"]["spec"]["template"]
+    # A new pod would repeat the dump of mgmtd, and rotate its older ones away.
+    assert pod["spec"]["restartPolicy"] == "OnFailure"
     commands = [container["command"] for container in containers(pod)]
     assert commands == [
         ["threefs", kind, "backup", "--folder", "/backup", "--keep", "5"]
@@ -93,6 +95,14 @@ def test_a_backup_dumps_both_services_to_a_claim_that_is_kept(render: Render) ->
         "name": "backup",
         "persistentVolumeClaim": {"claimName": "mine"},
     }
+
+
+@pytest.mark.parametrize(
+    "schedule", ["17 * * * *", "*/5 0-6,12 1 JAN-MAR MON", "@daily", "@every 1h30m"]
+)
+def test_schedules_of_kubernetes_are_accepted(render: Render, schedule: str) -> None:
+    on = {**PLAIN, "threefs.backup.enabled": True, "threefs.backup.schedule": schedule}
+    assert render(**on).named("CronJob", "threefs-backup")["spec"]["schedule"] == schedule
 
 
 def test_only_pods_that_use_etcd_may_connect_to_its_ports(render: Render) -> None:
@@ -138,6 +148,10 @@ def test_only_pods_that_use_etcd_may_connect_to_its_ports(render: Render) -> Non
             ["storageClass is threefs", "use another one"],
         ),
         ({"threefs.etcd.endpoints": ["etcd-0:2379"]}, ["threefs/etcd/endpoints/0", "pattern"]),
+        ({"threefs.etcd.endpoints": ["http://a:65536"]}, ["threefs/etcd/endpoints/0", "pattern"]),
+        ({**PLAIN, "threefs.etcd.prefix": "/" + "x" * 80}, ["threefs/etcd/prefix", "maxLength"]),
+        ({"threefs.backup.schedule": "17 * * *"}, ["threefs/backup/schedule", "pattern"]),
+        ({"threefs.backup.schedule": "every hour, please"}, ["threefs/backup/schedule"]),
     ],
     ids=str,
 )

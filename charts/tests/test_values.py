@@ -14,7 +14,8 @@ SOURCE = YAML(typ="safe").load(generate.SOURCE)
 ROWS = list(generate.rows(SOURCE))
 KEYWORDS = {
     "$ref", "$schema", "additionalProperties", "default", "definitions", "description", "enum",
-    "items", "maximum", "minLength", "minimum", "pattern", "properties", "title", "type",
+    "items", "maximum", "maxLength", "minLength", "minimum", "pattern", "properties", "title",
+    "type",
 }  # fmt: skip
 
 

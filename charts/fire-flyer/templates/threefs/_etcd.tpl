@@ -90,7 +90,7 @@
 {{- fail "threefs.etcd.user is set, but threefs.etcd.endpoints is empty: name every member" }}
 {{- end }}
 {{- if and $threefs.backup.enabled (not .endpoints) }}
-{{- fail "threefs.backup.enabled needs threefs.etcd.endpoints: rows on a volume can be read only inside the pod of their service (kubectl exec threefs-meta-0 -- threefs meta dump --data /data/meta --file ...)" }}
+{{- fail "threefs.backup.enabled needs threefs.etcd.endpoints: rows on a volume can be read only inside the pod of their service (kubectl exec threefs-meta-0 -- threefs meta dump --data /data/meta --file /data/meta.dump)" }}
 {{- end }}
 {{- end }}
 {{- $class := $threefs.backup.volume.storageClass }}
