@@ -53,7 +53,9 @@ def test_backups_are_verified_and_the_newest_are_kept(
     store = next(path.parent for path in cluster.folder.rglob("meta/data.mdb"))
     folder = tmp_path / "backups"
     folder.mkdir()
-    others = {"mgmtd-20200101T000000Z.dump", "meta-mine.dump", "meta-20200101T000000Z.dump.partial"}
+    # Written when the clock was ahead: kept, and not counted.
+    later = "meta-21260101T000000Z.dump"
+    others = {"mgmtd-20200101T000000Z.dump", "meta-mine.dump", later}
     old = {f"meta-2020010{day}T000000Z.dump" for day in range(1, 5)}
     for name in others | old:
         (folder / name).write_text("old")
@@ -66,6 +68,7 @@ def test_backups_are_verified_and_the_newest_are_kept(
     result = threefs("meta", "backup", *options)
     assert result.returncode == 0, result.stderr
     assert "dumped and verified" in result.stdout
+    assert later in result.stderr
     names = {path.name for path in folder.iterdir()} - others
     [newest] = names - old
     assert names - {newest} == {"meta-20200103T000000Z.dump", "meta-20200104T000000Z.dump"}

@@ -11,7 +11,7 @@ import typer
 from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json, stderr_console, stdout_console
-from threefs.cli.rotation import name_of, surplus
+from threefs.cli.rotation import later, name_of, surplus
 from threefs.errors import InvalidArgument, ThreeFSError
 from threefs.etcd import NO_ETCD, EtcdOptions
 
@@ -73,7 +73,7 @@ def backup_commands(kind: str) -> typer.Typer:
         """Write a dump into a folder, verify it, then remove the oldest ones.
 
         For periodic jobs. The file is named after the service and the time. If the dump fails or is
-        damaged, nothing is removed.
+        damaged, nothing is removed. Each cluster needs a separate folder.
         """
         from threefs import _native
 
@@ -87,8 +87,15 @@ def backup_commands(kind: str) -> typer.Typer:
             return dumped
 
         _run("dumped and verified", file, output, dump_and_verify)
-        for name in surplus(kind, (path.name for path in folder.iterdir()), keep):
+        names = [path.name for path in folder.iterdir()]
+        for name in surplus(kind, names, file.name, keep):
             (folder / name).unlink(missing_ok=True)
+        for name in later(kind, names, file.name):
+            stderr_console().print(
+                f"warning: the time of `{folder / name}` is later than now, so it is neither "
+                "counted nor removed; check the clock, and remove it",
+                soft_wrap=True,
+            )
 
     @commands.command()
     @with_etcd_options

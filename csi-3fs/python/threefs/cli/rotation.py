@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-__all__ = ["name_of", "surplus"]
+__all__ = ["later", "name_of", "surplus"]
 
 
 def name_of(kind: str, moment: datetime) -> str:
@@ -17,8 +17,20 @@ def name_of(kind: str, moment: datetime) -> str:
     return f"{kind}-{moment:%Y%m%dT%H%M%SZ}.dump"
 
 
-def surplus(kind: str, names: Iterable[str], keep: int) -> list[str]:
-    """The backups of this kind that are older than the newest `keep`; other files are ignored."""
-    pattern = re.compile(rf"{kind}-[0-9]{{8}}T[0-9]{{6}}Z\.dump")
-    backups = sorted(name for name in names if pattern.fullmatch(name))
+def surplus(kind: str, names: Iterable[str], newest: str, keep: int) -> list[str]:
+    """The backups that are older than the newest `keep`, of which `newest` was written now.
+
+    Those with a later name and other files are neither counted nor returned.
+    """
+    backups = [name for name in _backups(kind, names) if name <= newest]
     return backups[: max(0, len(backups) - keep)]
+
+
+def later(kind: str, names: Iterable[str], newest: str) -> list[str]:
+    """The backups whose name is later than that of the one that was written now."""
+    return [name for name in _backups(kind, names) if name > newest]
+
+
+def _backups(kind: str, names: Iterable[str]) -> list[str]:
+    pattern = re.compile(rf"{kind}-[0-9]{{8}}T[0-9]{{6}}Z\.dump")
+    return sorted(name for name in names if pattern.fullmatch(name))
