@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -62,14 +63,25 @@ class Server:
     def open(self) -> None:
         """Listen at the path, in place of any process that listened there before."""
         self._socket = listen(self._path, CONNECTIONS_MAX)
+        self._socket.setblocking(False)
 
-    def serve(self) -> None:
-        """Serve until `close`."""
+    def serve(self, signals: socket.socket) -> None:
+        """Serve until `close`.
+
+        `signals` becomes readable with each signal: one that arrives just before a blocking call
+        does not interrupt it, and its handler would run only after the next connection.
+        """
         assert self._socket is not None
         while True:
             try:
+                readable, _, _ = select.select([self._socket, signals], [], [])
+                if signals in readable:
+                    signals.recv(PATHS_BYTES_MAX)
                 connection, _ = self._socket.accept()
-            except OSError:
+            except BlockingIOError:
+                continue
+            except (OSError, ValueError):
+                # Closed, during a call or before it.
                 return
             if not self._slots.acquire(timeout=1.0):
                 connection.close()
@@ -236,11 +248,14 @@ def main(arguments: list[str] | None = None) -> int:
     service.handover.reconcile()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: server.close())
+    signals, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_reconcile, args=(service,), daemon=True).start()
     _log(f"managing {service.count()} mounts, listening at {args.socket}")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    server.serve()
+    server.serve(signals)
     service.handover.stop()
     return 0
 
