@@ -67,7 +67,8 @@ pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const TREE: &[u8] = b"METAtree";
 pub(crate) const GENERATION: &[u8] = b"METAgeneration";
 pub(crate) const PROCESS: &[u8] = b"METAprocess";
-pub(crate) const CLUSTER: &[u8] = b"METAcluster";
+/// The id of the cluster.
+pub const CLUSTER: &[u8] = b"METAcluster";
 pub(crate) const CLAIM: &[u8] = b"METAclaim";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_EXCESS: &[u8] = b"QEXC";

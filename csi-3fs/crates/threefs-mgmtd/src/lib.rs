@@ -32,5 +32,6 @@ pub use protocol::{
     MgmtdRequest, MgmtdResult, NodeStatus, Promotion, RebalancePlan,
 };
 pub use report::{DomainReport, DomainViolation};
+pub use rows::CLUSTER as CLUSTER_ROW;
 pub use service::{Mgmtd, MgmtdRunError, run};
 pub use threefs_kv::StoreConfig;

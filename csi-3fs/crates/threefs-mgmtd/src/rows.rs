@@ -26,7 +26,8 @@ use threefs_core::routing::NodeInfo;
 pub(crate) use threefs_kv::rows::{decode, read, write};
 
 pub(crate) const LEASE_HOLDER: &[u8] = b"MSNGholder";
-pub(crate) const CLUSTER: &[u8] = b"MSNGcluster";
+/// The id of the cluster.
+pub const CLUSTER: &[u8] = b"MSNGcluster";
 pub(crate) const META: &[u8] = b"MSNGmeta";
 pub(crate) const RENEWAL: &[u8] = b"MSNGrenewal";
 pub(crate) const ROUTING: &[u8] = b"MSNGrouting";

@@ -5,12 +5,16 @@ use std::sync::Mutex;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use threefs_kv::{Amendment, DumpError, Dumped, StoreConfig};
+use threefs_core::ids::ClusterId;
+use threefs_kv::rows::decode;
+use threefs_kv::{Amendment, DumpError, Dumped, StoreConfig, Values};
 
 use crate::store::store_of_json;
 
 /// Number of rows and bytes.
 type Counts = (u64, u64);
+/// With the id of the cluster, unless no service of a cluster has used the store.
+type Verified = (u64, u64, Option<u128>);
 
 fn kind_of(kind: &str) -> PyResult<&str> {
     match kind {
@@ -103,17 +107,28 @@ pub fn store_adopt(py: Python<'_>, store_json: &str) -> PyResult<()> {
     run(py, threefs_meta::adopt(store))?.map_err(|error| PyOSError::new_err(error.to_string()))
 }
 
-/// Read a dump to its end and verify it.
+/// Read a dump to its end and verify it. Also returns the id of the cluster of its store.
 #[pyfunction]
 pub fn store_verify(
     py: Python<'_>,
     kind: &str,
     file: PathBuf,
     progress: Py<PyAny>,
-) -> PyResult<Counts> {
+) -> PyResult<Verified> {
     let kind = kind_of(kind)?;
+    let row = match kind {
+        threefs_meta::DUMP_KIND => threefs_meta::CLUSTER_ROW,
+        _ => threefs_mgmtd::CLUSTER_ROW,
+    };
     let progress = Progress::new(progress);
     let report = |done, total| progress.report(done, total);
-    let verified = py.detach(|| threefs_kv::verify(kind, &file, &report));
-    progress.counts(verified)
+    let verified = py.detach(|| threefs_kv::verify(kind, &file, &[row], &report));
+    let (dumped, values) = match verified {
+        Ok((dumped, values)) => (Ok(dumped), values),
+        Err(error) => (Err(error), Values::new()),
+    };
+    let (rows, bytes) = progress.counts(dumped)?;
+    let cluster = values.get(row).map(|value| decode::<ClusterId>(row, value)).transpose();
+    let cluster = cluster.map_err(|error| PyOSError::new_err(error.to_string()))?;
+    Ok((rows, bytes, cluster.map(|cluster| cluster.0)))
 }

@@ -247,16 +247,11 @@ fn damaged(kind: &str, path: &Path, detail: &str) -> DumpError {
     DumpError::Damaged { path: path.into(), kind: kind.into(), detail: detail.into() }
 }
 
-/// Reads and verifies a whole dump.
+/// Reads and verifies a whole dump, and returns the values of some of its rows.
 ///
 /// # Errors
 /// [`DumpError`].
-pub fn verify(kind: &str, file: &Path, report: Report<'_>) -> Result<Dumped, DumpError> {
-    read_keys(kind, file, &[], report).map(|(dumped, _)| dumped)
-}
-
-/// Verifies a dump, and returns the values of some of its rows.
-fn read_keys(
+pub fn verify(
     kind: &str,
     file: &Path,
     keys: &[&[u8]],
@@ -288,14 +283,18 @@ pub async fn load(
         StoreConfig::Etcd(config) if LoadTarget::is_empty(config).await? => {}
         StoreConfig::Etcd(config) => return Err(occupied(config)),
     }
-    let (_, values) = read_keys(kind, file, amendment.keys, &|_, _| report(0, 1))?;
+    let (_, values) = verify(kind, file, amendment.keys, &|_, _| report(0, 1))?;
     let amended = (amendment.rows)(&values)?;
+    // No row is written twice: a late copy of a request would undo the second write.
+    let is_amended = |key: &[u8]| amended.iter().any(|(amended, _)| amended == key);
     let mut input = Input::open(kind, file, report)?;
     match store {
         StoreConfig::Embedded(config) => {
             let mut target = FolderTarget::start(config)?;
             while let Some((key, value)) = input.next()? {
-                target.put(&key, &value)?;
+                if !is_amended(&key) {
+                    target.put(&key, &value)?;
+                }
             }
             amended.iter().try_for_each(|(key, value)| target.put(key, value))?;
             target.finish()?;
@@ -304,10 +303,10 @@ pub async fn load(
             let target = LoadTarget::start(config).await?;
             let mut target = target.ok_or_else(|| occupied(config))?;
             while let Some((key, value)) = input.next()? {
-                target.put(key, value).await?;
+                if !is_amended(&key) {
+                    target.put(key, value).await?;
+                }
             }
-            // A request must not write a row twice.
-            target.flush().await?;
             for (key, value) in amended {
                 target.put(key, value).await?;
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::EtcdConfig;
+use super::load_row;
 use super::members::Members;
 use super::open;
 use super::reads::{Pages, Reads};
@@ -24,8 +25,7 @@ impl DumpSource {
     /// Connects to a cluster.
     ///
     /// # Errors
-    /// No member replies, the cluster is not the one that served the store, or the store is
-    /// incomplete.
+    /// No member replies, or the cluster is not the one that served the store.
     pub(crate) async fn connect(config: &EtcdConfig) -> Result<Self, KvError> {
         let (members, rows) = open::connect(config)?;
         open::inspect(&members, &rows, config.accept_restored).await?;
@@ -35,10 +35,13 @@ impl DumpSource {
     /// The rows of the newest revision.
     ///
     /// # Errors
-    /// No member replies, or the store has no rows.
+    /// No member replies, or the store has no rows, or those of an incomplete load at this revision.
     pub(crate) async fn start(&self) -> Result<RowPages, KvError> {
         let at = revisions::newest(&self.members, &self.rows.internal("identity")).await?;
         let reads = Reads::new(Arc::clone(&self.members), self.rows.clone(), at, TIMEOUT);
+        if let Some(load) = reads.internal(load_row::ROW).await? {
+            load_row::check_complete(&self.members, &load)?;
+        }
         let total = reads.count().await?;
         if total == 0 {
             return Err(self.members.broken("the prefix has no rows".into()));

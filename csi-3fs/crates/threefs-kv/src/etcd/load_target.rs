@@ -120,7 +120,8 @@ impl LoadTarget {
         }
     }
 
-    /// Writes a row, with others. A row may be written again after [`LoadTarget::flush`].
+    /// Writes a row, with others. No row may be written twice: requests are repeated, and a late
+    /// copy of one would undo the second write.
     ///
     /// # Errors
     /// The store is full, another load has started, or no member replies.
@@ -135,10 +136,7 @@ impl LoadTarget {
     }
 
     /// Sends the rows that wait.
-    ///
-    /// # Errors
-    /// As [`LoadTarget::put`].
-    pub(crate) async fn flush(&mut self) -> Result<(), KvError> {
+    async fn flush(&mut self) -> Result<(), KvError> {
         self.pending_bytes = 0;
         let pending = std::mem::take(&mut self.pending);
         match pending.is_empty() {

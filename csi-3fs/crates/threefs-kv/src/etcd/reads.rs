@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{GetOptions, GetResponse};
+use etcd_client::{GetOptions, GetResponse, KeyValue};
 use tokio::time::Instant;
 
 use super::members::{CallError, Members};
@@ -44,6 +44,13 @@ impl Reads {
             let revision = unsigned(row.mod_revision());
             (row.into_key_value().1, revision)
         }))
+    }
+
+    /// A row of the backend.
+    pub(crate) async fn internal(&self, name: &str) -> Result<Option<KeyValue>, KvError> {
+        let reply = self.call(&self.rows.internal(name), GetOptions::new()).await;
+        let mut reply = reply.map_err(|error| self.error(error))?;
+        Ok(reply.take_kvs().pop())
     }
 
     /// Number of all rows.

@@ -11,13 +11,13 @@ use crate::backends::{put, start, with_bounds};
 use crate::cluster::Cluster;
 use crate::proxy::Proxy;
 
-const FAST: &str = "--unsafe-no-fsync";
+pub(crate) const FAST: &str = "--unsafe-no-fsync";
 
-fn continues(_: u64, _: u64) -> bool {
+pub(crate) fn continues(_: u64, _: u64) -> bool {
     true
 }
 
-async fn dump(store: &StoreConfig, file: &Path) -> Result<Dumped, DumpError> {
+pub(crate) async fn dump(store: &StoreConfig, file: &Path) -> Result<Dumped, DumpError> {
     threefs_kv::dump(store, "test", file, &continues).await
 }
 
@@ -26,7 +26,7 @@ async fn load(store: &StoreConfig, file: &Path) -> Result<Dumped, DumpError> {
 }
 
 /// Each round sets all rows to one value in one transaction.
-async fn set_all(store: &Store, rows: u32, round: u32) {
+pub(crate) async fn set_all(store: &Store, rows: u32, round: u32) {
     let mut txn = start(store).await;
     for number in 0..rows {
         txn.set(&[b"ROWS", &number.to_be_bytes()[..]].concat(), round.to_be_bytes());

@@ -6,6 +6,7 @@ mod access;
 mod backends;
 mod cluster;
 mod dump;
+mod dump_races;
 mod embedded;
 mod faults;
 mod outcomes;
