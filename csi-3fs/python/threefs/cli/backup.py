@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from threefs.cli import backup_folder
 from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json, stderr_console, stdout_console
-from threefs.cli.rotation import later, name_of, surplus
 from threefs.errors import InvalidArgument, ThreeFSError
 from threefs.etcd import NO_ETCD, EtcdOptions
 
@@ -52,6 +51,7 @@ def backup_commands(kind: str) -> typer.Typer:
     def dump(
         file: Output_,
         data: Data = None,
+        force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
         output: Format = Output.TABLE,
         etcd: EtcdOptions = NO_ETCD,
     ) -> None:
@@ -59,7 +59,14 @@ def backup_commands(kind: str) -> typer.Typer:
         from threefs import _native
 
         store = _store(kind, data, etcd)
-        _run("dumped", file, output, lambda report: _native.store_dump(kind, store, file, report))
+        if file.exists() and not force:
+            raise ThreeFSError(f"`{file}` exists; name another file, or replace it with --force")
+        _run(
+            "dumped",
+            file,
+            output,
+            lambda report: (*_native.store_dump(kind, store, file, report), file),
+        )
 
     @commands.command()
     @with_etcd_options
@@ -72,28 +79,35 @@ def backup_commands(kind: str) -> typer.Typer:
     ) -> None:
         """Write a dump into a folder, verify it, then remove the oldest ones.
 
-        For periodic jobs. The file is named after the service and the time. If the dump fails or is
-        damaged, nothing is removed. Each cluster needs a separate folder.
+        For periodic jobs. The file is named after the service, the cluster and the time; only files
+        of the same service and cluster are removed. If the dump fails or is damaged, none is.
         """
         from threefs import _native
 
         store = _store(kind, data, etcd)
-        file = folder / name_of(kind, datetime.now(UTC))
+        ignored: list[str] = []
 
-        def dump_and_verify(report: Report) -> tuple[int, int]:
-            dumped = _native.store_dump(kind, store, file, report)
-            if _native.store_verify(kind, file, report) != dumped:
-                raise OSError(f"`{file}` differs from what was dumped; check its file system")
-            return dumped
+        def dump_and_verify(report: Report) -> tuple[int, int, Path]:
+            backup_folder.remove_abandoned_drafts(folder, kind)
+            with backup_folder.draft(folder, kind) as draft:
+                dumped = _native.store_dump(kind, store, draft, report)
+                *verified, cluster = _native.store_verify(kind, draft, report)
+                if tuple(verified) != dumped:
+                    raise OSError(f"`{draft}` differs from what was dumped; check its file system")
+                if cluster is None:
+                    raise OSError(
+                        "the store has no cluster yet, so its backups cannot be named; start its "
+                        "service once, or use `dump`"
+                    )
+                file = backup_folder.publish(draft, kind, cluster)
+            ignored.extend(backup_folder.rotate(file, kind, cluster, keep))
+            return *dumped, file
 
-        _run("dumped and verified", file, output, dump_and_verify)
-        names = [path.name for path in folder.iterdir()]
-        for name in surplus(kind, names, file.name, keep):
-            (folder / name).unlink(missing_ok=True)
-        for name in later(kind, names, file.name):
+        _run("dumped and verified", folder, output, dump_and_verify)
+        if ignored:
             stderr_console().print(
-                f"warning: the time of `{folder / name}` is later than now, so it is neither "
-                "counted nor removed; check the clock, and remove it",
+                f"warning: {', '.join(ignored)} in {folder}: the time is later than now, so it is "
+                "neither counted nor removed; check the clock, and remove it",
                 soft_wrap=True,
             )
 
@@ -113,7 +127,12 @@ def backup_commands(kind: str) -> typer.Typer:
         from threefs import _native
 
         store = _store(kind, data, etcd)
-        _run("loaded", file, output, lambda report: _native.store_load(kind, store, file, report))
+        _run(
+            "loaded",
+            file,
+            output,
+            lambda report: (*_native.store_load(kind, store, file, report), file),
+        )
 
     if kind == "meta":
         commands.command()(with_etcd_options(adopt))
@@ -123,7 +142,12 @@ def backup_commands(kind: str) -> typer.Typer:
         """Read a dump to its end and check it."""
         from threefs import _native
 
-        _run("verified", file, output, lambda report: _native.store_verify(kind, file, report))
+        _run(
+            "verified",
+            file,
+            output,
+            lambda report: (*_native.store_verify(kind, file, report)[:2], file),
+        )
 
     return commands
 
@@ -167,21 +191,21 @@ def _store(kind: str, data: Path | None, etcd: EtcdOptions) -> str:
 
 
 def _run(
-    action: str, file: Path, output: Output, work: Callable[[Report], tuple[int, int]]
+    action: str, source: Path, output: Output, work: Callable[[Report], tuple[int, int, Path]]
 ) -> None:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
     console = stderr_console()
-    columns: list[Any] = [TextColumn(file.name), BarColumn(), TaskProgressColumn(), Remaining()]
+    columns: list[Any] = [TextColumn(source.name), BarColumn(), TaskProgressColumn(), Remaining()]
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(file.name, total=None)
+        task = progress.add_task(source.name, total=None)
 
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
         try:
-            rows, size = work(report)
+            rows, size, file = work(report)
         except OSError as error:
             raise ThreeFSError(str(error)) from error
     if output is Output.JSON:
