@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
+import typer
+from threefs.cli import drain
 from threefs.cli.drain import nodes_of
+from threefs.cli.output import Output
 from threefs.errors import InvalidArgument
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,6 +58,48 @@ def test_an_unknown_node_is_refused_with_the_known_ones(name: str) -> None:
         InvalidArgument, match=r"unknown node `.*`: the numbers are 1, 2, 3, 14.*h1"
     ):
         nodes_of([name], STATUS)
+
+
+class FakeClient:
+    """A cluster whose node 3 keeps one replica; the drain is stuck, or is cancelled elsewhere."""
+
+    def __init__(self, *, cancelled: bool) -> None:
+        self._leaving: list[int] = []
+        self._cancelled = cancelled
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def status(self) -> str:
+        nodes: dict[str, Any] = {str(node): {} for node in (1, 2, 3)}
+        chains = {"1": {"targets": [{"node": 1}, {"node": 3}]}}
+        routing = {"nodes": nodes, "chains": chains}
+        used = [{"node": node, "used_bytes": 1} for node in (1, 2, 3)]
+        return json.dumps({"routing": routing, "cluster": {"nodes": used}})
+
+    def rebalance(self, *, apply: bool = False, leaving: Sequence[int] | None = None) -> str:
+        if apply and leaving is not None:
+            self._leaving = [] if self._cancelled else list(leaving)
+        plan = {"leaving": self._leaving, "moves": [], "under_way": []}
+        return json.dumps({**plan, "stuck": 0 if self._cancelled else 1})
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_drain_that_ends_without_empty_nodes_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, cancelled: bool
+) -> None:
+    client = FakeClient(cancelled=cancelled)
+    monkeypatch.setattr(drain, "connect", lambda *_, **__: client)
+    request = drain.Drain(apply=True, cancel=False, wait=True)
+    with pytest.raises(typer.Exit) as end:
+        drain.drain_nodes(None, Output.TABLE, 10.0, ["3"], request)
+    assert end.value.exit_code == 1
+    shown = capsys.readouterr().out
+    assert ("no node is drained" if cancelled else "1 replicas cannot move") in shown
+    assert "can be removed" not in shown
 
 
 def threefs(pods: Pods, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:

@@ -174,7 +174,7 @@ def drain(
 
     Data stays readable, and no chain has fewer replicas meanwhile. A replica for which no other
     node may be used stays, and is reported. Drained nodes get no replicas until --cancel. Ctrl-C
-    ends only the wait.
+    ends only the wait. Exit status: 1 if the nodes are not empty after the wait.
 
     Examples: threefs drain 4 --apply ; threefs drain host-7 ; threefs drain --cancel --apply
     """
