@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -65,7 +66,7 @@ class Trial:
         return 2 * self.size_bytes / (self.megabits * 1e6 / 8)
 
 
-class Namespaces:
+class Namespaces(ABC):
     """Network namespaces that exist inside of a `with` statement."""
 
     def __enter__(self) -> Self:
@@ -83,8 +84,9 @@ class Namespaces:
             with contextlib.suppress(RuntimeError):
                 sh("ip", "netns", "del", name)
 
+    @abstractmethod
     def _build(self) -> None:
-        raise NotImplementedError
+        """Create the namespaces and their links."""
 
     def _namespace(self, name: str) -> None:
         sh("ip", "netns", "add", name)

@@ -26,7 +26,7 @@ fn a_silent_successor_gets_retries_until_the_chain_excludes_it() {
     assert!(matches!(bench.answer(third, Ok(updated_reply(1)))[..], [Action::Commit { .. }]));
 }
 
-/// The sender repeats it; the tag is not used up, and nobody disagrees about content.
+/// The sender repeats it: the tag is not recorded, and no disagreement about content is reported.
 #[test]
 fn an_update_with_a_damaged_payload_is_refused_and_its_repetition_is_made() {
     let mut head = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);

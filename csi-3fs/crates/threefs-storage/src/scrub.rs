@@ -46,7 +46,7 @@ impl Scrub {
         self.progress().status(used_bytes, self.interval_s)
     }
 
-    /// Records what the replica reports about damaged chunks, whoever has detected them.
+    /// Records what the replica reports about chunks that a read, a sync or a scrub found damaged.
     pub(crate) fn observe(&self, alert: &Alert) {
         match *alert {
             Alert::Damaged { chunk, .. } => {

@@ -95,8 +95,10 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(link.removesuffix(" (deleted)")) for link in links if link.startswith("/dev/shm/")}
 
 
-def wait_for(look: Callable[[], Any], seconds: float) -> None:
+def wait_for(
+    look: Callable[[], Any], seconds: float, condition: str = "condition not met in time"
+) -> None:
     deadline = time.monotonic() + seconds
     while not look():
-        assert time.monotonic() < deadline, "condition not met in time"
+        assert time.monotonic() < deadline, condition
         time.sleep(0.01)

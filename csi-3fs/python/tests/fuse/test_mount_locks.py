@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from locking import PATIENCE_SECONDS, Process
+from rings import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,13 +39,6 @@ def process() -> Iterator[Callable[[], Process]]:
     for running in processes:
         with contextlib.suppress(ProcessLookupError):
             running.end()
-
-
-def eventually(look: Callable[[], bool], description: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not look():
-        assert time.monotonic() < deadline, description
-        time.sleep(0.05)
 
 
 def pair(
@@ -95,7 +89,7 @@ def test_a_lock_waits_until_the_other_mount_releases_it(
     for call in ("lockf", "flock"):
         assert one.do(call, here, fcntl.LOCK_EX) is None
         two.send(call, there, fcntl.LOCK_EX)
-        eventually(two.waits, "the second process waits")
+        wait_for(two.waits, PATIENCE_SECONDS, "the second process waits")
         assert one.do(call, here, fcntl.LOCK_UN) is None
         assert two.receive() is None
         assert one.do(call, here, EXCLUSIVE) == "EAGAIN"
@@ -129,7 +123,7 @@ def test_a_killed_process_loses_its_locks(
     kind = "flock" if call == "flock" else "lockf"
     assert two.do(kind, there, EXCLUSIVE) == "EAGAIN"
     one.end()
-    eventually(lambda: two.do(kind, there, EXCLUSIVE) is None, "the lock is free")
+    wait_for(lambda: two.do(kind, there, EXCLUSIVE) is None, PATIENCE_SECONDS, "the lock is free")
 
 
 def test_a_close_of_any_descriptor_releases_the_locks_of_the_process(
@@ -147,7 +141,9 @@ def test_a_close_of_any_descriptor_releases_the_locks_of_the_process(
         fcntl.flock(file, EXCLUSIVE)
         os.close(os.dup(file.fileno()))
         assert two.do("flock", there, EXCLUSIVE) == "EAGAIN"
-    eventually(lambda: two.do("flock", there, EXCLUSIVE) is None, "the lock is free")
+    wait_for(
+        lambda: two.do("flock", there, EXCLUSIVE) is None, PATIENCE_SECONDS, "the lock is free"
+    )
 
 
 def test_a_signal_ends_a_wait_and_leaves_no_request(
@@ -156,7 +152,7 @@ def test_a_signal_ends_a_wait_and_leaves_no_request(
     (_, one, here), (_, two, there) = pair(mount, process)
     assert one.do("lockf", here, fcntl.LOCK_EX) is None
     two.send("lockf", there, fcntl.LOCK_EX)
-    eventually(two.waits, "the second process waits")
+    wait_for(two.waits, PATIENCE_SECONDS, "the second process waits")
     since = time.monotonic()
     two.end()
     assert time.monotonic() - since < 20.0
@@ -192,7 +188,7 @@ def test_locks_and_waits_survive_kills_of_the_daemons(
     assert one.do("lockf", here, fcntl.LOCK_EX) is None
     assert one.do("flock", here, fcntl.LOCK_EX) is None
     two.send("lockf", there, fcntl.LOCK_EX)
-    eventually(two.waits, "the second process waits")
+    wait_for(two.waits, PATIENCE_SECONDS, "the second process waits")
     for side in (first, second):
         side.respawn()
     assert two.waits()
@@ -203,7 +199,9 @@ def test_locks_and_waits_survive_kills_of_the_daemons(
     assert two.do("flock", there, EXCLUSIVE) == "EAGAIN"
     assert one.do("lockf", here, EXCLUSIVE) == "EAGAIN"
     one.end()
-    eventually(lambda: two.do("flock", there, EXCLUSIVE) is None, "the lock is free")
+    wait_for(
+        lambda: two.do("flock", there, EXCLUSIVE) is None, PATIENCE_SECONDS, "the lock is free"
+    )
 
 
 def test_locks_and_waits_survive_kills_of_the_metadata_service(
@@ -212,7 +210,7 @@ def test_locks_and_waits_survive_kills_of_the_metadata_service(
     (_, one, here), (_, two, there) = pair(mount, process)
     assert one.do("lockf", here, fcntl.LOCK_EX) is None
     two.send("lockf", there, fcntl.LOCK_EX)
-    eventually(two.waits, "the second process waits")
+    wait_for(two.waits, PATIENCE_SECONDS, "the second process waits")
     for _ in range(2):
         cluster.kill("meta")
         assert one.do("flock", here, fcntl.LOCK_EX) is None
@@ -250,7 +248,11 @@ def test_a_mount_that_does_not_renew_its_locks_loses_them_and_can_not_write(
     assert two.do("lockf", there, fcntl.LOCK_UN) is None
     # Until the file is closed.
     assert one.do("close", here) is None
-    eventually(lambda: one.do("open", here) is None and one.do("read", here, 5) == "other", "EIO")
+    wait_for(
+        lambda: one.do("open", here) is None and one.do("read", here, 5) == "other",
+        PATIENCE_SECONDS,
+        "EIO",
+    )
     assert one.do("lockf", here, EXCLUSIVE) is None
     assert one.do("write", here, "third") == 5
 
@@ -265,7 +267,9 @@ def test_a_mount_that_is_removed_releases_its_locks(
     # Also what it was not told: its process is not closed before.
     first.close()
     since = time.monotonic()
-    eventually(lambda: two.do("lockf", there, EXCLUSIVE) is None, "the lock is free")
+    wait_for(
+        lambda: two.do("lockf", there, EXCLUSIVE) is None, PATIENCE_SECONDS, "the lock is free"
+    )
     assert time.monotonic() - since < LEASE_SECONDS / 2
 
 
@@ -327,7 +331,7 @@ def test_more_waits_than_requests_of_a_daemon_do_not_block_others(
         waiters = [subprocess.Popen(command) for _ in range(2)]
         connection = f"/sys/fs/fuse/connections/{os.minor(path.stat().st_dev)}"
         waiting = Path(connection, "waiting")
-        eventually(lambda: int(waiting.read_text()) >= 2 * count, "all wait")
+        wait_for(lambda: int(waiting.read_text()) >= 2 * count, PATIENCE_SECONDS, "all wait")
         reader = process()
         assert reader.do("open", str(path)) is None
         assert reader.do("read", str(path), 7) == "content"
