@@ -177,7 +177,7 @@ impl Locks {
             return Err(Errno::IO);
         }
         let locked = state.files.get(&inode).is_some_and(|file| file.granted > 0);
-        Ok(state.session.clone().filter(|_| locked))
+        Ok(if locked { state.session.clone() } else { None })
     }
 
     /// Whether a close of the file may release locks.

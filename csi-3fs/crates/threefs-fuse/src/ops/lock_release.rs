@@ -56,7 +56,7 @@ impl Daemon {
         let (first, last) = (0, u64::MAX);
         let lock = LockRequest { inode, kind, owner, first, last, exclusive: false, pid: 0 };
         if let Err(error) = self.release_lock(call, lock).await {
-            tracing::warn!(%inode, %error, "locks of a closed file were not released");
+            tracing::warn!(%inode, %error, "locks of a closed file were not released: they end when this mount has closed the file, or is unmounted");
         }
     }
 
@@ -78,7 +78,11 @@ impl Daemon {
         match self.change_lock(call, &session, change.clone()).await {
             Ok(_) => self.locks.released(&self.journal, inode, granted),
             Err(Errno::TIMEDOUT | Errno::BUSY) => self.defer(inode, change),
-            Err(error) => tracing::warn!(%inode, %error, "locks of a closed file not released"),
+            Err(error) => tracing::warn!(
+                %inode,
+                %error,
+                "locks of a closed file were not released: they end when this mount has closed the file, or is unmounted"
+            ),
         }
     }
 
@@ -93,7 +97,6 @@ impl Daemon {
     pub(crate) async fn release_deferred(&self) {
         loop {
             let release = self.locks.deferred.first().await;
-            let Some(session) = self.locks.session() else { continue };
             let (inode, change) = release.clone();
             let granted = self.locks.granted(inode);
             let deadline = Deadline::after(self.timeout);
@@ -102,12 +105,10 @@ impl Daemon {
                 Ok(MetaReply::Lock(LockAnswer::Released { in_use: false })) => {
                     self.locks.released(&self.journal, inode, granted);
                 }
-                Ok(MetaReply::Lock(LockAnswer::Lost)) => {
-                    self.lose_locks(&session).await;
-                }
+                // `Lost` too: the session of this release has ended, which `keep_locks` notices.
                 Ok(_) => {}
                 Err(error @ (ClientError::Meta(_) | ClientError::Protocol { .. })) => {
-                    tracing::warn!(%inode, %error, "a lock was not released");
+                    tracing::warn!(%inode, %error, "a lock was not released: it ends when this mount has closed the file, or is unmounted");
                 }
                 Err(_) => {
                     tokio::time::sleep(RETRY).await;

@@ -55,7 +55,12 @@ impl Daemon {
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!(%error, "could not renew the locks of this mount");
+                        tracing::warn!(
+                            %error,
+                            "could not renew the locks of this mount: I/O of files with locks \
+                             waits, and the locks are lost after the lease unless a metadata \
+                             service answers (check `threefs status`)"
+                        );
                     }
                     PAUSE
                 }

@@ -82,7 +82,9 @@ impl Daemon {
             KernelRequest::parse(&call.request.body, inode).ok_or(Errno::INVAL)?;
         if unlock {
             // The next holder must see what was written under the lock.
-            if let Some(open) = self.files.get(inode) {
+            if self.locks.is_locked(inode)
+                && let Some(open) = self.files.get(inode)
+            {
                 self.report_length(inode, &open, false, call.deadline).await?;
             }
             self.release_lock(call, lock).await?;
@@ -91,7 +93,7 @@ impl Daemon {
         self.locks.required(inode)?;
         // First: a session without files may be ended.
         let Some(request) = self.locks.request(&self.journal, inode) else {
-            tracing::warn!(%inode, max = crate::journal::LOCKED_MAX, "too many files have locks");
+            tracing::warn!(%inode, max = crate::journal::LOCKED_MAX, "too many files of this mount have locks: release some, or close files");
             return Err(Errno::NOLCK);
         };
         let session = self.lock_session(call.deadline).await?;
@@ -172,11 +174,15 @@ impl Daemon {
             };
             match answer {
                 Ok(LockAnswer::Waiting) if asked.elapsed() >= RETRY => {}
-                Ok(LockAnswer::Granted) => return self.end_wait(call),
+                Ok(LockAnswer::Granted) => {
+                    self.end_wait(call);
+                    return Ok(());
+                }
                 // Granted, and released by another thread; or the session has ended, which is
                 // checked before the request is answered.
                 Ok(LockAnswer::Lost) if call.request.unique & RESENT == 0 => {
-                    return self.end_wait(call);
+                    self.end_wait(call);
+                    return Ok(());
                 }
                 // Or cancelled by the previous daemon.
                 Ok(answer) if answer != LockAnswer::Waiting => break,
@@ -186,7 +192,7 @@ impl Daemon {
                 _ => tokio::time::sleep(RETRY).await,
             }
         }
-        self.end_wait(call)?;
+        self.end_wait(call);
         let cancel = LockChange::Cancel { session: session.number, lock, wait };
         match (self.change_lock(call, session, cancel.clone()).await, room) {
             (Ok(LockAnswer::Granted), _) => return Ok(()),
@@ -199,9 +205,8 @@ impl Daemon {
     }
 
     /// The rest of the request has a new deadline.
-    fn end_wait(&self, call: &mut Call<'_>) -> Result<(), Errno> {
+    fn end_wait(&self, call: &mut Call<'_>) {
         call.deadline = Deadline::after(self.timeout);
-        Ok(())
     }
 
     /// Drops the kernel's pages of a file that another mount has changed, as an open does.

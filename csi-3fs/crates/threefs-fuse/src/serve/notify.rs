@@ -79,11 +79,14 @@ impl Daemon {
         if !self.running().is_empty() {
             self.unanswered.note();
         }
-        self.end_all_locks(SHUTDOWN_TIMEOUT).await;
         drop(self.rings.sessions.close_all());
         self.report_lengths().await;
         // Includes files that were closed while the metadata service was unavailable.
         self.report_former_lengths(SHUTDOWN_TIMEOUT).await;
+        // The next holders see these lengths, and no write follows. Otherwise the lease ends.
+        if self.running().is_empty() {
+            self.end_all_locks(SHUTDOWN_TIMEOUT).await;
+        }
         let release = self.files.inodes();
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).extend(release);
         let _ = self.report_open_files(false).await;

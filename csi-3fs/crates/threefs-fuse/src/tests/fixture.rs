@@ -43,6 +43,8 @@ pub(super) struct Script {
     pub locks: Treatment,
     pub renewals: Treatment,
     /// Whether requests that can wait do.
+    /// Releases are answered as of a session that has ended.
+    pub releases_lost: bool,
     pub wait: bool,
     pub lease_ms: u64,
 }
@@ -85,6 +87,7 @@ fn locks_of(request: &MetaRequest, script: Script) -> Option<(Treatment, LockAns
                 LockChange::Start { .. } => renewed,
                 LockChange::Set { wait: Some(_), .. } if script.wait => LockAnswer::Waiting,
                 LockChange::Set { .. } => LockAnswer::Granted,
+                LockChange::Clear { .. } if script.releases_lost => LockAnswer::Lost,
                 _ => LockAnswer::Released { in_use: false },
             };
             (script.locks, answer)
@@ -181,7 +184,13 @@ impl Mount {
         let server = server.await.unwrap();
         let (address, (keep, shutdown)) = (server.address().to_string(), Shutdown::new());
         let answers = Treatment::Answer;
-        let script = Script { locks: answers, renewals: answers, wait: false, lease_ms: 30_000 };
+        let script = Script {
+            locks: answers,
+            renewals: answers,
+            wait: false,
+            releases_lost: false,
+            lease_ms: 30_000,
+        };
         let meta = Arc::new(Meta { script: Mutex::new(script), requests: Mutex::default() });
         tokio::spawn(server.serve(Arc::clone(&meta), shutdown));
         let client = Client::start(ClientConfig::new(Vec::new(), vec![address], key));

@@ -126,6 +126,28 @@ async fn requests_end_while_no_service_answers_and_locks_are_released_later() {
     assert!(position(&is_release(26)) < set, "{changes:?}");
 }
 
+/// It may be of an earlier session.
+#[tokio::test]
+async fn a_deferred_release_of_an_ended_session_does_not_end_the_current_one() {
+    let mount = Mount::new().await;
+    let mut handles = Vec::new();
+    for file in [7, 8] {
+        handles.push(mount.open(file).await);
+        let wanted = lock(*handles.last().unwrap(), WRITE_LOCK);
+        mount.request(opcode::SETLK, file, wanted).await.unwrap();
+    }
+    mount.meta.set(|script| script.locks = Treatment::Silence);
+    mount.flush(7, handles[0], OWNER).await.unwrap();
+    mount.meta.set(|script| (script.locks, script.releases_lost) = (Treatment::Answer, true));
+    // Waits until the release was answered.
+    let since = Instant::now();
+    while mount.request(opcode::SETLK, 7, lock(handles[0], WRITE_LOCK)).await.is_err() {
+        assert!(since.elapsed() < PATIENCE, "the release is answered");
+    }
+    let size = Body::default().u32(set::SIZE).u32(0).u64(handles[1]).u64(100).zeros(64);
+    assert!(mount.request(opcode::SETATTR, 8, size).await.is_ok());
+}
+
 #[tokio::test]
 async fn a_signal_ends_a_wait_while_no_service_answers_and_the_wait_is_cancelled_later() {
     let mount = Mount::new().await;

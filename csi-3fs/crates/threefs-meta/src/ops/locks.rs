@@ -27,7 +27,7 @@ const CLUSTER_LOCKS_MAX: i64 = 262_144;
 
 /// The error of a volume whose clients have too many locks.
 pub(crate) fn over_bound(max: i64) -> MetaError {
-    let what = "files with locks of all clients of a volume".into();
+    let what = "lock sessions and locked files (once for each owner)".into();
     MetaError::TooManyLocks { what, max: max.unsigned_abs() }
 }
 

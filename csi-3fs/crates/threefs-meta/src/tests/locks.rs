@@ -313,8 +313,8 @@ async fn the_locks_of_a_volume_are_bounded() {
     let error = holder.change(set).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "too many locks: files with locks of all clients of a volume are limited to 16384; \
-         release locks, or use fewer files"
+        "too many locks: lock sessions and locked files (once for each owner) are limited to \
+         16384; release locks, or use fewer files"
     );
     assert_eq!(holder.change(LockChange::End { session: 5 }).await, Ok(RELEASED));
 }
