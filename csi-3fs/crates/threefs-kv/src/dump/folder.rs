@@ -27,7 +27,7 @@ pub(super) fn dump(
 ) -> Result<Dumped, DumpError> {
     let broken = |detail: String| KvError::broken(&store.path, detail);
     if !store.path.join(ROWS_FILE).is_file() {
-        return Err(broken("the folder has no store".into()).into());
+        return Err(broken("the folder has no store; name the one with data.mdb".into()).into());
     }
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(store.map_bytes_max);
@@ -104,9 +104,9 @@ impl FolderTarget {
     }
 
     /// Writes a row.
-    pub(super) fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), DumpError> {
+    pub(super) fn put(&mut self, key: Vec<u8>, value: Vec<u8>) -> Result<(), DumpError> {
         self.pending_bytes += key.len() + value.len();
-        self.pending.push((key.to_vec(), value.to_vec()));
+        self.pending.push((key, value));
         match self.pending.len() >= BATCH_ROWS || self.pending_bytes >= BATCH_BYTES {
             true => self.flush(),
             false => Ok(()),

@@ -293,10 +293,12 @@ pub async fn load(
             let mut target = FolderTarget::start(config)?;
             while let Some((key, value)) = input.next()? {
                 if !is_amended(&key) {
-                    target.put(&key, &value)?;
+                    target.put(key, value)?;
                 }
             }
-            amended.iter().try_for_each(|(key, value)| target.put(key, value))?;
+            for (key, value) in amended {
+                target.put(key, value)?;
+            }
             target.finish()?;
         }
         StoreConfig::Etcd(config) => {

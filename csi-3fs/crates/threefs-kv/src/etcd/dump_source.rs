@@ -44,7 +44,9 @@ impl DumpSource {
         }
         let total = reads.count().await?;
         if total == 0 {
-            return Err(self.members.broken("the prefix has no rows".into()));
+            return Err(self.members.broken(
+                "the prefix has no rows; check --etcd-endpoints and --etcd-prefix".into(),
+            ));
         }
         Ok(RowPages { pages: reads.into_all_pages(), total })
     }

@@ -87,7 +87,10 @@ impl LoadTarget {
             State::Own(revision) => target.revision = revision,
             State::Interrupted(revision) => target.take_over(revision).await?,
             State::Occupied => return Ok(None),
-            State::Empty => return Err(target.fenced()),
+            State::Empty => {
+                let detail = "the rows of this prefix were removed meanwhile; repeat the load";
+                return Err(target.members.broken(detail.into()));
+            }
         }
         Ok(Some(target))
     }
