@@ -62,7 +62,8 @@ pub struct ScrubStatus {
     pub due_unix_s: Option<u64>,
     /// Bytes in use on the target.
     pub used_bytes: u64,
-    /// Number of damaged chunks that no replica could provide.
+    /// Number of damaged chunks that are not repaired: a repair runs, or no replica could provide
+    /// the content.
     pub damaged: u64,
     /// The first [`DAMAGED_LISTED_MAX`] of them.
     pub damaged_chunks: Vec<ChunkId>,
@@ -227,12 +228,12 @@ impl Progress {
         self.repairs.get(&chunk).copied()
     }
 
-    /// Damaged chunks greater than `after`, at most `limit`.
+    /// Damaged chunks greater than `after` and up to `last`, at most `limit`.
     #[must_use]
-    pub fn damaged(&self, after: Option<ChunkId>, limit: usize) -> Vec<ChunkId> {
+    pub fn damaged(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkId> {
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let chunks = self.repairs.range((after, Bound::Unbounded));
-        chunks.map(|(chunk, _)| *chunk).take(limit).collect()
+        let chunks = self.repairs.range((after, Bound::Unbounded)).map(|(chunk, _)| *chunk);
+        chunks.take_while(|chunk| *chunk <= last).take(limit).collect()
     }
 
     /// A range of chunks, after `after` up to `last`, was compared: only the `suspects` differ.
@@ -260,7 +261,7 @@ impl Progress {
             due_unix_s: (interval_s > 0).then_some(self.due_unix_s),
             used_bytes,
             damaged: self.repairs.len() as u64,
-            damaged_chunks: self.damaged(None, DAMAGED_LISTED_MAX),
+            damaged_chunks: self.damaged(None, ChunkId::MAX, DAMAGED_LISTED_MAX),
             different: self.different.len() as u64,
             different_chunks: self.different.iter().take(DAMAGED_LISTED_MAX).copied().collect(),
         }

@@ -45,12 +45,21 @@ pub(crate) fn read(data: &Path) -> io::Result<DataFolder> {
 /// # Errors
 /// It cannot be written.
 pub(crate) fn write(data: &Path, cluster: ClusterId) -> io::Result<()> {
-    let draft = data.join(DRAFT);
+    let text = format!("{:032x}\n", cluster.0);
+    replace(data, DRAFT, FILE, text.as_bytes())
+}
+
+/// Replaces a file of a folder, durably: after a crash it has the former content or the new one.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn replace(folder: &Path, draft: &str, name: &str, content: &[u8]) -> io::Result<()> {
+    let draft = folder.join(draft);
     let mut file = File::create(&draft)?;
-    file.write_all(format!("{:032x}\n", cluster.0).as_bytes())?;
+    file.write_all(content)?;
     file.sync_all()?;
-    fs::rename(draft, data.join(FILE))?;
-    File::open(data)?.sync_all()
+    fs::rename(draft, folder.join(name))?;
+    File::open(folder)?.sync_all()
 }
 
 /// Draws the incarnation of a process or of an open store. From the operating system's generator,

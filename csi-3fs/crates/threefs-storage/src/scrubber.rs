@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use threefs_core::chunk::ChunkMeta;
-use threefs_core::ids::{ChunkId, InodeId};
+use threefs_core::ids::ChunkId;
 use threefs_core::scrub::{Pace, Step};
 use tokio::sync::oneshot;
 
@@ -40,8 +40,6 @@ const RECHECK_CHUNKS: usize = 16;
 const CONFIRM_AFTER: Duration = Duration::from_secs(60);
 /// Pause while the target does not serve.
 const NOT_SERVING_PAUSE: Duration = Duration::from_secs(1);
-/// Greater than any chunk of a file.
-const LAST_CHUNK: ChunkId = ChunkId { inode: InodeId(u64::MAX), index: u32::MAX };
 
 /// Limits of a node's scrubs.
 pub(crate) struct Limits {
@@ -98,15 +96,14 @@ impl Scrubber {
 
     /// Verifies the next chunks of the pass.
     async fn verify_page(&mut self, after: Option<ChunkId>) -> Result<(), Ended> {
-        let metas = self.metas(after, LAST_CHUNK, PAGE).await?;
+        let metas = self.metas(after, ChunkId::MAX, PAGE).await?;
         let is_last = metas.len() < PAGE;
         let last = metas.last().map(|meta| meta.chunk);
-        let end = last.filter(|_| !is_last).unwrap_or(LAST_CHUNK);
+        let end = last.filter(|_| !is_last).unwrap_or(ChunkId::MAX);
         let existing = metas.iter().filter(|meta| meta.committed.exists());
         let mut chunks: BTreeSet<ChunkId> = existing.map(|meta| meta.chunk).collect();
         // Recorded chunks that are gone since are read as well, which ends their report.
-        let damaged = self.scrub.progress().damaged(after, usize::MAX);
-        chunks.extend(damaged.into_iter().take_while(|chunk| *chunk <= end));
+        chunks.extend(self.scrub.progress().damaged(after, end, usize::MAX));
         for chunk in chunks {
             self.verify_chunk(chunk).await?;
         }
@@ -162,7 +159,7 @@ impl Scrubber {
     async fn recheck(&mut self) -> Result<(), Ended> {
         let mut after = None;
         loop {
-            let chunks = self.scrub.progress().damaged(after, RECHECK_CHUNKS);
+            let chunks = self.scrub.progress().damaged(after, ChunkId::MAX, RECHECK_CHUNKS);
             let Some(last) = chunks.last().copied() else { break };
             for chunk in chunks {
                 self.verify_chunk(chunk).await?;

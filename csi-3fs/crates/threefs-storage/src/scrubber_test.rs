@@ -10,7 +10,8 @@ use threefs_chunkstore::{ChunkStore, DiskBudget};
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::heartbeat::{DataFolder, HeartbeatReply, LocalReport, LocalState};
 use threefs_core::ids::{
-    ChainId, ChainVersion, ChunkVersion, ClusterId, Incarnation, NodeId, RoutingVersion, TargetId,
+    ChainId, ChainVersion, ChunkVersion, ClusterId, Incarnation, InodeId, NodeId, RoutingVersion,
+    TargetId,
 };
 use threefs_core::routing::{Chain, ChainTarget, NodeInfo, PublicState, RoutingInfo};
 

@@ -1,13 +1,16 @@
 //! Record of a scrub's progress in the folder of its store, so that a restart continues the pass.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use threefs_core::scrub::Progress;
 
+use crate::identity::replace;
+
 /// Name of the file.
 pub(super) const FILE: &str = "scrub.json";
+const DRAFT: &str = "scrub.tmp";
 
 /// The recorded progress; `None` if there is none that can be used.
 pub(super) fn read(file: &Path) -> Option<Progress> {
@@ -26,11 +29,9 @@ pub(super) fn read(file: &Path) -> Option<Progress> {
         .ok()
 }
 
-/// Replaces the record.
+/// Replaces the record, durably.
 pub(super) fn write(file: &Path, progress: &Progress) -> io::Result<()> {
-    let temporary = file.with_extension("tmp");
-    let mut output = File::create(&temporary)?;
-    output.write_all(&serde_json::to_vec(progress).map_err(io::Error::other)?)?;
-    output.sync_all()?;
-    fs::rename(temporary, file)
+    let content = serde_json::to_vec(progress).map_err(io::Error::other)?;
+    let folder = file.parent().unwrap_or(Path::new("."));
+    replace(folder, DRAFT, FILE, &content)
 }
