@@ -227,7 +227,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "ThreeFSChunksDamaged", "critical",
             "sum(threefs_scrub_damaged_chunks) + sum(threefs_scrub_different_chunks) > 0", "15m",
             "{{ $value }} stored chunks are damaged or differ, and cannot be repaired",
-            "No other replica could provide them: reads of their files fail.",
+            "Reads of damaged chunks fail. Chunks that differ from the previous replica are served.",
         ),
         Alert(
             "ThreeFSScrubLate", "warning",
