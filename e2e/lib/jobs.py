@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 
     from testcluster.handle import Cluster
 
-__all__ = ["END_SECONDS", "job", "logs", "pods_of", "status", "step", "wait_phase", "wait_step"]
+__all__ = [
+    "END_SECONDS",
+    "diagnosis",
+    "job",
+    "logs",
+    "pods_of",
+    "status",
+    "step",
+    "wait_phase",
+    "wait_step",
+]
 
 T = TypeVar("T")
 
@@ -98,7 +108,25 @@ def _waited(
     try:
         return wait_for(f"{name}: {description}", probe, END_SECONDS)
     except AssertionError as error:
-        job_status = status(cluster, name, namespace)
-        events = cluster.kubectl("events", f"--namespace={namespace}")
-        pods = cluster.kubectl("get", "pods", f"--namespace={namespace}", "--output=wide")
-        raise AssertionError(f"{error}\n{job_status}\n{pods}\n{events}") from None
+        raise AssertionError(f"{error}\n{diagnosis(cluster, namespace)}") from None
+
+
+def diagnosis(cluster: Cluster, namespace: str) -> str:
+    """Diagnostics for jobs of a namespace that do not progress."""
+    namespaced = f"--namespace={namespace}"
+    statuses = [
+        f"{item['metadata']['name']}: {item.get('status')}"
+        for item in cluster.get("flyerjobs", namespace=namespace)
+    ]
+    return "\n".join(
+        [
+            *statuses,
+            cluster.kubectl("get", "pods", "--all-namespaces", "--output=wide"),
+            cluster.kubectl("get", "nodes", "--show-labels"),
+            *cluster.kubectl("events", namespaced).splitlines()[-40:],
+            cluster.kubectl(
+                *("logs", "--namespace=fireflyer-system", "--ignore-errors", "--tail=60"),
+                *("--selector=app.kubernetes.io/component=operator", "--all-containers"),
+            ),
+        ]
+    )

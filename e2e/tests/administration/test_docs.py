@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.lib.jobs import job, pods_of, wait_phase
+from e2e.lib.jobs import diagnosis, job, pods_of, wait_phase
 from e2e.lib.pods import TRAIN_IMAGE
 from e2e.workloads import counting
 from programs import binaries
@@ -87,7 +87,9 @@ class Reader:
             timeout=SECONDS,
             check=False,
         )
-        assert result.returncode == 0, f"{where}\n{text}\n{result.stdout}"
+        if result.returncode != 0:
+            state = diagnosis(self.cluster, NAMESPACE)
+            raise AssertionError(f"{where}\n{text}\n{result.stdout}\n{state}")
         return result.stdout
 
 
