@@ -384,10 +384,11 @@ class Client:
         """
         return self._native.rebalance(apply, leaving)
 
-    def move_rate(self, bytes_per_second: int | None = None) -> int:
+    def move_rate(self, bytes_per_second: int | None = None) -> int | None:
         """Set the limit of the bytes per second that moves copy, if one is given; return it.
 
-        0 means unlimited. Copies that restore a lost replica are not limited.
+        0 means unlimited, None that mgmtd is older than the limit. Copies that restore a lost
+        replica are not limited.
         """
         return self._native.move_rate(bytes_per_second)
 

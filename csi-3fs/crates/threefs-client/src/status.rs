@@ -147,10 +147,14 @@ impl Client {
     }
 
     /// The limit of the bytes per second that moves copy, after it is set if one is given; 0 = none.
+    /// `None` if mgmtd is older than this limit.
     ///
     /// # Errors
     /// Any [`ClientError`].
-    pub async fn move_rate(&self, bytes_per_second: Option<u64>) -> Result<u64, ClientError> {
+    pub async fn move_rate(
+        &self,
+        bytes_per_second: Option<u64>,
+    ) -> Result<Option<u64>, ClientError> {
         let rate = self.0.routing.mgmtd.move_rate(bytes_per_second, self.deadline()).await;
         self.mgmtd_result("move_rate", rate)
     }

@@ -132,18 +132,21 @@ impl MgmtdClient {
     }
 
     /// The limit of the bytes per second that moves copy, after it is set if one is given; 0 = none.
+    /// `None` if mgmtd is older than this request, and thus has no limit.
     ///
     /// # Errors
-    /// No primary replied before the deadline, or mgmtd is older than this request.
+    /// No primary replied before the deadline, or mgmtd is too old to set it.
     pub async fn move_rate(
         &self,
         bytes_per_second: Option<u64>,
         deadline: Deadline,
-    ) -> Result<u64, MgmtdClientError> {
+    ) -> Result<Option<u64>, MgmtdClientError> {
         let request = MgmtdRequest::MoveRate { bytes_per_second };
-        match self.ask(&request, Duration::ZERO, deadline).await? {
-            MgmtdReply::MoveRate(bytes_per_second) => Ok(bytes_per_second),
-            other => Err(unexpected("the rate of moves", &other)),
+        match self.ask(&request, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::MoveRate(bytes_per_second)) => Ok(Some(bytes_per_second)),
+            Ok(other) => Err(unexpected("the rate of moves", &other)),
+            Err(error) if bytes_per_second.is_none() && refused(&error, &[BadRequest]) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -312,7 +312,7 @@ impl Client {
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    fn move_rate(&self, py: Python<'_>, bytes_per_second: Option<u64>) -> PyResult<u64> {
+    fn move_rate(&self, py: Python<'_>, bytes_per_second: Option<u64>) -> PyResult<Option<u64>> {
         let live = self.live()?;
         live.wait(py, live.client.move_rate(bytes_per_second))
     }
