@@ -23,10 +23,12 @@ use crate::view::View;
 const MOVES_AT_ONCE: usize = 2;
 
 impl Manager {
-    /// Adds chains and starts moves, if requested and within the limit.
+    /// Adds chains and starts moves, if requested and within the limit. What was started is completed
+    /// in any case.
     pub(crate) async fn grow(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        let requested = view.goal.once || !view.goal.leaving.is_empty();
-        if view.routing.chains.is_empty() || !(self.automatic || requested) {
+        let started = !view.routing.moves.is_empty() || unused(view).next().is_some();
+        let requested = self.balances(view) || !view.goal.leaving.is_empty();
+        if view.routing.chains.is_empty() || !(requested || started) {
             return Ok(());
         }
         let growth_inputs = view.growth_inputs(&self.timers, now);
@@ -38,6 +40,12 @@ impl Manager {
         let after = view.growth_inputs(&self.timers, now);
         view.settled_inputs = (after == growth_inputs).then_some(growth_inputs);
         Ok(())
+    }
+
+    /// Whether chains are added and replicas moved for balance and the domain rule. A drain requests
+    /// only the moves off its nodes.
+    fn balances(&self, view: &View) -> bool {
+        self.automatic || view.goal.once
     }
 
     async fn grow_inner(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
@@ -58,6 +66,9 @@ impl Manager {
         // At most one starts at a time if their rate is limited.
         let mut limited = None;
         for planned in planned {
+            if !self.balances(view) && !view.goal.leaving.contains(&planned.from) {
+                continue;
+            }
             let moves = |it: &PlannedMove| it.chain == planned.chain;
             let chain = view.routing.chains.get(&planned.chain);
             let ready = chain.is_some_and(|chain| others_serve(chain, planned.from))
@@ -125,8 +136,11 @@ impl Manager {
 
     /// Adds chains for new nodes; new files use them once waiting no longer improves them.
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
-        let placement = self.placement(view, now, &view.goal.leaving);
-        let nodes = placement.new_chains(&placement.rule(), self.bootstrap.chains_per_node);
+        let mut nodes = Vec::new();
+        if self.balances(view) {
+            let placement = self.placement(view, now, &view.goal.leaving);
+            nodes = placement.new_chains(&placement.rule(), self.bootstrap.chains_per_node);
+        }
         if !nodes.is_empty() {
             let add = AddChains { fence: view.fence, nodes: &nodes };
             let (version, chains) = self.store.transact(deadline(), &add).await?;
@@ -190,6 +204,7 @@ impl Manager {
         apply: bool,
         leaving: Option<BTreeSet<NodeId>>,
     ) -> Result<RebalancePlan, Refusal> {
+        let drains = leaving.is_some();
         let leaving = leaving.unwrap_or_else(|| view.goal.leaving.clone());
         if let Some(node) = leaving.iter().find(|node| !view.nodes.contains_key(node)) {
             return Err(MgmtdError::UnknownNode { node: *node }.into());
@@ -216,7 +231,8 @@ impl Manager {
             under_way: view.routing.moves.values().copied().collect(),
         };
         if apply {
-            self.set_goal(view, PlacementGoal { once: true, leaving }).await?;
+            let once = !drains || view.goal.once;
+            self.set_goal(view, PlacementGoal { once, leaving }).await?;
             self.grow(view, now).await?;
         }
         Ok(plan)

@@ -237,6 +237,47 @@ async fn with_manual_rebalancing_targets_move_only_on_request() {
 }
 
 #[tokio::test]
+async fn a_drain_moves_only_its_replicas_if_rebalancing_is_manual() {
+    let mut cluster = Cluster::whole().await;
+    let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();
+    cluster.manager = manager;
+    cluster.nodes.extend([4, 5].map(FakeNode::new));
+    cluster.steps_until("the nodes are known", |it| it.nodes.len() == 5).await;
+    let before = cluster.routing();
+    cluster.manager.rebalance(true, Some(vec![NodeId(1)]), cluster.now).await.unwrap();
+    let is_empty = |it: &RoutingInfo| states_of(it, 1).is_empty() && it.moves.is_empty();
+    steps_until(&mut cluster, "node 1 is empty", 3, is_empty).await;
+    for _ in 0..40 {
+        cluster.step().await;
+    }
+    let after = cluster.routing();
+    assert_eq!(after.chains.len(), before.chains.len(), "no chains are added");
+    assert_eq!((loads(&after)[&2], loads(&after)[&3]), (6, 6), "the others keep theirs");
+    assert_eq!(after.retired.len(), 6);
+    // A cancelled drain does not start moves either.
+    cluster.manager.rebalance(true, Some(Vec::new()), cluster.now).await.unwrap();
+    for _ in 0..40 {
+        cluster.step().await;
+    }
+    assert_eq!(cluster.routing().version, after.version);
+}
+
+/// Also if nothing has to move, so that the request ends while the chains are being started.
+#[tokio::test]
+async fn new_files_use_the_chains_of_a_manual_request() {
+    let mut cluster = Cluster::whole().await;
+    let manager = Manager::new(cluster.store.clone(), 1, "m1", BOOTSTRAP, TIMERS).on_demand();
+    cluster.manager = manager;
+    cluster.nodes.extend([4, 5, 6].map(FakeNode::new));
+    cluster.steps_until("the nodes are known", |it| it.nodes.len() == 6).await;
+    cluster.manager.rebalance(true, None, cluster.now).await.unwrap();
+    steps_until(&mut cluster, "new files use 12 chains", 3, |it| {
+        it.newest_table(crate::FIRST_TABLE).unwrap().chains.len() == 12
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_drained_node_becomes_empty() {
     let mut cluster = Cluster::whole().await;
     cluster.nodes.push(FakeNode::new(4));

@@ -68,7 +68,7 @@ def drain_nodes(
         "leaving": sorted(leaving),
         "applied": request.apply,
         "replicas": replicas_on(leaving, status),
-        "moves": len(plan["moves"]) + len(plan["under_way"]),
+        "moves": _moves_off(leaving, plan) + len(plan["under_way"]),
         "stuck": plan["stuck"],
         "separated_by": [_level(first), _level(status)],
     }
@@ -109,6 +109,11 @@ def replicas_on(nodes: set[int], status: dict[str, Any]) -> int:
     return sum(place["node"] in nodes for chain in chains for place in chain["targets"])
 
 
+def _moves_off(nodes: set[int], plan: dict[str, Any]) -> int:
+    """Number of planned moves off these nodes; others may be for balance, on request only."""
+    return sum(move["from"] in nodes for move in plan["moves"])
+
+
 def _is_in(location: str, name: str) -> bool:
     """Whether a location is in the domain: one part of it, or several outer parts with slashes."""
     domain = name.rstrip("/")
@@ -144,7 +149,8 @@ def _until_empty(client: Client, nodes: set[int], progress: Callable[[int], None
         if poll % POLLS_PER_PLAN == 0:
             plan = json.loads(client.rebalance())
             cancelled = not nodes <= set(plan["leaving"])
-            if cancelled or (not plan["moves"] and not plan["under_way"] and plan["stuck"]):
+            moves = _moves_off(nodes, plan) + len(plan["under_way"])
+            if cancelled or (not moves and plan["stuck"]):
                 return
         time.sleep(POLL_SECONDS)
 
