@@ -376,13 +376,22 @@ class Client:
         """
         return self._native.scrub(start, targets)
 
-    def rebalance(self, *, apply: bool = False, leaving: Sequence[int] | None = None) -> str:
+    def rebalance(self, *, apply: bool = False) -> str:
         """Return the moves that balance the storage nodes, as JSON.
 
-        With `apply` the moves start and continue without this client. `leaving` lists the nodes to
-        drain (None: the previous list), so that they can be removed.
+        With `apply` the moves start and continue without this client.
         """
-        return self._native.rebalance(apply, leaving)
+        return self._native.rebalance(apply)
+
+    def drain(
+        self, nodes: Sequence[int] | None = None, *, apply: bool = False, cancel: bool = False
+    ) -> str:
+        """Return the moves that drain these nodes in addition to others, as JSON.
+
+        With `apply` the moves start and continue without this client. With `cancel` these nodes
+        (None: all) are kept instead.
+        """
+        return self._native.drain(apply, cancel, nodes)
 
     def move_rate(self, bytes_per_second: int | None = None) -> int | None:
         """Set the limit of the bytes per second that moves copy, if one is given; return it.

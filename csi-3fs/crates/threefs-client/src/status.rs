@@ -6,12 +6,13 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 use fabric::rpc::RpcError;
 use serde::Serialize;
-use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
+use threefs_core::ids::{RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{MetaClientError, MetaError, MetaQuery, MetaReply};
 use threefs_mgmtd::{
-    ClusterStatus, DomainReport, MgmtdClientError, MgmtdError, Promotion, RebalancePlan,
+    ClusterStatus, DomainReport, DrainChange, MgmtdClientError, MgmtdError, Promotion,
+    RebalancePlan,
 };
 
 use crate::Client;
@@ -132,18 +133,26 @@ impl Client {
         with_addresses(&self.0.config.meta, results.into_iter().map(of_result))
     }
 
-    /// Plans moves that balance the storage nodes; with `apply`, starts them. `leaving`: nodes to
-    /// be drained; `None` = the nodes of the previous request.
+    /// Plans moves that balance the storage nodes; with `apply`, starts them.
     ///
     /// # Errors
     /// Any [`ClientError`].
-    pub async fn rebalance(
+    pub async fn rebalance(&self, apply: bool) -> Result<RebalancePlan, ClientError> {
+        let plan = self.0.routing.mgmtd.rebalance(apply, None, self.deadline()).await;
+        self.mgmtd_result("rebalance", plan)
+    }
+
+    /// Plans the moves after a change of the drained nodes; with `apply`, makes it.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn drain(
         &self,
         apply: bool,
-        leaving: Option<Vec<NodeId>>,
+        change: DrainChange,
     ) -> Result<RebalancePlan, ClientError> {
-        let plan = self.0.routing.mgmtd.rebalance(apply, leaving, self.deadline()).await;
-        self.mgmtd_result("rebalance", plan)
+        let plan = self.0.routing.mgmtd.drain(apply, change, self.deadline()).await;
+        self.mgmtd_result("drain", plan)
     }
 
     /// The limit of the bytes per second that moves copy, after it is set if one is given; 0 = none.

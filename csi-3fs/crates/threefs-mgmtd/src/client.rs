@@ -15,6 +15,7 @@ use threefs_core::routing::RoutingInfo;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::drain_change::DrainChange;
 use crate::protocol::{
     CONTEXT, ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply, MgmtdRequest,
     MgmtdResult, Promotion, RebalancePlan, WAIT_MS_MAX,
@@ -193,6 +194,30 @@ impl MgmtdClient {
         match self.ask(&request, Duration::ZERO, deadline).await? {
             MgmtdReply::Plan(plan) => Ok(plan),
             other => Err(unexpected("a plan", &other)),
+        }
+    }
+
+    /// The plan after a change of the drained nodes; with `apply`, the change is made. An older
+    /// mgmtd gets the list of all drained nodes: concurrent changes may then be lost.
+    ///
+    /// # Errors
+    /// No primary replied before the deadline, or the request is invalid.
+    pub async fn drain(
+        &self,
+        apply: bool,
+        change: DrainChange,
+        deadline: Deadline,
+    ) -> Result<RebalancePlan, MgmtdClientError> {
+        let request = MgmtdRequest::Drain { apply, change: change.clone() };
+        match self.ask(&request, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::Plan(plan)) => Ok(plan),
+            Ok(other) => Err(unexpected("a plan", &other)),
+            Err(error) if refused(&error, &[BadRequest]) => {
+                let before = self.rebalance(false, None, deadline).await?.leaving;
+                let leaving = change.apply(before.into_iter().collect()).into_iter().collect();
+                self.rebalance(apply, Some(leaving), deadline).await
+            }
+            Err(error) => Err(error),
         }
     }
 

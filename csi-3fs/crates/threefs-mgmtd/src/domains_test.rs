@@ -2,6 +2,7 @@
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use threefs_core::ids::NodeId;
 use threefs_core::location::Level;
 
 use super::tests::{Cluster, FakeNode, TIMERS, is_whole};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
 use super::*;
-use threefs_core::ids::ChainId;
+use threefs_core::ids::{ChainId, NodeId};
 use threefs_core::routing::PublicState;
 
 /// Number of targets on each node.

@@ -8,6 +8,8 @@
 mod client;
 mod config;
 mod domains;
+mod drain_change;
+mod drains;
 mod growth;
 mod heartbeat;
 mod manager;
@@ -24,6 +26,7 @@ mod view;
 
 pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
 pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
+pub use drain_change::DrainChange;
 pub use manager::Manager;
 pub use model::Model;
 pub use placement::PlannedMove;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
@@ -22,9 +22,7 @@ use crate::ops::{
     AcquireLease, Fence, InspectLease, LeaseRow, OpError, RegisterMeta, RegisterNode, RenewLease,
     UpdateChains,
 };
-use crate::protocol::{
-    ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion, RebalancePlan,
-};
+use crate::protocol::{ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion};
 use crate::view::{Changes, View};
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
@@ -200,26 +198,6 @@ impl Manager {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
         Ok(view.status(&self.timers, now, &self.address, self.bootstrap.nodes))
-    }
-
-    /// The plan that balances all nodes; with `apply`, it is started.
-    ///
-    /// # Errors
-    /// [`MgmtdError::NotPrimary`], or an invalid request.
-    pub async fn rebalance(
-        &self,
-        apply: bool,
-        leaving: Option<Vec<NodeId>>,
-        now: Millis,
-    ) -> Result<RebalancePlan, MgmtdError> {
-        let mut role = self.role.lock().await;
-        let leaving = leaving.map(|nodes| nodes.into_iter().collect());
-        let view = self.view(&mut role, now)?;
-        if let Some(remaining_ms) = view.startup_remaining_ms(&self.timers, now) {
-            return Err(MgmtdError::Starting { remaining_ms });
-        }
-        let result = self.plan(view, now, apply, leaving).await;
-        self.reply_or_step_down(&mut role, result)
     }
 
     /// Promotes `target` to the head of its chain; without `apply`, reports the consequences only.
@@ -497,3 +475,7 @@ mod growth_tests;
 #[cfg(test)]
 #[path = "domains_test.rs"]
 mod domains_tests;
+
+#[cfg(test)]
+#[path = "drains_test.rs"]
+mod drains_tests;

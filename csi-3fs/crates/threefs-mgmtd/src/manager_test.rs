@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use threefs_core::heartbeat::{DataFolder, LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainId, ChainVersion, ClusterId, Incarnation, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ChainVersion, ClusterId, Incarnation, NodeId, StoreId, TargetId};
 use threefs_core::routing::PublicState;
 
 use super::*;

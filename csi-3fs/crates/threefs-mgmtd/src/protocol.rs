@@ -23,6 +23,7 @@ use threefs_core::location::Location;
 use threefs_core::routing::Move;
 use threefs_core::routing::RoutingInfo;
 
+use crate::drain_change::DrainChange;
 use crate::placement::PlannedMove;
 use crate::report::DomainReport;
 
@@ -49,7 +50,8 @@ pub enum MgmtdRequest {
     Rebalance {
         /// Whether to start it.
         apply: bool,
-        /// Nodes to drain; `None` = unchanged.
+        /// Nodes to drain in place of those that are drained; `None` = unchanged. Older clients;
+        /// see [`MgmtdRequest::Drain`].
         leaving: Option<Vec<NodeId>>,
     },
     /// Promotion by an operator of a target to the head of its chain, after the last serving
@@ -77,6 +79,13 @@ pub enum MgmtdRequest {
     MoveRate {
         /// A new limit; 0 = none; `None` = unchanged.
         bytes_per_second: Option<u64>,
+    },
+    /// Change of the drained nodes by operators. Answered with [`MgmtdReply::Plan`].
+    Drain {
+        /// Whether to make it; otherwise only the plan is computed.
+        apply: bool,
+        /// The change.
+        change: DrainChange,
     },
 }
 

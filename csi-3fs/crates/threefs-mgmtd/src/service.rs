@@ -251,6 +251,9 @@ impl Handler {
             MgmtdRequest::Rebalance { apply, leaving } => {
                 manager.rebalance(apply, leaving, now).await.map(MgmtdReply::Plan)
             }
+            MgmtdRequest::Drain { apply, change } => {
+                manager.drain(apply, &change, now).await.map(MgmtdReply::Plan)
+            }
             MgmtdRequest::Promote { target, apply } => {
                 manager.promote(target, apply, now).await.map(MgmtdReply::Promotion)
             }
@@ -277,6 +280,7 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
             grant.require_service("a heartbeat")
         }
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
+        MgmtdRequest::Drain { .. } => grant.require_service("draining"),
         MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
         MgmtdRequest::RegisterMeta(_) => grant.require_service("registering a metadata service"),
     }

@@ -15,8 +15,8 @@ use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
 use threefs_core::location::{Level, Location};
 use threefs_mgmtd::protocol::CONTEXT;
 use threefs_mgmtd::{
-    Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdReply, MgmtdRequest, MgmtdResult, StoreConfig,
-    Timers,
+    Bootstrap, DrainChange, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdReply, MgmtdRequest, MgmtdResult,
+    RebalancePlan, StoreConfig, Timers,
 };
 
 fn key() -> Key {
@@ -74,7 +74,7 @@ async fn chains_are_placed_by_the_locations_of_the_first_heartbeats() {
     assert!(report.reasons.is_empty(), "{report:?}");
 }
 
-/// An mgmtd that does not know locations.
+/// An mgmtd that does not know locations; node 3 is drained.
 struct OldMgmtd(Arc<Mutex<Vec<MgmtdRequest>>>);
 
 impl Service for OldMgmtd {
@@ -85,6 +85,17 @@ impl Service for OldMgmtd {
             MgmtdRequest::Heartbeat(_) => {
                 let reply = HeartbeatReply { routing_version: RoutingVersion(1), lease_ms: 500 };
                 Reply::of::<MgmtdResult>(&Ok(MgmtdReply::Heartbeat(reply)))
+            }
+            MgmtdRequest::Rebalance { leaving, .. } => {
+                let plan = RebalancePlan {
+                    automatic: true,
+                    leaving: leaving.unwrap_or_else(|| vec![NodeId(3)]),
+                    new_chains: 0,
+                    moves: Vec::new(),
+                    under_way: Vec::new(),
+                    stuck: 0,
+                };
+                Reply::of::<MgmtdResult>(&Ok(MgmtdReply::Plan(plan)))
             }
             _ => Err(Fault { code: FaultCode::BadRequest, detail: "unknown variant".into() }),
         }
@@ -110,4 +121,20 @@ async fn an_older_mgmtd_gets_heartbeats_without_locations() {
     assert_eq!(client.move_rate(None, soon()).await.unwrap(), None);
     let error = client.move_rate(Some(5), soon()).await.unwrap_err();
     assert!(error.to_string().contains("unknown variant"), "{error}");
+}
+
+#[tokio::test]
+async fn an_older_mgmtd_gets_the_list_of_all_drained_nodes() {
+    let server = ServerConfig::new(CONTEXT, key());
+    let server = Server::bind("127.0.0.1:0", server).await.unwrap();
+    let client = MgmtdClient::new(&[server.address().to_string()], &key());
+    let (_handle, shutdown) = Shutdown::new();
+    let _serving = tokio::spawn(server.serve(OldMgmtd(Arc::default()), shutdown));
+    for (change, leaving) in [
+        (DrainChange::Add(vec![NodeId(1)]), vec![NodeId(1), NodeId(3)]),
+        (DrainChange::Remove(vec![NodeId(3)]), Vec::new()),
+        (DrainChange::RemoveAll, Vec::new()),
+    ] {
+        assert_eq!(client.drain(true, change, soon()).await.unwrap().leaving, leaving);
+    }
 }

@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
 use threefs_core::ids::{NodeId, TargetId};
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
+use threefs_mgmtd::DrainChange;
 
 use crate::addresses::Addresses;
 use crate::buffer::{BorrowedViews, View};
@@ -300,15 +301,28 @@ impl Client {
         serde_json::to_string(&scrubs).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    fn rebalance(
+    fn rebalance(&self, py: Python<'_>, apply: bool) -> PyResult<String> {
+        let live = self.live()?;
+        let plan = live.wait(py, live.client.rebalance(apply))?;
+        serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// `nodes`: those to drain, or with `cancel` those to keep; `None` = none, or all.
+    fn drain(
         &self,
         py: Python<'_>,
         apply: bool,
-        leaving: Option<Vec<u32>>,
+        cancel: bool,
+        nodes: Option<Vec<u32>>,
     ) -> PyResult<String> {
         let live = self.live()?;
-        let leaving = leaving.map(|nodes| nodes.into_iter().map(NodeId).collect());
-        let plan = live.wait(py, live.client.rebalance(apply, leaving))?;
+        let nodes = nodes.map(|nodes| nodes.into_iter().map(NodeId).collect());
+        let change = match (cancel, nodes) {
+            (false, nodes) => DrainChange::Add(nodes.unwrap_or_default()),
+            (true, Some(nodes)) => DrainChange::Remove(nodes),
+            (true, None) => DrainChange::RemoveAll,
+        };
+        let plan = live.wait(py, live.client.drain(apply, change))?;
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 

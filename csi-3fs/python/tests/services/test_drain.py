@@ -80,9 +80,13 @@ class FakeClient:
         used = [{"node": node, "used_bytes": 1} for node in (1, 2, 3)]
         return json.dumps({"routing": routing, "cluster": {"nodes": used}})
 
-    def rebalance(self, *, apply: bool = False, leaving: Sequence[int] | None = None) -> str:
-        if apply and leaving is not None:
-            self._leaving = [] if self._cancelled else list(leaving)
+    def drain(self, nodes: Sequence[int], *, apply: bool, cancel: bool) -> str:
+        assert apply
+        assert not cancel
+        self._leaving = [] if self._cancelled else list(nodes)
+        return self.rebalance()
+
+    def rebalance(self) -> str:
         plan = {"leaving": self._leaving, "moves": [], "under_way": []}
         return json.dumps({**plan, "stuck": 0 if self._cancelled else 1})
 

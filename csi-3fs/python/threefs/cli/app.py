@@ -173,10 +173,11 @@ def drain(
     """Empty storage nodes, which can then be removed; --apply starts it.
 
     Data stays readable, and no chain has fewer replicas meanwhile. A replica for which no other
-    node may be used stays, and is reported. Drained nodes get no replicas until --cancel. Ctrl-C
-    ends only the wait. Exit status: 1 if the nodes are not empty after the wait.
+    node may be used stays, and is reported. Drained nodes get no replicas until --cancel, and
+    drains of several nodes add up. Ctrl-C ends only the wait. Exit status: 1 if the nodes are not
+    empty after the wait.
 
-    Examples: threefs drain 4 --apply ; threefs drain host-7 ; threefs drain --cancel --apply
+    Examples: threefs drain 4 --apply ; threefs drain host-7 ; threefs drain --cancel 4 --apply
     """
     from threefs.cli.drain import Drain, drain_nodes
 

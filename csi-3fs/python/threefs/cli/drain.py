@@ -52,18 +52,18 @@ def drain_nodes(
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         first = _status(client)
         nodes = nodes_of(names, first)
-        before = set(json.loads(client.rebalance())["leaving"])
-        leaving = (before - nodes if names else set()) if request.cancel else before | nodes
         plan: dict[str, Any] = json.loads(
-            client.rebalance(apply=request.apply, leaving=sorted(leaving))
+            client.drain(
+                sorted(nodes) if names else None, apply=request.apply, cancel=request.cancel
+            )
         )
         waits = request.apply and request.wait and not request.cancel
         if waits:
             _wait(client, nodes)
             plan = json.loads(client.rebalance())
-            # It may have been changed meanwhile.
-            leaving = set(plan["leaving"])
         status = _status(client)
+    # It may have been changed meanwhile.
+    leaving = set(plan["leaving"])
     summary = {
         "leaving": sorted(leaving),
         "applied": request.apply,
