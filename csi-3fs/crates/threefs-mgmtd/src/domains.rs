@@ -57,7 +57,7 @@ impl Manager {
                 Use::Leaving
             } else if !view.is_alive(*node, &self.timers, now) {
                 Use::Dead
-            } else if full.contains(node) {
+            } else if full.contains(node) || !view.capacities.contains_key(node) {
                 Use::Full
             } else {
                 Use::Open

@@ -12,7 +12,8 @@ use threefs_core::time::Millis;
 use crate::config::FIRST_TABLE;
 use crate::manager::{Manager, Refusal, deadline};
 use crate::ops::{
-    AbandonMoves, AddChains, DropChains, ExtendTable, OpError, SetPlacementGoal, StartMoves,
+    AbandonMoves, AddChains, DropChains, ExtendTable, OpError, SetCapacities, SetPlacementGoal,
+    StartMoves,
 };
 use crate::placement::PlannedMove;
 use crate::protocol::{MgmtdError, RebalancePlan};
@@ -59,14 +60,15 @@ impl Manager {
         let placement = self.placement(view, now, &view.goal.leaving);
         let rule = placement.rule();
         let planned = placement.moves(&rule);
-        if planned.is_empty() && view.routing.moves.is_empty() && view.goal.once {
+        let is_known = view.unknown_capacities(&placement).is_empty();
+        if planned.is_empty() && is_known && view.routing.moves.is_empty() && view.goal.once {
             return self.set_goal(view, PlacementGoal { once: false, ..view.goal.clone() }).await;
         }
         let mut plan: Vec<PlannedMove> = Vec::new();
         // At most one starts at a time if their rate is limited.
         let mut limited = None;
         for planned in planned {
-            if !self.balances(view) && !view.goal.leaving.contains(&planned.from) {
+            if !(self.balances(view) && is_known) && !view.goal.leaving.contains(&planned.from) {
                 continue;
             }
             let moves = |it: &PlannedMove| it.chain == planned.chain;
@@ -137,8 +139,8 @@ impl Manager {
     /// Adds chains for new nodes; new files use them once waiting no longer improves them.
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let mut nodes = Vec::new();
-        if self.balances(view) {
-            let placement = self.placement(view, now, &view.goal.leaving);
+        let placement = self.placement(view, now, &view.goal.leaving);
+        if self.balances(view) && view.unknown_capacities(&placement).is_empty() {
             nodes = placement.new_chains(&placement.rule(), self.bootstrap.chains_per_node);
         }
         if !nodes.is_empty() {
@@ -236,6 +238,18 @@ impl Manager {
             self.grow(view, now).await?;
         }
         Ok(plan)
+    }
+
+    /// Stores capacities that have changed.
+    pub(crate) async fn record_capacities(&self, view: &mut View) -> Result<(), OpError> {
+        let capacities = view.new_capacities();
+        if capacities.is_empty() {
+            return Ok(());
+        }
+        let set = SetCapacities { fence: view.fence, capacities: &capacities };
+        self.store.transact(deadline(), &set).await?;
+        view.capacities.extend(capacities);
+        Ok(())
     }
 
     async fn set_goal(&self, view: &mut View, goal: PlacementGoal) -> Result<(), OpError> {

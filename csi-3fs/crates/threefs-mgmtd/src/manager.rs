@@ -340,6 +340,7 @@ impl Manager {
         if view.startup_remaining_ms(&self.timers, now).is_none() {
             self.make_chains(view, now).await?;
             self.scan(view, now).await?;
+            self.record_capacities(view).await?;
             self.grow(view, now).await?;
         }
         Ok(())
@@ -479,3 +480,7 @@ mod domains_tests;
 #[cfg(test)]
 #[path = "drains_test.rs"]
 mod drains_tests;
+
+#[cfg(test)]
+#[path = "capacity_test.rs"]
+mod capacity_tests;

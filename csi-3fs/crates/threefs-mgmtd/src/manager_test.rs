@@ -32,6 +32,10 @@ pub(super) struct FakeNode {
     pub full: bool,
     /// Tenths of its capacity in use.
     pub used_bytes: u64,
+    /// 0 = not measured yet.
+    pub capacity_bytes: u64,
+    /// It has not opened its targets yet.
+    pub opening: bool,
     pub store: StoreId,
     pub chunks: u64,
     pub data: DataFolder,
@@ -49,6 +53,8 @@ impl FakeNode {
             dead: false,
             full: false,
             used_bytes: 1,
+            capacity_bytes: CAPACITY_BYTES,
+            opening: false,
             store: StoreId(u128::from(id)),
             chunks: 5,
             data: DataFolder::Empty,
@@ -80,8 +86,8 @@ impl FakeNode {
             address: format!("127.0.0.1:{}", 9000 + self.id.0),
             incarnation: Incarnation(self.incarnation),
             sequence: self.sequence,
-            capacity_bytes: CAPACITY_BYTES,
-            targets: targets.collect(),
+            capacity_bytes: self.capacity_bytes,
+            targets: targets.filter(|_| !self.opening).collect(),
             data: self.data,
         }
     }

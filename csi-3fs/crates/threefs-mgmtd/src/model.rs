@@ -33,11 +33,11 @@ impl Model {
 
     /// Another primary takes over: it has the written state, and no heartbeats.
     pub fn restart(&mut self, now: Millis) {
-        let View { fence, routing, nodes, goal, stores, pace, .. } = self.view.clone();
+        let View { fence, routing, nodes, goal, stores, capacities, pace, .. } = self.view.clone();
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
         self.view = View::new(
             fence,
-            Loaded { routing, nodes, goal, stores, move_rate: pace.bytes_per_second },
+            Loaded { routing, nodes, goal, stores, capacities, move_rate: pace.bytes_per_second },
             now,
         );
     }

@@ -13,6 +13,7 @@
 //! | `MMOV` chain (u32) | `Move`: a move of one of its replicas |
 //! | `MRET` target (u64) | its former chain; the target was moved away |
 //! | `MSTO` target (u64) | `StoreId`: the store with which the target has served |
+//! | `MCAP` node (u32) | u64: the last known capacity of the node, in bytes |
 //! | `MSNG` moverate | u64: bytes per second that moves may copy, 0 = no limit |
 //! | `MSNG` rebalance | `PlacementGoal`: the operator's request |
 //!
@@ -38,6 +39,7 @@ pub(crate) const TABLES: &[u8] = b"MTBL";
 pub(crate) const MOVES: &[u8] = b"MMOV";
 pub(crate) const RETIRED: &[u8] = b"MRET";
 pub(crate) const STORES: &[u8] = b"MSTO";
+pub(crate) const CAPACITIES: &[u8] = b"MCAP";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 pub(crate) const MOVE_RATE: &[u8] = b"MSNGmoverate";
 
@@ -84,6 +86,10 @@ impl NodeRow {
 
 pub(crate) fn node(id: NodeId) -> Vec<u8> {
     [NODES, &id.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn capacity(id: NodeId) -> Vec<u8> {
+    [CAPACITIES, &id.0.to_be_bytes()].concat()
 }
 
 pub(crate) fn chain(id: ChainId) -> Vec<u8> {

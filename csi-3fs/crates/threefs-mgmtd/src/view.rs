@@ -1,6 +1,7 @@
 //! In-memory state of a primary, and the decisions made from it. Pure: time is passed in as
 //! [`Millis`].
 
+mod capacity;
 mod growth;
 mod promotion;
 mod scan;
@@ -34,6 +35,8 @@ pub(crate) struct View {
     pub goal: PlacementGoal,
     /// The store that each target has served with.
     pub stores: BTreeMap<TargetId, StoreId>,
+    /// The last known capacity of each node.
+    pub capacities: BTreeMap<NodeId, u64>,
     pub pace: Pace,
     /// Inputs of the last growth decision, if it changed nothing.
     pub settled_inputs: Option<GrowthInputs>,
@@ -57,6 +60,8 @@ pub(crate) struct GrowthInputs {
     alive: BTreeSet<NodeId>,
     full: BTreeSet<NodeId>,
     weights: BTreeMap<NodeId, u32>,
+    /// Nodes of known capacity.
+    measured: BTreeSet<NodeId>,
     sizes: BTreeMap<ChainId, u32>,
     /// Whether moves wait for their rate limit.
     moves_wait: bool,
@@ -120,6 +125,7 @@ impl View {
             nodes: loaded.nodes,
             goal: loaded.goal,
             stores: loaded.stores,
+            capacities: loaded.capacities,
             pace: Pace::new(loaded.move_rate),
             settled_inputs: None,
             heartbeats: BTreeMap::new(),

@@ -8,8 +8,8 @@ use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CHAINS, CLUSTER, MOVE_RATE, MOVES, NODES, NodeRow, PlacementGoal, REBALANCE, RETIRED,
-    ROUTING, STORES, TABLES,
+    self, CAPACITIES, CHAINS, CLUSTER, MOVE_RATE, MOVES, NODES, NodeRow, PlacementGoal, REBALANCE,
+    RETIRED, ROUTING, STORES, TABLES,
 };
 
 /// Upper bound, above the size of any cluster.
@@ -22,6 +22,8 @@ pub(crate) struct Loaded {
     pub nodes: BTreeMap<NodeId, NodeRow>,
     pub goal: PlacementGoal,
     pub stores: BTreeMap<TargetId, StoreId>,
+    /// The last known capacity of each node.
+    pub capacities: BTreeMap<NodeId, u64>,
     /// Rate limit of moves.
     pub move_rate: u64,
 }
@@ -52,6 +54,11 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     }
     for (key, value) in txn.range(&KeyRange::prefix(STORES), ROWS_MAX).await? {
         loaded.stores.insert(target_in(&key, STORES)?, rows::decode(&key, &value)?);
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(CAPACITIES), ROWS_MAX).await? {
+        let id = key.get(CAPACITIES.len()..).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
+        let id = id.ok_or_else(|| KvError::bad_row(&key, "the key has no node"))?;
+        loaded.capacities.insert(NodeId(u32::from_be_bytes(id)), rows::decode(&key, &value)?);
     }
     loaded.move_rate = rows::read(txn, MOVE_RATE).await?.unwrap_or_default();
     loaded.goal = rows::read(txn, REBALANCE).await?.unwrap_or_default();

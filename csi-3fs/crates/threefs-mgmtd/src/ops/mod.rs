@@ -7,6 +7,7 @@ mod load;
 mod make_chains;
 mod register_meta;
 mod register_node;
+mod set_capacities;
 mod update_chains;
 
 pub(crate) use grow::{
@@ -17,6 +18,7 @@ pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;
 pub(crate) use register_meta::RegisterMeta;
 pub(crate) use register_node::RegisterNode;
+pub(crate) use set_capacities::SetCapacities;
 pub(crate) use update_chains::UpdateChains;
 
 use threefs_core::ids::RoutingVersion;

@@ -54,7 +54,7 @@ pub struct PlannedMove {
 pub(crate) enum Use {
     /// It receives replicas and gives some.
     Open,
-    /// It gives replicas and receives none: it has no space.
+    /// It gives replicas and receives none: it has no space, or its capacity is unknown.
     Full,
     /// It keeps what it has: it is dead.
     Dead,

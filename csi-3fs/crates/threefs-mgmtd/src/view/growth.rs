@@ -27,6 +27,7 @@ impl View {
             alive: alive.copied().collect(),
             full: self.full(now),
             weights: self.weights(),
+            measured: self.capacities.keys().copied().collect(),
             sizes: self.sizes(),
             moves_wait: self.pace.waits(now),
             doomed_moves: self.doomed_moves().map(|this| this.chain).collect(),
@@ -43,12 +44,6 @@ impl View {
         let full = self.heartbeats.iter().filter(|(_, last)| is_full(last));
         let refusing = self.refusing_moves.iter().filter(|(_, until)| now < **until);
         full.map(|(node, _)| *node).chain(refusing.map(|(node, _)| *node)).collect()
-    }
-
-    /// The weight of each node: its capacity.
-    pub(crate) fn weights(&self) -> BTreeMap<NodeId, u32> {
-        let capacity = |node| self.heartbeats.get(node).map_or(0, |last| last.capacity_bytes);
-        placement::weights(&self.nodes.keys().map(|node| (*node, capacity(node))).collect())
     }
 
     /// The bytes of each chain that a node has reported.
