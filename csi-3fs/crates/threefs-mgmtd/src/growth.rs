@@ -61,6 +61,7 @@ impl Manager {
         let rule = placement.rule();
         let planned = placement.moves(&rule);
         let is_known = view.unknown_capacities(&placement).is_empty();
+        let balances = is_known && self.balances(view);
         if planned.is_empty() && is_known && view.routing.moves.is_empty() && view.goal.once {
             return self.set_goal(view, PlacementGoal { once: false, ..view.goal.clone() }).await;
         }
@@ -68,7 +69,7 @@ impl Manager {
         // At most one starts at a time if their rate is limited.
         let mut limited = None;
         for planned in planned {
-            if !(self.balances(view) && is_known) && !view.goal.leaving.contains(&planned.from) {
+            if !balances && !view.goal.leaving.contains(&planned.from) {
                 continue;
             }
             let moves = |it: &PlannedMove| it.chain == planned.chain;
