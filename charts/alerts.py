@@ -224,6 +224,12 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "Reads and writes of their chunks wait until a copy returns.",
         ),
         Alert(
+            "ThreeFSNodesUnlabeled", "warning",
+            "max by (level) (threefs_nodes_without_domain) > 0", "1h",
+            "{{ $value }} storage services have no {{ $labels.level }}, and others have one",
+            "Their replicas may be in the same failure domain as the other ones of a chain.",
+        ),
+        Alert(
             "ThreeFSChunksDamaged", "critical",
             "sum(threefs_scrub_damaged_chunks) + sum(threefs_scrub_different_chunks) > 0", "15m",
             "{{ $value }} stored chunks are damaged or differ, and cannot be repaired",

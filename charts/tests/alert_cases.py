@@ -195,6 +195,10 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'threefs_chains{state="unavailable"}': "1x180"},
         {'threefs_chains{state="unavailable"}': "0x180"},
     ),
+    "ThreeFSNodesUnlabeled": (
+        {'threefs_nodes_without_domain{level="zone"}': "1x180"},
+        {'threefs_nodes_without_domain{level="zone"}': "0x180"},
+    ),
     "ThreeFSChunksDamaged": (
         {
             'threefs_scrub_damaged_chunks{storage="1"}': "2x180",

@@ -26,10 +26,11 @@ STATUS = {
     },
     "domains": {"violations_total": 2},
     "routing": {
+        "nodes": {"1": {"location": "A//h1"}, "2": {"location": "//h2"}, "3": {"location": "A"}},
         "chains": {
             "1": {"targets": [{"state": "SERVING"}, {"state": "SYNCING"}]},
             "2": {"targets": [{"state": "LASTSRV"}, {"state": "OFFLINE"}]},
-        }
+        },
     },
     "mgmtds": [{"address": "a:1", "state": "serving"}, {"address": "b:1", "state": "standby"}],
     "metas": [{"address": "a:2", "state": "serving"}, {"address": "b:2", "state": "unreachable"}],
@@ -60,6 +61,9 @@ def test_a_status_becomes_metrics() -> None:
         'threefs_chains{state="degraded"} 2.0',
         'threefs_chains{state="unavailable"} 1.0',
         "threefs_domain_violations 2.0",
+        'threefs_nodes_without_domain{level="zone"} 1.0',
+        'threefs_nodes_without_domain{level="rack"} 0.0',
+        'threefs_nodes_without_domain{level="host"} 1.0',
         'threefs_heartbeat_age_seconds{storage="1"} 1.5',
         'threefs_capacity_bytes{storage="1"} 100.0',
         'threefs_capacity_bytes{storage="2"} 100.0',

@@ -107,6 +107,14 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
         )
     yield _filled(
         GaugeMetricFamily(
+            "threefs_nodes_without_domain",
+            "Storage services without a zone, rack or host, if others have one.",
+            labels=["level"],
+        ),
+        _without_domain([node.get("location", "") for node in status["routing"]["nodes"].values()]),
+    )
+    yield _filled(
+        GaugeMetricFamily(
             "threefs_heartbeat_age_seconds",
             "Time since the last heartbeat of a storage service, in seconds.",
             labels=["storage"],
@@ -131,6 +139,16 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
         ),
         {str(node["node"]): node["used_bytes"] for node in nodes},
     )
+
+
+def _without_domain(locations: list[str]) -> dict[str, float]:
+    """Number of locations without a part, by level; 0 if none has it."""
+    parts = [location.split("/") for location in locations]
+    missing: dict[str, float] = {}
+    for number, level in enumerate(("zone", "rack", "host")):
+        count = sum(len(of_node) <= number or not of_node[number] for of_node in parts)
+        missing[level] = count if count < len(parts) else 0
+    return missing
 
 
 def scrub_families(scrubs: list[dict[str, Any]], now: float) -> Iterable[Metric]:

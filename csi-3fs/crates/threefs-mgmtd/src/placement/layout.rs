@@ -31,7 +31,7 @@ pub(super) struct Layout {
     /// Number of chains that two nodes share.
     pairs: Vec<u16>,
     caps: [Option<u32>; 3],
-    /// The domain of each node at each level; 0 = unknown.
+    /// The domain of each node at each level. A node of unknown domain has a separate one.
     domains: Vec<[u32; 3]>,
 }
 
@@ -54,11 +54,11 @@ impl Layout {
         };
         for level in Level::ALL {
             let names = placement.nodes.values().map(|site| site.location.domain(level));
-            let mut numbers = std::collections::BTreeMap::new();
+            let mut first = std::collections::BTreeMap::new();
             for (node, name) in names.enumerate() {
-                let Some(name) = name else { continue };
-                let next = numbers.len() as u32 + 1;
-                layout.domains[node][level as usize] = *numbers.entry(name).or_insert(next);
+                let number = node as u32;
+                layout.domains[node][level as usize] =
+                    name.map_or(number, |name| *first.entry(name).or_insert(number));
             }
         }
         for (id, chain) in &placement.chains {

@@ -342,17 +342,6 @@ fn a_zone_that_is_too_small_for_every_chain_does_not_get_one() {
 }
 
 #[test]
-fn a_level_counts_only_if_every_node_has_it() {
-    let mut nodes = grid(3, 2, 1);
-    nodes.get_mut(&NodeId(6)).unwrap().location = Location::default();
-    assert_eq!(caps(&nodes, 3), [None, None, None]);
-    let reason = Rule::new(&nodes, 3).reasons.concat();
-    assert!(reason.contains("1 of 6 nodes have none, for example node-6"), "{reason}");
-    nodes.get_mut(&NodeId(6)).unwrap().state = Use::Leaving;
-    assert_eq!(caps(&nodes, 3)[0], Some(1), "a draining node does not count");
-}
-
-#[test]
 fn nodes_get_replicas_in_proportion_to_their_capacity() {
     let capacities = [(NodeId(1), 4 << 40), (NodeId(2), 2 << 40), (NodeId(3), 0)];
     let weights = weights(&capacities.into_iter().collect());
@@ -404,3 +393,6 @@ fn plans_are_deterministic() {
     set(&mut drained, 7, Use::Leaving);
     assert_eq!(drained.moves(&rule(&drained)), drained.moves(&rule(&drained)));
 }
+
+#[path = "unlabeled_test.rs"]
+mod unlabeled;

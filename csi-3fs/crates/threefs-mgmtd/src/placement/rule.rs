@@ -17,37 +17,50 @@ type Named<'a> = (NodeId, &'a Site);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// Maximum number of replicas of a chain in a domain, by level; `None` = unlimited,
-    /// because a node's domain is unknown.
+    /// because no domain is known.
     caps: [Option<u32>; 3],
+    /// Whether the domain of some node is unknown, by level.
+    partial: [bool; 3],
     /// Why a level does not separate all replicas.
     pub reasons: Vec<String>,
 }
 
 impl Rule {
     /// The rule of these nodes. Dead ones count, draining ones do not: the rule changes when an
-    /// operator adds or drains nodes, and not with failures.
+    /// operator adds or drains nodes, and not with failures. A node without a domain counts as a
+    /// separate domain, and has no influence on the limit of the others.
     pub(crate) fn new(nodes: &BTreeMap<NodeId, Site>, replicas: u32) -> Self {
         let sites: Vec<Named<'_>> = nodes
             .iter()
             .filter(|(_, site)| site.state != Use::Leaving)
             .map(|(node, site)| (*node, site))
             .collect();
-        let mut rule = Self { caps: [None; 3], reasons: Vec::new() };
+        let mut rule = Self { caps: [None; 3], partial: [false; 3], reasons: Vec::new() };
         let mut reasons = Vec::new();
         // The innermost level first: a host fails more often than a zone.
         for level in Level::ALL.into_iter().rev() {
-            match rule.cap(&sites, level, replicas) {
-                Ok(cap) => {
-                    rule.caps[level as usize] = Some(cap);
-                    if cap > 1 {
-                        let count = domains(&sites, level).len();
-                        reasons.push(format!(
-                            "{count} {level}s of these sizes cannot hold one of {replicas} \
-                             replicas each: up to {cap} are in one {level}"
-                        ));
-                    }
-                }
-                Err(reason) => reasons.extend(reason),
+            let is_known = |named: &Named<'_>| named.1.location.domain(level).is_some();
+            let (known, unknown): (Vec<Named<'_>>, Vec<Named<'_>>) =
+                sites.iter().copied().partition(is_known);
+            if known.is_empty() {
+                continue;
+            }
+            let cap = rule.cap(&known, level, replicas);
+            rule.caps[level as usize] = Some(cap);
+            rule.partial[level as usize] = !unknown.is_empty();
+            if let Some((first, _)) = unknown.first() {
+                reasons.push(format!(
+                    "{} of {} nodes have no {level}, for example {first}: their replicas may be in \
+                     the {level} of another one of the chain; label them",
+                    unknown.len(),
+                    sites.len()
+                ));
+            } else if cap > 1 {
+                let count = domains(&known, level).len();
+                reasons.push(format!(
+                    "{count} {level}s of these sizes cannot hold one of {replicas} replicas each: \
+                     up to {cap} are in one {level}"
+                ));
             }
         }
         reasons.reverse();
@@ -56,7 +69,8 @@ impl Rule {
 
     /// The outermost level at which all replicas of a chain are in different domains.
     pub(crate) fn level(&self) -> Option<Level> {
-        Level::ALL.into_iter().find(|level| self.cap_of(*level) == Some(1))
+        let separates = |level: &Level| !self.partial[*level as usize];
+        Level::ALL.into_iter().find(|level| self.cap_of(*level) == Some(1) && separates(level))
     }
 
     /// Maximum number of replicas of a chain in a domain of this level.
@@ -80,24 +94,11 @@ impl Rule {
 
     /// The smallest limit of a level with which all replicas can be placed, given the limits of the
     /// inner levels.
-    fn cap(&self, sites: &[Named<'_>], level: Level, replicas: u32) -> Result<u32, Option<String>> {
-        let unknown: Vec<NodeId> = sites
-            .iter()
-            .filter(|(_, site)| site.location.domain(level).is_none())
-            .map(|(node, _)| *node)
-            .collect();
-        if let Some(first) = unknown.first() {
-            let reason = format!(
-                "{level}s are not used: {} of {} nodes have none, for example {first}",
-                unknown.len(),
-                sites.len()
-            );
-            return Err((unknown.len() < sites.len()).then_some(reason));
-        }
+    fn cap(&self, sites: &[Named<'_>], level: Level, replicas: u32) -> u32 {
         let total = weight(sites);
         let all = u64::from(replicas) * total;
         let placed = |cap: u32| self.supply(sites, level, cap, total, replicas).min(all);
-        Ok((1..replicas).find(|cap| placed(*cap) >= placed(replicas)).unwrap_or(replicas.max(1)))
+        (1..replicas).find(|cap| placed(*cap) >= placed(replicas)).unwrap_or(replicas.max(1))
     }
 
     /// How many replicas of a chain these nodes can take with this limit of a level and those of
@@ -121,7 +122,7 @@ impl Rule {
             };
             supply.min(u64::from(cap) * total).min(share(weight(inside)))
         };
-        domains(sites, level).values().map(domain).sum()
+        domains(sites, level).iter().map(domain).sum()
     }
 }
 
@@ -129,13 +130,15 @@ fn weight(sites: &[Named<'_>]) -> u64 {
     sites.iter().map(|(_, site)| u64::from(site.weight)).sum()
 }
 
-/// The nodes of each domain.
-fn domains<'a>(sites: &[Named<'a>], level: Level) -> BTreeMap<&'a str, Vec<Named<'a>>> {
+/// The nodes of each domain, and each node without one.
+fn domains<'a>(sites: &[Named<'a>], level: Level) -> Vec<Vec<Named<'a>>> {
     let mut domains: BTreeMap<&str, Vec<Named<'a>>> = BTreeMap::new();
+    let mut single = Vec::new();
     for (node, site) in sites {
-        if let Some(domain) = site.location.domain(level) {
-            domains.entry(domain).or_default().push((*node, *site));
+        match site.location.domain(level) {
+            Some(domain) => domains.entry(domain).or_default().push((*node, *site)),
+            None => single.push(vec![(*node, *site)]),
         }
     }
-    domains
+    domains.into_values().chain(single).collect()
 }
