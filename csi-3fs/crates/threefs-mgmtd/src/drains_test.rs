@@ -1,10 +1,11 @@
-//! Drains, with fake storage nodes.
+//! Drains, and moves that cannot complete, with fake storage nodes.
 
 use threefs_core::ids::NodeId;
 
-use super::tests::{Cluster, FakeNode, is_whole, states_of};
+use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
 use super::*;
 use crate::drain_change::DrainChange;
+use crate::view::DEAD_DESTINATION_MS;
 
 /// Six nodes with whole chains.
 async fn six_nodes() -> Cluster {
@@ -55,4 +56,46 @@ async fn a_drain_is_checked_with_the_nodes_that_others_drain() {
     let plan = cluster.manager.drain(false, &DrainChange::RemoveAll, cluster.now).await.unwrap();
     assert_eq!(plan.leaving, []);
     assert_eq!(drain(&cluster, DrainChange::Add(Vec::new())).await, [1, 2]);
+}
+
+/// A cluster whose moves to node 4 have started when it dies.
+async fn moves_to_a_dead_node() -> Cluster {
+    let mut cluster = Cluster::whole().await;
+    cluster.nodes.push(FakeNode::new(4));
+    cluster.steps_until("two moves", |it| it.moves.len() == 2).await;
+    cluster.nodes[3].dead = true;
+    cluster
+}
+
+/// Advances the clock; the steps are as long as possible without a pause of mgmtd.
+async fn wait_ms(cluster: &mut Cluster, ms: u64) {
+    let end = cluster.now.after(ms);
+    while cluster.now < end {
+        cluster.now = cluster.now.after(50);
+        cluster.step().await;
+    }
+}
+
+#[tokio::test]
+async fn moves_to_a_node_that_is_dead_for_long_are_abandoned() {
+    let mut cluster = moves_to_a_dead_node().await;
+    wait_ms(&mut cluster, DEAD_DESTINATION_MS / 2).await;
+    assert_eq!(cluster.routing().moves.len(), 2, "it may return");
+    // A successor of mgmtd does not know since when it is dead.
+    cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
+    wait_ms(&mut cluster, DEAD_DESTINATION_MS - 10_000).await;
+    let moves = cluster.routing().moves.clone();
+    assert_eq!(moves.len(), 2);
+    // They block others: another node gets nothing until then.
+    cluster.nodes.push(FakeNode::new(5));
+    wait_ms(&mut cluster, 20_000).await;
+    let routing = cluster.routing();
+    assert!(moves.values().all(|this| routing.retired.contains(&this.destination)));
+    assert!(states_of(&routing, 5).len() > 4, "{routing:?}");
+    assert!(routing.moves.is_empty());
+    // The node returns, and gets its share.
+    cluster.nodes[3].dead = false;
+    wait_ms(&mut cluster, DEAD_DESTINATION_MS + 30_000).await;
+    let routing = cluster.routing();
+    assert!(states_of(&routing, 4).len() > 4 && is_whole(&routing), "{routing:?}");
 }

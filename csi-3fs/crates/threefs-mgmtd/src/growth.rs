@@ -115,7 +115,7 @@ impl Manager {
             let chain = view.routing.chains.get(&this.chain);
             chain.is_some_and(|chain| abandon(chain, this).is_some())
         };
-        let moves: Vec<Move> = view.doomed_moves().filter(can_be).copied().collect();
+        let moves: Vec<Move> = view.doomed_moves(now).filter(can_be).copied().collect();
         if moves.is_empty() {
             return Ok(());
         }

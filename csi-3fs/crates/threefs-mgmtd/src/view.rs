@@ -6,6 +6,8 @@ mod growth;
 mod promotion;
 mod scan;
 
+pub(crate) use growth::DEAD_DESTINATION_MS;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::chain::Reason;

@@ -14,6 +14,9 @@ use crate::view::{GrowthInputs, LastHeartbeat, View, is_closed, is_offline};
 const FREE_PARTS_MIN: u64 = 10;
 /// After this many failed syncs a move is abandoned: the disk is probably full and stays so.
 const FAILED_SYNCS_MAX: u32 = 3;
+/// After this time without a heartbeat of its destination a move is abandoned: the node may be lost
+/// for good, and few moves are made at once. A restart, or a reboot, is shorter.
+pub(crate) const DEAD_DESTINATION_MS: u64 = 600_000;
 /// How long the node then receives no targets, while an operator or other moves free space.
 const REFUSE_MOVES_MS: u64 = 600_000;
 
@@ -30,7 +33,7 @@ impl View {
             measured: self.capacities.keys().copied().collect(),
             sizes: self.sizes(),
             moves_wait: self.pace.waits(now),
-            doomed_moves: self.doomed_moves().map(|this| this.chain).collect(),
+            doomed_moves: self.doomed_moves(now).map(|this| this.chain).collect(),
         }
     }
 
@@ -87,9 +90,14 @@ impl View {
         }
     }
 
-    /// Whether a move cannot complete: its node is leaving, its disk is repeatedly full, or its
-    /// target cannot be opened.
-    pub(super) fn cannot_complete(&self, this: &Move) -> bool {
+    /// Time since the last heartbeat of a node that this primary knows of.
+    pub(crate) fn silent_ms(&self, node: NodeId, now: Millis) -> u64 {
+        now.since(self.heartbeats.get(&node).map_or(self.since, |last| last.at.max(self.since)))
+    }
+
+    /// Whether a move cannot complete: its node is leaving or dead for long, its disk is repeatedly
+    /// full, or its target cannot be opened.
+    fn cannot_complete(&self, this: &Move, now: Millis) -> bool {
         let chain = self.routing.chains.get(&this.chain);
         let Some(place) = chain.and_then(|chain| chain.place(this.destination)) else {
             return false;
@@ -97,12 +105,15 @@ impl View {
         let failed_syncs = self.failed_syncs.get(&this.destination).copied().unwrap_or(0);
         let is_closed =
             self.report_of(place.node, place.target).is_some_and(|line| is_closed(&line));
-        self.goal.leaving.contains(&place.node) || failed_syncs >= FAILED_SYNCS_MAX || is_closed
+        self.goal.leaving.contains(&place.node)
+            || failed_syncs >= FAILED_SYNCS_MAX
+            || is_closed
+            || self.silent_ms(place.node, now) >= DEAD_DESTINATION_MS
     }
 
     /// Moves that cannot complete.
-    pub(crate) fn doomed_moves(&self) -> impl Iterator<Item = &Move> {
-        self.routing.moves.values().filter(|this| self.cannot_complete(this))
+    pub(crate) fn doomed_moves(&self, now: Millis) -> impl Iterator<Item = &Move> {
+        self.routing.moves.values().filter(move |this| self.cannot_complete(this, now))
     }
 
     /// Records an abandoned move to this node.
