@@ -224,6 +224,11 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "Reads and writes of their chunks wait until a copy returns.",
         ),
         Alert(
+            "ThreeFSMovesStalled", "warning", 'sum(threefs_moves{state="stalled"}) > 0', "30m",
+            "{{ $value }} replicas are being moved without progress",
+            "Few replicas are moved at a time: drains and rebalancing wait for them.",
+        ),
+        Alert(
             "ThreeFSNodesUnlabeled", "warning",
             "max by (level) (threefs_nodes_without_domain) > 0", "1h",
             "{{ $value }} storage services have no {{ $labels.level }}, and others have one",

@@ -25,6 +25,7 @@ STATUS = {
         "nodes": [node(1), node(2, alive=False, heartbeat_age_ms=None)],
     },
     "domains": {"violations_total": 2},
+    "moves": {"under_way": [{"stalled": None}, {"stalled": {"cause": "dead_node"}}]},
     "routing": {
         "nodes": {"1": {"location": "A//h1"}, "2": {"location": "//h2"}, "3": {"location": "A"}},
         "chains": {
@@ -61,6 +62,8 @@ def test_a_status_becomes_metrics() -> None:
         'threefs_chains{state="degraded"} 2.0',
         'threefs_chains{state="unavailable"} 1.0',
         "threefs_domain_violations 2.0",
+        'threefs_moves{state="running"} 1.0',
+        'threefs_moves{state="stalled"} 1.0',
         'threefs_nodes_without_domain{level="zone"} 1.0',
         'threefs_nodes_without_domain{level="rack"} 0.0',
         'threefs_nodes_without_domain{level="host"} 1.0',

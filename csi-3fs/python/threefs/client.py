@@ -393,6 +393,13 @@ class Client:
         """
         return self._native.drain(apply, cancel, nodes)
 
+    def moves(self, *, plan: bool = False) -> str | None:
+        """Return the moves in progress and what stalls them, as JSON; None from an older mgmtd.
+
+        With `plan` also the planned moves that do not start, and what they wait for.
+        """
+        return self._native.moves(plan)
+
     def move_rate(self, bytes_per_second: int | None = None) -> int | None:
         """Set the limit of the bytes per second that moves copy, if one is given; return it.
 

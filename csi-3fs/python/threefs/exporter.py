@@ -105,6 +105,16 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
             "Chains with more replicas in a failure domain than necessary.",
             value=domains["violations_total"],
         )
+    if (moves := status.get("moves")) is not None:
+        stalled = sum(move["stalled"] is not None for move in moves["under_way"])
+        yield _filled(
+            GaugeMetricFamily(
+                "threefs_moves",
+                "Replicas being moved to another node: running, stalled (no progress).",
+                labels=["state"],
+            ),
+            {"running": len(moves["under_way"]) - stalled, "stalled": stalled},
+        )
     yield _filled(
         GaugeMetricFamily(
             "threefs_nodes_without_domain",

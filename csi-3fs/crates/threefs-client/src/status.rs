@@ -11,7 +11,7 @@ use threefs_core::routing::RoutingInfo;
 use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{MetaClientError, MetaError, MetaQuery, MetaReply};
 use threefs_mgmtd::{
-    ClusterStatus, DomainReport, DrainChange, MgmtdClientError, MgmtdError, Promotion,
+    ClusterStatus, DomainReport, DrainChange, MgmtdClientError, MgmtdError, MoveReport, Promotion,
     RebalancePlan,
 };
 
@@ -57,6 +57,8 @@ pub struct Status {
     pub routing: RoutingInfo,
     /// Failure domains; `None` if mgmtd is older than this report, or the client has a ticket.
     pub domains: Option<DomainReport>,
+    /// Moves of replicas in progress; `None` as for `domains`.
+    pub moves: Option<MoveReport>,
     /// The metadata service's view; `None`, with a reason in `meta_trouble`, if it is unavailable.
     pub meta: Option<threefs_meta::protocol::MetaStatus>,
     /// Why `meta` is missing.
@@ -86,6 +88,7 @@ impl Client {
             }
         };
         let domains = self.mgmtd_result("status", self.0.routing.mgmtd.domains(deadline).await)?;
+        let moves = self.moves_until(false, deadline).await?;
         let deadline = deadline.within(STATE_TIMEOUT);
         let (reply, mgmtds, metas) = tokio::join!(
             self.0.metadata.query("status", MetaQuery::Status, deadline),
@@ -98,7 +101,7 @@ impl Client {
             Err(error) => (None, Some(error.to_string())),
         };
         let routing = (*routing).clone();
-        Ok(Status { cluster, routing, domains, meta, meta_trouble, mgmtds, metas })
+        Ok(Status { cluster, routing, domains, moves, meta, meta_trouble, mgmtds, metas })
     }
 
     async fn mgmtds(&self, deadline: Deadline) -> Vec<ServiceStatus> {
@@ -153,6 +156,23 @@ impl Client {
     ) -> Result<RebalancePlan, ClientError> {
         let plan = self.0.routing.mgmtd.drain(apply, change, self.deadline()).await;
         self.mgmtd_result("drain", plan)
+    }
+
+    /// Moves in progress, and with `plan` why others wait; `None` if mgmtd is older than this report,
+    /// or the client has a ticket.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn moves(&self, plan: bool) -> Result<Option<MoveReport>, ClientError> {
+        self.moves_until(plan, self.deadline()).await
+    }
+
+    async fn moves_until(
+        &self,
+        plan: bool,
+        deadline: Deadline,
+    ) -> Result<Option<MoveReport>, ClientError> {
+        self.mgmtd_result("moves", self.0.routing.mgmtd.moves(plan, deadline).await)
     }
 
     /// The limit of the bytes per second that moves copy, after it is set if one is given; 0 = none.

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::drain_change::DrainChange;
+use crate::move_report::MoveReport;
 use crate::protocol::{
     CONTEXT, ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply, MgmtdRequest,
     MgmtdResult, Promotion, RebalancePlan, WAIT_MS_MAX,
@@ -217,6 +218,23 @@ impl MgmtdClient {
                 let leaving = change.apply(before.into_iter().collect()).into_iter().collect();
                 self.rebalance(apply, Some(leaving), deadline).await
             }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves in progress, and with `plan` why others wait; `None` as for [`Self::domains`].
+    ///
+    /// # Errors
+    /// No primary replied before the deadline.
+    pub async fn moves(
+        &self,
+        plan: bool,
+        deadline: Deadline,
+    ) -> Result<Option<MoveReport>, MgmtdClientError> {
+        match self.ask(&MgmtdRequest::Moves { plan }, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::Moves(report)) => Ok(Some(report)),
+            Ok(other) => Err(unexpected("moves", &other)),
+            Err(error) if refused(&error, &[BadRequest, Forbidden]) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -1,10 +1,12 @@
 //! Drains, and moves that cannot complete, with fake storage nodes.
 
 use threefs_core::ids::NodeId;
+use threefs_core::routing::PublicState;
 
 use super::tests::{BOOTSTRAP, Cluster, FakeNode, TIMERS, is_whole, states_of};
 use super::*;
 use crate::drain_change::DrainChange;
+use crate::move_report::{MoveReport, WaitCause};
 use crate::view::DEAD_DESTINATION_MS;
 
 /// Six nodes with whole chains.
@@ -80,6 +82,12 @@ async fn wait_ms(cluster: &mut Cluster, ms: u64) {
 async fn moves_to_a_node_that_is_dead_for_long_are_abandoned() {
     let mut cluster = moves_to_a_dead_node().await;
     wait_ms(&mut cluster, DEAD_DESTINATION_MS / 2).await;
+    let report = cluster.manager.moves(false, cluster.now).await.unwrap();
+    for it in &report.under_way {
+        let stalled = it.stalled.as_ref().unwrap();
+        assert_eq!((it.to, stalled.cause), (NodeId(4), WaitCause::DeadNode));
+        assert!(stalled.detail.starts_with("node-4 has been dead for 300 s"), "{report:?}");
+    }
     assert_eq!(cluster.routing().moves.len(), 2, "it may return");
     // A successor of mgmtd does not know since when it is dead.
     cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS);
@@ -98,4 +106,93 @@ async fn moves_to_a_node_that_is_dead_for_long_are_abandoned() {
     wait_ms(&mut cluster, DEAD_DESTINATION_MS + 30_000).await;
     let routing = cluster.routing();
     assert!(states_of(&routing, 4).len() > 4 && is_whole(&routing), "{routing:?}");
+}
+
+async fn moves(cluster: &Cluster) -> MoveReport {
+    cluster.manager.moves(true, cluster.now).await.unwrap()
+}
+
+/// The causes of the waiting moves off a node, without repetitions.
+fn causes(report: &MoveReport, from: u32) -> Vec<WaitCause> {
+    let waiting = report.waiting.iter().filter(|it| it.from == NodeId(from));
+    let mut causes: Vec<WaitCause> = waiting.map(|it| it.wait.cause).collect();
+    causes.dedup();
+    causes
+}
+
+#[tokio::test]
+async fn a_report_names_what_each_move_waits_for() {
+    let mut cluster = six_nodes().await;
+    assert_eq!(
+        moves(&cluster).await,
+        MoveReport {
+            leaving: Vec::new(),
+            under_way: Vec::new(),
+            waiting: Vec::new(),
+            waiting_total: 0,
+        }
+    );
+    // A replica of another node does not serve.
+    cluster.nodes[1].dead = true;
+    cluster
+        .steps_until("node 2 is dead", |it| !states_of(it, 2).contains(&PublicState::Serving))
+        .await;
+    drain(&cluster, DrainChange::Add(vec![NodeId(1)])).await;
+    let report = moves(&cluster).await;
+    assert_eq!(report.leaving, [NodeId(1)]);
+    let on_dead = report.waiting.iter().find(|it| it.wait.cause == WaitCause::Replica).unwrap();
+    assert!(on_dead.wait.detail.contains("on node-2 is OFFLINE: "), "{on_dead:?}");
+    cluster.nodes[1].dead = false;
+    let mut report = moves(&cluster).await;
+    for _ in 0..200 {
+        if causes(&report, 1).contains(&WaitCause::Others) {
+            break;
+        }
+        cluster.step().await;
+        report = moves(&cluster).await;
+    }
+    assert!(causes(&report, 1).contains(&WaitCause::Others), "{report:?}");
+    assert_eq!(report.under_way.len(), 2);
+    assert!(report.under_way.iter().all(|it| it.stalled.is_none()), "{report:?}");
+    cluster.nodes[1].dead = true;
+    // Nothing may take the replicas of node 1: the others are full, dead or drained.
+    cluster.nodes.iter_mut().for_each(|node| node.used_bytes = 10);
+    wait_ms(&mut cluster, 5_000).await;
+    let report = moves(&cluster).await;
+    assert_eq!(causes(&report, 1), [WaitCause::NoPlace], "{report:?}");
+    let detail = &report.waiting[0].wait.detail;
+    assert!(
+        detail.starts_with("of the nodes without a replica of the chain, 3 are full"),
+        "{detail}"
+    );
+    assert_eq!(report.waiting_total as usize, states_of(&cluster.routing(), 1).len());
+}
+
+#[tokio::test]
+async fn a_report_names_the_limits_of_the_operator() {
+    let mut cluster = six_nodes().await;
+    cluster.manager.move_rate(Some(1), cluster.now).await.unwrap();
+    drain(&cluster, DrainChange::Add(vec![NodeId(1)])).await;
+    cluster.steps_until("the first move ends", |it| !it.retired.is_empty()).await;
+    wait_ms(&mut cluster, 1_000).await;
+    assert!(causes(&moves(&cluster).await, 1).contains(&WaitCause::Rate));
+    // Balancing on request only.
+    drain(&cluster, DrainChange::RemoveAll).await;
+    cluster.manager = Manager::new(cluster.store.clone(), 2, "m2", BOOTSTRAP, TIMERS).on_demand();
+    cluster.steps_until("it leads", is_whole).await;
+    cluster.nodes.push(FakeNode::new(7));
+    wait_ms(&mut cluster, 5_000).await;
+    let report = moves(&cluster).await;
+    assert!(report.waiting.iter().all(|it| it.wait.cause == WaitCause::Request), "{report:?}");
+    assert!(report.waiting_total > 0);
+    cluster.nodes[6].restart();
+    cluster.nodes.push(FakeNode::new(8));
+    cluster.nodes[7].capacity_bytes = 0;
+    cluster.manager = Manager::new(cluster.store.clone(), 3, "m3", BOOTSTRAP, TIMERS);
+    cluster.steps_until("node 8 is known", |it| it.nodes.len() == 8).await;
+    wait_ms(&mut cluster, 5_000).await;
+    let report = moves(&cluster).await;
+    let wait = &report.waiting.first().unwrap().wait;
+    assert_eq!(wait.cause, WaitCause::Capacity);
+    assert!(wait.detail.starts_with("1 nodes have never reported"), "{report:?}");
 }

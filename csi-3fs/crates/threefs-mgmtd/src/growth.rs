@@ -11,17 +11,16 @@ use threefs_core::time::Millis;
 
 use crate::config::FIRST_TABLE;
 use crate::manager::{Manager, Refusal, deadline};
+use crate::move_report::{Wait, WaitCause};
 use crate::ops::{
     AbandonMoves, AddChains, DropChains, ExtendTable, OpError, SetCapacities, SetPlacementGoal,
     StartMoves,
 };
-use crate::placement::PlannedMove;
+use crate::placement::Placement;
 use crate::protocol::{MgmtdError, RebalancePlan};
 use crate::rows::PlacementGoal;
+use crate::starts::{MOVES_AT_ONCE, Starts};
 use crate::view::View;
-
-/// Replicas that are moved concurrently in the whole cluster: the load of programs has priority.
-const MOVES_AT_ONCE: usize = 2;
 
 impl Manager {
     /// Adds chains and starts moves, if requested and within the limit. What was started is completed
@@ -49,47 +48,44 @@ impl Manager {
         self.automatic || view.goal.once
     }
 
+    /// Why nothing is balanced, if so.
+    pub(crate) fn balancing_waits(&self, view: &View, placement: &Placement) -> Option<Wait> {
+        if !self.balances(view) {
+            let detail =
+                "mgmtd runs with --no-rebalance: start it with `threefs rebalance --apply`";
+            return Some(Wait::new(WaitCause::Request, detail));
+        }
+        let unknown = view.unknown_capacities(placement);
+        let first = unknown.first()?;
+        let detail = format!(
+            "{} nodes have never reported their capacity, for example {first}: repair or drain them",
+            unknown.len()
+        );
+        Some(Wait::new(WaitCause::Capacity, detail))
+    }
+
     async fn grow_inner(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         self.abandon_moves(view, now).await?;
         self.drop_chains(view).await?;
         self.add_chains(view, now).await?;
-        let room = MOVES_AT_ONCE.saturating_sub(view.routing.moves.len());
-        if room == 0 {
+        if view.routing.moves.len() >= MOVES_AT_ONCE {
             return Ok(());
         }
         let placement = self.placement(view, now, &view.goal.leaving);
         let rule = placement.rule();
         let planned = placement.moves(&rule);
         let is_known = view.unknown_capacities(&placement).is_empty();
-        let balances = is_known && self.balances(view);
         if planned.is_empty() && is_known && view.routing.moves.is_empty() && view.goal.once {
             return self.set_goal(view, PlacementGoal { once: false, ..view.goal.clone() }).await;
         }
-        let mut plan: Vec<PlannedMove> = Vec::new();
-        // At most one starts at a time if their rate is limited.
-        let mut limited = None;
+        let balancing = self.balancing_waits(view, &placement);
+        let (placement, rule) = (&placement, &rule);
+        let (moves, limited) = (Vec::new(), None);
+        let mut starts = Starts { view, placement, rule, balancing, now, moves, limited };
         for planned in planned {
-            if !balances && !view.goal.leaving.contains(&planned.from) {
-                continue;
-            }
-            let moves = |it: &PlannedMove| it.chain == planned.chain;
-            let chain = view.routing.chains.get(&planned.chain);
-            let ready = chain.is_some_and(|chain| others_serve(chain, planned.from))
-                && placement.permits(&rule, &planned);
-            if !ready || view.routing.moves.contains_key(&planned.chain) || plan.iter().any(moves) {
-                continue;
-            }
-            let source_serves =
-                chain.is_some_and(|chain| chain.serving().any(|it| it.node == planned.from));
-            if source_serves && view.pace.bytes_per_second > 0 {
-                if limited.is_some() || view.pace.waits(now) {
-                    continue;
-                }
-                limited = Some(planned);
-            }
-            plan.push(planned);
+            let _ = starts.take(planned);
         }
-        plan.truncate(room);
+        let Starts { moves: plan, limited, .. } = starts;
         if plan.is_empty() {
             return Ok(());
         }
@@ -141,7 +137,7 @@ impl Manager {
     async fn add_chains(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let mut nodes = Vec::new();
         let placement = self.placement(view, now, &view.goal.leaving);
-        if self.balances(view) && view.unknown_capacities(&placement).is_empty() {
+        if self.balancing_waits(view, &placement).is_none() {
             nodes = placement.new_chains(&placement.rule(), self.bootstrap.chains_per_node);
         }
         if !nodes.is_empty() {
@@ -279,12 +275,4 @@ pub(crate) fn unused(view: &View) -> impl Iterator<Item = &Chain> {
     let table_chains: BTreeSet<ChainId> =
         table.iter().flat_map(|table| table.chains.iter().copied()).collect();
     view.routing.chains.values().filter(move |chain| !table_chains.contains(&chain.id))
-}
-
-/// Whether all replicas except the one on `from` serve, so that a move can start safely.
-fn others_serve(chain: &Chain, from: NodeId) -> bool {
-    let mut replicas = chain.targets.iter().filter(|place| place.node != from).peekable();
-    let alone = replicas.peek().is_none();
-    let source_serves = chain.serving().any(|place| place.node == from);
-    replicas.all(|place| place.state == PublicState::Serving) && (!alone || source_serves)
 }

@@ -14,6 +14,7 @@ mod growth;
 mod heartbeat;
 mod manager;
 mod model;
+mod move_report;
 mod ops;
 mod pace;
 mod placement;
@@ -22,6 +23,7 @@ mod registration;
 mod report;
 mod rows;
 mod service;
+mod starts;
 mod view;
 
 pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
@@ -29,6 +31,7 @@ pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use drain_change::DrainChange;
 pub use manager::Manager;
 pub use model::Model;
+pub use move_report::{MoveReport, MoveStatus, Wait, WaitCause, WaitingMove};
 pub use placement::PlannedMove;
 pub use protocol::{
     Claim, ClusterStatus, ForeignStore, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply,

@@ -251,6 +251,10 @@ impl Handler {
             MgmtdRequest::Rebalance { apply, leaving } => {
                 manager.rebalance(apply, leaving, now).await.map(MgmtdReply::Plan)
             }
+            MgmtdRequest::Moves { plan } => {
+                let _in_line = reads.acquire().await;
+                manager.moves(plan, self.clock.now()).await.map(MgmtdReply::Moves)
+            }
             MgmtdRequest::Drain { apply, change } => {
                 manager.drain(apply, &change, now).await.map(MgmtdReply::Plan)
             }
@@ -280,6 +284,7 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
             grant.require_service("a heartbeat")
         }
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
+        MgmtdRequest::Moves { .. } => grant.require_service("the report of moves"),
         MgmtdRequest::Drain { .. } => grant.require_service("draining"),
         MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
         MgmtdRequest::RegisterMeta(_) => grant.require_service("registering a metadata service"),

@@ -5,6 +5,7 @@ mod capacity;
 mod growth;
 mod promotion;
 mod scan;
+mod stalls;
 
 pub(crate) use growth::DEAD_DESTINATION_MS;
 

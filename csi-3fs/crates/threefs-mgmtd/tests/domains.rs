@@ -118,6 +118,7 @@ async fn an_older_mgmtd_gets_heartbeats_without_locations() {
         [MgmtdRequest::LocatedHeartbeat { .. }, MgmtdRequest::Heartbeat(_)]
     ));
     assert_eq!(client.domains(soon()).await.unwrap(), None);
+    assert_eq!(client.moves(true, soon()).await.unwrap(), None);
     assert_eq!(client.move_rate(None, soon()).await.unwrap(), None);
     let error = client.move_rate(Some(5), soon()).await.unwrap_err();
     assert!(error.to_string().contains("unknown variant"), "{error}");

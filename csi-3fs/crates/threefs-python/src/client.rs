@@ -326,6 +326,13 @@ impl Client {
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    fn moves(&self, py: Python<'_>, plan: bool) -> PyResult<Option<String>> {
+        let live = self.live()?;
+        let report = live.wait(py, live.client.moves(plan))?;
+        let report = report.map(|report| serde_json::to_string(&report)).transpose();
+        report.map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
     fn move_rate(&self, py: Python<'_>, bytes_per_second: Option<u64>) -> PyResult<Option<u64>> {
         let live = self.live()?;
         live.wait(py, live.client.move_rate(bytes_per_second))

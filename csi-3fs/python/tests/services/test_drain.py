@@ -86,6 +86,10 @@ class FakeClient:
         self._leaving = [] if self._cancelled else list(nodes)
         return self.rebalance()
 
+    def moves(self, *, plan: bool) -> None:
+        """It is older than this report."""
+        assert plan
+
     def rebalance(self) -> str:
         plan = {"leaving": self._leaving, "moves": [], "under_way": []}
         return json.dumps({**plan, "stuck": 0 if self._cancelled else 1})
@@ -97,7 +101,7 @@ def test_a_drain_that_ends_without_empty_nodes_fails(
 ) -> None:
     client = FakeClient(cancelled=cancelled)
     monkeypatch.setattr(drain, "connect", lambda *_, **__: client)
-    request = drain.Drain(apply=True, cancel=False, wait=True)
+    request = drain.Drain(apply=True, cancel=False, wait=True, stalled_seconds=600)
     with pytest.raises(typer.Exit) as end:
         drain.drain_nodes(None, Output.TABLE, 10.0, ["3"], request)
     assert end.value.exit_code == 1
@@ -167,6 +171,27 @@ def test_a_drain_that_leaves_one_host_reports_it(pods: Pods) -> None:
     assert "unknown node `h9`" in refused.stderr
     none_given = threefs(pods, "drain", status=2)
     assert "no node given" in none_given.stderr
+
+
+def test_a_drain_without_progress_names_the_reason(pods: Pods) -> None:
+    start(pods)
+    pods.start("storage-3", "--host", "c")
+    pods.wait_states(lambda states: set(states) == {1, 2, 3, 4})
+    pods.stop("storage-0", signal.SIGKILL)
+    pods.wait_states(lambda states: "SERVING" not in states[1])
+    drained = threefs(pods, "drain", "3", "--apply", "--stalled-seconds", "2", status=1)
+    assert "on node-1 is OFFLINE: a replica is moved only while the others serve" in drained.stderr
+    assert "no progress for 2 s" in drained.stderr
+    assert "moves remain" in drained.stdout
+    shown = threefs(pods, "status").stdout
+    assert "node-3 is drained: " in shown
+    rebalance = threefs(pods, "rebalance").stdout
+    assert "a replica is moved only while the others serve" in rebalance
+    waiting = json.loads(threefs(pods, "rebalance", "-o", "json").stdout)["waiting"]
+    assert {move["wait"]["cause"] for move in waiting} == {"replica"}
+    # It ends when the other replica is back, with the same request.
+    pods.start("storage-0", "--host", "a")
+    assert "node-3: empty" in threefs(pods, "drain", "3", "--apply").stdout
 
 
 def test_the_rate_of_moves_is_stored(pods: Pods) -> None:

@@ -166,6 +166,9 @@ def drain(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="With --apply, wait until they are empty.")
     ] = True,
+    stalled_seconds: Annotated[
+        float, typer.Option(help="End the wait after this time without progress.", min=1.0)
+    ] = 600.0,
     cluster: Cluster = None,
     output: Format = Output.TABLE,
     timeout: Timeout = 10.0,
@@ -174,14 +177,15 @@ def drain(
 
     Data stays readable, and no chain has fewer replicas meanwhile. A replica for which no other
     node may be used stays, and is reported. Drained nodes get no replicas until --cancel, and
-    drains of several nodes add up. Ctrl-C ends only the wait. Exit status: 1 if the nodes are not
-    empty after the wait.
+    drains of several nodes add up. The wait shows what moves wait for, and ends without progress
+    after --stalled-seconds. It and Ctrl-C do not end the drain. Exit status: 1 if the nodes are
+    not empty after the wait.
 
     Examples: threefs drain 4 --apply ; threefs drain host-7 ; threefs drain --cancel 4 --apply
     """
     from threefs.cli.drain import Drain, drain_nodes
 
-    request = Drain(apply=apply, cancel=cancel, wait=wait)
+    request = Drain(apply=apply, cancel=cancel, wait=wait, stalled_seconds=stalled_seconds)
     drain_nodes(cluster, output, timeout, nodes or [], request)
 
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from threefs.cli.drain_wait import DrainWait, moves_off, replicas_on
 from threefs.cli.output import Output, describe_bytes, print_json, stderr_console, stdout_console
 from threefs.client import connect
 from threefs.errors import InvalidArgument
 from threefs.exit_status import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from threefs.client import Client
 
-__all__ = ["Drain", "drain_nodes", "nodes_of", "replicas_on"]
-
-POLL_SECONDS = 0.5
-POLLS_PER_PLAN = 10
-"""A plan takes mgmtd up to 0.4 s in a cluster of 1,000 nodes; other changes wait meanwhile."""
+__all__ = ["Drain", "drain_nodes", "nodes_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +30,8 @@ class Drain:
     apply: bool
     cancel: bool
     wait: bool
+    stalled_seconds: float
+    """Maximum time without progress."""
 
 
 def drain_nodes(
@@ -59,7 +56,7 @@ def drain_nodes(
         )
         waits = request.apply and request.wait and not request.cancel
         if waits:
-            _wait(client, nodes)
+            _wait(client, nodes, request.stalled_seconds)
             plan = json.loads(client.rebalance())
         status = _status(client)
     # It may have been changed meanwhile.
@@ -68,7 +65,7 @@ def drain_nodes(
         "leaving": sorted(leaving),
         "applied": request.apply,
         "replicas": replicas_on(leaving, status),
-        "moves": _moves_off(leaving, plan) + len(plan["under_way"]),
+        "moves": moves_off(leaving, plan) + len(plan["under_way"]),
         "stuck": plan["stuck"],
         "separated_by": [_level(first), _level(status)],
     }
@@ -103,17 +100,6 @@ def nodes_of(names: Sequence[str], status: dict[str, Any]) -> set[int]:
     return nodes
 
 
-def replicas_on(nodes: set[int], status: dict[str, Any]) -> int:
-    """Number of replicas that these nodes still have."""
-    chains = status["routing"]["chains"].values()
-    return sum(place["node"] in nodes for chain in chains for place in chain["targets"])
-
-
-def _moves_off(nodes: set[int], plan: dict[str, Any]) -> int:
-    """Number of planned moves off these nodes; others may be for balance, on request only."""
-    return sum(move["from"] in nodes for move in plan["moves"])
-
-
 def _is_in(location: str, name: str) -> bool:
     """Whether a location is in the domain: one part of it, or several outer parts with slashes."""
     domain = name.rstrip("/")
@@ -125,8 +111,8 @@ def _status(client: Client) -> dict[str, Any]:
     return status
 
 
-def _wait(client: Client, nodes: set[int]) -> None:
-    """Wait until the nodes are empty, or what remains cannot move."""
+def _wait(client: Client, nodes: set[int], stalled_seconds: float) -> None:
+    """Wait with a progress bar; what the moves wait for is shown above it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     first = _status(client)
@@ -136,23 +122,13 @@ def _wait(client: Client, nodes: set[int]) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=stderr_console()) as bar:
         task = bar.add_task(title, total=total)
-        _until_empty(client, nodes, lambda left: bar.update(task, completed=total - left))
-
-
-def _until_empty(client: Client, nodes: set[int], progress: Callable[[int], None]) -> None:
-    """Return when the nodes are empty, nothing can move, or the drain was cancelled."""
-    for poll in itertools.count():
-        left = replicas_on(nodes, _status(client))
-        progress(left)
-        if left == 0:
-            return
-        if poll % POLLS_PER_PLAN == 0:
-            plan = json.loads(client.rebalance())
-            cancelled = not nodes <= set(plan["leaving"])
-            moves = _moves_off(nodes, plan) + len(plan["under_way"])
-            if cancelled or (not moves and plan["stuck"]):
-                return
-        time.sleep(POLL_SECONDS)
+        DrainWait(
+            client,
+            nodes,
+            stalled_seconds,
+            progress=lambda left: bar.update(task, completed=total - left),
+            show=lambda text: bar.console.print(text, markup=False, soft_wrap=True),
+        ).run()
 
 
 def _level(status: dict[str, Any]) -> str | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from threefs.cli.moves import stalls, waits
 from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
 from threefs.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.console import Console
 
 __all__ = ["show_rebalance"]
 
@@ -29,11 +32,19 @@ def show_rebalance(
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         rate = client.move_rate(bytes_per_second)
         plan: dict[str, Any] = json.loads(client.rebalance(apply=apply))
+        report = client.moves(plan=True)
+    moves: dict[str, Any] | None = None if report is None else json.loads(report)
+    plan["waiting"] = None if moves is None else moves["waiting"]
     plan["bytes_per_second_max"] = rate
     if output is Output.JSON:
         print_json(plan)
         return
-    console = stdout_console()
+    _show(plan, moves, stdout_console(), apply=apply)
+
+
+def _show(
+    plan: dict[str, Any], moves: dict[str, Any] | None, console: Console, *, apply: bool
+) -> None:
     for move in plan["under_way"]:
         console.print(
             f"chain-{move['chain']}: target-{move['source']} moves to "
@@ -43,7 +54,9 @@ def show_rebalance(
         console.print(
             f"chain-{move['chain']}: a replica moves from node-{move['from']} to node-{move['to']}"
         )
-    if rate:
+    if moves is not None:
+        _show_waits(moves, console, started=apply or plan["automatic"] or bool(plan["leaving"]))
+    if rate := plan["bytes_per_second_max"]:
         console.print(f"moves copy at most {describe_bytes(rate)} per second on average")
     if plan["new_chains"]:
         console.print(f"{plan['new_chains']} chains are added for new files")
@@ -57,3 +70,12 @@ def show_rebalance(
         console.print("no moves are needed")
     if (plan["moves"] or plan["new_chains"]) and not (apply or plan["automatic"]):
         console.print("start with `threefs rebalance --apply`")
+
+
+def _show_waits(moves: dict[str, Any], console: Console, *, started: bool) -> None:
+    for line in stalls(moves):
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
+    # Those without a place are counted below.
+    waiting = (move for move in moves["waiting"] if move["wait"]["cause"] != "no_place")
+    for line in waits(waiting) if started else []:
+        console.print(line, markup=False, soft_wrap=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from threefs.cli.drain_wait import replicas_on
+from threefs.cli.moves import stalls
 from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
 from threefs.exit_status import EXIT_FAILED
@@ -66,6 +68,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
     console.print(_chains(status["routing"]))
     if (domains := status.get("domains")) is not None:
         _domains(domains, console)
+    if (moves := status.get("moves")) is not None:
+        _moves(moves, status, console)
     for foreign in cluster["foreign_stores"]:
         console.print(
             f"[red]target-{foreign['target']} (node-{foreign['node']}) has a different disk than "
@@ -110,6 +114,19 @@ def _domains(domains: dict[str, Any], console: Console) -> None:
             f"{total} chains have more replicas in a zone, rack or host than necessary: "
             "`threefs rebalance` shows the moves that change it"
         )
+
+
+def _moves(moves: dict[str, Any], status: dict[str, Any], console: Console) -> None:
+    for node in moves["leaving"]:
+        console.print(f"node-{node} is drained: {replicas_on({node}, status)} replicas remain")
+    for move in moves["under_way"]:
+        if move["stalled"] is None:
+            console.print(
+                f"chain-{move['chain']}: a replica moves from node-{move['from']} to "
+                f"node-{move['to']}, {describe_bytes(move['copied_bytes'])} copied"
+            )
+    for line in stalls(moves):
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
 
 
 def _nodes(nodes: list[dict[str, Any]], routing: dict[str, Any]) -> Any:

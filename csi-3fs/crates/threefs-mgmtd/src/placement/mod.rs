@@ -20,6 +20,7 @@
 //! **Time.** The search examines at most [`spread::SWAPS_MAX`] swaps, a plan at most
 //! [`moves::STEPS_MAX`] candidates; what remains is planned after the first moves.
 
+mod blocked;
 mod chains;
 mod layout;
 mod moves;
