@@ -44,6 +44,7 @@ mod routing;
 pub mod scrub;
 pub mod status;
 mod storage;
+mod trash;
 mod trim;
 mod update;
 mod volumes;
@@ -65,6 +66,7 @@ pub use error::ClientError;
 pub use files::FileHandle;
 pub use read::{ReadPlan, ReadRange};
 pub use read_batch::ReadBatch;
+pub use trash::TrashPage;
 pub use volumes::Space;
 pub use write::WriteRange;
 

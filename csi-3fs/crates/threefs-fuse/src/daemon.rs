@@ -251,7 +251,8 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::Capabilities { .. }
         | MetaQuery::StatMany { .. }
         | MetaQuery::StatChunks { .. }
-        | MetaQuery::Lock(_) => false,
+        | MetaQuery::Lock(_)
+        | MetaQuery::Trash(_) => false,
     }
 }
 
@@ -274,7 +275,8 @@ fn change_is_by_inode(change: &MetaChange) -> bool {
         | MetaChange::RemoveDirectory { .. }
         | MetaChange::RemoveTree { .. }
         | MetaChange::SetQuota { .. }
-        | MetaChange::Lock(_) => false,
+        | MetaChange::Lock(_)
+        | MetaChange::Trash(_) => false,
     }
 }
 

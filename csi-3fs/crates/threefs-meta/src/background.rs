@@ -1,4 +1,5 @@
-//! Background work of a metadata service: garbage collection and recounts of files by one service,
+//! Background work of a metadata service: garbage collection, recounts of files and expiry of the
+//! trash by one service,
 //! and what services over one store exchange for it.
 
 pub(crate) mod activity;
@@ -7,6 +8,7 @@ pub(crate) mod holds;
 pub(crate) mod locks;
 pub(crate) mod recount;
 pub(crate) mod services;
+pub(crate) mod trash;
 
 use std::time::Duration;
 

@@ -60,7 +60,8 @@ pub use protocol::{
     At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, LockAnswer, LockChange,
     LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
     MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId, Reservation, SessionId, SetMode,
-    SetTime, SpecialKind, Written,
+    SetTime, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId,
+    TrashQuery, Written,
 };
 pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;

@@ -11,6 +11,7 @@
 
 mod attributes;
 mod dedup;
+mod detach;
 mod file;
 mod gc;
 mod holds;
@@ -21,6 +22,7 @@ mod namespace;
 mod registration;
 mod scope;
 mod services;
+mod trash;
 mod volume;
 
 pub(crate) use attributes::set_attributes::SetAttributes;
@@ -51,6 +53,10 @@ pub(crate) use scope::{PartitionByScope, ScopePartition, Terms, outside};
 pub(crate) use services::{
     CheckService, EndRound, EndedRound, Fenced, Join, Lead, ListServices, RemoveService, Renew,
     Renewed,
+};
+pub(crate) use trash::{
+    Expire as ExpireTrash, KeepRemoved, ListTrash, NextTrash, Purge as PurgeRemoved,
+    Restore as RestoreRemoved,
 };
 pub(crate) use volume::recount::{ListRecounts, Recount, RecountEntry, RestartRecountWait};
 pub(crate) use volume::set_quota::{Quotas, SetQuota};
@@ -237,7 +243,6 @@ pub(crate) async fn drop_link(
 ) -> Result<(), OpError> {
     row.inode.links = row.inode.links.saturating_sub(1);
     row.inode.changed = now;
-    quota::charge_metadata(txn, &mut row, -quota::name_bytes(name)).await?;
     if row.inode.links == 0 {
         let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
         let opened_by = open_files.clients_with_open(row.inode.id);
@@ -254,6 +259,8 @@ pub(crate) async fn drop_link(
         };
         queue(txn, rows::REMOVALS, &removal).await?;
     }
+    // Part of what has been released.
+    quota::charge_metadata(txn, &mut row, -quota::name_bytes(name)).await?;
     Ok(store(txn, &mut row)?)
 }
 

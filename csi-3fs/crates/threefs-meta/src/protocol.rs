@@ -13,6 +13,7 @@ pub(crate) mod limits;
 mod lock;
 mod query;
 mod reply;
+mod trash;
 
 use fabric::rpc::{Fault, decode};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,9 @@ pub use limits::{
 pub use lock::{LockAnswer, LockChange, LockKind, LockQuery, LockRequest};
 pub use query::MetaQuery;
 pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse, ServiceRole};
+pub use trash::{
+    TRASH_PAGE_MAX, TRASH_SECONDS_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId, TrashQuery,
+};
 
 /// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/meta";

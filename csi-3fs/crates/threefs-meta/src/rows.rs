@@ -15,8 +15,10 @@
 //! | `IDEM` client sequence | `AnswerRow` | an executed change and its answer |
 //! | `FINI` client | i64 | changes of the client with a lower sequence are finished: refused if they have no answer; written by bounded additions only |
 //! | `ABYT` directory | i64 | bytes of the answers kept for tickets of a directory; directory 0: the total |
-//! | `QUOT` directory | `QuotaRow` | limits of a directory |
+//! | `QUOT` directory | `QuotaRow` | limits of a directory, and how long its removed files are kept |
 //! | `QBYT`, `QEXC`, `QINO`, `QMET` directory | i64 | usage of these limits; written by bounded additions only |
+//! | `TRSH` volume time inode | `TrashRow` | a removed file or directory that can be restored |
+//! | `TRDI` inode | `TrashedDirectoryRow` | where a removed directory is in a trash |
 //! | `WRIT` inode level page | `Page` | written chunks beyond the ranges in the inode |
 //! | `XATT` inode name | bytes | an extended attribute |
 //! | `HOLD` inode run | `HoldRow` | a removed file that clients of a service have open |
@@ -36,7 +38,9 @@
 
 mod keys;
 mod locks;
+mod quota_row;
 mod services;
+mod trash;
 
 use std::ops::RangeInclusive;
 
@@ -47,7 +51,9 @@ use threefs_kv::{KvError, Transaction};
 
 pub(crate) use keys::*;
 pub(crate) use locks::LockSessionRow;
+pub(crate) use quota_row::{QuotaRow, read_quota};
 pub(crate) use services::*;
+pub(crate) use trash::*;
 
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds};
 
@@ -63,6 +69,7 @@ pub(crate) const LOCK_SESSIONS: &[u8] = b"LSES";
 pub(crate) const LOCKED: &[u8] = b"LOWN";
 pub(crate) const LOCKS: &[u8] = b"LOCK";
 pub(crate) const LOCK_COUNTS: &[u8] = b"LCNT";
+pub(crate) const TRASH: &[u8] = b"TRSH";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";
 pub(crate) const TREE: &[u8] = b"METAtree";
 pub(crate) const GENERATION: &[u8] = b"METAgeneration";
@@ -126,26 +133,6 @@ pub(crate) struct RecountRow {
 pub(crate) struct Uptime {
     pub run_id: u64,
     pub ms: u64,
-}
-
-/// Byte limit of a quota without one that lies inside another quota: a thousand such directories
-/// fit into the counters above them, whatever the lengths of their sparse files.
-const UNLIMITED_BYTES_MAX: u64 = 1 << 53;
-
-/// Quota limits of a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct QuotaRow {
-    pub bytes_max: Option<u64>,
-    pub inodes_max: Option<u64>,
-    /// The next directory with a quota above it.
-    pub above: Option<InodeId>,
-}
-
-impl QuotaRow {
-    /// The effective limit of bytes.
-    pub(crate) fn bytes(&self) -> Option<u64> {
-        self.bytes_max.or(self.above.map(|_| UNLIMITED_BYTES_MAX))
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

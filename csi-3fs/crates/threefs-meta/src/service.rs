@@ -147,7 +147,12 @@ impl Meta {
             if let Err(error) = self.tree.finish_all_trims().await {
                 tracing::warn!(%error, "pending truncations could not be completed");
             }
-            tokio::join!(self.tree.run_gc(), self.tree.run_recounts(), self.tree.run_lock_expiry());
+            tokio::join!(
+                self.tree.run_gc(),
+                self.tree.run_recounts(),
+                self.tree.run_lock_expiry(),
+                self.tree.run_trash_expiry()
+            );
             Ok(())
         };
         tokio::select! {

@@ -16,4 +16,5 @@ mod removal;
 mod renewals;
 mod scope;
 mod services;
+mod trash;
 mod tree;

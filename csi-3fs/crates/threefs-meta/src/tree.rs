@@ -8,6 +8,7 @@ mod checks;
 mod layouts;
 mod locks;
 mod open;
+mod trash;
 mod trim;
 
 use std::collections::HashMap;
@@ -217,6 +218,7 @@ impl Tree {
             }
             .into()),
             MetaQuery::Lock(query) => Box::pin(self.query_locks(query, deadline)).await,
+            MetaQuery::Trash(query) => Box::pin(self.query_trash(caller, query, deadline)).await,
             MetaQuery::PathOf { directory } => {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }

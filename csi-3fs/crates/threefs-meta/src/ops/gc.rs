@@ -8,8 +8,9 @@ use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
 use crate::clients::open_files::OpenFiles;
 use crate::ops::dedup::answers;
+use crate::ops::detach::{clear_directory, detach_tree};
 use crate::ops::file::written_rows;
-use crate::ops::namespace::remove::{clear_directory, detach_tree};
+use crate::ops::trash::purge_before;
 use crate::ops::volume::quota;
 use crate::ops::volume::quota::Charge;
 use crate::ops::{OpError, drop_link, load_named, queue, store};
@@ -247,6 +248,11 @@ impl Operation for EmptyDirectory<'_> {
             txn.clear(key);
         }
         if page.len() < NAMES_PER_TRANSACTION {
+            // A volume is removed with its trash.
+            let context = (self.open_files, self.now);
+            if purge_before(txn, directory, u64::MAX, context).await? > 0 {
+                return Ok(false);
+            }
             clear_directory(txn, directory);
             txn.clear(&self.removal.key);
             return Ok(true);

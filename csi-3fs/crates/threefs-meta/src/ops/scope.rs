@@ -12,7 +12,7 @@ use threefs_kv::{Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::{OpError, load, not_found};
 use crate::protocol::{InodeKind, MetaError};
-use crate::rows::{self, InodeRow, QuotaRow};
+use crate::rows::{self, InodeRow};
 
 /// Maximum depth of nested quotas.
 const NESTED_MAX: usize = 64;
@@ -49,8 +49,7 @@ async fn contains(txn: &mut Transaction, scope: InodeId, row: &InodeRow) -> Resu
             None => return Ok(false),
             Some(quota) if quota == scope => return Ok(true),
             Some(quota) => {
-                let above: Option<QuotaRow> = rows::read(txn, &rows::quota(quota)).await?;
-                next = above.and_then(|above| above.above);
+                next = rows::read_quota(txn, quota).await?.and_then(|above| above.above);
             }
         }
     }

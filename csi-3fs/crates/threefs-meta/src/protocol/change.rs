@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
-use crate::protocol::LockChange;
 use crate::protocol::inode::{At, LayoutDefaults, Nanoseconds, SpecialKind};
+use crate::protocol::{LockChange, TrashChange};
 use crate::written::Written;
 
 /// Id of one change, the same for all its retries.
@@ -190,6 +190,8 @@ pub enum MetaChange {
     },
     /// Changes locks. Answered with [`MetaReply::Lock`].
     Lock(LockChange),
+    /// Changes the trash of a volume.
+    Trash(TrashChange),
 }
 
 /// What a rename does with an existing target.

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
-use crate::protocol::LockQuery;
 use crate::protocol::inode::At;
+use crate::protocol::{LockQuery, TrashQuery};
 
 /// A query. Linearizable: it sees every change that was answered before it was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,4 +95,6 @@ pub enum MetaQuery {
     Role,
     /// Queries locks. Answered with [`MetaReply::Lock`].
     Lock(LockQuery),
+    /// Queries a trash. Answered with [`MetaReply::Trash`].
+    Trash(TrashQuery),
 }

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::InodeId;
 
 use crate::error::MetaError;
-use crate::protocol::LockAnswer;
 use crate::protocol::change::SessionId;
 use crate::protocol::inode::{Entry, Inode};
+use crate::protocol::{LockAnswer, TrashAnswer};
 
 /// A quota and its usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +82,8 @@ pub enum MetaReply {
     Role(ServiceRole),
     /// Answer about locks.
     Lock(LockAnswer),
+    /// Answer about a trash.
+    Trash(TrashAnswer),
 }
 
 /// Role of a service among those over one store.

@@ -2,7 +2,7 @@
 
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, BATCH_MAX, LIST_LIMIT_MAX, MetaChange, MetaQuery,
-    MetaRequest, NAME_BYTES_MAX,
+    MetaRequest, NAME_BYTES_MAX, PATH_BYTES_MAX, TRASH_PAGE_MAX, TrashQuery,
 };
 use crate::written::RANGES_MAX;
 
@@ -15,6 +15,8 @@ const INODE_BYTES: usize = 256 + RANGES_MAX * 10;
 const CAPABILITY_BYTES: usize = 256;
 /// The path of a directory.
 const PATH_BYTES: usize = 64 << 10;
+/// An entry of a trash: its path, its name, numbers.
+const TRASH_ENTRY_BYTES: usize = PATH_BYTES_MAX + 2 * NAME_BYTES_MAX + 64;
 
 /// Upper bound of the reply in bytes, or 0 for short replies, which the number of calls bounds.
 pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
@@ -40,7 +42,8 @@ pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
             | MetaChange::SetAttributes { .. }
             | MetaChange::SetAttribute { .. }
             | MetaChange::SetQuota { .. }
-            | MetaChange::Lock(_) => 0,
+            | MetaChange::Lock(_)
+            | MetaChange::Trash(_) => 0,
         },
     }
 }
@@ -57,11 +60,13 @@ fn of_query(query: &MetaQuery) -> usize {
         MetaQuery::GetAttribute { .. } => ATTRIBUTE_BYTES_MAX,
         MetaQuery::ListAttributes { .. } => ATTRIBUTES_BYTES_MAX,
         MetaQuery::PathOf { .. } => PATH_BYTES,
+        MetaQuery::Trash(TrashQuery::List { .. }) => TRASH_PAGE_MAX * TRASH_ENTRY_BYTES,
         MetaQuery::Stat { .. }
         | MetaQuery::Open { .. }
         | MetaQuery::ReportOpenFiles { .. }
         | MetaQuery::Quotas { .. }
         | MetaQuery::Lock(_)
+        | MetaQuery::Trash(TrashQuery::Count)
         | MetaQuery::Status
         | MetaQuery::Role => 0,
     }

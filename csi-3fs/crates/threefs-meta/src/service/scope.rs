@@ -15,7 +15,7 @@ use crate::ops::{self, ScopePartition};
 use crate::permission::WRITE;
 use crate::protocol::{
     At, BATCH_MAX, LockChange, LockQuery, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
-    MetaResult, RESERVED_ATTRIBUTES, ROOT,
+    MetaResult, RESERVED_ATTRIBUTES, ROOT, TrashChange, TrashQuery,
 };
 use crate::tree::{Tree, check_batch};
 
@@ -163,6 +163,7 @@ impl Tree {
                     MetaQuery::PathOf { .. }
                     | MetaQuery::Status
                     | MetaQuery::Role
+                    | MetaQuery::Trash(TrashQuery::Count)
                     | MetaQuery::Capabilities { .. },
                 ..
             }
@@ -177,7 +178,8 @@ impl Tree {
                     | MetaQuery::Open { .. }
                     | MetaQuery::Quotas { .. }
                     | MetaQuery::GetAttribute { .. }
-                    | MetaQuery::ListAttributes { .. },
+                    | MetaQuery::ListAttributes { .. }
+                    | MetaQuery::Trash(TrashQuery::List { .. }),
                 ..
             }
             | MetaRequest::Change {
@@ -194,7 +196,8 @@ impl Tree {
                     | MetaChange::RemoveDirectory { .. }
                     | MetaChange::RemoveTree { .. }
                     | MetaChange::SetAttributes { .. }
-                    | MetaChange::SetAttribute { .. },
+                    | MetaChange::SetAttribute { .. }
+                    | MetaChange::Trash(_),
                 ..
             } => {}
         }
@@ -244,7 +247,9 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
     match request {
         MetaRequest::Query { query, .. } => match query {
             MetaQuery::PathOf { .. } => control("the path of a directory"),
-            MetaQuery::Status | MetaQuery::Role => control("the state of the service"),
+            MetaQuery::Status | MetaQuery::Role | MetaQuery::Trash(TrashQuery::Count) => {
+                control("the state of the service")
+            }
             MetaQuery::GetAttribute { at, name } => reserved(ticket, at, name),
             MetaQuery::Open { access, .. } if ticket.read_only && access & WRITE != 0 => {
                 Err(read_only(ticket))
@@ -258,10 +263,12 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaQuery::Quotas { .. }
             | MetaQuery::Capabilities { .. }
             | MetaQuery::Lock(_)
+            | MetaQuery::Trash(TrashQuery::List { .. })
             | MetaQuery::ListAttributes { .. } => Ok(()),
         },
         MetaRequest::Change { change, .. } => match change {
             MetaChange::SetQuota { .. } => control("setting a quota"),
+            MetaChange::Trash(TrashChange::Keep { .. }) => control("setting the retention"),
             // As on one node, who may read a file may lock it.
             MetaChange::Open { write: false, .. } | MetaChange::Lock(_) => Ok(()),
             _ if ticket.read_only => Err(read_only(ticket)),
@@ -280,7 +287,8 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaChange::Unlink { .. }
             | MetaChange::RemoveDirectory { .. }
             | MetaChange::RemoveTree { .. }
-            | MetaChange::SetAttributes { .. } => Ok(()),
+            | MetaChange::SetAttributes { .. }
+            | MetaChange::Trash(TrashChange::Restore { .. } | TrashChange::Purge { .. }) => Ok(()),
         },
     }
 }

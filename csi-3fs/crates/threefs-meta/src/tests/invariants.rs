@@ -6,7 +6,9 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, Store, Transaction};
 
 use crate::protocol::{EntryKind, SESSION_ROW_BYTES};
-use crate::rows::{self, DentryRow, InodeRow, QuotaRow, REMOVED, RemovalRow};
+use crate::rows::{
+    self, DentryRow, InodeRow, QuotaRow, REMOVED, RemovalRow, TrashRow, TrashedDirectoryRow,
+};
 
 /// Reads all rows and panics unless they form one tree: every name has its inode, every directory
 /// has one name and the right parent, link counts match names, and inodes without names are queued
@@ -37,6 +39,7 @@ pub(crate) async fn check_tree(store: &Store) {
     check_quotas(&mut txn, &inodes).await;
     check_answers(&mut txn).await;
     check_subdirectories(&mut txn, &inodes).await;
+    let trash = check_trash(&mut txn, &inodes).await;
     let queued: BTreeSet<InodeId> = txn
         .range(&all(b"GCQU"), usize::MAX)
         .await
@@ -48,8 +51,11 @@ pub(crate) async fn check_tree(store: &Store) {
         .collect();
     for (id, row) in &inodes {
         let names = names.get(id).cloned().unwrap_or_default();
-        check_metadata_bytes(&mut txn, row, &names).await;
-        let is_queued = queued.contains(id);
+        let kept = trash.get(id);
+        let charged_names: Vec<_> = names.iter().chain(kept).cloned().collect();
+        check_metadata_bytes(&mut txn, row, &charged_names).await;
+        assert!(!queued.contains(id) || kept.is_none(), "{id}: queued and in the trash");
+        let is_queued = queued.contains(id) || kept.is_some();
         match row.kind() {
             EntryKind::Directory if *id == crate::protocol::ROOT => assert!(names.is_empty()),
             EntryKind::Directory if row.parent() == Some(REMOVED) => {
@@ -66,6 +72,37 @@ pub(crate) async fn check_tree(store: &Store) {
             }
         }
     }
+}
+
+/// Each entry of a trash has a charged inode without a link, and a directory knows its entry.
+/// Returns the directory and the name of each.
+async fn check_trash(
+    txn: &mut Transaction,
+    inodes: &BTreeMap<InodeId, InodeRow>,
+) -> BTreeMap<InodeId, (InodeId, String)> {
+    let mut kept = BTreeMap::new();
+    let mut directories = BTreeMap::new();
+    for (key, value) in txn.range(&KeyRange::prefix(rows::TRASH), usize::MAX).await.unwrap() {
+        let (volume, id) =
+            (rows::inode_of_key(&key).unwrap(), rows::trash_id_of_key(&key).unwrap());
+        let entry: TrashRow = rows::decode(&key, &value).unwrap();
+        let row = inodes.get(&id.inode).unwrap_or_else(|| panic!("{id:?} has no inode"));
+        assert_eq!((row.inode.links, row.inode.quota), (0, Some(volume)), "{id:?}");
+        assert!(row.charged && !row.dead, "{id:?}");
+        assert_eq!(row.kind(), entry.kind, "{id:?}");
+        if entry.kind == EntryKind::Directory {
+            assert_eq!(row.parent(), Some(REMOVED), "{id:?}");
+            directories.insert(id.inode, TrashedDirectoryRow { volume, id });
+        }
+        assert!(kept.insert(id.inode, (entry.parent, entry.name)).is_none(), "{id:?}: twice");
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(b"TRDI"), usize::MAX).await.unwrap() {
+        let id = rows::inode_of_key(&key).unwrap();
+        let location = rows::decode(&key, &value).unwrap();
+        assert_eq!(directories.remove(&id), Some(location), "{id} is not in that trash");
+    }
+    assert!(directories.is_empty(), "directories without a location: {directories:?}");
+    kept
 }
 
 /// Each directory with a name counts its subdirectories, and no other row has such a counter.
@@ -116,7 +153,9 @@ async fn check_quotas(txn: &mut Transaction, inodes: &BTreeMap<InodeId, InodeRow
         .await
         .unwrap()
         .iter()
-        .map(|(key, value)| (rows::inode_of_key(key).unwrap(), rows::decode(key, value).unwrap()))
+        .map(|(key, value)| {
+            (rows::inode_of_key(key).unwrap(), QuotaRow::decode(key, value).unwrap())
+        })
         .collect();
     let mut expected: BTreeMap<InodeId, (i64, i64, i64, i64)> = BTreeMap::new();
     for (id, row) in inodes.iter().filter(|(_, row)| row.charged) {

@@ -81,7 +81,8 @@ impl Tree {
             | MetaChange::SetAttributes { .. }
             | MetaChange::SetAttribute { .. }
             | MetaChange::SetQuota { .. }
-            | MetaChange::Lock(_) => 0,
+            | MetaChange::Lock(_)
+            | MetaChange::Trash(_) => 0,
         };
         let first_inode = self.fresh_inodes(names, deadline).await?;
         let (uptime, excess_allowed) = (self.uptime(), true);
@@ -196,7 +197,7 @@ impl Tree {
                 self.run_once(call, ops::Unlink { caller, at, open_files, inputs })
             }
             MetaChange::RemoveDirectory { at } => {
-                self.run_once(call, ops::RemoveDirectory { caller, at, inputs })
+                self.run_once(call, ops::RemoveDirectory { caller, at, open_files, inputs })
             }
             MetaChange::RemoveTree { at } => {
                 self.run_once(call, ops::RemoveTree { caller, at, open_files, inputs })
@@ -228,6 +229,9 @@ impl Tree {
                 self.run_once(call, ops::SetQuota { caller, at, bytes_max, inodes_max, inputs })
             }
             MetaChange::Lock(change) => return Box::pin(self.change_locks(call, change)).await,
+            MetaChange::Trash(change) => {
+                return Box::pin(self.change_trash(call, change, inputs)).await;
+            }
         };
         operation.await
     }

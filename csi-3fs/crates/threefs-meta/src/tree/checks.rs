@@ -50,7 +50,8 @@ pub(crate) fn grows(change: &MetaChange) -> bool {
         | MetaChange::RemoveDirectory { .. }
         | MetaChange::RemoveTree { .. }
         | MetaChange::SetAttributes { .. }
-        | MetaChange::SetQuota { .. } => false,
+        | MetaChange::SetQuota { .. }
+        | MetaChange::Trash(_) => false,
         MetaChange::Lock(change) => {
             matches!(change, LockChange::Start { .. } | LockChange::Set { .. })
         }

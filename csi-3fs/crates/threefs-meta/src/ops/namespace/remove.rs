@@ -1,17 +1,16 @@
 //! Removal of names, empty directories and whole trees.
 
-use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::clients::open_files::OpenFiles;
 use crate::identity::Identity;
+use crate::ops::detach::{clear_directory, detach_tree};
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
+use crate::ops::trash::{self, RemovedName, keep_directory, remove_link};
 use crate::ops::volume::quota;
-use crate::ops::{
-    Inputs, OpError, count_subdirectories, drop_link, load_named, not_found, queue, store, touch,
-};
-use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, Nanoseconds};
-use crate::rows::{self, DentryRow, InodeRow, REMOVED, RemovalRow};
+use crate::ops::{Inputs, OpError, count_subdirectories, load_named, not_found, touch};
+use crate::protocol::{At, EntryKind, MetaError, MetaReply, Nanoseconds};
+use crate::rows::{self, DentryRow, InodeRow};
 
 /// `MetaChange::Unlink`.
 pub(crate) struct Unlink<'a> {
@@ -25,6 +24,7 @@ pub(crate) struct Unlink<'a> {
 pub(crate) struct RemoveDirectory<'a> {
     pub caller: &'a Identity,
     pub at: &'a At,
+    pub open_files: &'a OpenFiles,
     pub inputs: Inputs,
 }
 
@@ -45,7 +45,8 @@ impl Operation for Unlink<'_> {
         if entry.kind == EntryKind::Directory {
             return Err(MetaError::IsADirectory { path: self.at.path.clone() }.into());
         }
-        drop_link(txn, row, &name_in.name, self.inputs.now, self.open_files).await?;
+        let (caller, inputs, open_files) = (self.caller, &self.inputs, self.open_files);
+        remove_link(txn, row, &RemovedName::new(&name_in, caller, inputs, open_files)).await?;
         remove_name(txn, &name_in, self.inputs.now);
         Ok(MetaReply::Done)
     }
@@ -60,7 +61,9 @@ impl Operation for RemoveDirectory<'_> {
         if entry.kind != EntryKind::Directory {
             return Err(MetaError::NotADirectory { path: self.at.path.clone() }.into());
         }
-        remove_empty(txn, &row, &self.at.path).await?;
+        let (caller, inputs, open_files) = (self.caller, &self.inputs, self.open_files);
+        let from = RemovedName::new(&name_in, caller, inputs, open_files);
+        remove_empty(txn, row, &self.at.path, &from).await?;
         count_subdirectories(txn, name_in.parent.inode.id, -1);
         remove_name(txn, &name_in, self.inputs.now);
         Ok(MetaReply::Done)
@@ -73,6 +76,8 @@ impl Operation for RemoveTree<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let (name_in, entry, row) = existing(txn, self.caller, self.at).await?;
+        let (caller, inputs, open_files) = (self.caller, &self.inputs, self.open_files);
+        let from = RemovedName::new(&name_in, caller, inputs, open_files);
         match entry.kind {
             EntryKind::Directory => {
                 // Permissions below the directory are not checked one by one, so only root may do
@@ -82,59 +87,37 @@ impl Operation for RemoveTree<'_> {
                     let path = self.at.path.clone();
                     return Err(MetaError::NotPermitted { path, reason }.into());
                 }
-                detach_tree(txn, row, self.inputs.now).await?;
+                if let Some(row) = keep_directory(txn, row, &from).await? {
+                    detach_tree(txn, row, self.inputs.now).await?;
+                }
                 count_subdirectories(txn, name_in.parent.inode.id, -1);
             }
-            _ => {
-                drop_link(txn, row, &name_in.name, self.inputs.now, self.open_files).await?;
-            }
+            _ => remove_link(txn, row, &from).await?,
         }
         remove_name(txn, &name_in, self.inputs.now);
         Ok(MetaReply::Done)
     }
 }
 
-/// Queues a directory without a name, with its contents, for garbage collection.
-pub(crate) async fn detach_tree(
-    txn: &mut Transaction,
-    mut row: InodeRow,
-    now: Nanoseconds,
-) -> Result<(), OpError> {
-    quota::detach(txn, &row).await?;
-    row.charged = false;
-    if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
-        *parent = REMOVED;
-    }
-    row.inode.links = 0;
-    row.name.clear();
-    let (inode, kind, opened_by) = (row.inode.id, EntryKind::Directory, Vec::new());
-    row.inode.changed = now;
-    queue(txn, rows::REMOVALS, &RemovalRow { inode, kind, run_id: 0, opened_by }).await?;
-    Ok(store(txn, &mut row)?)
-}
-
-/// Clears the inode of an empty directory. The read that found it empty conflicts with transactions
-/// that add an entry.
+/// Removes an empty directory. The read that found it empty conflicts with transactions that add an
+/// entry.
 pub(crate) async fn remove_empty(
     txn: &mut Transaction,
-    row: &InodeRow,
+    row: InodeRow,
     path: &str,
+    from: &RemovedName<'_>,
 ) -> Result<(), OpError> {
     let names = KeyRange::prefix(&rows::dentries(row.inode.id));
     if !txn.range(&names, 1).await?.is_empty() {
         return Err(MetaError::NotEmpty { path: path.into() }.into());
     }
-    quota::detach(txn, row).await?;
+    let Some(row) = keep_directory(txn, row, from).await? else { return Ok(()) };
+    if row.inode.quota == Some(row.inode.id) && trash::has_entries(txn, row.inode.id).await? {
+        return detach_tree(txn, row, from.inputs.now).await;
+    }
+    quota::detach(txn, &row).await?;
     clear_directory(txn, row.inode.id);
     Ok(())
-}
-
-pub(crate) fn clear_directory(txn: &mut Transaction, directory: InodeId) {
-    txn.clear(&rows::inode(directory));
-    txn.clear(&rows::directory_time(directory));
-    txn.clear(&rows::subdirectories(directory));
-    txn.clear_range(KeyRange::prefix(&rows::attributes(directory)));
-    quota::clear(txn, directory);
 }
 
 /// An existing name that the caller may remove, with its entry and inode.

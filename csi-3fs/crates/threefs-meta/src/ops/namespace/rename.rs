@@ -7,10 +7,10 @@ use crate::clients::open_files::OpenFiles;
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
 use crate::ops::namespace::remove::remove_empty;
+use crate::ops::trash::{RemovedName, remove_link};
 use crate::ops::volume::quota;
 use crate::ops::{
-    Inputs, OpError, count_subdirectories, drop_link, load, load_named, not_found, store, touch,
-    visible,
+    Inputs, OpError, count_subdirectories, load, load_named, not_found, store, touch, visible,
 };
 use crate::permission::WRITE;
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
@@ -158,15 +158,16 @@ impl Rename<'_> {
         let path = || self.to.path.clone();
         let target = load_named(txn, there, &self.to.path).await?;
         self.caller.check_sticky(&to.parent.inode, &target.inode, &self.to.path)?;
+        let from = RemovedName::new(to, self.caller, &self.inputs, self.open_files);
         match (entry.kind, there.kind) {
             (EntryKind::Directory, EntryKind::Directory) => {
-                remove_empty(txn, &target, &self.to.path).await?;
+                remove_empty(txn, target, &self.to.path, &from).await?;
                 count_subdirectories(txn, to.parent.inode.id, -1);
                 Ok(())
             }
             (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),
             (_, EntryKind::Directory) => Err(MetaError::IsADirectory { path: path() }.into()),
-            _ => drop_link(txn, target, &to.name, self.inputs.now, self.open_files).await,
+            _ => remove_link(txn, target, &from).await,
         }
     }
 }

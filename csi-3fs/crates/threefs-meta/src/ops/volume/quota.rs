@@ -18,7 +18,7 @@ use crate::ops::{OpError, RecountContext};
 use crate::protocol::{
     METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, NAME_ROW_BYTES, ROOT,
 };
-use crate::rows::{self, InodeRow, QuotaRow, REMOVED};
+use crate::rows::{self, InodeRow, REMOVED};
 
 /// At most this fraction of a quota's byte limit may count as excess.
 const EXCESS_PART: i64 = 8;
@@ -110,7 +110,7 @@ pub(crate) async fn owner(
 ) -> Result<Option<InodeId>, OpError> {
     match row.inode.quota {
         Some(quota) if quota == row.inode.id => {
-            let own: Option<QuotaRow> = rows::read(txn, &rows::quota(quota)).await?;
+            let own = rows::read_quota(txn, quota).await?;
             Ok(own.and_then(|own| own.above))
         }
         quota => Ok(quota),
@@ -144,7 +144,7 @@ async fn add(
     let mut next = quota;
     while let Some(id) = next {
         // The quota of a removed directory no longer counts.
-        let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+        let Some(row) = rows::read_quota(txn, id).await? else { break };
         if charge.bytes != 0 {
             txn.bounded_add(&rows::quota_bytes(id), charge.bytes, bound(row.bytes()));
         }
@@ -175,7 +175,7 @@ pub(crate) async fn make_excess(
     let (mut next, mut room) = (quota, count(bytes));
     let mut quotas = Vec::new();
     while let Some(id) = next {
-        let Some(row) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+        let Some(row) = rows::read_quota(txn, id).await? else { break };
         let key = rows::quota_excess(id);
         let used = txn.snapshot_get(&key).await?;
         let used = used.map_or(Ok(0), |bytes| counter(&key, bytes))?;
@@ -250,10 +250,9 @@ pub(crate) async fn move_to(
         new_charge.inodes += inside.inodes;
         new_charge.metadata += inside.metadata;
         released = new_charge;
-        let key = rows::quota(row.inode.id);
-        if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
+        if let Some(mut own) = rows::read_quota(txn, row.inode.id).await? {
             own.above = new;
-            rows::write(txn, &key, &own)?;
+            rows::write(txn, &rows::quota(row.inode.id), &own)?;
         }
     } else if row.inode.is_directory() {
         let names = KeyRange::prefix(&rows::dentries(row.inode.id));
@@ -284,9 +283,8 @@ pub(crate) async fn move_to(
 
 /// Removes a directory with a quota from the tree: its whole charge is released from those above.
 pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), OpError> {
-    let key = rows::quota(row.inode.id);
     let own = match row.inode.quota {
-        Some(quota) if quota == row.inode.id => rows::read::<QuotaRow>(txn, &key).await?,
+        Some(quota) if quota == row.inode.id => rows::read_quota(txn, quota).await?,
         _ => None,
     };
     let Some(mut own) = own else {
@@ -297,7 +295,7 @@ pub(crate) async fn detach(txn: &mut Transaction, row: &InodeRow) -> Result<(), 
     all.metadata += count(row.metadata_bytes);
     charge(txn, own.above, all.negated()).await?;
     own.above = None;
-    Ok(rows::write(txn, &key, &own)?)
+    Ok(rows::write(txn, &rows::quota(row.inode.id), &own)?)
 }
 
 /// Clears the quota rows of a removed directory.

@@ -53,7 +53,9 @@ impl Operation for SetQuota<'_> {
                 above
             }
         };
-        let quota = QuotaRow { bytes_max: self.bytes_max, inodes_max: self.inodes_max, above };
+        let trash_seconds = rows::read_quota(txn, id).await?.map_or(0, |quota| quota.trash_seconds);
+        let (bytes_max, inodes_max) = (self.bytes_max, self.inodes_max);
+        let quota = QuotaRow { bytes_max, inodes_max, above, trash_seconds };
         rows::write(txn, &rows::quota(id), &quota)?;
         let used = current_use(txn, id).await?;
         Ok(MetaReply::Quotas(vec![quota_use(id, &quota, used)]))
@@ -104,10 +106,9 @@ async fn adopt(
             if row.inode.quota == Some(entry.inode) {
                 let inside = current_use(txn, entry.inode).await?;
                 total = total.plus(inside).ok_or_else(too_much)?;
-                let key = rows::quota(entry.inode);
-                if let Some(mut own) = rows::read::<QuotaRow>(txn, &key).await? {
+                if let Some(mut own) = rows::read_quota(txn, entry.inode).await? {
                     own.above = Some(directory);
-                    rows::write(txn, &key, &own)?;
+                    rows::write(txn, &rows::quota(entry.inode), &own)?;
                 }
                 continue;
             }
@@ -143,7 +144,7 @@ impl Operation for Quotas<'_> {
         let mut quotas = Vec::new();
         let mut next = row.inode.quota;
         while let Some(id) = next {
-            let Some(quota) = rows::read::<QuotaRow>(txn, &rows::quota(id)).await? else { break };
+            let Some(quota) = rows::read_quota(txn, id).await? else { break };
             quotas.push(quota_use(id, &quota, current_use(txn, id).await?));
             next = quota.above;
         }

@@ -1,12 +1,15 @@
 //! Random operations: the counters of quotas equal the sum over the inodes.
 
 use super::*;
+use crate::protocol::{TrashAnswer, TrashChange, TrashQuery};
+use crate::tests::trash;
 
 #[derive(Clone, Debug)]
 enum Action {
     Change(Kind, usize, usize, u64),
     Collect,
     Recount,
+    Expire,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +29,9 @@ enum Kind {
     SetQuota,
     Open,
     Close,
+    Keep,
+    Restore,
+    Purge,
 }
 
 const PLACES: [&str; 12] = [
@@ -59,6 +65,11 @@ fn action() -> impl Strategy<Value = Action> {
         SetQuota,
         Open,
         Close,
+        Keep,
+        Keep,
+        Restore,
+        Restore,
+        Purge,
     ]);
     let places = 0..PLACES.len();
     prop_oneof![
@@ -66,6 +77,7 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(kind, first, two, number)| Action::Change(kind, first, two, number)),
         1 => Just(Action::Collect),
         1 => Just(Action::Recount),
+        1 => Just(Action::Expire),
     ]
 }
 
@@ -96,6 +108,19 @@ async fn change_of(
         Kind::EndSession => report(&file?, 0, &[session]),
         Kind::SetLength => MetaChange::SetLength { at: At::inode(file?.id), length: number },
         Kind::SetQuota => set_quota(path, Some(2 * number), Some(number / 10)),
+        Kind::Keep => trash::keep(path, number / 20 * 1000),
+        Kind::Restore | Kind::Purge => {
+            let volume = fixture.stat(path).await.ok()?.quota?;
+            let list = TrashQuery::List { at: At::inode(volume), after: None };
+            let reply = fixture.query(MetaQuery::Trash(list)).await.ok()?;
+            let MetaReply::Trash(TrashAnswer::Page { entries, .. }) = reply else { return None };
+            let id = entries.get(number as usize % entries.len().max(1))?.id;
+            let (at, to) = (At::inode(volume), number.is_multiple_of(2).then(|| At::path(two)));
+            MetaChange::Trash(match kind {
+                Kind::Restore => TrashChange::Restore { at, id, to },
+                _ => TrashChange::Purge { at, ids: vec![id] },
+            })
+        }
         Kind::Open => {
             let (client, at) = (fixture.client, At::inode(file?.id));
             let _ = fixture.query(MetaQuery::Open { at, access: 4, client }).await;
@@ -119,6 +144,8 @@ async fn run(actions: Vec<Action>) {
                 let _ = fixture.tree.collect().await.unwrap();
             }
             Action::Recount => fixture.recount().await,
+            // Nothing has expired except in volumes that keep nothing any more.
+            Action::Expire => fixture.tree.expire_trash(crate::tree::now()).await.unwrap(),
             Action::Change(kind, first, two, number) => {
                 let (first, two) = (PLACES[*first], PLACES[*two]);
                 let Some(change) = change_of(&fixture, *kind, first, two, *number).await else {
