@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import threefs
 from threefs import errors
-from threefs.cli.credential import issue, seconds_of, show
+from threefs.cli.credential import issue, show
 from threefs.cli.output import Output
+from threefs.durations import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,11 +109,16 @@ def test_issuing_and_showing(
 @pytest.mark.parametrize("text", ["", "1", "h", "0h", "-1h", "1.5h", "367d", "9" * 30 + "s", "1h "])
 def test_a_wrong_duration_is_named(text: str) -> None:
     with pytest.raises(errors.InvalidArgument, match="--expires"):
-        seconds_of(text)
+        seconds_of("--expires", text)
 
 
 def test_durations() -> None:
-    assert [seconds_of(text) for text in ("90s", "2m", "1h", "7d")] == [90, 120, 3600, 604_800]
+    assert [seconds_of("--expires", text) for text in ("90s", "2m", "1h", "7d")] == [
+        90,
+        120,
+        3600,
+        604_800,
+    ]
 
 
 def test_keys_are_rotated_under_load(start_cluster: Any) -> None:

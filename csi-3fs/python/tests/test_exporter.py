@@ -115,3 +115,15 @@ def test_an_unreachable_mgmtd_is_reported_without_other_metrics() -> None:
         raise Unavailable("mgmtd does not answer", who="mgmtd")
 
     assert scrape(StatusCollector(ask)) == {"threefs_up 0.0"}
+
+
+def test_entries_in_the_trash_are_counted() -> None:
+    collector = StatusCollector(lambda: json.dumps(STATUS), trash=lambda: 7)
+    assert "threefs_trash_entries 7.0" in scrape(collector)
+
+    def earlier() -> int:
+        raise Unavailable("the metadata service is of an earlier release", who="meta")
+
+    metrics = scrape(StatusCollector(lambda: json.dumps(STATUS), trash=earlier))
+    assert "threefs_up 1.0" in metrics
+    assert not [metric for metric in metrics if metric.startswith("threefs_trash")]

@@ -18,6 +18,7 @@ from threefs import _native
 from threefs.cluster import ClusterFile, one_or_list
 from threefs.errors import Exists, InvalidArgument, IsADirectory, NotFound, ThreeFSError
 from threefs.file import RawFile, open_file
+from threefs.trash import Trash
 
 if TYPE_CHECKING:
     import io
@@ -251,6 +252,18 @@ class Client:
             if raw[0] == inode:
                 return _quota(raw)
         return None
+
+    def trash(self, volume: str) -> Trash:
+        """The removed files of a directory with a quota."""
+        return Trash(self._native, volume)
+
+    def keep_removed(self, volume: str, seconds: int) -> None:
+        """Set how long removed files of a volume are kept; see `Trash.keep`."""
+        self.trash(volume).keep(seconds)
+
+    def trash_count(self) -> int:
+        """Number of entries in the trash of all volumes, counted up to 100,000."""
+        return self._native.trash_count()
 
     def statfs(self, path: str = "/") -> FileSystemSpace:
         """Return the free space for new files at a path."""

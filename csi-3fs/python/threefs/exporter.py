@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -41,12 +42,19 @@ TIMEOUT_SECONDS = 5.0
 class StatusCollector(Collector):
     """Queries the status at each scrape.
 
-    `query` returns the result of `Client.status`, and `scrub` that of `Client.scrub`.
+    `query` returns the result of `Client.status`, `scrub` that of `Client.scrub`, and `trash` that
+    of `Client.trash_count`.
     """
 
-    def __init__(self, query: Callable[[], str], scrub: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        query: Callable[[], str],
+        scrub: Callable[[], str] | None = None,
+        trash: Callable[[], int] | None = None,
+    ) -> None:
         self._query = query
         self._scrub = scrub
+        self._trash = trash
 
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
@@ -60,10 +68,17 @@ class StatusCollector(Collector):
         if status is not None:
             yield from families(status)
         if status is not None and self._scrub is not None:
-            try:
+            # A service that does not answer, or of an earlier release, has no such metrics.
+            with suppress(ThreeFSError, OSError):
                 yield from scrub_families(json.loads(self._scrub()), time.time())
-            except (ThreeFSError, OSError):
-                return
+        if status is not None and self._trash is not None:
+            with suppress(ThreeFSError, OSError):
+                yield GaugeMetricFamily(
+                    "threefs_trash_entries",
+                    "Removed files and directories in the trash of all volumes, counted up to "
+                    "100,000.",
+                    value=self._trash(),
+                )
 
 
 def families(status: dict[str, Any]) -> Iterable[Metric]:
@@ -260,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"threefs.exporter: error: {error}\n")
         return 1
     registry = CollectorRegistry()
-    registry.register(StatusCollector(client.status, client.scrub))
+    registry.register(StatusCollector(client.status, client.scrub, client.trash_count))
     server = MetricsServer(registry, options.port)
     server.start()
     ended.wait()

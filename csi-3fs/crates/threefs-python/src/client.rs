@@ -19,6 +19,7 @@ use crate::buffer::{BorrowedViews, View};
 use crate::errors;
 use crate::file::File;
 use crate::runtime::ClientRuntime;
+use crate::trash::{RawTrashEntry, RawTrashId, raw_trash_entry, trash_id};
 
 /// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes.
 pub(crate) type RawStat = (&'static str, u64, u64, u32, i64, u32);
@@ -151,6 +152,46 @@ impl Client {
         let live = self.live()?;
         let quotas = live.wait(py, live.client.quotas(At::path(path)))?;
         Ok(quotas.iter().map(raw_quota).collect())
+    }
+
+    fn keep_removed(&self, py: Python<'_>, volume: &str, seconds: u64) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.keep_removed(volume, seconds))
+    }
+
+    #[pyo3(signature = (volume, after=None))]
+    fn trash(
+        &self,
+        py: Python<'_>,
+        volume: &str,
+        after: Option<RawTrashId>,
+    ) -> PyResult<(u64, Vec<RawTrashEntry>, bool)> {
+        let live = self.live()?;
+        let page = live.wait(py, live.client.trash(volume, after.map(trash_id)))?;
+        Ok((page.seconds, page.entries.into_iter().map(raw_trash_entry).collect(), page.more))
+    }
+
+    #[pyo3(signature = (volume, entry, to=None))]
+    fn restore_removed(
+        &self,
+        py: Python<'_>,
+        volume: &str,
+        entry: RawTrashId,
+        to: Option<&str>,
+    ) -> PyResult<RawStat> {
+        let live = self.live()?;
+        Ok(raw(&live.wait(py, live.client.restore_removed(volume, trash_id(entry), to))?))
+    }
+
+    fn purge_removed(&self, py: Python<'_>, volume: &str, ids: Vec<RawTrashId>) -> PyResult<()> {
+        let live = self.live()?;
+        let ids = ids.into_iter().map(trash_id).collect();
+        live.wait(py, live.client.purge_removed(volume, ids))
+    }
+
+    fn trash_count(&self, py: Python<'_>) -> PyResult<u64> {
+        let live = self.live()?;
+        live.wait(py, live.client.trash_count())
     }
 
     fn statfs(&self, py: Python<'_>, path: &str) -> PyResult<(u64, u64, u64, u64)> {

@@ -27,6 +27,7 @@ mod rings;
 mod runtime;
 mod service;
 mod store;
+mod trash;
 
 use pyo3::prelude::*;
 

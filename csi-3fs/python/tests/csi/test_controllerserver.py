@@ -62,6 +62,22 @@ def test_every_volume_has_a_limit_of_inodes(
     assert limit() == enlarged
 
 
+def test_a_class_can_keep_removed_files(driver: Driver) -> None:
+    driver.create("a", parameters={"trash": "7d"})
+    driver.create("b", parameters={"trash": "0"})
+    driver.create("c")
+    kept = [driver.files.keep_seconds(f"/volumes/{name}") for name in ("a", "b", "c")]
+    assert kept == [7 * 86_400, 0, 0]
+    # The same request again, and one of a class that keeps nothing.
+    driver.create("a", parameters={"trash": "7d"})
+    code, message = driver.refused(create_request("a", parameters={}))
+    assert code == "ALREADY_EXISTS"
+    assert "trash 604800" in message
+    code, message = driver.refused(create_request("d", parameters={"trash": "1w"}))
+    assert code == "INVALID_ARGUMENT"
+    assert "parameter `trash` is `1w`" in message
+
+
 def test_a_large_claim_is_limited_by_the_inodes_of_its_class(driver: Driver) -> None:
     """A tenant chooses the size: inodes for a pebibyte would exceed the metadata store."""
     volume = driver.create("a", capacity_range=size(GIBIBYTE << 20))

@@ -10,6 +10,7 @@ from threefs.cli.backup import backup_commands
 from threefs.cli.credential_commands import credential_commands
 from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, bytes_of
+from threefs.cli.trash_commands import trash_commands
 from threefs.errors import ThreeFSError
 from threefs.etcd import DEFAULT_PREFIX, EtcdOptions
 from threefs.exit_status import EXIT_INTERRUPTED, report_error
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
 app.add_typer(credential_commands, name="credential")
+app.add_typer(trash_commands, name="trash")
 
 Timeout = Annotated[
     float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)

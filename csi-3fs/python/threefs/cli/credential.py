@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -12,36 +11,23 @@ from threefs import _native
 from threefs.cli.output import Output
 from threefs.client import connect
 from threefs.cluster import ClusterFile, write_atomically
+from threefs.durations import seconds_of
 from threefs.errors import InvalidArgument, NotADirectory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["issue", "seconds_of", "show"]
+__all__ = ["issue", "show"]
 
 # The cluster's name in services and in the CSI driver.
 CLUSTER_NAME = "default"
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-EXPIRES_SECONDS_MAX = 366 * 86_400
-
-
-def seconds_of(text: str) -> int:
-    """A duration such as 90s, 30m, 1h or 7d, in seconds."""
-    match = re.fullmatch(r"([1-9]\d{0,8})([smhd])", text)
-    seconds = int(match[1]) * SECONDS[match[2]] if match else 0
-    if not 0 < seconds <= EXPIRES_SECONDS_MAX:
-        raise InvalidArgument(
-            f"--expires is `{text}`; it must be a number and s, m, h or d, at most 366d, "
-            "for example 1h"
-        )
-    return seconds
 
 
 def issue(
     cluster: Path, volume: str, *, read_only: bool, expires: str, node: str, to: Path | None
 ) -> None:
     """Issue a ticket for a directory with a quota; write it to a file or to standard output."""
-    seconds = seconds_of(expires)
+    seconds = seconds_of("--expires", expires)
     file = ClusterFile.read(cluster)
     with connect(cluster) as files:
         stat = files.stat(volume)

@@ -32,6 +32,7 @@ class _Entry:
     attributes: dict[str, bytes] = field(default_factory=dict)
     claim: tuple[str, int] | None = None
     limits: tuple[int | None, int | None] | None = None
+    keep_seconds: int = 0
     size: int = 0
 
 
@@ -116,6 +117,11 @@ class MemoryDirectories:
             self._directory(path).limits = (bytes_max, inodes_max)
             return self._quota(path)
 
+    def keep_removed(self, path: str, seconds: int) -> None:
+        """See `Directories`."""
+        with self._begin_call("keep_removed"):
+            self._directory(path).keep_seconds = seconds
+
     def quota(self, path: str) -> Quota | None:
         """See `Directories`."""
         with self._begin_call("quota"):
@@ -183,6 +189,11 @@ class MemoryDirectories:
         """All paths, sorted."""
         with self._lock:
             return sorted(self._entries)
+
+    def keep_seconds(self, path: str) -> int:
+        """How long removed files are kept."""
+        with self._lock:
+            return self._entry(path).keep_seconds
 
     def mode_and_owner(self, path: str) -> tuple[int, int, int]:
         """Permission bits, user, group."""

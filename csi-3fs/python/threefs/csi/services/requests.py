@@ -123,8 +123,10 @@ def check_fits(volume: Volume, requested: csi.CapacityRange, parameters: Paramet
     """Check that an existing volume of the same name matches the request."""
     name, existing_bytes = volume.name, volume.capacity_bytes
     for key, text in parameters.as_record().items():
-        if volume.parameters.get(key) != text:
-            existing = _format_value(key, volume.parameters.get(key))
+        # Volumes of earlier releases have no retention.
+        existing_value = volume.parameters.get(key, 0)
+        if existing_value != text:
+            existing = _format_value(key, existing_value)
             raise AlreadyExists(
                 f"volume `{name}` exists with {key} {existing} and {_format_value(key, text)} was "
                 "requested; request the existing value, or use another name"

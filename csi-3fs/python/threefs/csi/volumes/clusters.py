@@ -48,6 +48,9 @@ class Directories(Protocol):
     ) -> Quota:
         """Set the limits of a directory."""
 
+    def keep_removed(self, path: str, seconds: int) -> None:
+        """Set how long removed files of a directory with a quota are kept."""
+
     def quota(self, path: str) -> Quota | None:
         """Return limits and usage of a directory."""
 

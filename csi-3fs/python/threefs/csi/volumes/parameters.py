@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from threefs.csi.errors import InvalidArgument
 from threefs.csi.volumes.volume_id import check_claims_parent, check_cluster
+from threefs.durations import seconds_of
+from threefs.errors import InvalidArgument as InvalidArgument3FS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +25,7 @@ __all__ = [
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_PARENT = "/volumes"
-KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes")
+KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes", "trash")
 KUBERNETES = "csi.storage.k8s.io/"
 """Prefix of the parameters that the provisioner and the kubelet add; they are ignored."""
 
@@ -64,6 +66,8 @@ class Parameters:
     inodes: int = 0
     """Maximum number of files, directories and links of a volume; 0: one for every 16 KiB of its
     size, at most 16,777,216."""
+    trash: int = 0
+    """Seconds for which removed files are kept; 0: not."""
 
     @classmethod
     def parse(cls, volume_parameters: Mapping[str, str]) -> Parameters:
@@ -89,11 +93,18 @@ class Parameters:
             gid=_number("gid", volume_parameters.get("gid", "0"), 10, ID_MAX),
             mode=_number("mode", volume_parameters.get("mode", "0777"), 8, 0o7777),
             inodes=_number("inodes", volume_parameters.get("inodes", "0"), 10, INODES_MAX),
+            trash=_duration("trash", volume_parameters.get("trash", "0")),
         )
 
     def as_record(self) -> dict[str, str | int]:
         """Return the part that is stored in the volume's record."""
-        return {"uid": self.uid, "gid": self.gid, "mode": self.mode, "inodes": self.inodes}
+        return {
+            "uid": self.uid,
+            "gid": self.gid,
+            "mode": self.mode,
+            "inodes": self.inodes,
+            "trash": self.trash,
+        }
 
 
 def inodes_max(size_bytes: int, requested: int) -> int:
@@ -110,6 +121,15 @@ def quantity_bytes(name: str, text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise InvalidArgument(f"{name} is `{text[:80]}`; give a quantity such as 10Gi")
     return int(match[1]) * UNITS[match[2]]
+
+
+def _duration(name: str, text: str) -> int:
+    if text == "0":
+        return 0
+    try:
+        return seconds_of(f"parameter `{name}`", text)
+    except InvalidArgument3FS as error:
+        raise InvalidArgument(error.message) from error
 
 
 def _number(name: str, text: str, base: int, largest: int) -> int:

@@ -93,6 +93,8 @@ class Volumes:
             )
         inodes = inodes_max(size_bytes, parameters.inodes)
         files.set_quota(path, bytes_max=size_bytes, inodes_max=inodes)
+        if parameters.trash:
+            files.keep_removed(path, parameters.trash)
         files.make_directory(f"{path}/{DATA}", parameters.mode, exist_ok=True)
         files.chmod(f"{path}/{DATA}", parameters.mode)
         if parameters.uid or parameters.gid:
