@@ -135,6 +135,7 @@ DASHBOARDS = (
             Panel("Chains that share a failure domain", "short", (("max(threefs_domain_violations)", ""),)),
             Panel("Since the last heartbeat", "s", (("max by (storage) (threefs_heartbeat_age_seconds)", "{{storage}}"),)),
             Panel("Used by service", "bytes", gauge("threefs_used_bytes", "storage")),
+            Panel("Removed files in the trash", "short", (("max(threefs_trash_entries)", ""),)),
             Panel("Chunks that cannot be repaired", "short", (("sum by (storage) (threefs_scrub_damaged_chunks + threefs_scrub_different_chunks)", "{{storage}}"),)),
             Panel("Scrub: read", "Bps", rate("threefs_scrub_read_bytes_total", "storage")),
             Panel("Scrub: damage by service", "ops", rate("threefs_scrub_detected_chunks_total", "storage")),

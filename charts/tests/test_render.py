@@ -68,6 +68,15 @@ def test_any_choice_of_components_renders(switches: tuple[bool, ...], render: Re
     assert ("DaemonSet/threefs-csi-node" in owners) == values["csi.enabled"]
 
 
+@pytest.mark.parametrize(("trash", "parameters"), [("0", {}), ("7d", {"trash": "7d"})])
+def test_the_class_keeps_removed_files(
+    render: Render, trash: str, parameters: dict[str, str]
+) -> None:
+    """Without a retention the class, which is immutable, is that of earlier releases."""
+    (storage_class,) = render(**{"csi.storageClass.trash": trash}).of("StorageClass")
+    assert storage_class["parameters"] == {"path": "/volumes", **parameters}
+
+
 @pytest.mark.parametrize(
     ("values", "kind"),
     [

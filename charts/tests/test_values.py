@@ -81,6 +81,7 @@ def test_the_schema_refuses_unknown_keys_at_every_level(path: str) -> None:
         ({"threefs.storage.volume.size": "plenty"}, ["/threefs/storage/volume/size", "pattern"]),
         ({"images.storage.digest": "sha256:12"}, ["/images/storage/digest", "pattern"]),
         ({"images.storage.nmae": "x"}, ["/images/storage", "nmae"]),
+        ({"csi.storageClass.trash": "1w"}, ["/csi/storageClass/trash", "pattern"]),
         ({"csi.storageClass.reclaimPolicy": "Recycle"}, ["reclaimPolicy", "Delete", "Retain"]),
         ({"injection.timeoutSeconds": 30}, ["/injection/timeoutSeconds", "5"]),
         ({"nodeAgent.tolerations": {"operator": "Exists"}}, ["/nodeAgent/tolerations", "array"]),
