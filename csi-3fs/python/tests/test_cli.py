@@ -116,6 +116,7 @@ def test_bench_reports_rates(threefs_command: Any, cluster: Any) -> None:
     assert figures["write_bytes_per_second"] > 0
     assert figures["read_bytes_per_second"] > 0
     assert figures["write_share_of_raw"] > 0
+    assert figures["read_bytes_other"] == 8 << 20
     assert threefs_command("ls", "/").stdout.count(b"bench") == 0
 
 

@@ -7,6 +7,7 @@ service that restarts.
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from contextlib import suppress
@@ -18,6 +19,7 @@ from threefs import _native
 from threefs.cluster import ClusterFile, one_or_list
 from threefs.errors import Exists, InvalidArgument, IsADirectory, NotFound, ThreeFSError
 from threefs.file import RawFile, open_file
+from threefs.location import own_location
 from threefs.trash import Trash
 
 if TYPE_CHECKING:
@@ -98,10 +100,15 @@ class FileSystemSpace:
 
 
 def connect(
-    cluster: str | os.PathLike[str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
+    cluster: str | os.PathLike[str] | None = None,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    location: str | None = None,
 ) -> Client:
     """Connect to the cluster of a `cluster.json`, by default the one that THREEFS_CLUSTER names.
 
+    `location` is the ZONE/RACK/HOST of this machine, whose near replicas are read; default: as for
+    storage services, from THREEFS_ZONE, THREEFS_RACK, THREEFS_HOST and THREEFS_LOCATION_FILE.
     Nothing is sent before the first call, so the cluster may still be starting.
     """
     path = cluster if cluster is not None else os.environ.get("THREEFS_CLUSTER")
@@ -109,7 +116,7 @@ def connect(
         raise InvalidArgument(
             "no cluster given: pass the path of its cluster.json or set THREEFS_CLUSTER"
         )
-    return Client(ClusterFile.read(Path(path)), timeout_seconds=timeout_seconds)
+    return Client(ClusterFile.read(Path(path)), timeout_seconds=timeout_seconds, location=location)
 
 
 class Client:
@@ -121,8 +128,9 @@ class Client:
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
         control_plane: bool = False,
+        location: str | None = None,
     ) -> None:
-        """Connect to a cluster.
+        """Connect to a cluster; `location` as for `connect`.
 
         With `control_plane` it manages volumes: it reads and sets the attributes with the prefix
         ``user.threefs.``, which other clients do not see, and refuses paths that contain symbolic
@@ -138,6 +146,7 @@ class Client:
             timeout_seconds,
             control_plane,
             cluster.tls,
+            own_location(os.environ) if location is None else location,
         )
 
     def __enter__(self) -> Self:
@@ -405,6 +414,14 @@ class Client:
         (None: all) are kept instead.
         """
         return self._native.drain(apply, cancel, nodes)
+
+    def read_bytes(self) -> dict[str, int]:
+        """Return the bytes that this client has read, by the distance of the replica.
+
+        Keys: host, rack and zone (of this machine; the innermost counts), and other.
+        """
+        read: dict[str, int] = json.loads(self._native.read_bytes())
+        return read
 
     def moves(self, *, plan: bool = False) -> str | None:
         """Return the moves in progress and what stalls them, as JSON; None from an older mgmtd.

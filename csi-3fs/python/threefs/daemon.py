@@ -56,6 +56,7 @@ def run_daemon(
     write_back: bool = False,
     claim_for: str = "",
     claim_seconds: float = CLAIM_SECONDS,
+    location: str = "",
 ) -> None:
     """Serve until unmounted or terminated; writes one JSON line to stdout when it serves."""
     config: dict[str, object] = {
@@ -71,6 +72,7 @@ def run_daemon(
         "timeout_seconds": timeout_seconds,
         "valid_seconds": valid_seconds,
         "write_back": write_back,
+        "location": location,
     }
     if claim_for:
         path = str(PurePosixPath(root).parent)

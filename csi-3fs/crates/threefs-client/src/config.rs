@@ -7,6 +7,7 @@ use fabric::class::TrafficClass;
 use fabric::rpc::{ConnectionConfig, PoolConfig};
 use rand::TryRngCore;
 use threefs_core::ids::ClientId;
+use threefs_core::location::Location;
 
 /// Name of the storage service; both sides of a connection sign it.
 pub const STORAGE_CONTEXT: &str = threefs_storage::CONTEXT;
@@ -27,6 +28,8 @@ pub struct ClientConfig {
     /// Whether the client manages volumes: it can read and change reserved attributes, and its
     /// paths do not follow symbolic links.
     pub control_plane: bool,
+    /// Zone, rack and host of the client: near replicas are preferred for reads. Default: unknown.
+    pub location: Location,
     /// How long an operation may make no progress before it fails with `Unavailable`. A batch of
     /// chunks makes progress whenever one of them completes.
     pub timeout: Duration,
@@ -50,6 +53,7 @@ impl ClientConfig {
             meta,
             credentials: credentials.into(),
             control_plane: false,
+            location: Location::default(),
             timeout: Duration::from_secs(30),
             operations_in_flight_max: 64,
             bytes_in_flight_max: 32 << 20,

@@ -38,6 +38,7 @@ mod files;
 mod holes;
 mod inodes;
 mod metadata;
+mod near;
 mod read;
 mod read_batch;
 mod routing;
@@ -64,6 +65,7 @@ pub use claims::{Claim, Renewal};
 pub use config::ClientConfig;
 pub use error::ClientError;
 pub use files::FileHandle;
+pub use near::ReadBytes;
 pub use read::{ReadPlan, ReadRange};
 pub use read_batch::ReadBatch;
 pub use trash::TrashPage;
@@ -72,11 +74,16 @@ pub use write::WriteRange;
 
 use breaker::Breakers;
 use metadata::Metadata;
+use near::Near;
 use read_batch::Batches;
 use routing::Routing;
 use storage::Peers;
 use update::Channels;
 use window::Window;
+
+/// A replica is slow if a read takes longer than this fraction of the time after which it is sent to
+/// another one.
+const SLOW_PARTS: u32 = 4;
 
 /// A client of one cluster, and the lease that its changes and updates require. Clones share all
 /// state. Must be used inside a tokio runtime.
@@ -97,6 +104,7 @@ struct Inner {
     breakers: Mutex<Breakers>,
     /// Spreads reads over replicas.
     read_turn: AtomicUsize,
+    near: Near,
     batches: Batches,
 }
 
@@ -122,10 +130,16 @@ impl Client {
             window: Window::new(config.operations_in_flight_max, config.bytes_in_flight_max),
             breakers: Mutex::default(),
             read_turn: AtomicUsize::new(0),
+            near: Near::new(config.location.clone(), config.read_attempt_timeout / SLOW_PARTS),
             batches: Batches::default(),
             config,
         };
         Self(Arc::new(inner), lease)
+    }
+
+    /// Bytes read so far, by the distance of the replica.
+    pub fn read_bytes(&self) -> ReadBytes {
+        self.0.near.read_bytes()
     }
 
     /// The lease that all changes and updates of this client require, except claims. Held until it

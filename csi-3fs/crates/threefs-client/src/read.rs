@@ -10,16 +10,19 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, Payload};
 use threefs_core::checksum::Checksum;
 use threefs_core::error::StorageError;
-use threefs_core::ids::ChainId;
-use threefs_core::message::{Address, ReadDone, ReadRequest, StorageReply, StorageRequest};
+use threefs_core::ids::{ChainId, NodeId, TargetId};
+use threefs_core::message::{
+    Address, ReadDone, ReadRequest, StorageReply, StorageRequest, StorageResult,
+};
 use threefs_core::routing::{ChainTarget, RoutingInfo};
 use threefs_meta::MetaError;
 use tokio::task::JoinSet;
 
 use crate::Client;
 use crate::config::BUSY_TIMEOUT_FACTOR;
-use crate::error::{Attempts, ClientError, OperationName};
+use crate::error::{Attempts, CallError, ClientError, OperationName};
 use crate::files::FileHandle;
+use crate::near::{Candidate, Distance, choose};
 use crate::routing::{ChunkLocation, ChunkRange, who};
 use crate::storage::{Overload, ROUTING_PAUSE, is_overloaded};
 use crate::window::{ProgressTimeout, task_result};
@@ -266,7 +269,8 @@ impl Client {
     ) -> Result<Option<Bytes>, ClientError> {
         let mut attempts = Attempts::of(&**what);
         let mut timeout = self.0.config.read_attempt_timeout;
-        let mut turn = self.0.read_turn.fetch_add(1, Relaxed);
+        let turn = self.0.read_turn.fetch_add(1, Relaxed);
+        let mut tried = Vec::new();
         let mut damaged_replies: u32 = 0;
         let mut overload = Overload::default();
         while !patience.expired() {
@@ -274,12 +278,13 @@ impl Client {
             let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? else {
                 break;
             };
-            let Some((to, replica, replicas)) = self.replica(&routing, location.chain, turn) else {
+            let choice = self.replica(&routing, location.chain, turn, &tried);
+            let Some(Replica { to, place: replica, distance, serving: replicas }) = choice else {
                 attempts.record_failure(&location.chain.to_string(), "it has no SERVING target");
                 self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
                 continue;
             };
-            turn = turn.wrapping_add(1);
+            tried.push(replica.target);
             let who = who(&routing, &replica);
             let request =
                 StorageRequest::Read(ReadRequest { to, chunk: location.chunk, offset, length });
@@ -289,13 +294,15 @@ impl Client {
                 idle_timeout: Some(timeout),
             };
             let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
-            let payload = Payload::empty();
-            let call = self.call(&routing, replica.node, &request, payload, attempt, options);
+            let call = self.read_from(&routing, replica.node, &request, attempt, options);
             match attempts.call(call.await)? {
                 // An empty chunk was removed, or never existed.
                 Ok((Ok(StorageReply::Read(read)), _)) if read.chunk_length == 0 => return Ok(None),
                 Ok((Ok(StorageReply::Read(read)), payload)) => match verify(read, payload) {
-                    Ok(payload) => return Ok(Some(payload)),
+                    Ok(payload) => {
+                        self.0.near.count(distance, payload.len());
+                        return Ok(Some(payload));
+                    }
                     Err(detail) => attempts.record_failure(&who, detail),
                 },
                 Ok((Ok(other), _)) => return Err(ClientError::unexpected(&who, &other)),
@@ -330,23 +337,57 @@ impl Client {
         Err(attempts.unavailable(self.0.config.timeout))
     }
 
-    /// Selects a serving replica for attempt number `turn`, preferring nodes that have answered
-    /// recently; also returns the number of serving replicas.
+    /// Makes one attempt of a read at one node.
+    pub(crate) async fn read_from(
+        &self,
+        routing: &RoutingInfo,
+        node: NodeId,
+        request: &StorageRequest,
+        deadline: Deadline,
+        options: CallOptions<'_>,
+    ) -> Result<(StorageResult, Bytes), CallError> {
+        let mut reading = self.0.near.start(node);
+        let reply = self.call(routing, node, request, Payload::empty(), deadline, options).await;
+        reading.overloaded = matches!(&reply, Err(CallError::Rpc(error)) if is_overloaded(error));
+        reply
+    }
+
+    /// Selects a serving replica, preferring nodes that have answered recently, those that this read
+    /// has not `tried` yet, and near ones.
     pub(crate) fn replica(
         &self,
         routing: &RoutingInfo,
         chain: ChainId,
         turn: usize,
-    ) -> Option<(Address, ChainTarget, u32)> {
+        tried: &[TargetId],
+    ) -> Option<Replica> {
         let chain = routing.chain(chain)?;
         let serving: Vec<ChainTarget> = chain.serving().copied().collect();
         let trusted: Vec<ChainTarget> =
             serving.iter().filter(|it| !self.0.peers.is_suspected(it.node)).copied().collect();
-        let candidates = if trusted.is_empty() { &serving } else { &trusted };
-        let replica = *candidates.get(turn % candidates.len().max(1))?;
-        let to = Address { chain: chain.id, chain_version: chain.version, target: replica.target };
-        Some((to, replica, serving.len() as u32))
+        let places = if trusted.is_empty() { &serving } else { &trusted };
+        let candidate = |place: &ChainTarget| {
+            let distance = self.0.near.distance(routing, place.node);
+            let busy = distance < Distance::Other && self.0.near.is_busy(place.node);
+            let tried = tried.iter().filter(|target| **target == place.target).count() as u32;
+            Candidate { distance, busy, tried }
+        };
+        let candidates: Vec<Candidate> = places.iter().map(candidate).collect();
+        let chosen = choose(&candidates, turn)?;
+        let (place, distance) = (*places.get(chosen)?, candidates.get(chosen)?.distance);
+        let to = Address { chain: chain.id, chain_version: chain.version, target: place.target };
+        Some(Replica { to, place, distance, serving: serving.len() as u32 })
     }
+}
+
+/// The replica for an attempt of a read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replica {
+    pub to: Address,
+    pub place: ChainTarget,
+    pub distance: Distance,
+    /// Number of serving replicas.
+    pub serving: u32,
 }
 
 /// The payload of a reply, if it is complete and undamaged.

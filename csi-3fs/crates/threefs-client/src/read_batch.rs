@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
-use fabric::rpc::{CallOptions, FaultCode, Payload, RpcError};
+use fabric::rpc::{CallOptions, FaultCode, RpcError};
 use threefs_core::ids::ChainId;
 use threefs_core::layout::ChunkSpan;
 use threefs_core::message::{ReadMany, ReadPart, StorageReply, StorageRequest};
@@ -19,7 +19,7 @@ use crate::Client;
 use crate::config::BUSY_TIMEOUT_FACTOR;
 use crate::error::{Attempts, ClientError, OperationName};
 use crate::files::FileHandle;
-use crate::read::verify;
+use crate::read::{Replica, verify};
 use crate::window::ProgressTimeout;
 
 /// Reads of one chain.
@@ -134,16 +134,17 @@ impl Client {
         let routing = self.0.routing.current(&mut attempts, deadline).await?;
         let chosen = routing
             .as_ref()
-            .and_then(|routing| Some((routing, self.replica(routing, batch.chain, turn)?)));
-        let Some((routing, (to, replica, _))) = chosen else { return Ok(Vec::new()) };
+            .and_then(|routing| Some((routing, self.replica(routing, batch.chain, turn, &[])?)));
+        let Some((routing, Replica { to, place, distance, .. })) = chosen else {
+            return Ok(Vec::new());
+        };
         let parts = batch.parts.iter().map(|&(_, part)| part).collect();
         let request = StorageRequest::ReadMany(ReadMany { to, inode: file.inode, parts });
         let timeout = self.0.config.read_attempt_timeout;
         let options =
             CallOptions { not_after: None, class: request.class(), idle_timeout: Some(timeout) };
         let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
-        let payload = Payload::empty();
-        let call = self.call(routing, replica.node, &request, payload, attempt, options).await;
+        let call = self.read_from(routing, place.node, &request, attempt, options).await;
         let (results, mut payload) = match attempts.call(call)? {
             Ok((Ok(StorageReply::ReadMany(results)), payload)) => (results, payload),
             Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::BadRequest => {
@@ -160,6 +161,7 @@ impl Client {
             if done.chunk_length > 0
                 && let Ok(data) = verify(done, data)
             {
+                self.0.near.count(distance, data.len());
                 read.push((range, data));
             }
         }

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
 use threefs_core::ids::{NodeId, TargetId};
+use threefs_core::location::Location;
 use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 use threefs_mgmtd::DrainChange;
 
@@ -44,7 +45,7 @@ impl Client {
 impl Client {
     #[new]
     #[allow(clippy::too_many_arguments)]
-    #[pyo3(signature = (mgmtd, meta, key_file, timeout_seconds, control_plane=false, tls=false))]
+    #[pyo3(signature = (mgmtd, meta, key_file, timeout_seconds, control_plane=false, tls=false, location=""))]
     fn new(
         py: Python<'_>,
         mgmtd: Vec<String>,
@@ -53,6 +54,7 @@ impl Client {
         timeout_seconds: f64,
         control_plane: bool,
         tls: bool,
+        location: &str,
     ) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(timeout_seconds)
             .map_err(|error| errors::invalid(py, &format!("timeout_seconds: {error}")))?;
@@ -61,6 +63,8 @@ impl Client {
         let mut config = ClientConfig::new(mgmtd, meta.into(), credentials.over_tls(tls));
         config.timeout = timeout;
         config.control_plane = control_plane;
+        config.location = Location::try_from(location.to_owned())
+            .map_err(|error| errors::invalid(py, &error.to_string()))?;
         Ok(Self { live: Mutex::new(Some(Arc::new(ClientRuntime::start(config)?))) })
     }
 
@@ -365,6 +369,11 @@ impl Client {
         };
         let plan = live.wait(py, live.client.drain(apply, change))?;
         serde_json::to_string(&plan).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn read_bytes(&self) -> PyResult<String> {
+        let read = self.live()?.client.read_bytes();
+        serde_json::to_string(&read).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     fn moves(&self, py: Python<'_>, plan: bool) -> PyResult<Option<String>> {

@@ -11,6 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde::Deserialize;
 use threefs_client::{Client, ClientConfig};
+use threefs_core::location::Location;
 use threefs_fuse::{ClaimConfig, FuseConfig, FuseError, UnansweredCalls};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,6 +36,8 @@ struct FuseJson {
     valid_seconds: f64,
     #[serde(default)]
     write_back: bool,
+    #[serde(default)]
+    location: Location,
     #[serde(default)]
     claim: Option<ClaimJson>,
 }
@@ -75,6 +78,7 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
     let mut client =
         ClientConfig::new(json.mgmtd, json.meta.into(), credentials.over_tls(json.tls));
     client.timeout = timeout;
+    client.location = json.location;
     let (root, read_only, resume, state) = (json.root, json.read_only, json.resume, json.state);
     let claim = match json.claim {
         None => None,

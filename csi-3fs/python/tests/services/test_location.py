@@ -9,9 +9,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
+from threefs import _native
+from threefs.cli.app import fuse
 from threefs.errors import InvalidArgument, Unavailable
-from threefs.services.location import api_server, labels_of, read_location, write_location
-from threefs.services.settings import location_of
+from threefs.location import location_of, own_location, read_location
+from threefs.services.location import api_server, labels_of, write_location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,3 +121,28 @@ def test_the_parts_of_a_location_are_checked() -> None:
     ]:
         with pytest.raises(InvalidArgument, match=option):
             location_of(zone, rack, host)
+
+
+def test_a_client_uses_the_variables_of_storage_services(tmp_path: Path) -> None:
+    assert own_location({}) == ""
+    variables = {"THREEFS_ZONE": "A", "THREEFS_RACK": "r1", "THREEFS_HOST": "h1"}
+    assert own_location(variables) == "A/r1/h1"
+    file = tmp_path / "location.json"
+    file.write_text('{"zone": "B", "rack": ""}')
+    assert own_location({**variables, "THREEFS_LOCATION_FILE": str(file)}) == "B//h1"
+    with pytest.raises(InvalidArgument, match="THREEFS_HOST"):
+        own_location({"THREEFS_HOST": "a b"})
+
+
+def test_a_mount_reads_near_its_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configs: list[dict[str, object]] = []
+    monkeypatch.setattr(_native, "run_fuse", lambda text: configs.append(json.loads(text)))
+    cluster = tmp_path / "cluster.json"
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    addresses = {"mgmtd": ["h:1"], "meta": "h:2", "key_file": str(key)}
+    cluster.write_text(json.dumps(addresses))
+    for name, value in (("ZONE", "A"), ("RACK", ""), ("HOST", "h7")):
+        monkeypatch.setenv(f"THREEFS_{name}", value)
+    fuse(fd=3, cluster=cluster, state=tmp_path / "state")
+    assert configs[0]["location"] == "A//h7"

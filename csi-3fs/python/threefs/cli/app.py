@@ -1,5 +1,6 @@
 """The commands and their options; each calls one function of a sibling module."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -376,7 +377,9 @@ def fuse(
 ) -> None:
     """Serve a mount whose descriptor the caller opened, mounted and keeps.
 
-    Writes one line of JSON when it serves. Exits when the mount is removed, or on SIGTERM.
+    Writes one line of JSON when it serves. Exits when the mount is removed, or on SIGTERM. Reads
+    prefer replicas near the machine: THREEFS_ZONE, THREEFS_RACK and THREEFS_HOST as for storage
+    services.
 
     Example: threefs fuse --root /volumes/one --fd 3
     """
@@ -384,9 +387,11 @@ def fuse(
     from threefs.confine import confine
     from threefs.daemon import run_daemon
     from threefs.errors import InvalidArgument
+    from threefs.location import own_location
 
     if cluster is None:
         raise InvalidArgument("no cluster given: pass --cluster FILE or set THREEFS_CLUSTER")
+    location = own_location(os.environ)
     if user:
         confine(user)
     run_daemon(
@@ -400,6 +405,7 @@ def fuse(
         write_back=write_back,
         claim_for=claim_for,
         claim_seconds=claim_seconds,
+        location=location,
     )
 
 

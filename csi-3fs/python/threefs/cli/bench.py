@@ -36,6 +36,8 @@ def run_bench(
         try:
             figures["write_bytes_per_second"] = _write(client, path, size, batch)
             figures["read_bytes_per_second"] = _read(client, path, size, batch)
+            near = client.read_bytes()
+            figures |= {f"read_bytes_{distance}": count for distance, count in near.items()}
         finally:
             if client.exists(path):
                 client.remove(path)

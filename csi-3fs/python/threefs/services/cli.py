@@ -29,12 +29,12 @@ from threefs.cli.output import bytes_of
 from threefs.errors import InvalidArgument, ThreeFSError
 from threefs.etcd import NO_ETCD, EtcdOptions
 from threefs.exit_status import report_error
+from threefs.location import location_of, read_location
 from threefs.services.settings import (
     META_PORT,
     MGMTD_PORT,
     SCRUB_INTERVAL_HOURS,
     STORAGE_PORT,
-    location_of,
     meta_config,
     mgmtd_config,
     node_id_of,
@@ -255,7 +255,6 @@ def storage(
 ) -> None:
     """Run a storage service."""
     from threefs.services.disk import take_disk
-    from threefs.services.location import read_location
 
     if location_file is not None:
         zone, rack = read_location(location_file)

@@ -19,7 +19,7 @@ from threefs.errors import InvalidArgument, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ACCOUNT_FOLDER", "api_server", "labels_of", "read_location", "write_location"]
+__all__ = ["ACCOUNT_FOLDER", "api_server", "labels_of", "write_location"]
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_SECONDS = 10.0
@@ -78,15 +78,3 @@ def write_location(file: Path, labels: Mapping[str, str], zone_label: str, rack_
     """Write zone and rack; a label that is not configured or not set leaves its part empty."""
     parts = {"zone": labels.get(zone_label, ""), "rack": labels.get(rack_label, "")}
     write_atomically(file, json.dumps(parts) + "\n")
-
-
-def read_location(file: Path) -> tuple[str, str]:
-    """The zone and the rack in a file of `write_location`."""
-    try:
-        parts: Any = json.loads(file.read_text())
-        return str(parts["zone"]), str(parts["rack"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(
-            f"--location-file (THREEFS_LOCATION_FILE) is `{file}`, which cannot be read: {error}; "
-            "`threefs-service locate` writes it"
-        ) from error

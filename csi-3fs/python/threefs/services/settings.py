@@ -17,7 +17,6 @@ __all__ = [
     "SCRUB_INTERVAL_HOURS",
     "STORAGE_PORT",
     "addresses_of",
-    "location_of",
     "meta_config",
     "mgmtd_config",
     "node_id_of",
@@ -140,15 +139,6 @@ def storage_config(
 def tls_config(*, enabled: bool, transition: bool) -> dict[str, Any]:
     """TLS settings, which are the same for each service."""
     return {"tls": enabled, "tls_transition": transition}
-
-
-def location_of(zone: str, rack: str, host: str) -> str:
-    """The failure domains of a storage node: ZONE/RACK/HOST, or nothing if all are unknown."""
-    for name, value, length in (("zone", zone, 63), ("rack", rack, 63), ("host", host, 253)):
-        if not re.fullmatch(rf"[A-Za-z0-9._-]{{0,{length}}}", value):
-            expected = f"at most {length} letters, digits, `-`, `_` and `.`"
-            raise _wrong(name, value, expected)
-    return f"{zone}/{rack}/{host}" if zone or rack or host else ""
 
 
 def node_id_of(pod_name: str) -> int:
