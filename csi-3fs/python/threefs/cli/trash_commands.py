@@ -1,12 +1,12 @@
 """`threefs trash`: the commands and their options."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output
+from threefs.exit_status import EXIT_FAILED
 
 __all__ = ["trash_commands"]
 
@@ -85,7 +85,7 @@ def trash_restore(
     from threefs.cli.trash import restore
 
     if not restore(cluster, volume, timeout, paths=paths or [], entry=entry, to=to):
-        sys.exit(1)
+        raise typer.Exit(EXIT_FAILED)
 
 
 @trash_commands.command("purge")

@@ -205,12 +205,11 @@ async fn purge(
     (open_files, now): (&OpenFiles, Nanoseconds),
 ) -> Result<(), OpError> {
     txn.clear(key);
-    let Some(mut row) = rows::read_inode(txn, inode).await? else { return Ok(()) };
+    let Some(row) = rows::read_inode(txn, inode).await? else { return Ok(()) };
     if entry.kind == EntryKind::Directory {
         txn.clear(&rows::trashed_directory(inode));
         return detach_tree(txn, row, now).await;
     }
-    row.inode.links = 1;
     drop_link(txn, row, &entry.name, now, open_files).await
 }
 

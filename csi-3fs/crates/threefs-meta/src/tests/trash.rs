@@ -236,7 +236,7 @@ async fn a_file_is_restored_with_the_directories_above_it() {
 async fn a_removed_tree_is_one_entry_and_returns_with_its_contents() {
     let fixture = Fixture::memory().await;
     volume(&fixture).await;
-    fixture.make_directory("/v/tree/deep").await;
+    let below = fixture.make_directory("/v/tree/deep").await;
     let deep = file(&fixture, "/v/tree/deep/file", 7).await;
     fixture.change(remove_tree("/v/tree")).await.unwrap();
     assert_eq!(paths(&fixture, "/v").await, ["tree"]);
@@ -250,7 +250,7 @@ async fn a_removed_tree_is_one_entry_and_returns_with_its_contents() {
     let inside = MetaChange::Trash(TrashChange::Restore {
         at: At::path("/v"),
         id: entry.id,
-        to: Some(At::entry(entry.id.inode, "self")),
+        to: Some(At::entry(below.id, "self")),
     });
     assert!(matches!(fixture.change(inside).await, Err(MetaError::NotFound { .. })), "a cycle");
     fixture.change(restore("/v", entry.id, Some("/v/again"))).await.unwrap();
