@@ -31,7 +31,7 @@ pub use backend::{
     Versionstamp,
 };
 pub use config::StoreConfig;
-pub use dump::{Amendment, DumpError, Dumped, Report, Values, dump, load, verify};
+pub use dump::{Amendment, DumpError, Dumped, Report, Values, dump, load, scan, verify};
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
 pub use etcd::EtcdConfig;

@@ -18,6 +18,7 @@
 //! | `queue_clock` | ages of queued removals, independent of the wall clock |
 //! | `written` | sets of chunks that are known to exist |
 //! | `client` | the RPC client |
+//! | [`mod@check`] | check of a dump's rows against each other |
 //! | `restore` | restoring a tree from a dump |
 //!
 //! To add an operation:
@@ -31,6 +32,7 @@
 //! 5. `tests/tree.rs`, `tests/scope.rs`, `tests/permission.rs`.
 
 mod background;
+pub mod check;
 mod chunk_trimmer;
 mod client;
 mod clients;

@@ -2,6 +2,7 @@
 
 mod answers;
 mod backends;
+mod check;
 mod concurrent;
 mod control_plane;
 mod fixture;

@@ -257,14 +257,31 @@ pub fn verify(
     keys: &[&[u8]],
     report: Report<'_>,
 ) -> Result<(Dumped, Values), DumpError> {
-    let mut input = Input::open(kind, file, report)?;
     let mut values = Values::new();
-    while let Some((key, value)) = input.next()? {
-        if keys.contains(&key.as_slice()) {
-            values.insert(key, value);
+    let dumped = scan(kind, file, report, &mut |key, value| {
+        if keys.contains(&key) {
+            values.insert(key.to_vec(), value.to_vec());
         }
+    })?;
+    Ok((dumped, values))
+}
+
+/// Reads a whole dump, and calls `visit` with the key and value of each row. The dump is verified
+/// once this returns.
+///
+/// # Errors
+/// [`DumpError`].
+pub fn scan(
+    kind: &str,
+    file: &Path,
+    report: Report<'_>,
+    visit: &mut dyn FnMut(&[u8], &[u8]),
+) -> Result<Dumped, DumpError> {
+    let mut input = Input::open(kind, file, report)?;
+    while let Some((key, value)) = input.next()? {
+        visit(&key, &value);
     }
-    Ok((input.reader.dumped(), values))
+    Ok(input.reader.dumped())
 }
 
 /// Loads a dump into an empty store. The dump is verified first.
