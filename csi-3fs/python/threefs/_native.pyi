@@ -22,6 +22,7 @@ __all__ = [
     "run_fuse",
     "run_service",
     "store_adopt",
+    "store_check",
     "store_dump",
     "store_load",
     "store_verify",
@@ -141,6 +142,9 @@ def store_adopt(store_json: str) -> None: ...
 def store_load(
     kind: str, store_json: str, file: Path, progress: Callable[[int, int], None]
 ) -> tuple[int, int]: ...
+
+# The result of a check of a dump of metadata, as JSON.
+def store_check(file: Path, progress: Callable[[int, int], None]) -> str: ...
 
 # With the id of the cluster, unless no service of a cluster has used the store.
 def store_verify(

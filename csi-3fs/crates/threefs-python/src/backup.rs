@@ -132,3 +132,17 @@ pub fn store_verify(
     let cluster = cluster.map_err(|error| PyOSError::new_err(error.to_string()))?;
     Ok((rows, bytes, cluster.map(|cluster| cluster.0)))
 }
+
+/// Check the rows of a dump of metadata against each other; returns the result as JSON.
+#[pyfunction]
+pub fn store_check(py: Python<'_>, file: PathBuf, progress: Py<PyAny>) -> PyResult<String> {
+    let progress = Progress::new(progress);
+    let report = |done, total| progress.report(done, total);
+    let checked = py.detach(|| threefs_meta::check::check(&file, &report));
+    let (json, result) = match checked {
+        Ok(checked) => (serde_json::to_string(&checked), Ok(Dumped::default())),
+        Err(error) => (Ok(String::new()), Err(error)),
+    };
+    progress.counts(result)?;
+    json.map_err(|error| PyValueError::new_err(error.to_string()))
+}

@@ -49,6 +49,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(credential::read_ticket, module)?)?;
     module.add_function(wrap_pyfunction!(credential::verify_ticket, module)?)?;
     module.add_function(wrap_pyfunction!(fuse::run_fuse, module)?)?;
+    module.add_function(wrap_pyfunction!(backup::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_dump, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_adopt, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_load, module)?)?;

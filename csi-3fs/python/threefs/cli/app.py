@@ -9,6 +9,7 @@ import typer
 
 from threefs.cli.backup import backup_commands
 from threefs.cli.credential_commands import credential_commands
+from threefs.cli.fsck import fsck
 from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, bytes_of
 from threefs.cli.trash_commands import trash_commands
@@ -29,6 +30,7 @@ app = typer.Typer(
     "its cluster.json.",
 )
 
+app.command()(fsck)
 app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
 app.add_typer(credential_commands, name="credential")

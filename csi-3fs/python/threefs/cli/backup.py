@@ -1,9 +1,8 @@
 """`threefs meta` and `threefs mgmtd`: backup and conversion of the two services' stores."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,7 +10,8 @@ from threefs.cli import backup_folder
 from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json, stderr_console, stdout_console
-from threefs.errors import InvalidArgument, ThreeFSError
+from threefs.cli.store import Data, Report, progress, store_json
+from threefs.errors import ThreeFSError
 from threefs.etcd import NO_ETCD, EtcdOptions
 
 __all__ = ["backup_commands"]
@@ -30,14 +30,9 @@ threefs {kind} verify --file {kind}.dump
 
 threefs {kind} load --etcd-endpoints http://etcd-0:2379 --file {kind}.dump
 """
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder of an embedded store: the one with `data.mdb` in it."),
-]
 NewData = Annotated[Path | None, typer.Option(help="Folder of a new embedded store, empty.")]
 Output_ = Annotated[Path, typer.Option("--file", help="The dump to write.")]
 Input = Annotated[Path, typer.Option("--file", help="The dump to read.")]
-Report = Callable[[int, int], None]
 
 
 def backup_commands(kind: str) -> typer.Typer:
@@ -58,7 +53,7 @@ def backup_commands(kind: str) -> typer.Typer:
         """Write a consistent snapshot of all rows into a file; the service may be running."""
         from threefs import _native
 
-        store = _store(kind, data, etcd)
+        store = store_json(kind, data, etcd)
         if file.exists() and not force:
             raise ThreeFSError(f"`{file}` exists; name another file, or replace it with --force")
         _run(
@@ -84,7 +79,7 @@ def backup_commands(kind: str) -> typer.Typer:
         """
         from threefs import _native
 
-        store = _store(kind, data, etcd)
+        store = store_json(kind, data, etcd)
         ignored: list[str] = []
 
         def dump_and_verify(report: Report) -> tuple[int, int, Path]:
@@ -126,7 +121,7 @@ def backup_commands(kind: str) -> typer.Typer:
         """
         from threefs import _native
 
-        store = _store(kind, data, etcd)
+        store = store_json(kind, data, etcd)
         _run(
             "loaded",
             file,
@@ -167,7 +162,7 @@ def adopt(
     """
     from threefs import _native
 
-    store = _store("meta", data, etcd)
+    store = store_json("meta", data, etcd)
     if not yes:
         reason = "all files that this store does not contain will be lost"
         raise ThreeFSError(f"nothing was changed: {reason}; to accept this, add --yes")
@@ -181,29 +176,10 @@ def adopt(
     )
 
 
-def _store(kind: str, data: Path | None, etcd: EtcdOptions) -> str:
-    """The store of a service: a folder, or a prefix of an etcd cluster."""
-    cluster = etcd.config(kind)
-    if (data is None) == (cluster is None):
-        given = "both are given" if cluster is not None else "none is given"
-        raise InvalidArgument(f"a store is either --data or --etcd-endpoints: {given}")
-    return json.dumps({"data": str(data)} if cluster is None else {"etcd": cluster})
-
-
 def _run(
     action: str, source: Path, output: Output, work: Callable[[Report], tuple[int, int, Path]]
 ) -> None:
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    console = stderr_console()
-    columns: list[Any] = [TextColumn(source.name), BarColumn(), TaskProgressColumn(), Remaining()]
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(source.name, total=None)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
+    with progress(source.name) as report:
         try:
             rows, size, file = work(report)
         except OSError as error:
