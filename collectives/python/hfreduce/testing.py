@@ -105,8 +105,8 @@ def run(
     layout: Layout,
     *arguments: object,
     backend: str | None = "hfreduce",
-    timeout_seconds: float = 20.0,
-    deadline_seconds: float = 60.0,
+    timeout_seconds: float = 60.0,
+    deadline_seconds: float = 100.0,
     environment: Mapping[str, str] | None = None,
     per_rank: Mapping[int, Mapping[str, str]] | None = None,
     absent: Sequence[int] = (),
@@ -126,7 +126,6 @@ def run(
         topology.write_text(json.dumps(layout.document()), encoding="utf-8")
         processes: dict[int, ForkServerProcess] = {}
         answers: dict[Connection, int] = {}
-        start = time.monotonic()
         try:
             for rank in range(layout.world_size):
                 if rank in absent:
@@ -151,6 +150,8 @@ def run(
                 processes[rank].start()
                 sender.close()
                 answers[receiver] = rank
+            # The first start waits until the fork server has imported torch: up to a minute.
+            start = time.monotonic()
             _collect(answers, outcomes, start, deadline_seconds, frozenset(lost_ranks))
         finally:
             for process in processes.values():

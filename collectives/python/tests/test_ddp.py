@@ -83,7 +83,7 @@ def train_with_a_death(rank, size):
 
 
 def test_a_rank_that_exits_is_reported_by_all_others():
-    outcomes = run(train_with_a_death, LAYOUT, environment={"HFREDUCE_LIVENESS_SECONDS": "2"})
+    outcomes = run(train_with_a_death, LAYOUT, environment={"HFREDUCE_LIVENESS_SECONDS": "6"})
     for outcome in outcomes[:-1]:
         assert outcome.failure is not None, f"rank {outcome.rank}: {outcome.value}"
         assert "rank 3" in outcome.failure.text or outcome.failure.fields.get("peer") == 3, outcome

@@ -117,7 +117,8 @@ def test_a_callback_that_raises_ends_only_its_own_future():
 
 
 def errors_reach_futures(rank, size):
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = dist.new_group()  # with time for the other rank to come
+    dist.set_timeout(timedelta(seconds=1), group)
     if rank == 0:
         futures = [
             dist.irecv(torch.zeros(1), 1, group=group, tag=tag).get_future() for tag in (1, 2)
@@ -192,6 +193,13 @@ CALLS = {
 }
 
 
+def signal_once_started():
+    """Sends SIGALRM to the main thread once its operation has started, which does not end."""
+    while hfreduce.torch.communicator().flight()["entries"][-1]["state"] != "started":
+        time.sleep(0.001)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+
 def interrupted(rank, size, how):
     """A signal handler raises during a wait: the tensor is kept until the sum is written."""
     numel = 1 << 18
@@ -206,7 +214,7 @@ def interrupted(rank, size, how):
         tensor = torch.from_numpy(memory)
         del memory
         signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        threading.Thread(target=signal_once_started, daemon=True).start()
         with pytest.raises(Interrupted):
             CALLS[how](tensor)
         del tensor

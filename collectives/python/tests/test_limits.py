@@ -23,7 +23,7 @@ from hfreduce.testing import Layout, run, values
 pytestmark = pytest.mark.torch
 
 CLONE_NEWNS = 0x00020000
-SETTLE_SECONDS = 20.0
+SETTLE_SECONDS = 60.0
 MS_PRIVATE_RECURSIVE = 0x40000 | 0x4000
 
 
@@ -145,7 +145,7 @@ def dropped_groups(rank, size):
         membership = Membership(rank, tuple(range(size)), size)
         backend = HFReduceBackend.join(
             dist.PrefixStore(f"dropped-{number}", store), membership,
-            Settings.read(os.environ), timedelta(seconds=20),
+            Settings.read(os.environ), timedelta(seconds=60),
         )  # fmt: skip
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
         del backend

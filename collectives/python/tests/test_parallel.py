@@ -204,7 +204,7 @@ def watched(rank, size, wait_all_ranks):
     dist.monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=wait_all_ranks)
     if rank not in (1, 2):
         with pytest.raises(CollectiveError) as raised:
-            dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=wait_all_ranks)
+            dist.monitored_barrier(timeout=timedelta(seconds=5), wait_all_ranks=wait_all_ranks)
         error = raised.value
         assert (error.kind, error.operation) == ("timed_out", "monitored_barrier")
         assert ("Ranks 1, 2 failed" in str(error)) == wait_all_ranks, str(error)

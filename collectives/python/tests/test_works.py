@@ -109,7 +109,8 @@ def test_a_receive_from_any_rank_returns_the_sender():
 
 
 def waits_for_any_rank(rank, size):
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    group = dist.new_group()  # with time for the other rank to come
+    dist.set_timeout(timedelta(seconds=1), group)
     if rank == 0:
         with pytest.raises(Exception, match="waiting for a message from any rank") as excinfo:
             dist.recv(torch.zeros(1), group=group)

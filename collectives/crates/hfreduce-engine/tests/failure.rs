@@ -6,6 +6,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use hfreduce_engine::{
@@ -174,6 +175,7 @@ fn roots_differ(nodes: usize, locals: usize, count: usize) {
 fn a_rank_that_never_calls_is_reported_at_the_deadline() {
     for (nodes, locals, absent) in [(1, 3, 1), (3, 1, 2), (2, 2, 3), (2, 2, 0)] {
         let timeout = Duration::from_millis(3000);
+        let together = Barrier::new(nodes * locals - 1);
         let errors = all_report(nodes, locals, ErrorKind::TimedOut, &[absent], |comm| {
             if comm.rank() == absent {
                 while comm.error().is_none() {
@@ -184,6 +186,7 @@ fn a_rank_that_never_calls_is_reported_at_the_deadline() {
                 return error;
             }
             let mut data = vec![1.0; 10_000];
+            together.wait();
             failed(comm.allreduce(buffer(&mut data), DType::F32, ReduceOp::Sum, 0, timeout, true))
         });
         assert!(errors.iter().any(|error| error.phase.contains("waiting")), "{}", errors[0]);
@@ -206,12 +209,15 @@ fn an_abort_reaches_all_ranks() {
 
 #[test]
 fn a_rank_that_closes_early_is_reported_by_the_others() {
+    let completed = Barrier::new(3);
     let errors = run(
         &placement(3, 1),
         |_| {},
         |comm| {
             let mut data = vec![1.0; 10_000];
             allreduce(&comm, &mut data).wait(None).unwrap();
+            // The others may not have its result yet.
+            completed.wait();
             (comm.rank() != 1).then(|| {
                 failed(comm.allreduce(
                     buffer(&mut data),
@@ -231,6 +237,7 @@ fn a_rank_that_closes_early_is_reported_by_the_others() {
 
 #[test]
 fn close_reports_operations_that_it_aborted() {
+    let started = Barrier::new(2);
     let closed = run(
         &placement(2, 1),
         |_| {},
@@ -239,6 +246,7 @@ fn close_reports_operations_that_it_aborted() {
             allreduce(&comm, &mut data).wait(None).unwrap();
             // Rank 1 never calls.
             let work = (comm.rank() == 0).then(|| allreduce(&comm, &mut data));
+            started.wait();
             let error = comm.close(Duration::from_millis(100));
             assert!(comm.close(TIMEOUT).is_none(), "reported once");
             (work.is_some(), error)

@@ -181,7 +181,7 @@ fn a_rank_that_calls_another_operation_or_none_is_reported() {
             }
             let mut data = [1.0_f32; 64];
             // Long enough that no other rank is late on a busy host.
-            let (buffer, soon) = (support::buffer(&mut data), Duration::from_secs(2));
+            let (buffer, soon) = (support::buffer(&mut data), Duration::from_secs(3));
             together.wait();
             let error = failed(comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true));
             let reported = (error.cause.kind, error.cause.peer);

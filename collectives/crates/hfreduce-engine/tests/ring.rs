@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -195,6 +196,7 @@ fn a_rank_that_calls_another_operation_or_none_is_reported() {
             let Err(WaitError::Failed(error)) = failed else { panic!("{failed:?}") };
             assert_eq!(error.cause.kind, ErrorKind::Mismatch, "{error}");
         });
+        let together = Barrier::new(2);
         try_run(&placement(1, 3), sharing(1), |comm| {
             let Some(comm) = unless_ended(comm, ErrorKind::TimedOut) else { return };
             if comm.rank() == wrong {
@@ -204,9 +206,14 @@ fn a_rank_that_calls_another_operation_or_none_is_reported() {
                 return;
             }
             let mut data = vec![1.0_f32; 1 << 18];
-            let (buffer, soon) = (support::buffer(&mut data), Duration::from_millis(300));
-            let work = comm.allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true).unwrap();
-            let Err(WaitError::Failed(error)) = work.wait(None) else { panic!("rank {wrong}") };
+            // Long enough that no other rank is late on a busy host.
+            let (buffer, soon) = (support::buffer(&mut data), Duration::from_secs(3));
+            together.wait();
+            let failed = comm
+                .allreduce(buffer, DType::F32, ReduceOp::Sum, 0, soon, true)
+                .map_err(WaitError::Failed)
+                .and_then(|work| work.wait(None));
+            let Err(WaitError::Failed(error)) = failed else { panic!("{failed:?}") };
             let reported = (error.cause.kind, error.cause.peer);
             assert_eq!(reported, (ErrorKind::TimedOut, Some(wrong)), "{error}");
         });

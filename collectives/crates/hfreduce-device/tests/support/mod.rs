@@ -243,6 +243,8 @@ pub fn run_at<T: Send>(
         .map(|rank| {
             let mut options = Options::new(rank as u32, placement.to_vec());
             options.folders = Folders::default();
+            // A thread is never stopped alone: a silent rank here only waits for a processor.
+            options.liveness = TIMEOUT;
             // Several chunks for small tensors.
             options.slot_bytes = CHUNK_BYTES;
             AnyEndpoint::open(options, &key, daemon(rank as u32).as_deref()).unwrap()
