@@ -112,6 +112,26 @@ def test_chosen_ports_are_different_and_outside_the_systems_range() -> None:
     assert all(port < first for port in ports)
 
 
+def test_a_port_is_chosen_by_one_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although nothing listens there yet."""
+    monkeypatch.setattr("random.shuffle", lambda _: None)
+    code = (
+        "import random, sys; random.shuffle = lambda _: None\n"
+        "from threefs.supervisor.ports import choose_ports\n"
+        "print(*choose_ports(5), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        theirs = {int(port) for port in other.stdout.readline().split()}
+        ours = [*choose_ports(5), *choose_ports(5)]
+        other.communicate()
+    assert len(theirs) == 5
+    assert len({*ours, *theirs}) == 15
+
+
 def test_the_process_that_listens_on_a_port_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert str(os.getpid()) in who_listens(server.getsockname()[1])

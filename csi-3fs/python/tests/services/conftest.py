@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import socket
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from threefs.supervisor.ports import choose_ports
 
 from programs import binaries
 
@@ -23,7 +22,7 @@ class Etcd:
     """Three members on this machine."""
 
     def __init__(self, program: Path, folder: Path) -> None:
-        ports = _free_ports(6)
+        ports = choose_ports(6)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         self.endpoints = urls[:3]
         peers = ",".join(f"m{number}={url}" for number, url in enumerate(urls[3:]))
@@ -63,14 +62,6 @@ class Etcd:
         for member in self.members:
             member.kill()
             member.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in bound]
 
 
 @pytest.fixture

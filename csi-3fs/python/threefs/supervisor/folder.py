@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from threefs.cluster import CLUSTER_FILE, write_atomically
 from threefs.errors import AlreadyServed, InvalidArgument, Unavailable
-from threefs.supervisor.ports import choose_ports, is_free, who_listens
+from threefs.supervisor.ports import choose_ports, is_free, reserve, who_listens
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +98,7 @@ class DataFolder:
                         f"stop it, or change the port in `{path}`",
                         who=name,
                     )
+                reserve(port)
         else:
             ports = dict(zip(names, choose_ports(len(names), HOST), strict=True))
             text = json.dumps({"options": requested, "ports": ports}, indent=2) + "\n"

@@ -6,20 +6,22 @@ from pathlib import Path
 
 from threefs.errors import Unavailable
 
-__all__ = ["choose_ports", "is_free", "who_listens"]
+__all__ = ["choose_ports", "is_free", "reserve", "who_listens"]
 
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 """Below the range that the system gives to outgoing connections, so that nothing takes the port
 of a service while it restarts."""
 
+_reservations: list[socket.socket] = []
+
 
 def choose_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` different ports on which no process listens now."""
+    """Return `count` different ports on which no process listens now, reserved for this process."""
     candidates = list(range(FIRST_PORT, LAST_PORT))
     random.shuffle(candidates)
     ports: list[int] = []
     for port in candidates:
-        if is_free(port, host):
+        if is_free(port, host) and reserve(port):
             ports.append(port)
         if len(ports) == count:
             return ports
@@ -27,6 +29,22 @@ def choose_ports(count: int, host: str = "127.0.0.1") -> list[int]:
         f"fewer than {count} free ports from {FIRST_PORT} to {LAST_PORT} on {host}; "
         "stop what listens there (`ss -ltn` lists it)"
     )
+
+
+def reserve(port: int) -> bool:
+    """Reserve a port for this process until it ends, while nothing listens there.
+
+    False if another process has reserved it. The name of the socket is in the kernel's memory and
+    belongs to the network namespace, as the port does.
+    """
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        reservation.bind(f"\0threefs-port-{port}")
+    except OSError:
+        reservation.close()
+        return False
+    _reservations.append(reservation)
+    return True
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
