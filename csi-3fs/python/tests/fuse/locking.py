@@ -43,6 +43,11 @@ for line in sys.stdin:
 """
 
 
+def waits(pid: int) -> bool:
+    """Whether a process waits for a daemon, according to the kernel."""
+    return Path(f"/proc/{pid}/wchan").read_text() == "request_wait_answer"
+
+
 class Process:
     """A process that uses files of a mount, one request after the other."""
 
@@ -71,8 +76,8 @@ class Process:
         return self.receive()
 
     def waits(self) -> bool:
-        """Whether it waits for a daemon, according to the kernel."""
-        return Path(f"/proc/{self.process.pid}/wchan").read_text() == "request_wait_answer"
+        """Whether it waits for a daemon."""
+        return waits(self.process.pid)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         self.process.send_signal(number)

@@ -55,7 +55,7 @@ def test_requests_over_the_limit_wait_in_the_kernel(
         for writer in writers:
             writer.start()
         cluster.wait_for(
-            lambda: resident_bytes(mounted.pid) - before > in_work // 2, 20, "requests in work"
+            lambda: resident_bytes(mounted.pid) - before > in_work // 2, 60, "requests in work"
         )
         deadline = time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from locking import PATIENCE_SECONDS, Process
+from locking import PATIENCE_SECONDS, Process, waits
 from rings import wait_for
 
 if TYPE_CHECKING:
@@ -349,15 +349,18 @@ def test_a_wait_that_a_signal_handler_interrupts_returns_or_continues(
         "def handler(*_): raise InterruptedError(errno.EINTR, 'signal')\n"
         "signal.signal(signal.SIGALRM, handler)\n"
         "file = os.open(sys.argv[1], os.O_RDWR)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
+        "print('opened', flush=True)\n"
         "try:\n"
         "    fcntl.lockf(file, fcntl.LOCK_EX)\n"
         "except InterruptedError:\n"
         "    sys.exit(7)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, there], timeout=PATIENCE_SECONDS, check=False
-    )
-    assert result.returncode == 7
+    command = [sys.executable, "-I", "-S", "-c", code, there]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as waiter:
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == b"opened\n"
+        wait_for(lambda: waits(waiter.pid), PATIENCE_SECONDS, "it waits for the lock")
+        waiter.send_signal(signal.SIGALRM)
+        assert waiter.wait(PATIENCE_SECONDS) == 7
     assert one.do("lockf", here, fcntl.LOCK_UN) is None
     assert two.do("lockf", there, EXCLUSIVE) is None

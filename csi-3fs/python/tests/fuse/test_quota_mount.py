@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 def settled(client: threefs.Client, path: str, expected: tuple[int, int]) -> tuple[int, int]:
     """The usage once all closes are reported; the kernel reports the last one a moment later."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         quota = client.quota(path)
         assert quota is not None

@@ -50,7 +50,7 @@ class Ring:
         os.pwrite(self.descriptor, submission, HEADER + self.tail % ENTRIES * SUBMISSION.size)
         self.tail += 1
         self.caller.submit(self.number, self.tail)
-        rings.wait_for(lambda: rings.completed(self.descriptor) >= self.tail, 30)
+        rings.wait_for(lambda: rings.completed(self.descriptor) >= self.tail, 60)
         slot, result = rings.completion(self.descriptor, ENTRIES, self.tail - 1)
         return slot, result
 

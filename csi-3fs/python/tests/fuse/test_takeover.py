@@ -167,7 +167,7 @@ def test_a_hole_needs_no_metadata_service(
     mount: Callable[..., HeldMount], cluster: Any, client: Any
 ) -> None:
     """Like any write: its time is reported at the close."""
-    mounted = mount(timeout_seconds=5)
+    mounted = mount(timeout_seconds=30)
     with open(mounted.target / "file", "w+b", buffering=0) as file:
         file.write(b"x" * 2_000_000)
         os.fsync(file.fileno())
@@ -191,7 +191,7 @@ def test_data_that_a_new_daemon_could_not_report_is_found_when_the_file_is_opene
     from holding import start_mount
 
     cluster = start_cluster()
-    mounted = start_mount(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    mounted = start_mount(cluster.file, "/", tmp_path, 0, timeout_seconds=10)
     content = os.urandom(3_000_000)
     names = ["file", "cut"]
     descriptors = [os.open(mounted.target / name, os.O_RDWR | os.O_CREAT) for name in names]
@@ -266,7 +266,7 @@ def test_without_a_cluster_operations_time_out_and_unmounting_is_fast(
     from holding import start_mount
 
     cluster = start_cluster()
-    mounted = start_mount(cluster.file, "/", tmp_path, 0, timeout_seconds=3)
+    mounted = start_mount(cluster.file, "/", tmp_path, 0, timeout_seconds=10)
     target = mounted.target
     (target / "file").write_bytes(b"x" * 3_000_000)
     descriptor = os.open(target / "file", os.O_RDWR)

@@ -125,6 +125,7 @@ def check(cluster: Any, number: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
 )

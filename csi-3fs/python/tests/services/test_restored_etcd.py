@@ -50,6 +50,7 @@ def threefs(*arguments: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("accepted", [False, True], ids=["newer-dump", "accepted"])
 def test_a_restored_etcd_is_refused_until_a_newer_dump_is_loaded_or_the_loss_is_accepted(
     start_cluster: Callable[..., Any], etcd: Any, tmp_path: Path, *, accepted: bool
