@@ -61,7 +61,7 @@ def _log_of(spec: PodSpec, rank: int) -> str:
     return Path(spec.log_dir, f"rank-{rank:04d}.log").read_text()
 
 
-async def _appears(path: Path, seconds: float = 10.0) -> str:
+async def _appears(path: Path, seconds: float = 60.0) -> str:
     """Wait for a file and return its text; scripts signal progress with files."""
     async with asyncio.timeout(seconds):
         while not path.exists() or not path.read_text():
@@ -76,7 +76,7 @@ def _alive(pid: int) -> bool:
     return False
 
 
-def _have_exited(pids: list[int], seconds: float = 10.0) -> bool:
+def _have_exited(pids: list[int], seconds: float = 60.0) -> bool:
     """Whether all these processes end by themselves in time."""
     deadline = time.monotonic() + seconds
     while any(_alive(pid) for pid in pids):

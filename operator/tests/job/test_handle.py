@@ -25,7 +25,7 @@ class Notebook:
         return note
 
     async def wait_for_call(self, name):
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: name in [call[0] for call in self.calls])
 
 
@@ -42,7 +42,7 @@ async def job(tmp_path):
 
 
 async def ended(pod):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await pod.wait()
 
 

@@ -11,7 +11,7 @@ from flyer.job.fork_server import ForkServer, ForkServerError, PodExit
 
 
 async def ended(pod):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await pod.wait()
 
 
@@ -180,7 +180,7 @@ async def test_a_peer_that_ignores_sigterm_does_not_delay_a_failure_for_long(for
         ranks_per_node=2,
     )
     pod = await fork_server.spawn(spec)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await pod.wait() == PodExit(exit_status=3)
 
 
@@ -192,7 +192,7 @@ async def test_output_is_live_and_a_second_attempt_appends(fork_server, make_pod
     log = Path(spec.log_dir, "rank-0000.log")
     for attempt in (1, 2):
         pod = await fork_server.spawn(spec)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await watch.appears(log) != "hello\nerror\n" * attempt:
                 await asyncio.sleep(0.005)
         pod.kill()

@@ -12,15 +12,17 @@ from flyer.kube.apiserver.resources import FLYERJOBS, LEASES
 from fakekube import Fault
 from fakekube.generators.samples import job_object
 
+# Long enough that a busy host does not lose it.
 SETTINGS = LeaseSettings(
-    namespace="fireflyer-system", duration_seconds=1, renew_seconds=0.6, retry_seconds=0.05
+    namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.05
 )
+SHORT = replace(SETTINGS, duration_seconds=1, renew_seconds=0.6)
 
 
 @pytest.fixture
 def candidate(connect):
-    def make(name, settings=SETTINGS):
-        return Election(connect(name, call_seconds=0.5, answer_seconds=0.3), name, settings)
+    def make(name, settings=SETTINGS, **limits):
+        return Election(connect(name, **limits), name, settings)
 
     return make
 
@@ -30,9 +32,7 @@ def lease(api_server):
 
 
 async def test_the_second_candidate_waits_until_the_first_releases_the_lease(api_server, candidate):
-    # Long enough that a busy host does not lose it.
-    settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
-    first, second = candidate("a", settings), candidate("b", settings)
+    first, second = candidate("a"), candidate("b")
     assert await first.acquire() == 1
     hold = asyncio.create_task(first.hold())
     waiting = asyncio.create_task(second.acquire())
@@ -58,7 +58,8 @@ async def test_a_renewal_in_flight_does_not_keep_a_released_lease(api_server, ca
 
 
 async def test_a_leader_that_cannot_renew_stops_before_its_successor_starts(api_server, candidate):
-    first, second = candidate("a"), candidate("b")
+    limits = {"call_seconds": 0.5, "answer_seconds": 0.3}
+    first, second = candidate("a", SHORT, **limits), candidate("b", SHORT, **limits)
     await first.acquire()
     hold = asyncio.create_task(first.hold())
     waiting = asyncio.create_task(second.acquire())
@@ -117,13 +118,13 @@ async def test_a_lease_taken_by_another_holder_ends_the_term(api_server, candida
     assert not election.leads
 
 
-async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, candidate):
+async def test_lost_answers_cost_neither_the_term_nor_the_epoch(api_server, candidate, until):
     election = candidate("a")
     epoch = await election.acquire()
     hold = asyncio.create_task(election.hold())
     for _ in range(3):
-        api_server.faults.add(Fault("lose", verb="update", agent="a"))
-        await asyncio.sleep(0.1)
+        lost = api_server.faults.add(Fault("lose", verb="update", agent="a"))
+        await until(lambda lost=lost: not lost.times)
     assert election.leads
     assert election.epoch == epoch
     hold.cancel()
@@ -135,10 +136,9 @@ async def test_a_lease_is_acquired_and_renewed_although_each_response_is_lost(
     api_server, connect, until
 ):
     """The retry of each is refused: the first attempt has changed the Lease."""
-    settings = replace(SETTINGS, duration_seconds=300, renew_seconds=200)
     fault = Fault("lose", verb="update", resource="leases", times=1000, every=2)
     api_server.faults.faults += [Fault("lose", verb="create", resource="leases"), fault]
-    election = Election(connect("a", call_seconds=100, answer_seconds=100), "a", settings)
+    election = Election(connect("a", call_seconds=100, answer_seconds=100), "a", SETTINGS)
     async with asyncio.timeout(60):
         assert await election.acquire() == 1
         assert await election.acquire() == 2  # its own
@@ -149,7 +149,7 @@ async def test_a_lease_is_acquired_and_renewed_although_each_response_is_lost(
     with contextlib.suppress(asyncio.CancelledError):
         await hold
     assert election.epoch == 2
-    assert time.monotonic() + election.fence() >= kept_until + settings.retry_seconds
+    assert time.monotonic() + election.fence() >= kept_until + SETTINGS.retry_seconds
 
 
 async def test_an_unanswered_renewal_is_retried_in_time(api_server, connect, until):

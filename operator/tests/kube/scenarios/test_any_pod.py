@@ -75,7 +75,7 @@ async def _run(cluster, until, cases):
     generator = random.Random(SEED)
     cluster.nodes("AAAA")
     operator = cluster.operator(LEASE)
-    await until(lambda: operator.serves, 20)
+    await until(lambda: operator.serves)
     term = operator.leader.term
     names = [node["metadata"]["name"] for node in cluster.store.all("nodes")]
     jobs = []

@@ -64,7 +64,7 @@ async def test_a_template_of_the_wrong_shape_stops_only_its_own_job(cluster, unt
     term = operator.leader.term
     spec = {"containers": [CONTAINER], field: value}
     cluster.submit("bad", template={"spec": spec})
-    await until(lambda: field in cluster.status("bad").message, 20)
+    await until(lambda: field in cluster.status("bad").message)
     await up(cluster, until, "next")
     assert operator.leader.term is term
     assert not cluster.pods("bad", living=False)

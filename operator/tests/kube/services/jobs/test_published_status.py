@@ -90,12 +90,12 @@ async def test_a_preempted_and_a_waiting_tenant_read_no_names(cluster, until):
     cluster.nodes("A")
     cluster.operator()
     cluster.submit("mine", namespace="team-a", priority="low")
-    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING)
     cluster.submit("secret", namespace="prod", priority="extreme-high")
-    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING)
     cluster.submit("later", namespace="team-a", priority="low")
-    await until(lambda: cluster.status("later", "team-a").pending, 20)
-    await until(lambda: cluster.status("mine", "team-a").eviction, 20)
+    await until(lambda: cluster.status("later", "team-a").pending)
+    await until(lambda: cluster.status("mine", "team-a").eviction)
     reported = list(cluster.store.all("flyerjobs", "team-a"))
     reported += list(cluster.store.all("events", "team-a"))
     assert "another job" in json.dumps(reported)
@@ -109,11 +109,11 @@ async def test_a_victims_status_never_names_a_deleted_job(cluster, until):
     cluster.nodes("A")
     cluster.operator()
     cluster.submit("mine", namespace="team-a", priority="low")
-    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING)
     cluster.submit("secret", namespace="prod", priority="extreme-high")
-    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING)
     cluster.store.delete("flyerjobs", "secret", "prod")
-    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING, 20)
+    await until(lambda: cluster.status("mine", "team-a").phase is Phase.RUNNING)
     status = cluster.status("mine", "team-a")
     assert status.history.attempt == 2
     assert status.eviction.by == "another job"
@@ -127,7 +127,7 @@ async def test_the_message_of_an_internal_error_names_no_other_job(cluster, unti
     cluster.nodes("AA")
     cluster.operator()
     cluster.submit("secret", namespace="prod")
-    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING, 20)
+    await until(lambda: cluster.status("secret", "prod").phase is Phase.RUNNING)
 
     def fails(_self, _job, start, _found=None):
         raise ZeroDivisionError(f"{start.job} next to prod/secret of ann")
@@ -138,8 +138,8 @@ async def test_the_message_of_an_internal_error_names_no_other_job(cluster, unti
     def quarantined():
         return cluster.status("mine", "team-a").condition("Quarantined")
 
-    await until(quarantined, 20)
-    await until(lambda: cluster.store.all("events", "team-a"), 20)
+    await until(quarantined)
+    await until(lambda: cluster.store.all("events", "team-a"))
     reported = [quarantined().message, *cluster.store.all("events", "team-a")]
     assert "next to another job" in json.dumps(reported)
     assert "secret" not in json.dumps(reported)

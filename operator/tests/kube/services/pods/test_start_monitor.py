@@ -74,12 +74,12 @@ async def test_a_failure_caused_by_the_job_is_reported_and_releases_its_nodes(
         lambda: any(reason in event and message in event for event in messages_of(cluster, "bad")),
         20,
     )
-    await until(lambda: not cluster.status("bad").occupied, 20)
+    await until(lambda: not cluster.status("bad").occupied)
     status = cluster.status("bad")
     assert status.eviction.reason == "StartFailed"
     assert reason in status.eviction.message
     assert not status.history.avoid
-    await until(lambda: cluster.phase("bad") is Phase.FAILED, 20)
+    await until(lambda: cluster.phase("bad") is Phase.FAILED)
     assert message in cluster.status("bad").message
 
 
@@ -90,7 +90,7 @@ async def test_a_failure_caused_by_one_node_is_attributed_to_it(cluster, until):
     timeout = waiting("ErrImagePull", "dial tcp: i/o timeout")
     refuse(cluster, lambda node: timeout if node == "a0" else {"phase": "Pending"})
     cluster.submit("job", 2)
-    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
     assert "a0" not in cluster.status("job").assignment.names
 
 
@@ -101,7 +101,7 @@ async def test_a_kubelet_that_rejects_a_pod_is_avoided(cluster, until):
     refused = {"phase": "Failed", "reason": "OutOfmemory", "message": "Node didn't have enough"}
     refuse(cluster, lambda node: refused if node == "a0" else {"phase": "Pending"})
     cluster.submit("job", 2)
-    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
     assert "a0" not in cluster.status("job").assignment.names
     assert any("OutOfmemory" in event for event in messages_of(cluster, "job"))
 
@@ -135,7 +135,7 @@ async def test_a_claims_name_reaches_no_object_of_others(cluster, until):
     name = "../../other/pods/theirs"
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": name}}
     cluster.submit("job", template={"spec": {"containers": [CONTAINER], "volumes": [volume]}})
-    await until(lambda: any(" claim" in item for item in messages_of(cluster, "job")), 20)
+    await until(lambda: any(" claim" in item for item in messages_of(cluster, "job")))
     assert not any("Secretly" in event for event in messages_of(cluster, "job"))
     gets = [call for call in cluster.server.faults.calls if call.verb == "get"]
     assert not any(get.name == "theirs" for get in gets)
@@ -162,13 +162,13 @@ async def test_a_missing_object_of_a_volume_is_named(cluster, until, volume, mes
     cluster.operator(LEASE, refused_backoff_seconds=30.0)
     spec = {"containers": [CONTAINER], "volumes": [volume]}
     cluster.submit("job", template={"spec": spec}, maxRestarts=0)
-    await until(lambda: cluster.pods("job"), 20)
+    await until(lambda: cluster.pods("job"))
     pod = cluster.pods("job")[0]["metadata"]
     cluster.store.create("events", {
         "metadata": {"name": "e"}, "reason": "FailedMount", "message": message, "type": "Warning",
         "involvedObject": {"kind": "Pod", "name": pod["name"], "uid": pod["uid"]},
     }, "default")  # fmt: skip
-    await until(lambda: cluster.phase("job") is Phase.FAILED, 20)
+    await until(lambda: cluster.phase("job") is Phase.FAILED)
     assert words in cluster.status("job").message
     assert not cluster.status("job").history.avoid
 
@@ -180,7 +180,7 @@ async def test_other_mount_failures_are_retried_by_the_kubelet(cluster, until):
     cluster.operator(LEASE)
     volume = {"name": "key", "secret": {"secretName": "wandb"}}
     cluster.submit("job", template={"spec": {"containers": [CONTAINER], "volumes": [volume]}})
-    await until(lambda: cluster.pods("job"), 20)
+    await until(lambda: cluster.pods("job"))
     pod = cluster.pods("job")[0]["metadata"]
     for name, reason, text in (
         ("e", "FailedMount", 'MountVolume.MountDevice failed for volume "pvc-1" : not found'),
@@ -218,12 +218,12 @@ async def test_a_conflict_of_a_create_costs_no_restart(cluster, until):
     cluster.nodes("AAAA")
     cluster.operator(LEASE)
     cluster.submit("first")
-    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("first") is Phase.RUNNING)
     cluster.server.faults.add(
         Fault("refuse", verb="create", resource="pods", code=409, reason="Conflict", times=4)
     )
     cluster.submit("job", 3)
-    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
     assert cluster.status("job").history.attempt == 1
 
 
@@ -231,13 +231,13 @@ async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
     cluster.nodes("AA")
     cluster.operator(LEASE)
     cluster.submit("first")
-    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("first") is Phase.RUNNING)
     fault = Fault("refuse", verb="create", resource="pods", code=503, reason="x", times=10**6)
     cluster.server.faults.add(fault)
     cluster.submit("job")
-    await until(lambda: cluster.status("job").history.refusals, 30)
+    await until(lambda: cluster.status("job").history.refusals)
     fault.times = 0
-    await until(lambda: cluster.phase("job") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("job") is Phase.RUNNING)
     assert cluster.status("job").history.restarts == 0
 
 

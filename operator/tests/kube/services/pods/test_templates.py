@@ -29,7 +29,7 @@ def dry_runs(cluster):
 
 
 async def refused(cluster, until, name="bad"):
-    await until(lambda: cluster.status(name).reason == "TemplateRefused", 20)
+    await until(lambda: cluster.status(name).reason == "TemplateRefused")
     status = cluster.status(name)
     assert status.assignment is None
     assert status.pending.verdict == "Never"
@@ -85,7 +85,7 @@ async def test_invalid_templates_are_refused_before_nodes_are_assigned(
     assert field in reported
     assert remedy in reported
     cluster.submit("next")
-    await until(lambda: cluster.phase("next") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("next") is Phase.RUNNING)
 
 
 async def test_a_corrected_template_runs(cluster, until):
@@ -94,7 +94,7 @@ async def test_a_corrected_template_runs(cluster, until):
     cluster.submit("bad", template=template({"comand": ["x"]}))
     await refused(cluster, until)
     cluster.edit("bad", template=template())
-    await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("bad") is Phase.RUNNING)
     assert cluster.status("bad").history.attempt == 1
 
 
@@ -105,7 +105,7 @@ async def test_a_job_runs_once_there_is_a_node_for_it(cluster, until):
     await refused(cluster, until)
     labels = {"metadata": {"labels": {"disk": "ssd"}}}
     cluster.store.patch("nodes", "a0", labels)
-    await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("bad") is Phase.RUNNING)
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("WaitForFirstConsumer", False), ("Immediate", True)])
@@ -127,7 +127,7 @@ async def test_a_claim_that_binds_late_is_refused_on_dedicated_nodes(cluster, un
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     cluster.submit("bad", template=template(volumes=[volume]))
     if runs:
-        await until(lambda: cluster.phase("bad") is Phase.RUNNING, 20)
+        await until(lambda: cluster.phase("bad") is Phase.RUNNING)
         return
     reported = await refused(cluster, until)
     assert "spec.template.spec.volumes[0].persistentVolumeClaim.claimName" in reported
@@ -140,7 +140,7 @@ async def test_an_outage_refuses_no_template(cluster, until):
     fault = Fault("refuse", verb="dryrun", resource="pods", code=503, reason="x", times=3)
     cluster.server.faults.add(fault)
     cluster.submit("good")
-    await until(lambda: cluster.phase("good") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("good") is Phase.RUNNING)
     assert fault.seen >= 3
     assert cluster.status("good").history.restarts == 0
 
@@ -163,7 +163,7 @@ async def test_unrelated_errors_refuse_no_template(cluster, until, monkeypatch, 
     cluster.nodes("A")
     cluster.operator(LEASE)
     cluster.submit("good")
-    await until(lambda: cluster.phase("good") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("good") is Phase.RUNNING)
 
 
 async def test_jobs_with_one_template_share_a_check_and_a_new_leader_repeats_none(cluster, until):
@@ -171,16 +171,16 @@ async def test_jobs_with_one_template_share_a_check_and_a_new_leader_repeats_non
     first = cluster.operator(LEASE)
     for number in range(20):
         cluster.submit(f"j{number}")
-    await until(lambda: all(cluster.status(f"j{n}").epoch for n in range(20)), 20)
+    await until(lambda: all(cluster.status(f"j{n}").epoch for n in range(20)))
     assert len(dry_runs(cluster)) == 1
     first.kill()
     cluster.store.delete("leases", "flyer-operator", "fireflyer-system")
     second = cluster.operator(LEASE)
-    await until(lambda: second.serves, 20)
-    await until(lambda: any(cluster.phase(f"j{n}") is Phase.RUNNING for n in range(20)), 20)
+    await until(lambda: second.serves)
+    await until(lambda: any(cluster.phase(f"j{n}") is Phase.RUNNING for n in range(20)))
     running = [f"j{n}" for n in range(20) if cluster.phase(f"j{n}") is Phase.RUNNING]
     cluster.finish(running[0])
-    await until(lambda: cluster.phase(running[0]) is Phase.SUCCEEDED, 20)
+    await until(lambda: cluster.phase(running[0]) is Phase.SUCCEEDED)
     assert len(dry_runs(cluster)) <= 2  # the next job's start reads its template
 
 
@@ -192,22 +192,22 @@ async def test_many_templates_of_one_namespace_delay_no_other_namespace(cluster,
         cluster.submit(f"j{number}", template=template({"env": [other]}), suspend=True)
     cluster.store.create("namespaces", {"metadata": {"name": "other"}})
     cluster.submit("quiet", namespace="other")
-    await until(lambda: cluster.status("quiet", "other").epoch, 20)
+    await until(lambda: cluster.status("quiet", "other").epoch)
     namespaces = [dry_run.namespace for dry_run in dry_runs(cluster)]
     assert namespaces.index("other") <= 2 * templates.CONCURRENCY_MAX
-    await until(lambda: len(dry_runs(cluster)) >= 101, 20)
+    await until(lambda: len(dry_runs(cluster)) >= 101)
 
 
 async def test_a_template_changed_while_queued_is_checked_before_it_is_built(cluster, until):
     cluster.nodes("A")
     cluster.operator(LEASE)
     cluster.submit("first")
-    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("first") is Phase.RUNNING)
     cluster.submit("later")
-    await until(lambda: cluster.status("later").epoch, 20)
+    await until(lambda: cluster.status("later").epoch)
     cluster.edit("later", template=template({"comand": ["x"]}))
     cluster.finish("first")
-    await until(lambda: "comand" in cluster.status("later").message, 20)
+    await until(lambda: "comand" in cluster.status("later").message)
     assert not cluster.pods("later", living=False)
 
 
@@ -218,14 +218,14 @@ async def ssd(cluster, until):
     cluster.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})
     cluster.operator(LEASE)
     cluster.submit("first", template=template(nodeSelector={"disk": "ssd"}))
-    await until(lambda: cluster.phase("first") is Phase.RUNNING, 20)
+    await until(lambda: cluster.phase("first") is Phase.RUNNING)
     return cluster
 
 
 async def relabel(cluster):
     operator = cluster.operators[0]
     cluster.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "slow"}}})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while operator.cache.nodes.get("", "a0").labels["disk"] != "slow":
             await asyncio.sleep(0.002)
 
@@ -238,13 +238,13 @@ async def test_a_template_that_passed_is_checked_again_once_nodes_have_changed(s
 
 async def test_a_queued_job_gets_no_pods_on_nodes_that_became_unfit(ssd, until):
     ssd.submit("later", template=template(nodeSelector={"disk": "ssd"}))
-    await until(lambda: ssd.status("later").epoch, 20)
+    await until(lambda: ssd.status("later").epoch)
     await relabel(ssd)
     ssd.finish("first")
-    await until(lambda: ssd.status("later").history.refusals, 20)
+    await until(lambda: ssd.status("later").history.refusals)
     status = ssd.status("later")
     assert "spec.template.spec.nodeSelector: requires disk=ssd" in status.eviction.message
     assert status.history.restarts == 0
     assert not ssd.pods("later", living=False)
     ssd.store.patch("nodes", "a0", {"metadata": {"labels": {"disk": "ssd"}}})
-    await until(lambda: ssd.phase("later") is Phase.RUNNING, 20)
+    await until(lambda: ssd.phase("later") is Phase.RUNNING)
