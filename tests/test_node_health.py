@@ -138,22 +138,21 @@ async def test_requests_to_an_unreachable_api_server_are_retried(tmp_path: Path)
     book = HealthStore(load_policy())
     book.track(inventory, 1.0)
     metrics = Metrics()
-    async with ApiServer(user=ON_NODE_1) as api:
-        port = int(api.url.rsplit(":", 1)[1])
-    client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
+    api = ApiServer(user=ON_NODE_1)
+    await api.start()
+    port = int(api.url.rsplit(":", 1)[1])
+    await api.close(keep_port=True)
+    client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
     reporter = Reporter(client, lambda _before, now: document(inventory, book, now), metrics)
     running = asyncio.create_task(reporter.run())
     try:
         reporter.changed()
         await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="failed") >= 1)
-        back = ApiServer(user=ON_NODE_1)
-        await back.start(port)
-        try:
-            await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="ok") >= 1)
-        finally:
-            await back.close()
+        await api.start(port)
+        await _until(lambda: metrics.value("flyer_node_report_writes_total", outcome="ok") >= 1)
     finally:
         running.cancel()
+        await api.close()
 
 
 async def _until(condition: object, seconds: float = 60.0) -> None:
@@ -205,9 +204,10 @@ async def test_events_name_the_node_count_up_and_are_bounded() -> None:
 
 async def test_a_refused_event_is_dropped_and_counted() -> None:
     metrics = Metrics()
-    async with ApiServer(user=ON_NODE_1) as api:
-        port = int(api.url.rsplit(":", 1)[1])
-    client = NodeHealthClient(f"http://127.0.0.1:{port}", NOWHERE, NOWHERE, "node-1")
+    api = ApiServer(user=ON_NODE_1)
+    await api.start()
+    await api.close(keep_port=True)
+    client = NodeHealthClient(api.url, NOWHERE, NOWHERE, "node-1")
     event_recorder = EventRecorder(client, metrics)
     running = asyncio.create_task(event_recorder.run())
     try:
@@ -217,6 +217,7 @@ async def test_a_refused_event_is_dropped_and_counted() -> None:
         await _until(lambda: metrics.value("flyer_node_events_total", outcome="failed") == 1)
     finally:
         running.cancel()
+        await api.close()
 
 
 def test_a_token_bucket_is_refilled() -> None:

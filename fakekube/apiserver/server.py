@@ -12,6 +12,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from aiohttp import web
@@ -65,6 +66,7 @@ class ApiServer:
         self._watches: set[Watch] = set()
         self._closing = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._kept_port: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -84,14 +86,29 @@ class ApiServer:
         await site.start()
         bound_port = self._runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{bound_port}"
+        self._release_port()
 
-    async def close(self) -> None:
-        """Close all connections and stop listening. `start` serves the same objects again."""
+    async def close(self, *, keep_port: bool = False) -> None:
+        """Close all connections and stop listening. `start` serves the same objects again.
+
+        With `keep_port` no other process gets the port before that; connections are refused.
+        """
+        self._release_port()
         self.cut_watches()
         self._closing.set()
         if self._runner is not None:
+            address = self._runner.addresses[0]
             await self._runner.cleanup()
             self._runner = None
+            if keep_port:
+                self._kept_port = socket.socket()
+                self._kept_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                self._kept_port.bind(address)
+
+    def _release_port(self) -> None:
+        if self._kept_port is not None:
+            self._kept_port.close()
+            self._kept_port = None
 
     def cut_watches(self, resource: str = "") -> int:
         """End these watch streams. Returns how many."""

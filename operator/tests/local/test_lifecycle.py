@@ -17,7 +17,7 @@ def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_history
     assert len(bench.survivors()) >= 6  # fork server, two supervisors, four ranks at least
     driver.kill()
     driver.wait()
-    bench.until("every process gone", lambda: not bench.survivors(), 5)
+    bench.until("every process gone", lambda: not bench.survivors())
     result = bench.flyer("ps", "-o", "json")
     assert '"reason": "NoDriver"' in result.stdout, result.stderr
     bench.go()
@@ -62,7 +62,7 @@ def test_the_driver_may_be_killed_while_it_starts(bench):
     bench.until("its lock", lambda: (bench.state / "lock").exists())
     driver.kill()
     driver.wait()
-    bench.until("every process gone", lambda: not bench.survivors(), 5)
+    bench.until("every process gone", lambda: not bench.survivors())
     again = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert again.returncode == 0, again.stderr
 
@@ -153,11 +153,11 @@ def test_an_ended_job_may_be_submitted_again_immediately(bench):
     ids = set()
     for _ in range(3):
         ids.add(client.run(manifest).history_id)
-        for item in client.watch(timeout_seconds=40):
+        for item in client.watch(timeout_seconds=100):
             if item.job is not None and item.job.name == "job" and item.job.finished:
                 break  # its nodes may not be empty yet
     assert len(ids) == 3
-    assert client.wait("job", timeout_seconds=40).state == "Succeeded"
+    assert client.wait("job", timeout_seconds=100).state == "Succeeded"
 
 
 def test_a_dead_fork_server_causes_a_restart_and_the_loss_of_no_node(bench):

@@ -31,7 +31,7 @@ def test_random_kills(bench, seed):
         if target in ("driver", "term"):
             driver.send_signal(signal.SIGKILL if target == "driver" else signal.SIGTERM)
             driver.wait(20)
-            bench.until("every process gone", lambda: not bench.survivors(), 5)
+            bench.until("every process gone", lambda: not bench.survivors())
             driver = bench.drive(manifest, nodeReturnSeconds=1)
         else:
             _kill_in_a_node(bench, target, choose)

@@ -155,7 +155,7 @@ async def test_bookmarks_keep_a_stream_alive(api_server, watched, until):
 async def test_the_server_restarts_and_refuses_for_a_while(api_server, watched, until):
     cache, _ = await watched()
     port = int(api_server.url.rpartition(":")[2])
-    await api_server.close()
+    await api_server.close(keep_port=True)
     put_object(api_server, "a", 1)
     await asyncio.sleep(0.1)
     api_server.faults.add(Fault("refuse", code=500, times=5))

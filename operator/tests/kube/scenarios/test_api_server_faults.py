@@ -104,7 +104,7 @@ async def test_the_api_server_restarts_under_a_running_gang(cluster, until):
     cluster.submit("a", 2)
     await until(lambda: cluster.phase("a") is Phase.RUNNING)
     port = int(cluster.server.url.rpartition(":")[2])
-    await cluster.server.close()
+    await cluster.server.close(keep_port=True)
     await until(lambda: not operator.serves)
     await cluster.server.start(port)
     await until(lambda: operator.serves)
