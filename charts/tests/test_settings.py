@@ -97,7 +97,8 @@ def test_3fs_and_its_driver_read_their_settings(
 ) -> None:
     folder = ROOT / "csi-3fs" / "python" / "threefs" / sources
     options = ROOT / "csi-3fs" / "python" / "threefs" / "cli" / "etcd_options.py"
-    text = "\n".join(path.read_text() for path in [*folder.rglob("*.py"), options])
+    location = ROOT / "csi-3fs" / "python" / "threefs" / "location.py"
+    text = "\n".join(path.read_text() for path in [*folder.rglob("*.py"), options, location])
     names = set(re.findall(r'"((?:THREEFS|CSI|NODE|POD)_[A-Z_]+)"', text))
     assert variables(container(render, owner, name)).keys() <= names
 
@@ -120,6 +121,39 @@ def test_storage_reports_its_node_as_host_and_has_no_token(render: Render) -> No
     names = [item["metadata"]["name"] for item in objects.of("ClusterRole")]
     roles = [name for name in names if name.endswith("threefs")]
     assert not roles
+
+
+def test_mounts_know_their_node_and_its_labels(render: Render) -> None:
+    def manager(objects: Rendered) -> tuple[Object, Object]:
+        [pod] = [pod for owner, pod in pods(objects) if owner.endswith("csi-mount-manager")]
+        [container] = [
+            each for each in pod["spec"]["containers"] if each["name"] == "mount-manager"
+        ]
+        return pod["spec"], container
+
+    pod, container = manager(render())
+    host = next(each for each in container["env"] if each["name"] == "THREEFS_HOST")
+    assert host["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert "THREEFS_LOCATION_FILE" not in variables(container)
+    assert "initContainers" not in pod
+    objects = render(**{"threefs.storage.topology.zoneLabel": "topology.kubernetes.io/zone"})
+    pod, container = manager(objects)
+    [locate] = pod["initContainers"]
+    file = variables(locate)["THREEFS_LOCATION_FILE"]
+    assert variables(container)["THREEFS_LOCATION_FILE"] == file
+    # Only the init container has the token; all volumes exist.
+    volumes = {each["name"] for each in pod["volumes"]}
+    for each in [locate, *pod["containers"]]:
+        names = {mount["name"] for mount in each["volumeMounts"]}
+        assert names <= volumes
+        assert ("token" in names) == (each["name"] == "locate")
+    [role] = [
+        item for item in objects.of("ClusterRole") if item["metadata"]["name"].endswith("csi-node")
+    ]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    assert not [
+        item for item in render().of("ClusterRole") if item["metadata"]["name"].endswith("csi-node")
+    ]
 
 
 def test_zone_and_rack_are_read_by_an_init_container(render: Render) -> None:

@@ -53,32 +53,10 @@ spec:
       {{- else }}
       {{- include "fire-flyer.restricted-pod" . | nindent 6 }}
       {{- end }}
-      {{- $topology := dict }}
-      {{- if eq .kind "storage" }}{{ $topology = .values.topology }}{{ end }}
-      {{- $located := or $topology.zoneLabel $topology.rackLabel }}
+      {{- $located := and (eq .kind "storage") (include "fire-flyer.located" .root) }}
       {{- if $located }}
       initContainers:
-        # Only this container has a token: it reads the labels of the node.
-        - name: locate
-          {{- include "fire-flyer.container-image" (dict "root" .root "image" "storage") | nindent 10 }}
-          command: [threefs-service, locate]
-          env:
-            - name: NODE_NAME
-              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-            - name: THREEFS_ZONE_LABEL
-              value: {{ $topology.zoneLabel | quote }}
-            - name: THREEFS_RACK_LABEL
-              value: {{ $topology.rackLabel | quote }}
-            - name: THREEFS_LOCATION_FILE
-              value: /location/location.json
-          resources:
-            requests: {cpu: 10m, memory: 48Mi}
-            limits: {memory: 128Mi}
-          {{- include "fire-flyer.restricted-container" . | nindent 10 }}
-          volumeMounts:
-            - {name: location, mountPath: /location}
-            - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
-            - {name: tmp, mountPath: /tmp}
+        {{- include "fire-flyer.locate" (dict "root" .root) | nindent 8 }}
       {{- end }}
       containers:
         - name: {{ .kind }}
@@ -95,12 +73,7 @@ spec:
               value: {{ . }}
             {{- end }}
             {{- if eq .kind "storage" }}
-            - name: THREEFS_HOST
-              valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-            {{- end }}
-            {{- if $located }}
-            - name: THREEFS_LOCATION_FILE
-              value: /location/location.json
+            {{- include "fire-flyer.location-env" .root | nindent 12 }}
             {{- end }}
             {{- if $etcd }}
             {{- include "fire-flyer.etcd-env" .root | nindent 12 }}
@@ -196,16 +169,7 @@ spec:
                   name: {{ include "fire-flyer.key-secret" .root }}
                   items: [{key: key, path: key}]
         {{- if $located }}
-        - name: location
-          emptyDir: {sizeLimit: 1Mi}
-        - name: token
-          projected:
-            defaultMode: 0440
-            sources:
-              - serviceAccountToken: {path: token, expirationSeconds: 3600}
-              - configMap:
-                  name: kube-root-ca.crt
-                  items: [{key: ca.crt, path: ca.crt}]
+        {{- include "fire-flyer.location-volumes" . | nindent 8 }}
         {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
