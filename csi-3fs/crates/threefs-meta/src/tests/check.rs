@@ -149,6 +149,13 @@ async fn damaged_queues_and_trashes_are_found() {
     let place = async |txn: &mut Transaction| txn.clear(&rows::trashed_directory(directory.inode));
     assert_eq!(kinds(&fixture, directory.inode, place).await, "trash");
     let fixture = example().await;
+    let (directory, _) = kept(&fixture.store, volume, EntryKind::Directory).await;
+    let nowhere = async |txn: &mut Transaction| {
+        txn.clear(&rows::trashed_directory(directory.inode));
+        txn.clear(&rows::trashed(volume, directory));
+    };
+    assert_eq!(kinds(&fixture, directory.inode, nowhere).await, "removal");
+    let fixture = example().await;
     let (file, _) = kept(&fixture.store, volume, EntryKind::File).await;
     let dead = async |txn: &mut Transaction| edit(txn, file.inode, |row| row.dead = true).await;
     assert_eq!(kinds(&fixture, file.inode, dead).await, "trash");
@@ -186,7 +193,7 @@ async fn wrong_counters_are_found() {
         let quota = QuotaRow { bytes_max, inodes_max, above, trash_seconds: 0 };
         rows::write(txn, &rows::quota(volume), &quota).unwrap();
     };
-    assert!(kinds(&fixture, id, circle).await.contains("quota"));
+    assert_eq!(kinds(&fixture, id, circle).await, "quota", "its quota is above itself");
     let fixture = example().await;
     let answers = async |txn: &mut Transaction| {
         txn.atomic_add(&rows::answer_bytes(volume), 5);
