@@ -14,6 +14,7 @@ from flyer.engine.cycle.commits import collect_commits
 from flyer.engine.cycle.event_handlers import handle_event
 from flyer.engine.cycle.reconcile import reconcile
 from flyer.engine.cycle.schedule import schedule_and_start
+from flyer.engine.cycle.superseded import resubmit_superseded
 from flyer.engine.errors import JobFault, UnknownJob
 from flyer.engine.events import NodeEmptied
 from flyer.engine.explain.explanations import explanation_of
@@ -66,6 +67,8 @@ def _step(
         handle_event(event, cycle)
     cycle.current_job, cycle.current_event = "", None
     cycle.apply_removal_budget()
+    if state.active is None:
+        resubmit_superseded(cycle)
     reconcile(cycle)
     # Statuses that release nodes are stored before those that reserve them.
     actions: list[Action] = list(collect_commits(cycle, committed, shrinking_only=True))
