@@ -224,6 +224,36 @@ async def test_the_end_of_the_last_pod_ends_the_wait_for_them():
         await waiting
 
 
+async def test_a_pod_whose_binding_is_not_observed_is_not_deleted_by_force():
+    """It may run: its node would count as empty while its processes end."""
+    pod = SimpleNamespace(
+        uid="u0",
+        job="lab/a",
+        attempt=1,
+        node="",
+        ended=False,
+        namespace="lab",
+        name="a-1-0",
+        deleting=False,
+    )
+    deletions: list[int] = []
+
+    async def delete(_namespace: str, _name: str, _uid: str, grace_seconds: int) -> None:
+        deletions.append(grace_seconds)
+
+    cache = SimpleNamespace(pods=None, pods_of=lambda _job, _uid: [pod])
+    api = SimpleNamespace(with_limiter=lambda *_: None)
+    gangs = Gangs(
+        api, cache, None, SimpleNamespace(delete=delete), None, outcome_of=None,
+        enqueue=None, state_of=lambda _job: None, uid_of=lambda _job: "uid",
+        spawn=lambda work, _what, _job: work.close(),
+    )  # fmt: skip
+    for kill in (False, True):
+        stop = Stop("lab/a", 1, ("a0",), kill=kill, reason="")
+        await gangs._delete(gangs._living(stop), stop)
+    assert deletions == [5, 1]
+
+
 async def test_pods_that_do_not_come_up_are_rolled_back(cluster, until):
     cluster.nodes("AAA")
     cluster.operator(start_deadline_seconds=1.0)

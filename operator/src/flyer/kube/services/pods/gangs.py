@@ -360,11 +360,11 @@ class Gangs:
         self.report_empty_nodes(stop.job)
 
     async def _delete(self, pods: Sequence[PodView], stop: Stop) -> None:
+        # Never 0: a pod may be bound though that is not observed, and would disappear before its
+        # processes end. The API server deletes unbound pods immediately.
         grace_seconds = KILL_SECONDS if stop.kill else STOP_SECONDS
         await _all([
-            self._pod_control.delete(
-                pod.namespace, pod.name, pod.uid, grace_seconds if pod.node else 0
-            )
+            self._pod_control.delete(pod.namespace, pod.name, pod.uid, grace_seconds)
             for pod in pods
         ])  # fmt: skip
 
