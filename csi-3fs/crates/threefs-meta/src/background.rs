@@ -1,6 +1,5 @@
 //! Background work of a metadata service: garbage collection, recounts of files and expiry of the
-//! trash by one service,
-//! and what services over one store exchange for it.
+//! trash by one service, and what services over one store exchange for it.
 
 pub(crate) mod activity;
 pub(crate) mod gc;

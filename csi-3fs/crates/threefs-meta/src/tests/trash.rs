@@ -4,7 +4,7 @@ mod isolation;
 mod lifetime;
 mod storm;
 
-use threefs_core::ids::ClientId;
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::{EmbeddedConfig, Store};
 
 use crate::protocol::{

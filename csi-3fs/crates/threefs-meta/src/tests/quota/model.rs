@@ -145,7 +145,9 @@ async fn run(actions: Vec<Action>) {
             }
             Action::Recount => fixture.recount().await,
             // Nothing has expired except in volumes that keep nothing any more.
-            Action::Expire => fixture.tree.expire_trash(crate::tree::now()).await.unwrap(),
+            Action::Expire => {
+                fixture.tree.expire_trash(crate::tree::now(), InodeId(0)).await.unwrap();
+            }
             Action::Change(kind, first, two, number) => {
                 let (first, two) = (PLACES[*first], PLACES[*two]);
                 let Some(change) = change_of(&fixture, *kind, first, two, *number).await else {

@@ -76,7 +76,7 @@ async fn only_root_uses_a_trash() {
     }
 }
 
-/// A volume is in a tree that was removed from another volume. Whoever may use the inner volume
+/// A volume is in a tree that was removed from another volume. A user of the inner volume
 /// must not restore the tree around it.
 #[tokio::test]
 async fn an_entry_does_not_restore_directories_of_another_trash() {
@@ -98,7 +98,7 @@ async fn an_entry_does_not_restore_directories_of_another_trash() {
     fixture.change(restore("/v/tree/inner", id, None)).await.unwrap();
     check_tree(&fixture.store).await;
     fixture.change(remove_tree("/v/tree")).await.unwrap();
-    fixture.tree.expire_trash(later(2 * DAY)).await.unwrap();
+    fixture.tree.expire_trash(later(2 * DAY), InodeId(0)).await.unwrap();
     fixture.collect_all().await;
     check_tree(&fixture.store).await;
     assert_eq!(count_inodes(&fixture.store).await, 2);

@@ -10,9 +10,9 @@ async fn entries_expire_after_the_retention_and_free_the_quota() {
     fixture.make_directory("/v/d").await;
     fixture.change(remove_tree("/v/d")).await.unwrap();
     fixture.change(unlink("/v/file")).await.unwrap();
-    fixture.tree.expire_trash(later(DAY - 60)).await.unwrap();
+    fixture.tree.expire_trash(later(DAY - 60), InodeId(0)).await.unwrap();
     assert_eq!(trash(&fixture, "/v").await.len(), 2);
-    fixture.tree.expire_trash(later(DAY + 60)).await.unwrap();
+    fixture.tree.expire_trash(later(DAY + 60), InodeId(0)).await.unwrap();
     assert!(trash(&fixture, "/v").await.is_empty());
     check_tree(&fixture.store).await;
     fixture.collect_all().await;
@@ -25,7 +25,7 @@ async fn entries_expire_after_the_retention_and_free_the_quota() {
     fixture.change(unlink("/v/file")).await.unwrap();
     assert_eq!(trash(&fixture, "/v").await.len(), 1);
     fixture.change(keep("/v", 0)).await.unwrap();
-    fixture.tree.expire_trash(now()).await.unwrap();
+    fixture.tree.expire_trash(now(), InodeId(0)).await.unwrap();
     assert!(trash(&fixture, "/v").await.is_empty());
 }
 
@@ -41,11 +41,36 @@ async fn one_round_of_expiry_is_bounded_and_fair() {
     }
     fixture.create("/quiet/file").await;
     fixture.change(unlink("/quiet/file")).await.unwrap();
-    fixture.tree.expire_trash(later(2 * DAY)).await.unwrap();
+    fixture.tree.expire_trash(later(2 * DAY), InodeId(0)).await.unwrap();
     assert!(trash(&fixture, "/quiet").await.is_empty());
     assert_eq!(trash(&fixture, "/busy").await.len(), many - TRASH_PAGE_MAX * 63);
-    fixture.tree.expire_trash(later(2 * DAY)).await.unwrap();
+    fixture.tree.expire_trash(later(2 * DAY), InodeId(0)).await.unwrap();
     assert!(trash(&fixture, "/busy").await.is_empty());
+}
+
+#[tokio::test]
+async fn every_volume_has_its_turn_in_some_round() {
+    let fixture = Fixture::memory().await;
+    let volumes: Vec<String> = (0..200).map(|number| format!("/v{number:03}")).collect();
+    for volume in &volumes {
+        volume_with_trash(&fixture, volume).await;
+        fixture.create(&format!("{volume}/file")).await;
+        fixture.change(unlink(&format!("{volume}/file"))).await.unwrap();
+    }
+    // Only the entry of the last one expires: the other volumes keep theirs.
+    let (last, others) = volumes.split_last().unwrap();
+    for volume in others {
+        fixture.change(keep(volume, 10 * DAY)).await.unwrap();
+    }
+    let mut after = InodeId(0);
+    for _ in 0..4 {
+        after = fixture.tree.expire_trash(later(2 * DAY), after).await.unwrap();
+    }
+    assert!(trash(&fixture, last).await.is_empty());
+    assert_eq!(after, InodeId(0), "the next round starts again");
+    for volume in others {
+        assert_eq!(trash(&fixture, volume).await.len(), 1);
+    }
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ async fn storm(store: Store, seed: u64, changes: usize, services: usize) {
                     fixture.tree.check_removals().await.unwrap();
                     fixture.tree.collect().await.unwrap();
                 }
-                fixtures[0].tree.expire_trash(now()).await.unwrap();
+                fixtures[0].tree.expire_trash(now(), InodeId(0)).await.unwrap();
                 check_tree(&fixtures[0].store).await;
                 tokio::task::yield_now().await;
             }
