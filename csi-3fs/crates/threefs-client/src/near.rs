@@ -37,11 +37,11 @@ impl Distance {
         for (level, within) in
             [(Level::Zone, Self::Zone), (Level::Rack, Self::Rack), (Level::Host, Self::Host)]
         {
-            let (ours, theirs) = part(level);
-            if ours.is_empty() || theirs.is_empty() {
+            let (of_reader, of_node) = part(level);
+            if of_reader.is_empty() || of_node.is_empty() {
                 continue;
             }
-            if ours != theirs {
+            if of_reader != of_node {
                 return distance;
             }
             distance = within;
@@ -89,7 +89,7 @@ struct Load {
     slow_until: Option<Instant>,
 }
 
-/// Location of a client, and how its storage services keep up.
+/// Location of a client, and how the storage services near it keep up.
 #[derive(Debug)]
 pub(crate) struct Near {
     location: Location,
@@ -120,10 +120,14 @@ impl Near {
         })
     }
 
-    /// Records the start of a read; its end is recorded when the result is dropped.
-    pub(crate) fn start(&self, node: NodeId) -> Reading<'_> {
+    /// Records the start of a read at a node nearer than others; its end is recorded when the result
+    /// is dropped. No choice depends on how far nodes keep up.
+    pub(crate) fn start(&self, node: NodeId, distance: Distance) -> Option<Reading<'_>> {
+        if distance == Distance::Other {
+            return None;
+        }
         self.loads().entry(node).or_default().reads += 1;
-        Reading { near: self, node, started: Instant::now(), overloaded: false }
+        Some(Reading { near: self, node, started: Instant::now(), overloaded: false })
     }
 
     /// Counts bytes that were read.
@@ -238,15 +242,17 @@ mod tests {
         let node = NodeId(1);
         let near = Near::new(Location::default(), Duration::from_secs(60));
         let mut readings: Vec<Reading<'_>> =
-            (0..PREFERRED_READS_MAX).map(|_| near.start(node)).collect();
+            (0..PREFERRED_READS_MAX).filter_map(|_| near.start(node, Distance::Zone)).collect();
         assert!(near.is_busy(node) && !near.is_busy(NodeId(2)));
         drop(readings.pop());
         assert!(!near.is_busy(node));
         drop(readings);
-        near.start(node).overloaded = true;
+        near.start(node, Distance::Host).unwrap().overloaded = true;
         assert!(near.is_busy(node));
         let near = Near::new(Location::default(), Duration::ZERO);
-        drop(near.start(node));
+        drop(near.start(node, Distance::Other));
+        assert!(!near.is_busy(node), "far ones are not counted");
+        drop(near.start(node, Distance::Rack));
         assert!(near.is_busy(node), "slower than the limit");
     }
 }

@@ -10,7 +10,7 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, Payload};
 use threefs_core::checksum::Checksum;
 use threefs_core::error::StorageError;
-use threefs_core::ids::{ChainId, NodeId, TargetId};
+use threefs_core::ids::{ChainId, TargetId};
 use threefs_core::message::{
     Address, ReadDone, ReadRequest, StorageReply, StorageRequest, StorageResult,
 };
@@ -278,12 +278,12 @@ impl Client {
             let Some(routing) = self.0.routing.current(&mut attempts, deadline).await? else {
                 break;
             };
-            let choice = self.replica(&routing, location.chain, turn, &tried);
-            let Some(Replica { to, place: replica, distance, serving: replicas }) = choice else {
+            let Some(choice) = self.replica(&routing, location.chain, turn, &tried) else {
                 attempts.record_failure(&location.chain.to_string(), "it has no SERVING target");
                 self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
                 continue;
             };
+            let Replica { to, place: replica, distance, serving: replicas } = choice;
             tried.push(replica.target);
             let who = who(&routing, &replica);
             let request =
@@ -294,7 +294,7 @@ impl Client {
                 idle_timeout: Some(timeout),
             };
             let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
-            let call = self.read_from(&routing, replica.node, &request, attempt, options);
+            let call = self.read_from(&routing, &choice, &request, attempt, options);
             match attempts.call(call.await)? {
                 // An empty chunk was removed, or never existed.
                 Ok((Ok(StorageReply::Read(read)), _)) if read.chunk_length == 0 => return Ok(None),
@@ -337,18 +337,22 @@ impl Client {
         Err(attempts.unavailable(self.0.config.timeout))
     }
 
-    /// Makes one attempt of a read at one node.
+    /// Makes one attempt of a read at one replica.
     pub(crate) async fn read_from(
         &self,
         routing: &RoutingInfo,
-        node: NodeId,
+        replica: &Replica,
         request: &StorageRequest,
         deadline: Deadline,
         options: CallOptions<'_>,
     ) -> Result<(StorageResult, Bytes), CallError> {
-        let mut reading = self.0.near.start(node);
+        let node = replica.place.node;
+        let mut reading = self.0.near.start(node, replica.distance);
         let reply = self.call(routing, node, request, Payload::empty(), deadline, options).await;
-        reading.overloaded = matches!(&reply, Err(CallError::Rpc(error)) if is_overloaded(error));
+        if let Some(reading) = &mut reading {
+            reading.overloaded =
+                matches!(&reply, Err(CallError::Rpc(error)) if is_overloaded(error));
+        }
         reply
     }
 

@@ -135,16 +135,15 @@ impl Client {
         let chosen = routing
             .as_ref()
             .and_then(|routing| Some((routing, self.replica(routing, batch.chain, turn, &[])?)));
-        let Some((routing, Replica { to, place, distance, .. })) = chosen else {
-            return Ok(Vec::new());
-        };
+        let Some((routing, replica)) = chosen else { return Ok(Vec::new()) };
+        let Replica { to, distance, .. } = replica;
         let parts = batch.parts.iter().map(|&(_, part)| part).collect();
         let request = StorageRequest::ReadMany(ReadMany { to, inode: file.inode, parts });
         let timeout = self.0.config.read_attempt_timeout;
         let options =
             CallOptions { not_after: None, class: request.class(), idle_timeout: Some(timeout) };
         let attempt = deadline.within(timeout * BUSY_TIMEOUT_FACTOR);
-        let call = self.read_from(routing, place.node, &request, attempt, options).await;
+        let call = self.read_from(routing, &replica, &request, attempt, options).await;
         let (results, mut payload) = match attempts.call(call)? {
             Ok((Ok(StorageReply::ReadMany(results)), payload)) => (results, payload),
             Err(RpcError::Faulted { fault, .. }) if fault.code == FaultCode::BadRequest => {
