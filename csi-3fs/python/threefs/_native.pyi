@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
-from typing import Self, TypeAlias, final
+from typing import Literal, Self, TypeAlias, final
 
 from typing_extensions import Buffer
 
@@ -39,7 +39,15 @@ RawQuota: TypeAlias = tuple[int, int | None, int, int | None, int]
 RawTrashId: TypeAlias = tuple[int, int]
 
 # id, path, name, kind, whether it is an empty directory, size, user
-RawTrashEntry: TypeAlias = tuple[RawTrashId, str | None, str, str, bool, int, int]
+RawTrashEntry: TypeAlias = tuple[
+    RawTrashId,
+    str | None,
+    str,
+    Literal["file", "directory", "symlink", "special"],
+    bool,
+    int,
+    int,
+]
 
 # One routing cache and pool of connections. Thread-safe; every call releases the GIL.
 @final

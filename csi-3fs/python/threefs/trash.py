@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from threefs.errors import InvalidArgument
@@ -73,11 +74,17 @@ class Trash:
         """
         self._native.restore_removed(self.volume, _raw_id(entry), to)
 
-    def purge(self, entries: Iterable[str]) -> None:
-        """Remove entries for good; their space is freed in the background."""
-        ids = [_raw_id(entry) for entry in entries]
-        for start in range(0, len(ids), IDS_PER_PURGE):
-            self._native.purge_removed(self.volume, ids[start : start + IDS_PER_PURGE])
+    def purge(self, entries: Iterable[str]) -> int:
+        """Remove entries for good, batch by batch; their space is freed in the background.
+
+        Returns their number.
+        """
+        ids = map(_raw_id, entries)
+        count = 0
+        while batch := list(islice(ids, IDS_PER_PURGE)):
+            self._native.purge_removed(self.volume, batch)
+            count += len(batch)
+        return count
 
 
 def _raw_id(text: str) -> RawTrashId:
@@ -95,7 +102,7 @@ def _entry(raw: RawTrashEntry) -> TrashEntry:
         id=f"{removed_ms}-{inode}",
         path=path,
         name=name,
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         is_empty_directory=is_empty_directory,
         size=size,
         removed_ms=removed_ms,

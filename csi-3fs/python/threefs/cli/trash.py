@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["keep", "list_trash", "purge", "restore"]
 
-PURGED_AT_ONCE = 128
 OFF = "off"
 
 
@@ -126,13 +125,10 @@ def purge(
     end_ms = float("inf")
     if older_than is not None:
         end_ms = (time.time() - seconds_of("--older-than", older_than)) * 1000
-    count = 0
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         trash = client.trash(volume)
-        ids = iter([entry]) if entry is not None else _before(_selected(trash, paths), end_ms)
-        while batch := list(islice(ids, PURGED_AT_ONCE)):
-            trash.purge(batch)
-            count += len(batch)
+        ids = [entry] if entry is not None else _before(_selected(trash, paths), end_ms)
+        count = trash.purge(ids)
     sys.stdout.write(f"purged {count} entries; their space is freed in the background\n")
 
 
