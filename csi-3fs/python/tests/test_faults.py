@@ -25,7 +25,6 @@ PATIENCE_SECONDS = 60.0
 #: routing and one retry, or of a restart (0.2 s). Measured: 0.7 s. Too slow: a client that waits
 #: for the attempt timeout (5 s) of a silent head instead of following the new routing.
 DELAY_SECONDS_MAX = 5.0
-STOPS_MAX = 4
 #: No service restarts before a test with this time has ended.
 RESTART_SECONDS = 120.0
 #: A repair starts with the read that detects the damage. Measured: 0.05 s.
@@ -120,31 +119,22 @@ def test_all_services_killed_together_restart_with_all_data(start_cluster: Any) 
         assert client.batch_read([(path, 0, None) for path in data]) == list(data.values())
 
 
-def longest_delay_by_a_stop(cluster: Any, folder: str) -> float:
-    """Stop a storage process: the longest write, or all reads if they take longer."""
+def test_a_stopped_storage_process_delays_writes_for_a_bounded_time(
+    cluster: Any, folder: str
+) -> None:
     pid = cluster.pid("storage-2")
     try:
         writer = under_writes(cluster, folder, lambda: os.kill(pid, signal.SIGSTOP))
+        assert writer.longest_seconds < DELAY_SECONDS_MAX
         with cluster.client() as fresh:
             started = time.monotonic()
             writer.check(fresh)
-            reading_seconds = time.monotonic() - started
+            assert time.monotonic() - started < DELAY_SECONDS_MAX
     finally:
         os.kill(pid, signal.SIGCONT)
     cluster.wait_whole()
     with cluster.client() as fresh:
         writer.check(fresh)
-    return max(writer.longest_seconds, reading_seconds)
-
-
-def test_a_stopped_storage_process_delays_writes_for_a_bounded_time(
-    cluster: Any, folder: str
-) -> None:
-    """A client that waits for the attempt timeout is slow at every stop, a busy host at some."""
-    delays: list[float] = []
-    while len(delays) < STOPS_MAX and not any(delay < DELAY_SECONDS_MAX for delay in delays):
-        delays.append(longest_delay_by_a_stop(cluster, folder))
-    assert min(delays) < DELAY_SECONDS_MAX, delays
 
 
 def test_a_damaged_chunk_is_served_from_another_replica_and_repaired(start_cluster: Any) -> None:
@@ -336,8 +326,8 @@ def test_the_error_names_the_service_that_does_not_answer(start_cluster: Any) ->
         started = time.monotonic()
         with pytest.raises(threefs.Unavailable, match=r"stat `/file`.*5\.0 s.*meta at") as excinfo:
             client.stat("/file")
-        # Not as long as the service is away.
-        assert time.monotonic() - started < RESTART_SECONDS / 2
+        # The client's timeout is 5 s.
+        assert time.monotonic() - started < 5 + DELAY_SECONDS_MAX / 2
         assert excinfo.value.deadline_seconds == 5.0
         assert "meta" in (excinfo.value.who or "")
         for service in SERVICES[2:]:

@@ -85,7 +85,7 @@ def test_a_store_under_load_is_consistent(
             checked = json.loads(result.stdout)
             assert checked["findings"] == []
             assert checked["inodes"] > 1
-            cluster.wait_for(lambda: errors or sum(rounds) > before, 60, "progress")  # noqa: B023
+            cluster.wait_for(lambda before=before: errors or sum(rounds) > before, 60, "progress")
     finally:
         ended.set()
         for thread in threads:

@@ -17,7 +17,7 @@ def test_after_kill_9_no_process_survives_and_the_next_run_continues_the_history
     assert len(bench.survivors()) >= 6  # fork server, two supervisors, four ranks at least
     driver.kill()
     driver.wait()
-    bench.until("every process gone", lambda: not bench.survivors())
+    bench.until("every process gone", lambda: not bench.survivors(), 5)
     result = bench.flyer("ps", "-o", "json")
     assert '"reason": "NoDriver"' in result.stdout, result.stderr
     bench.go()
@@ -62,7 +62,7 @@ def test_the_driver_may_be_killed_while_it_starts(bench):
     bench.until("its lock", lambda: (bench.state / "lock").exists())
     driver.kill()
     driver.wait()
-    bench.until("every process gone", lambda: not bench.survivors())
+    bench.until("every process gone", lambda: not bench.survivors(), 5)
     again = bench.flyer("run", manifest, "--cluster", bench.cluster())
     assert again.returncode == 0, again.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from contextlib import suppress
 
@@ -77,7 +76,7 @@ def test_suspend_and_resume_lose_no_step(bench):
     suspend = bench.flyer("suspend", "job", "--reason", "lunch")
     assert suspend.returncode == 0, suspend.stderr
     line = suspend.stdout.strip()
-    assert re.match(r"signal \d+\.\d", line)
+    assert line.startswith("signal 0.")
     assert line.endswith("lost 0 steps")
     assert "2 nodes free" in line
     suspended = bench.client().job("job")
@@ -99,8 +98,7 @@ def test_a_job_that_never_answers_is_killed_at_the_deadline_and_restarts(bench):
     )
     bench.step("job", 6)
     suspend = bench.flyer("suspend", "job")
-    # After its grace of 1 s: on a busy host also later.
-    assert re.search(r"no answer, killed [1-9]\d*\.", suspend.stdout), suspend.stdout
+    assert "no answer, killed 1." in suspend.stdout, suspend.stdout
     bench.go()
     bench.flyer("resume", "job")
     assert bench.ended(driver) == 0, bench.err()
