@@ -13,6 +13,7 @@ use super::lane::{Lane, Outcome};
 use super::layer::Write;
 use super::members::{CallError, Members};
 use super::plan::{Counter, Counters, Plan, counters_of};
+use super::refusals;
 use super::rows::{Rows, unsigned};
 use crate::{Commit, KvError, Versionstamp};
 
@@ -98,7 +99,8 @@ impl Batch {
                 plan.refused.extend(plan.admitted.drain(..).map(|index| (index, error.clone())));
             }
             if plan.admitted.is_empty() {
-                self.settle(plan.refused.into_iter().map(|(index, error)| (index, Err(error))));
+                let refused = self.verify(shared, plan.refused).await;
+                self.settle(refused.into_iter().map(|(index, error)| (index, Err(error))));
                 return None;
             }
             match lane.execute(&plan.guards, &writes).await {
@@ -108,7 +110,8 @@ impl Batch {
                     let stamps = plan.admitted.iter().enumerate().map(|(order, index)| {
                         (*index, Ok(Versionstamp::new(revision, order as u16)))
                     });
-                    let refused = plan.refused.iter().map(|(i, error)| (*i, Err(error.clone())));
+                    let refused = self.verify(shared, plan.refused).await;
+                    let refused = refused.into_iter().map(|(index, error)| (index, Err(error)));
                     let results: Vec<_> = stamps.chain(refused).collect();
                     self.settle(results);
                     let keys = plan.layer.outcomes().map(|(key, _)| key.clone()).collect();
@@ -193,6 +196,18 @@ impl Batch {
         }
         stale.iter().for_each(|key| drop(self.counters.remove(key)));
         !stale.is_empty()
+    }
+
+    /// The final errors of refused commits.
+    async fn verify(
+        &self,
+        shared: &Shared,
+        refused: Vec<(usize, KvError)>,
+    ) -> Vec<(usize, KvError)> {
+        let commit = |index: usize| self.jobs.get(index).map(|job| &job.commit);
+        let refused = refused.into_iter();
+        let refused = refused.filter_map(|(index, error)| Some((index, commit(index)?, error)));
+        refusals::verify(&shared.members, &shared.rows, refused.collect()).await
     }
 
     fn not_executed(&mut self, shared: &Shared, error: CallError) {

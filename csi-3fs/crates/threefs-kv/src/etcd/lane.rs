@@ -219,7 +219,7 @@ impl Lane {
     }
 }
 
-fn gets(reply: &TxnResponse) -> Vec<GetResponse> {
+pub(crate) fn gets(reply: &TxnResponse) -> Vec<GetResponse> {
     let replies = reply.op_responses().into_iter();
     replies
         .filter_map(|reply| match reply {

@@ -3,7 +3,7 @@
 //! | part | responsibility |
 //! |---|---|
 //! | `revisions`, `reads`, `snapshot` | reads at one revision |
-//! | `committer`, `footprint`, `batch` | group commit of disjoint batches |
+//! | `committer`, `footprint`, `batch`, `refusals` | group commit of disjoint batches |
 //! | `plan`, `layer`, `guard` | pure: one request for many commits, and its losers |
 //! | `lane` | a request is executed once or not at all, also if its reply is lost |
 //! | `members` | calls, their errors, and restored clusters |
@@ -26,6 +26,7 @@ mod members;
 mod open;
 mod plan;
 mod reads;
+mod refusals;
 mod revisions;
 mod rows;
 mod snapshot;

@@ -72,6 +72,39 @@ async fn a_bound_holds_when_the_transaction_commits() {
     }
 }
 
+/// Such as a second attempt at a change, whose first attempt was executed: it is not refused because
+/// of the space that the first one has used.
+#[tokio::test]
+async fn a_commit_over_a_bound_conflicts_if_what_it_has_read_has_changed() {
+    for (store, _resources) in stores().await {
+        for round in 0..2 {
+            let (answer, used) = (format!("answer-{round}"), format!("used-{round}"));
+            let mut attempts = Vec::new();
+            for _ in 0..2 {
+                let mut txn = start(&store).await;
+                assert_eq!(txn.get(answer.as_bytes()).await.unwrap(), None);
+                txn.set(answer.as_bytes(), b"1");
+                txn.bounded_add(used.as_bytes(), 7, 7);
+                attempts.push(txn);
+            }
+            if round == 1 {
+                // Of two processes, the other one commits first.
+                get(&store, b"other").await;
+            }
+            let mut results = Vec::new();
+            for txn in attempts {
+                results.push(txn.commit().await.map(drop));
+            }
+            assert_eq!(results, [Ok(()), Err(KvError::Conflict)]);
+            let mut txn = start(&store).await;
+            assert!(txn.get(answer.as_bytes()).await.unwrap().is_some());
+            txn.bounded_add(used.as_bytes(), 1, 7);
+            let error = txn.commit().await.unwrap_err();
+            assert!(matches!(error, KvError::OverBound { value: 7, .. }), "{error}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_transaction_sees_its_own_writes() {
     for (store, _resources) in stores().await {
