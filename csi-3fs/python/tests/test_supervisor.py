@@ -84,7 +84,13 @@ def test_no_service_survives_the_supervisor(start_cluster: Any, number: signal.S
         (["--chunk-size", "100000"], "--chunk-bytes is 100000; it must be a power of two"),
         (["--capacity", "much"], "invalid size `much`: expected"),
         (["--restart-after", "-1"], "--restart-after"),
-        (["--metas", "2"], "--metas is 2; it must be 1, unless --etcd-endpoints is given"),
+        (["--metas", "2"], "--metas is 2; it must be 1, unless --metadata etcd or --etcd-endpo"),
+        (
+            ["--metadata", "etcd", "--etcd-endpoints", "http://127.0.0.1:1"],
+            "--metadata is etcd; it must be left out with --etcd-endpoints",
+        ),
+        (["--etcd-binary", "/bin/etcd"], "--etcd-binary is /bin/etcd; it must be given with"),
+        (["--metadata", "etcd", "--etcd-prefix", "/a"], "given with the other --etcd options"),
         (["--mgmtds", "0"], "--mgmtds is 0; it must be at least 1"),
         (
             ["--mgmtds", "17", "--etcd-endpoints", "http://127.0.0.1:1"],
@@ -96,6 +102,33 @@ def test_errors_name_the_invalid_option(tmp_path: Path, options: list[str], word
     result = run_serve(tmp_path / "data", *options)
     assert result.returncode == 2
     assert words in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (None, "no `etcd` is on the PATH"),
+        ("", "is not a program"),
+        ("echo etcd Version: 3.4.23", "is etcd 3.4: install etcd 3.5 or newer"),
+        ("echo 3.6", "shows no version of etcd"),
+    ],
+)
+def test_an_etcd_that_cannot_be_used_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, words: str
+) -> None:
+    options = ["--metadata", "etcd"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program is not None:
+        binary = tmp_path / "etcd-given"
+        options += ["--etcd-binary", str(binary)]
+        if program:
+            binary.write_text(f"#!/bin/sh\n{program}\n")
+            binary.chmod(0o755)
+    result = run_serve(tmp_path / "data", *options)
+    assert result.returncode == 106
+    assert words in result.stderr
+    assert "or name one with --etcd-binary" in result.stderr
     assert not (tmp_path / "data").exists()
 
 
@@ -156,6 +189,10 @@ def test_a_cluster_file_names_one_metadata_service_or_several(tmp_path: Path) ->
         ('{"mgmtd": ["a:1"], "meta": ["a:2", 5]}', "`meta` is ['a:2', 5]"),
         ('{"mgmtd": ["a:1"], "meta": []}', "`meta` is []"),
         ('{"mgmtd": ["a:1"], "meta": "a:2"}', "`key_file` is None"),
+        (
+            '{"mgmtd": ["a:1"], "meta": "a:2", "key_file": "k", "etcd": {"endpoints": "a:1"}}',
+            "`etcd` is {'endpoints': 'a:1'}",
+        ),
     ],
 )
 def test_a_wrong_cluster_file_is_named_with_its_field(

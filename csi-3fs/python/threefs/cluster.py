@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from threefs.errors import InvalidArgument, NotFound
+from threefs.etcd import NO_ETCD, EtcdOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,8 @@ class ClusterFile:
     supervisor_pid: int | None = None
     tls: bool = False
     """Whether connections to the services use TLS."""
+    etcd: EtcdOptions = NO_ETCD
+    """The etcd members that have the metadata, if it is there."""
 
     @classmethod
     def read(cls, path: Path) -> ClusterFile:
@@ -66,6 +69,9 @@ class ClusterFile:
         tls = data.get("tls", False)
         if not isinstance(tls, bool):
             raise wrong("tls", tls, "true or false")
+        etcd = EtcdOptions.from_published(data.get("etcd"))
+        if etcd is None:
+            raise wrong("etcd", data["etcd"], "null, or an object with endpoints and prefix")
         return cls(
             mgmtd=tuple(mgmtd),
             meta=meta,
@@ -74,6 +80,7 @@ class ClusterFile:
             pids=dict(data.get("pids") or {}),
             supervisor_pid=data.get("supervisor_pid"),
             tls=tls,
+            etcd=etcd,
         )
 
     def write(self, path: Path) -> None:
@@ -87,6 +94,7 @@ class ClusterFile:
             "pids": self.pids,
             "supervisor_pid": self.supervisor_pid,
             "tls": self.tls,
+            "etcd": self.etcd.published(),
         }
         write_atomically(path, json.dumps(data, indent=2) + "\n")
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 from threefs.errors import InvalidArgument
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["DEFAULT_PREFIX", "NO_ETCD", "EtcdOptions"]
+__all__ = ["DEFAULT_PREFIX", "NO_ETCD", "EtcdOptions", "Metadata"]
 
 DEFAULT_PREFIX = "/3fs"
 ENDPOINT = re.compile(r"https?://([A-Za-z0-9][-A-Za-z0-9.]{0,252}|\[[0-9a-fA-F:]+\]):[0-9]{1,5}")
 PREFIX = re.compile(r"(/[-A-Za-z0-9_.]+)+")
+PUBLISHED = ("endpoints", "prefix", "ca_file", "cert_file", "key_file")
+
+
+class Metadata(StrEnum):
+    """Store of the metadata of `threefs serve`, unless others run the members of etcd."""
+
+    EMBEDDED = "embedded"
+    ETCD = "etcd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,32 @@ class EtcdOptions:
             **({"user": self.user} if self.user else {}),
             "accept_restored": self.accept_restored,
         }
+
+    def published(self) -> dict[str, Any] | None:
+        """Settings for a `cluster.json`, with which a client can reach the members."""
+        if not self.endpoints:
+            return None
+        return {name: str(getattr(self, name) or "") for name in PUBLISHED}
+
+    @classmethod
+    def from_published(cls, settings: object) -> EtcdOptions | None:
+        """Options from a `cluster.json`; None if they are not valid."""
+        if settings is None:
+            return NO_ETCD
+        if not isinstance(settings, dict):
+            return None
+        values = {name: settings.get(name, "") for name in PUBLISHED}
+        if not all(isinstance(value, str) for value in values.values()):
+            return None
+        ca_file, cert_file, key_file = (
+            Path(values[name]) if values[name] else None for name in PUBLISHED[2:]
+        )
+        options = cls(values["endpoints"], values["prefix"], ca_file, cert_file, key_file)
+        try:
+            options.config("meta")
+        except InvalidArgument:
+            return None
+        return options
 
     def _refuse_without_endpoints(self) -> None:
         if self != NO_ETCD:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +15,9 @@ from programs import binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+# Helpers next to the tests are imported by name.
+sys.path.insert(0, str(Path(__file__).parent))
 
 BOUNDS = ("--max-txn-ops=8192", "--max-request-bytes=8388608")
 
@@ -64,13 +68,17 @@ class Etcd:
             member.wait()
 
 
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[Etcd]:
+@pytest.fixture(scope="session")
+def etcd_program() -> Path:
     try:
-        program = binaries.require("etcd")["etcd"]
+        return binaries.require("etcd")["etcd"]
     except binaries.BinaryError as error:
         pytest.skip(str(error))
-    members = Etcd(program, tmp_path / "etcd")
+
+
+@pytest.fixture
+def etcd(etcd_program: Path, tmp_path: Path) -> Iterator[Etcd]:
+    members = Etcd(etcd_program, tmp_path / "etcd")
     try:
         yield members
     finally:

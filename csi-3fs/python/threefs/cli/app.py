@@ -14,7 +14,7 @@ from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, bytes_of
 from threefs.cli.trash_commands import trash_commands
 from threefs.errors import ThreeFSError
-from threefs.etcd import DEFAULT_PREFIX, EtcdOptions
+from threefs.etcd import DEFAULT_PREFIX, EtcdOptions, Metadata
 from threefs.exit_status import EXIT_INTERRUPTED, report_error
 
 __all__ = ["app", "main"]
@@ -51,10 +51,10 @@ def serve(
     data: Annotated[Path, typer.Option(help="Folder for everything: data, key, logs.")],
     storage: Annotated[int, typer.Option(help="Storage processes.")] = 3,
     mgmtds: Annotated[
-        int, typer.Option(help="Cluster managers; more than one needs --etcd-endpoints.")
+        int, typer.Option(help="Cluster managers; more than one needs the metadata in etcd.")
     ] = 1,
     metas: Annotated[
-        int, typer.Option(help="Metadata services; more than one needs --etcd-endpoints.")
+        int, typer.Option(help="Metadata services; more than one needs the metadata in etcd.")
     ] = 1,
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
     chains_per_node: Annotated[
@@ -68,8 +68,20 @@ def serve(
         int, typer.Option(help="Milliseconds of silence after which a node is dead.")
     ] = 1000,
     tls: Annotated[bool, typer.Option("--tls", help="TLS for all connections.")] = False,
+    metadata: Annotated[
+        Metadata,
+        typer.Option(help="Store of the metadata: a folder, or three etcd members that run here."),
+    ] = Metadata.EMBEDDED,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Convert a folder to the given --metadata first.")
+    ] = False,
+    etcd_binary: Annotated[
+        Path | None,
+        typer.Option(help="Program of the members, 3.5 or newer. Default: etcd on the PATH."),
+    ] = None,
     etcd_endpoints: Annotated[
-        str, typer.Option(help="http://host:port of etcd members for the metadata, with commas.")
+        str,
+        typer.Option(help="http://host:port of members that others run, with commas."),
     ] = "",
     etcd_prefix: Annotated[
         str, typer.Option(help="Prefix of this cluster's keys in etcd.")
@@ -81,7 +93,11 @@ def serve(
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C.
 
+    With --metadata etcd, any mgmtd, meta or member may die while clients continue. The members
+    listen on 127.0.0.1 and accept only the certificate in the folder.
+
     Examples: threefs serve --data /tmp/3fs --storage 3 --replicas 3 ;
+    threefs serve --data /tmp/3fs --mgmtds 2 --metas 2 --metadata etcd ;
     threefs serve --data /tmp/3fs --mgmtds 2 --metas 2
     --etcd-endpoints http://10.0.0.1:2379,http://10.0.0.2:2379,http://10.0.0.3:2379
     """
@@ -100,6 +116,9 @@ def serve(
         ready_timeout_seconds=ready_timeout,
         node_failure_ms=node_failure_ms,
         tls=tls,
+        metadata=metadata,
+        convert=convert,
+        etcd_binary=etcd_binary,
         etcd=EtcdOptions(etcd_endpoints, etcd_prefix, accept_restored=etcd_accept_restored),
     )
 

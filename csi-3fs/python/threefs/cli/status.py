@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from threefs.cli.drain_wait import replicas_on
+from threefs.cli.members import member_states
 from threefs.cli.moves import stalls
 from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
@@ -41,6 +42,7 @@ def show_status(cluster: Path | None, output: Output, timeout_seconds: float) ->
     """Print the status; exit 1 if some data is unavailable."""
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         status: dict[str, Any] = json.loads(client.status())
+        status["etcd_members"] = member_states(client.cluster.etcd, timeout_seconds)
     if output is Output.JSON:
         print_json(status)
     else:
@@ -83,8 +85,13 @@ def _managers(status: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table("SERVICE", "ADDRESS", "STATE", "ROLE", box=None)
-    for kind, role in (("mgmtd", "primary"), ("meta", "collects garbage")):
-        for service in status[f"{kind}s"]:
+    kinds = (
+        ("mgmtd", "mgmtds", "primary"),
+        ("meta", "metas", "collects garbage"),
+        ("etcd", "etcd_members", "leader"),
+    )
+    for kind, field, role in kinds:
+        for service in status[field]:
             state = service["state"]
             color = SERVICE_STYLES[state]
             detail = f"  {escape(service['detail'])}" if service["detail"] else ""

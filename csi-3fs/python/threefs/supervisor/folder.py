@@ -4,10 +4,12 @@
 
     DIR/lock            held by the running supervisor; its process id
     DIR/key             the cluster's key, mode 0600, created once
-    DIR/settings.json   options with which the cluster was created, and its ports
+    DIR/settings.json   options with which the cluster was created, its ports and kind of stores
     DIR/cluster.json    for clients; written when the cluster is ready
     DIR/config, logs    one file per service
     DIR/data            one folder per service
+    DIR/etcd            certificate of the etcd members, and its key
+    DIR/converted       dumps of the last conversion of the metadata
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from threefs.cluster import CLUSTER_FILE, write_atomically
 from threefs.errors import AlreadyServed, InvalidArgument, Unavailable
+from threefs.etcd import Metadata
 from threefs.supervisor.ports import choose_ports, is_free, reserve, who_listens
 
 if TYPE_CHECKING:
@@ -82,15 +85,60 @@ class DataFolder:
             self._lock.close()
             self._lock = None
 
+    def metadata(self) -> Metadata:
+        """The kind of the stores that have the metadata; embedded if there is none yet."""
+        return Metadata(self._settings().get("metadata", Metadata.EMBEDDED))
+
+    def check_metadata(self, options: ServeOptions) -> None:
+        """Refuse a folder whose metadata is in stores of the other kind."""
+        stored = self.metadata()
+        if not self._settings() or options.convert or stored is options.metadata:
+            return
+        if options.etcd.endpoints:
+            raise InvalidArgument(
+                f"the metadata of `{self.path}` is in its own etcd members, not in those of "
+                "--etcd-endpoints; use --metadata etcd, or convert it first with --metadata "
+                "embedded --convert, and then with dumps of both stores"
+            )
+        raise InvalidArgument(
+            f"`{self.path}` was created with --metadata {stored}, not {options.metadata}; use "
+            f"--metadata {stored}, or add --convert to convert it"
+        )
+
+    def set_metadata(self, kind: Metadata) -> None:
+        """Store the kind of the stores that have the metadata from now on."""
+        self._write(self._settings() | {"metadata": kind, "members_started": kind == Metadata.ETCD})
+
+    def etcd_prefix(self) -> str:
+        """Prefix of this cluster's keys in etcd, which no other cluster has."""
+        settings = self._settings()
+        if "etcd_prefix" not in settings:
+            settings["etcd_prefix"] = f"/3fs-{secrets.token_hex(4)}"
+            self._write(settings)
+        prefix: str = settings["etcd_prefix"]
+        return prefix
+
+    def check_members(self, names: list[str]) -> None:
+        """Refuse an etcd member that has lost its log: its vote could lose acknowledged changes."""
+        if not self._settings().get("members_started"):
+            return
+        for name in names:
+            log = self.path / "data" / name / "member" / "wal"
+            if not log.exists():
+                raise Unavailable(
+                    f"`{log}` of the etcd member {name} is missing; put it back, or load a backup "
+                    "of mgmtd and meta into a cluster in another folder",
+                    who=name,
+                )
+
     def addresses(self, options: ServeOptions, names: list[str]) -> dict[str, str]:
         """Address of each service: chosen at the first start, and unchanged afterwards."""
-        path = self.path / "settings.json"
+        path = self._settings_file
         requested = {name: getattr(options, name) for name in FROZEN}
-        if path.exists():
-            settings = json.loads(path.read_text())
+        if settings := self._settings():
             self._check(settings["options"], requested)
             ports: dict[str, int] = settings["ports"]
-            self._add_ports(path, settings, names)
+            self._add_ports(settings, names)
             for name, port in ports.items():
                 if name in names and not is_free(port, HOST):
                     raise Unavailable(
@@ -101,11 +149,24 @@ class DataFolder:
                 reserve(port)
         else:
             ports = dict(zip(names, choose_ports(len(names), HOST), strict=True))
-            text = json.dumps({"options": requested, "ports": ports}, indent=2) + "\n"
-            write_atomically(path, text)
+            self._write({"options": requested, "ports": ports, "metadata": options.metadata})
         return {name: f"{HOST}:{ports[name]}" for name in names}
 
-    def _add_ports(self, path: Path, settings: dict[str, Any], names: list[str]) -> None:
+    @property
+    def _settings_file(self) -> Path:
+        return self.path / "settings.json"
+
+    def _settings(self) -> dict[str, Any]:
+        """The stored settings; empty in a new folder."""
+        if not self._settings_file.exists():
+            return {}
+        settings: dict[str, Any] = json.loads(self._settings_file.read_text())
+        return settings
+
+    def _write(self, settings: dict[str, Any]) -> None:
+        write_atomically(self._settings_file, json.dumps(settings, indent=2) + "\n")
+
+    def _add_ports(self, settings: dict[str, Any], names: list[str]) -> None:
         """Choose ports of services that the folder did not have yet: more mgmtds or metas."""
         ports: dict[str, int] = settings["ports"]
         new = [name for name in names if name not in ports]
@@ -115,7 +176,7 @@ class DataFolder:
         # A port of a stopped service is free, and stays reserved for it.
         free = [port for port in choose_ports(len(new) + len(used), HOST) if port not in used]
         ports.update(zip(new, free, strict=False))
-        write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        self._write(settings)
 
     def log(self, name: str) -> Path:
         """Log of a service; a long one is rotated first."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from threefs.errors import InvalidArgument
-from threefs.etcd import NO_ETCD, EtcdOptions
+from threefs.etcd import NO_ETCD, EtcdOptions, Metadata
 
 __all__ = ["ServeOptions"]
 
@@ -31,7 +31,15 @@ class ServeOptions:
     scan_ms: int = 20
     gc_delay_ms: int = 2000
     tls: bool = False
+    metadata: Metadata = Metadata.EMBEDDED
+    convert: bool = False
+    etcd_binary: Path | None = None
     etcd: EtcdOptions = NO_ETCD
+
+    @property
+    def may_run_members(self) -> bool:
+        """Whether etcd members run here, for the services or for a conversion."""
+        return self.metadata is Metadata.ETCD or self.convert
 
     def check(self) -> None:
         """Refuse invalid options with the option, its value and the valid values."""
@@ -54,18 +62,30 @@ class ServeOptions:
             raise _wrong("chunk_bytes", self.chunk_bytes, "a power of two from 64 KiB to 64 MiB")
         if self.capacity_bytes < 0:
             raise _wrong("capacity_bytes", self.capacity_bytes, "0 (the disk's) or more")
+        self._check_metadata()
+        if self.restart_after_seconds < 0:
+            raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
+
+    def _check_metadata(self) -> None:
         self.etcd.config("meta")
+        if self.etcd.endpoints:
+            if self.metadata is Metadata.ETCD:
+                expected = "left out with --etcd-endpoints, whose members have the metadata"
+                raise _wrong("metadata", self.metadata, expected)
+            if self.convert:
+                raise _wrong("convert", "given", "left out with --etcd-endpoints")
+        if self.etcd_binary is not None and not self.may_run_members:
+            raise _wrong("etcd_binary", self.etcd_binary, "given with --metadata etcd")
         for name in ("mgmtds", "metas"):
             count = getattr(self, name)
             if count > SERVICES_MAX:
                 raise _wrong(name, count, f"at most {SERVICES_MAX}")
-            if count > 1 and not self.etcd.endpoints:
+            if count > 1 and self.metadata is Metadata.EMBEDDED and not self.etcd.endpoints:
                 expected = (
-                    "1, unless --etcd-endpoints is given: one process opens a store in a folder"
+                    "1, unless --metadata etcd or --etcd-endpoints is given: one process opens a "
+                    "store in a folder"
                 )
                 raise _wrong(name, count, expected)
-        if self.restart_after_seconds < 0:
-            raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
 
 
 def _wrong(name: str, value: object, expected: str) -> InvalidArgument:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from threefs.supervisor.options import ServeOptions
 
-__all__ = ["Service", "meta_names", "mgmtd_names", "service_names", "services"]
+__all__ = ["Service", "meta_names", "mgmtd_names", "numbered", "service_names", "services"]
 
 
 STRIPE = 64
@@ -37,15 +37,16 @@ def service_names(options: ServeOptions) -> list[str]:
 
 def mgmtd_names(options: ServeOptions) -> list[str]:
     """Names of the mgmtds: `mgmtd`, `mgmtd-2`, …."""
-    return _numbered("mgmtd", options.mgmtds)
+    return numbered("mgmtd", options.mgmtds)
 
 
 def meta_names(options: ServeOptions) -> list[str]:
     """Names of the metadata services: `meta`, `meta-2`, …."""
-    return _numbered("meta", options.metas)
+    return numbered("meta", options.metas)
 
 
-def _numbered(kind: str, count: int) -> list[str]:
+def numbered(kind: str, count: int) -> list[str]:
+    """Names of the services of a kind."""
     # The first one has the name that it has alone, so that more can be added to a folder.
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
 

@@ -81,8 +81,17 @@ class Processes:
         return max(0.0, min([longest, *dues]))
 
     def stop_all(self, stop_seconds: float = STOP_SECONDS) -> None:
-        """Stop every service with SIGTERM, and with SIGKILL after `stop_seconds`."""
-        living = [child.process for child in self.children if child.process is not None]
+        """Stop every service with SIGTERM, and with SIGKILL after `stop_seconds`.
+
+        Members of etcd stop last, so that services can complete what they are doing.
+        """
+        members = [child for child in self.children if child.service.kind == "etcd"]
+        self._stop([child for child in self.children if child not in members], stop_seconds)
+        self._stop(members, stop_seconds)
+
+    @staticmethod
+    def _stop(children: list[Child], stop_seconds: float) -> None:
+        living = [child.process for child in children if child.process is not None]
         for process in living:
             process.send_signal(signal.SIGTERM)
             # A stopped process receives SIGTERM only after it is continued.
@@ -94,7 +103,7 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for child in self.children:
+        for child in children:
             child.process, child.due = None, None
 
     def tail(self, name: str) -> str:

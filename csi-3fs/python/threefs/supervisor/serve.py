@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 from threefs.client import Client
 from threefs.cluster import ClusterFile
 from threefs.errors import ThreeFSError, Unavailable
+from threefs.etcd import Metadata
+from threefs.supervisor.conversion import convert
 from threefs.supervisor.folder import DataFolder
+from threefs.supervisor.members import (
+    MEMBER_NAMES,
+    find_program,
+    member_ports,
+    members,
+    own_cluster,
+)
 from threefs.supervisor.plan import meta_names, mgmtd_names, service_names, services
 from threefs.supervisor.processes import Processes
 
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from threefs.supervisor.options import ServeOptions
+    from threefs.supervisor.plan import Service
 
 __all__ = ["Supervisor"]
 
@@ -35,6 +45,7 @@ class Supervisor:
 
     def __init__(self, options: ServeOptions, log: Callable[[str], None]) -> None:
         options.check()
+        self._etcd_program = find_program(options.etcd_binary) if options.may_run_members else ""
         self._options = options
         self._log = log
         self._folder = DataFolder(options.data)
@@ -51,16 +62,20 @@ class Supervisor:
             self._folder.release()
 
     def _serve(self, on_ready: Callable[[str], None]) -> None:
-        options, folder = self._options, self._folder
-        addresses = folder.addresses(options, service_names(options))
-        planned = services(options, addresses, folder.key_file, folder.path / "data")
+        folder = self._folder
+        folder.check_metadata(self._options)
+        ports = member_ports() if self._etcd_program else []
+        addresses = folder.addresses(self._options, [*service_names(self._options), *ports])
+        options, planned = self._with_members(addresses)
+        planned += services(options, addresses, folder.key_file, folder.path / "data")
         cluster = ClusterFile(
             mgmtd=tuple(addresses[name] for name in mgmtd_names(options)),
             meta=tuple(addresses[name] for name in meta_names(options)),
             key_file=str(folder.key_file),
-            services=addresses,
+            services={service.name: service.address for service in planned},
             supervisor_pid=os.getpid(),
             tls=options.tls,
+            etcd=options.etcd,
         )
         processes = Processes(planned, folder, options.restart_after_seconds, self._log)
         wake = self._catch_signals()
@@ -72,6 +87,20 @@ class Supervisor:
             processes.stop_all()
             if folder.cluster_file.exists():
                 self._publish(cluster, {})
+
+    def _with_members(self, addresses: dict[str, str]) -> tuple[ServeOptions, list[Service]]:
+        """The options with the endpoints of the etcd members that run here, and the members."""
+        options, folder = self._options, self._folder
+        if not self._etcd_program:
+            return options, []
+        folder.check_members(MEMBER_NAMES)
+        etcd = own_cluster(folder, addresses)
+        planned = members(self._etcd_program, etcd, addresses, folder.path / "data")
+        if folder.metadata() is not options.metadata:
+            convert(folder, options.metadata, etcd, planned, self._log)
+        if options.metadata is Metadata.EMBEDDED:
+            return options, []
+        return replace(options, etcd=etcd), planned
 
     def _loop(
         self,
@@ -86,6 +115,7 @@ class Supervisor:
             changed = processes.poll()
             if not announced and self._ready.is_set():
                 self._publish(cluster, processes.pids())
+                self._folder.set_metadata(self._options.metadata)
                 on_ready(self._ready_line())
                 announced = True
             elif not announced:
