@@ -89,7 +89,8 @@ class FakeGateway:
     def expect(self, job: FlyerJob, start: Start, pods: Sequence[PodIdentity]) -> None:
         """Accept the pods of an attempt."""
         current = self.gangs.get(start.job)
-        if current is not None and current.start.attempt == start.attempt:
+        same_object = current is not None and current.job.metadata.uid == job.metadata.uid
+        if current is not None and same_object and current.start.attempt == start.attempt:
             return
         gang = self.gangs[start.job] = Gang(job, start, tuple(pods))
         for event in self._reports.get((start.job, start.attempt), ()):
@@ -110,20 +111,21 @@ class FakeGateway:
             gang.located.add(uid)
         if not gang.up and len(gang.located) == len(gang.start.assignment.nodes):
             gang.up = True
-            self._enqueue(GangStarted(gang.start.job, gang.start.attempt))
+            uid = gang.job.metadata.uid or ""
+            self._enqueue(GangStarted(gang.start.job, gang.start.attempt, uid=uid))
 
     def signal(self, signal: Signal) -> None:
         """Ask the job to checkpoint and release."""
         self.signals.append(signal)
-        gang = self.gangs.get(signal.job)
-        if gang is None or gang.start.attempt != signal.attempt or self.deaf:
+        gang = self._gang(signal.job, signal.attempt, signal.uid)
+        if gang is None or self.deaf:
             return
         saved = gang.start.restore_from.step if gang.start.restore_from else 0
-        job, attempt, step = signal.job, signal.attempt, saved + 1
+        job, attempt, step, uid = signal.job, signal.attempt, saved + 1, signal.uid
         default: list[Event] = [
-            SuspendReceived(job, attempt),
-            CheckpointReported(job, attempt, step, f"step-{step}"),
-            Released(job, attempt),
+            SuspendReceived(job, attempt, uid=uid),
+            CheckpointReported(job, attempt, step, f"step-{step}", uid=uid),
+            Released(job, attempt, uid=uid),
         ]
         # A gang that has saved and released saves no further step if the next leader repeats the
         # request.
@@ -132,10 +134,10 @@ class FakeGateway:
         for pod in gang.pods:
             self._kubelets.finish(pod.namespace, pod.name, Exit())
 
-    def kill(self, job: str, attempt: int) -> set[str]:
+    def kill(self, job: str, attempt: int, uid: str) -> set[str]:
         """End the attempt's ranks through their launchers, unless they are deaf."""
-        gang = self.gangs.get(job)
-        if gang is None or gang.start.attempt != attempt or self.deaf:
+        gang = self._gang(job, attempt, uid)
+        if gang is None or self.deaf:
             return set()
         reported = {pod.uid for pod in gang.pods if pod.uid in gang.located}
         for pod in gang.pods:
@@ -151,18 +153,25 @@ class FakeGateway:
                     gang.concluded.add(uid)
                     names = gang.start.assignment.names
                     name = names[rank] if len(gang.pods) == len(names) else self._node(pod)
-                    self._enqueue(PodExited(gang.start.job, gang.start.attempt, name, status))
+                    start, owner = gang.start, gang.job.metadata.uid or ""
+                    self._enqueue(PodExited(start.job, start.attempt, name, status, uid=owner))
         return status
 
     def _node(self, pod: PodIdentity) -> str:
         current = self._kubelets.store.find("pods", pod.name, pod.namespace)
         return str(current["spec"].get("nodeName", "")) if current else ""
 
-    def forget(self, job: str, attempt: int) -> None:
-        """The attempt is over."""
+    def forget(self, job: str, attempt: int, uid: str) -> None:
+        """The attempts up to this one are over."""
         gang = self.gangs.get(job)
-        if gang is not None and gang.start.attempt == attempt:
+        is_its_own = gang is not None and gang.job.metadata.uid == uid
+        if gang is not None and is_its_own and gang.start.attempt <= attempt:
             del self.gangs[job]
+
+    def _gang(self, job: str, attempt: int, uid: str) -> Gang | None:
+        gang = self.gangs.get(job)
+        is_its_own = gang is not None and gang.job.metadata.uid == uid
+        return gang if gang and is_its_own and gang.start.attempt == attempt else None
 
     def absent(self, job: str) -> list[str]:
         """Names of pods that have no address yet."""

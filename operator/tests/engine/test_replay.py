@@ -105,7 +105,7 @@ def test_a_different_decision_is_detected() -> None:
     [
         (["{"], "line 1: cannot be read"),
         (['{"now":1,"events":[],"actions":[]}'], "line 1: comes before a rebuild"),
-        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 6"),
+        (['{"version":9,"rebuild":{}}'], "version 9, this engine reads 7"),
     ],
 )
 def test_the_error_of_an_unreadable_log_has_its_position(lines: list[str], why: str) -> None:

@@ -9,13 +9,20 @@ action that is still due.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flyer.api import Assignment, Checkpoint, FlyerJobStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class _ForObject:
+    """`uid`: of the object with the key `job`. An object created later with its name is another."""
+
+    uid: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(_ForObject):
     """Store this status on the job, in one compare-and-swap. In the order given."""
 
     job: str
@@ -37,7 +44,7 @@ class HoldToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(_ForObject):
     """Request that the job saves and releases its nodes before `deadline`.
 
     Sets the suspend code 1 in the job's socket (and sends SIGTERM to ranks that never opened it).
@@ -52,7 +59,7 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_ForObject):
     """Stop the pods of this attempt on these nodes, and report NodeEmptied for each node.
 
     `kill`: at once. Without it: SIGTERM first, and SIGKILL after the driver's own short pause.
@@ -68,7 +75,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_ForObject):
     """Start one pod per node, in this order of ranks, and report GangStarted or PodExited.
 
     The nodes are empty and healthy. `restore_from` is the newest durable checkpoint.
@@ -82,7 +89,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(_ForObject):
     """The job has ended and its nodes are empty: close its socket and finish its logs."""
 
     job: str

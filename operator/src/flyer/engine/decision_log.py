@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flyer.engine.state.engine_state import EngineState
 
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,17 @@ from flyer.engine.state.quotas import Quota
 
 
 @dataclass(frozen=True, slots=True)
+class _AboutObject:
+    """`uid` names the object with the key `job`, because a name can be used again.
+
+    An event about another object than the engine's changes nothing. Empty: the driver does not
+    use a name again before the engine has forgotten its job.
+    """
+
+    uid: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeObserved:
     """A node and its state. A reported loss ends when the node is ready."""
 
@@ -44,7 +55,7 @@ class NodeRemoved:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEmptied:
+class NodeEmptied(_AboutObject):
     """Processes of this job's attempts up to `attempt` no longer exist on the node.
 
     Drivers report it for every node on which a gang was started, whatever ended the gang, and after
@@ -96,13 +107,16 @@ class JobSubmitted:
     A job that the engine does not know, or whose removal was reported, is a resubmission whatever
     its status says: an attempt that the status calls alive is restarted from its checkpoint. A
     gang that is to be adopted is given to `rebuild`.
+
+    A new object with the name of a known job is ignored: the driver submits it once the engine has
+    forgotten that job.
     """
 
     job: FlyerJob
 
 
 @dataclass(frozen=True, slots=True)
-class JobRemoved:
+class JobRemoved(_AboutObject):
     """The object was deleted: end its processes, and forget the job when its nodes are empty."""
 
     job: str
@@ -136,7 +150,7 @@ class ResumeRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class RequeueRequested:
+class RequeueRequested(_AboutObject):
     """This attempt is to checkpoint, release its nodes and queue again immediately."""
 
     job: str
@@ -156,7 +170,7 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendReceived:
+class SuspendReceived(_AboutObject):
     """The job acknowledged the signal (or got the fallback SIGTERM): suspend code 2."""
 
     job: str
@@ -164,7 +178,7 @@ class SuspendReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class Released(_AboutObject):
     """The job has saved and gives its nodes back: suspend code 3; it may be killed now."""
 
     job: str
@@ -172,7 +186,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReported:
+class ProgressReported(_AboutObject):
     """The job completed a step. Restarts the progress deadline and extends the grace period."""
 
     job: str
@@ -181,7 +195,7 @@ class ProgressReported:
 
 
 @dataclass(frozen=True, slots=True)
-class LogObserved:
+class LogObserved(_AboutObject):
     """A rank wrote output. Restarts the progress deadline; sent at most every few seconds."""
 
     job: str
@@ -189,7 +203,7 @@ class LogObserved:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointReported:
+class CheckpointReported(_AboutObject):
     """A checkpoint exists. Only a durable one is ever restored from."""
 
     job: str
@@ -200,7 +214,7 @@ class CheckpointReported:
 
 
 @dataclass(frozen=True, slots=True)
-class UserStateSet:
+class UserStateSet(_AboutObject):
     """The job set its 32-bit user state, which the history keeps."""
 
     job: str
@@ -209,7 +223,7 @@ class UserStateSet:
 
 
 @dataclass(frozen=True, slots=True)
-class GangStarted:
+class GangStarted(_AboutObject):
     """The pods of all nodes are up: the gang runs."""
 
     job: str
@@ -217,7 +231,7 @@ class GangStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class StartPending:
+class StartPending(_AboutObject):
     """The start of an attempt still waits for the pods on these nodes; the latest report counts.
 
     If the start deadline passes, these nodes are the culprits, unless they are the whole gang.
@@ -229,7 +243,7 @@ class StartPending:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(_AboutObject):
     """The attempt cannot start, and waiting does not help.
 
     `nodes`: the nodes on which it failed, which the next placement avoids. `job_fault`: the cause
@@ -245,7 +259,7 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLost:
+class StreamLost(_AboutObject):
     """No sidecar, or not every sidecar, of the running attempt has a stream to the scheduler.
 
     Silence says nothing about the job from here on. Drivers report it for each running attempt
@@ -257,7 +271,7 @@ class StreamLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRestored:
+class StreamRestored(_AboutObject):
     """Every sidecar of the attempt whose pod has not ended has a stream again."""
 
     job: str
@@ -265,7 +279,7 @@ class StreamRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class StartRefused:
+class StartRefused(_AboutObject):
     """The pods of an attempt cannot be created now, for example because a quota is full.
 
     Nothing of it runs, or what does is ended by the Stop that follows. It costs no restart.
@@ -304,7 +318,7 @@ Outcome = Succeeded | Failed | Killed
 
 
 @dataclass(frozen=True, slots=True)
-class PodExited:
+class PodExited(_AboutObject):
     """The pod on this node ended. `NodeEmptied` follows when nothing of it is left."""
 
     job: str

@@ -207,14 +207,17 @@ class GatewayHarness:
             pod = PodIdentity("lab", pod_name, f"uid-{pod_name}", "127.0.0.1")
             self.identities.pods[token_of(pod_name)] = pod
             pods.append(pod)
-        return SimpleNamespace(job=job, key=job.key, start=start, pods=pods, attempt=attempt)
+        return SimpleNamespace(
+            job=job, uid=job.metadata.uid, key=job.key, start=start, pods=pods, attempt=attempt
+        )
 
     def expect(self, gang: SimpleNamespace) -> None:
         self.gateway.expect(gang.job, gang.start, gang.pods)
 
     def signal(self, gang: SimpleNamespace, seconds: float = 60) -> None:
+        deadline = time.time() + seconds
         self.gateway.signal(
-            Signal(gang.key, gang.attempt, time.time() + seconds, "Preempted", "lab/other")
+            Signal(gang.key, gang.attempt, deadline, "Preempted", "lab/other", uid=gang.uid)
         )
 
     def sidecar_settings(self, name: str, **changes: Any) -> SidecarSettings:

@@ -32,7 +32,9 @@ async def test_the_first_failure_is_reported_first_with_its_rank(harness: Any) -
     await launchers[1].receive("done")
     await harness.until(lambda: len([e for e in harness.events if isinstance(e, PodExited)]) == 2)
     exits = [event for event in harness.events if isinstance(event, PodExited)]
-    assert exits[0] == PodExited(gang.key, 1, "a1", Failed(1, "rank 3: ValueError: seven"))
+    assert exits[0] == PodExited(
+        gang.key, 1, "a1", Failed(1, "rank 3: ValueError: seven"), uid=gang.uid
+    )
     assert (exits[0].outcome.rank, exits[0].outcome.traceback) == (3, root["traceback"])
     assert exits[1].node == "a0"
     guilty = harness.gateway.failure(gang.key)
@@ -54,7 +56,7 @@ async def test_a_pod_without_a_report_is_concluded_from_its_status(harness: Any)
     await harness.sidecars["gpt-1-1"].end()
     outcome = await harness.gateway.conclude("uid-gpt-1-1", Killed(9, "OOMKilled"))
     assert outcome == Killed(9, "OOMKilled")
-    assert await harness.event(PodExited) == PodExited(gang.key, 1, "a1", outcome)
+    assert await harness.event(PodExited) == PodExited(gang.key, 1, "a1", outcome, uid=gang.uid)
     assert await harness.gateway.conclude("uid-unknown", Succeeded()) == Succeeded()
 
 
@@ -77,7 +79,7 @@ async def test_an_ended_pod_is_reported_as_soon_as_its_report_arrives(
     await harness.sidecars["gpt-1-1"].end()
     assert await silent == Killed(9, "OOMKilled")
     assert not forgotten.done()
-    harness.gateway.forget(gang.key, 1)
+    harness.gateway.forget(gang.key, 1, gang.uid)
     assert await forgotten == Killed(9, "OOMKilled")
     assert len([event for event in harness.events if isinstance(event, PodExited)]) == 2
 
@@ -106,7 +108,7 @@ async def test_exits_of_a_forgotten_gang_are_not_held(
     waiting = asyncio.create_task(harness.gateway.conclude("uid-gpt-1-1", Failed(1, "1")))
     is_waiting = harness.gateway._gangs[gang.key].exits.has_ended
     await harness.until(lambda: is_waiting(1))
-    harness.gateway.forget(gang.key, 1)
+    harness.gateway.forget(gang.key, 1, gang.uid)
     assert await waiting == Failed(1, "1")
 
 
@@ -115,7 +117,7 @@ async def test_a_fail_request_of_a_rank_fails_the_job(harness: Any) -> None:
     with await client(harness, "gpt-1-1", 3) as rank:
         await asyncio.to_thread(rank.fail, "no data left")
     event = await harness.event(PodExited)
-    assert event == PodExited(gang.key, 1, "a1", Failed(1, "no data left"))
+    assert event == PodExited(gang.key, 1, "a1", Failed(1, "no data left"), uid=gang.uid)
 
 
 async def test_a_rank_with_another_pods_number_is_reported_for_its_own_pod(harness: Any) -> None:

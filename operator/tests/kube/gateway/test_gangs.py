@@ -53,7 +53,7 @@ async def test_no_rank_starts_before_all_pods_are_connected(harness: Any) -> Non
     assert not harness.events
     await first.send(op="launcher", state="running")
     await second.send(op="launcher", state="running")
-    assert await harness.event(GangStarted) == GangStarted(gang.key, 1)
+    assert await harness.event(GangStarted) == GangStarted(gang.key, 1, uid=gang.uid)
 
 
 async def test_each_nodes_latest_message_time_is_known(harness: Any) -> None:
@@ -70,7 +70,7 @@ async def test_each_nodes_latest_message_time_is_known(harness: Any) -> None:
     silent = harness.gateway.heartbeats()
     await harness.until(lambda: harness.gateway.heartbeats()["a0"] > silent["a0"])
     assert harness.gateway.heartbeats()["a1"] == silent["a1"]
-    harness.gateway.forget(gang.key, 1)
+    harness.gateway.forget(gang.key, 1, gang.uid)
     assert harness.gateway.heartbeats() == {}
     # A silent node of a single-node gang could continue: Kubernetes decides about it.
     await started(harness, 1, "alone")
@@ -91,7 +91,7 @@ async def test_a_sidecar_of_an_adopted_gang_that_never_connects_is_silent(
         heartbeats = harness.gateway.heartbeats()
         assert {heartbeat.received_at for heartbeat in heartbeats.values()} == {0.0}
         assert [value.replaceable for value in heartbeats.values()] == [replaceable, replaceable]
-        harness.gateway.forget(gang.key, 1)
+        harness.gateway.forget(gang.key, 1, gang.uid)
 
 
 async def test_reports_of_ranks_become_events(harness: Any) -> None:
@@ -203,9 +203,11 @@ async def test_sigterm_is_sent_after_half_of_the_grace_period_without_an_acknowl
 
 async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
     gang, launchers = await started(harness)
-    assert harness.gateway.kill(gang.key, gang.attempt + 1) == set()
+    assert harness.gateway.kill(gang.key, gang.attempt + 1, gang.uid) == set()
     await harness.sidecars["gpt-1-1"].end()
-    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == {"uid-gpt-1-0"})
+    await harness.until(
+        lambda: harness.gateway.kill(gang.key, gang.attempt, gang.uid) == {"uid-gpt-1-0"}
+    )
     await launchers[0].receive("kill")
     await harness.sidecar("gpt-1-1")  # a sidecar that connects later gets it too
     await harness.until(lambda: harness.sidecars["gpt-1-1"].state.kill)
@@ -214,7 +216,7 @@ async def test_the_launchers_kill_an_ended_attempt(harness: Any) -> None:
     await launchers[0].receive("done")
     await harness.sidecars["gpt-1-0"].end()
     reported = {"uid-gpt-1-0", "uid-gpt-1-1"}
-    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt) == reported)
+    await harness.until(lambda: harness.gateway.kill(gang.key, gang.attempt, gang.uid) == reported)
 
 
 async def test_the_gateway_restarts_in_the_middle_of_a_suspension(harness: Any) -> None:
@@ -330,9 +332,9 @@ def _now() -> Any:
 async def test_a_running_gang_without_all_its_streams_is_reported(harness: Any) -> None:
     gang, _ = await started(harness)
     await harness.sidecars["gpt-1-1"].end()
-    assert await harness.event(StreamLost) == StreamLost(gang.key, 1)
+    assert await harness.event(StreamLost) == StreamLost(gang.key, 1, uid=gang.uid)
     raw = await harness.greeted("gpt-1-1")
-    assert await harness.event(StreamRestored) == StreamRestored(gang.key, 1)
+    assert await harness.event(StreamRestored) == StreamRestored(gang.key, 1, uid=gang.uid)
     raw.close()
 
 
@@ -341,12 +343,14 @@ async def test_an_adopted_gang_has_a_lost_stream_until_its_sidecars_connect(harn
     status = gang.job.status.replace(phase=Phase.RUNNING)
     gang.job = gang.job.replace(status=status)
     harness.expect(gang)
-    assert harness.events == [StreamLost(gang.key, 1)]
+    assert harness.events == [StreamLost(gang.key, 1, uid=gang.uid)]
     harness.gateway.republish_streams(gang.key)
-    assert harness.events == [StreamLost(gang.key, 1)] * 2, "an engine that was rebuilt forgot it"
+    assert harness.events == [StreamLost(gang.key, 1, uid=gang.uid)] * 2, (
+        "an engine that was rebuilt forgot it"
+    )
     for pod in gang.pods:
         await harness.sidecar(pod.name)
-    assert await harness.event(StreamRestored) == StreamRestored(gang.key, 1)
+    assert await harness.event(StreamRestored) == StreamRestored(gang.key, 1, uid=gang.uid)
     before = list(harness.events)
     harness.gateway.republish_streams(gang.key)
     assert harness.events == before

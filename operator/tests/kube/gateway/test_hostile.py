@@ -364,7 +364,7 @@ async def test_a_forgotten_attempt_is_disconnected_and_ignored(harness: Any) -> 
     gang = harness.gang(nodes=1)
     harness.expect(gang)
     raw = await harness.greeted("gpt-1-0")
-    harness.gateway.forget(gang.key, 1)
+    harness.gateway.forget(gang.key, 1, gang.uid)
     await raw.send(RUNNING)
     assert await raw.refused() == "forgotten"
     assert harness.events == []
@@ -387,7 +387,7 @@ async def test_exits_of_a_forgotten_gang_are_not_reported(harness: Any) -> None:
     await harness.greeted("gpt-1-0")
     waiting = asyncio.create_task(harness.gateway.conclude("uid-gpt-1-0", Killed(9)))
     await asyncio.sleep(0)  # it waits for the sidecar's report
-    harness.gateway.forget(gang.key, 1)
+    harness.gateway.forget(gang.key, 1, gang.uid)
     harness.expect(harness.gang(attempt=2, nodes=1))
     assert await waiting == Killed(9)
     assert harness.events == []

@@ -85,6 +85,7 @@ def _stops(cycle: CycleState, job: JobState) -> list[Action]:
             tuple(names),
             kill=not gentle or any(stops[name][1] < cycle.now for name in names),
             reason=reason,
+            uid=job.uid,
         )
         for attempt, names in sorted(stops_due.items())
     ]
@@ -114,7 +115,8 @@ def _signal(cycle: CycleState, job: JobState) -> list[Action]:
     if status.suspend_code is SuspendCode.MAY_SUSPEND or job.sent_actions.signal == mark:
         return []
     cycle.put(replace(job, sent_actions=replace(job.sent_actions, signal=mark)))
-    return [Signal(job.key, mark[0], suspension.deadline, suspension.reason, suspension.by)]
+    deadline, reason, by = suspension.deadline, suspension.reason, suspension.by
+    return [Signal(job.key, mark[0], deadline, reason, by, uid=job.uid)]
 
 
 def _start(cycle: CycleState, job: JobState) -> list[Action]:
@@ -141,6 +143,7 @@ def _start(cycle: CycleState, job: JobState) -> list[Action]:
                     status.assignment,
                     status.checkpoint,
                     status.history.user_state,
+                    uid=job.uid,
                 )
             )
     return actions
@@ -151,7 +154,7 @@ def _finish(cycle: CycleState, job: JobState) -> list[Action]:
     if not job.ended or remaining or job.sent_actions.finish:
         return []
     cycle.put(replace(job, sent_actions=replace(job.sent_actions, finish=True)))
-    return [Finish(job.key)]
+    return [Finish(job.key, uid=job.uid)]
 
 
 __all__ = ["derive_actions"]

@@ -58,7 +58,7 @@ def collect_commits(
         status = status.replace(epoch=cycle.epoch)
         cycle.put_bookkeeping(replace(job, status=status))
         committed[key] = status
-        (then if grows else first).append(Commit(key, status))
+        (then if grows else first).append(Commit(key, status, uid=job.uid))
     cycle.current_job = ""
     return first + then
 

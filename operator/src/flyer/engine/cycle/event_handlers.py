@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def handle_event(event: events.Event, cycle: CycleState) -> None:
-    """Record one event."""
+    """Record one event, unless it is about an earlier or later object with the job's name."""
+    if uid := getattr(event, "uid", ""):
+        job = cycle.jobs.get(getattr(event, "job", ""))
+        if job is not None and job.uid != uid:
+            return
     _HANDLERS[type(event)](event, cycle)
 
 

@@ -25,6 +25,7 @@ def handle_job_submitted(event: events.JobSubmitted, cycle: CycleState) -> None:
     job = cycle.jobs.get(event.job.key)
     submitted = transitions.new_job(event.job, cycle.now)
     same_history = job is not None and submitted.status.history.id == job.status.history.id
+    same_object = job is not None and submitted.uid == job.uid
     if job is None or (_has_ended_everywhere(job) and not same_history):
         cycle.put(submitted)
         # The engine has reserved no nodes for an unknown job, whatever its status contains.
@@ -32,14 +33,14 @@ def handle_job_submitted(event: events.JobSubmitted, cycle: CycleState) -> None:
         return
     if job.removed and same_history:
         previous = cycle.previous_jobs.get(job.key)
-        if previous is None or previous.removed or previous.ended:
+        if previous is None or previous.removed or previous.ended or not same_object:
             actions = SentActions(stops=job.sent_actions.stops, token=job.sent_actions.token)
             cycle.put(replace(submitted, sent_actions=actions))
             restarts.resubmit(cycle, job.key, job.status.occupied)
             return
         # Removed and submitted again within this step: no action has ended anything yet.
         job = cycle.put(previous)
-    if not (job.ended or job.removed):
+    if same_object and not (job.ended or job.removed):
         _apply_specification(cycle, job, event)
 
 

@@ -57,6 +57,7 @@ class JobState:
     spec: FlyerJobSpec
     status: FlyerJobStatus
     suspend: bool  # spec.suspend
+    uid: str = ""  # of the object; empty: the driver's objects have none
     queue: str = ""
     suspend_by: str = "user"
     suspend_reason: str = ""

@@ -73,6 +73,7 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
         spec=job.spec,
         status=status,
         suspend=job.spec.suspend,
+        uid=job.metadata.uid or "",
         queue=job.queue,
         suspend_by=job.changed_by,
         suspend_reason=job.change_reason,

@@ -85,6 +85,7 @@ class Gang:
     ) -> None:
         """`key`: key of the attempt's collectives, the same for every leader."""
         self.job, self.start = job, start
+        self.uid = job.metadata.uid or ""
         self._key = key
         self.adopted = job.status is not None and job.status.phase in _ADOPTED
         self.members = [
@@ -161,7 +162,7 @@ class Gang:
             return []
         self._heard = streams_connected
         kind = StreamRestored if streams_connected else StreamLost
-        return [kind(self.start.job, self.start.attempt)]
+        return [kind(self.start.job, self.start.attempt, uid=self.uid)]
 
     def all_streams(self) -> list[Event]:
         """As `streams`, for an engine whose state was rebuilt."""
@@ -179,10 +180,11 @@ class Gang:
         events = self._progress(report, now)
         events += self._checkpoints(old, report)
         if report.user_state is not None and (old is None or old.user_state != report.user_state):
-            events.append(UserStateSet(self.start.job, self.start.attempt, report.user_state))
+            state = report.user_state
+            events.append(UserStateSet(self.start.job, self.start.attempt, state, uid=self.uid))
         self._unstored.add(node_rank, events)
         if report.output > (old.output if old else 0):
-            events.append(LogObserved(self.start.job, self.start.attempt))
+            events.append(LogObserved(self.start.job, self.start.attempt, uid=self.uid))
         events += self._started(now)
         events += self._suspension(member, report)
         events += self._ended(member, report, now)
@@ -294,7 +296,7 @@ class Gang:
         if self.started_at is not None or not running:
             return []
         self.started_at = now
-        return [GangStarted(self.start.job, self.start.attempt)]
+        return [GangStarted(self.start.job, self.start.attempt, uid=self.uid)]
 
     # -- reports into events -------------------------------------------------------------------
 
@@ -327,7 +329,7 @@ class Gang:
         if self.step is None or self.step == self._step_reported:
             return []
         self._step_reported = self.step
-        return [ProgressReported(self.start.job, self.start.attempt, self.step)]
+        return [ProgressReported(self.start.job, self.start.attempt, self.step, uid=self.uid)]
 
     def _checkpoints(self, old: Report | None, report: Report) -> list[Event]:
         events: list[Event] = []
@@ -338,7 +340,9 @@ class Gang:
             if saved is not None and saved != before:
                 job, attempt = self.start.job, self.start.attempt
                 events += self._flush()
-                events.append(CheckpointReported(job, attempt, saved.step, saved.path, durable))
+                events.append(
+                    CheckpointReported(job, attempt, saved.step, saved.path, durable, uid=self.uid)
+                )
         return events
 
     def _suspension(self, member: Member, report: Report) -> list[Event]:
@@ -346,10 +350,11 @@ class Gang:
         suspending = self._deadline is not None and member.suspend_sent
         if report.received and not self._received and suspending:
             self._received = True
-            events.append(SuspendReceived(self.start.job, self.start.attempt))
+            events.append(SuspendReceived(self.start.job, self.start.attempt, uid=self.uid))
         if report.released and not self._released:
             self._released = True
-            events += [*self._flush(), Released(self.start.job, self.start.attempt)]
+            released = Released(self.start.job, self.start.attempt, uid=self.uid)
+            events += [*self._flush(), released]
             self._end_released()
         return events + self._fall_back()
 
@@ -378,7 +383,7 @@ class Gang:
         if self._received:
             return []
         self._received = True
-        return [SuspendReceived(self.start.job, self.start.attempt)]
+        return [SuspendReceived(self.start.job, self.start.attempt, uid=self.uid)]
 
     # -- exits ---------------------------------------------------------------------------------
 
@@ -430,5 +435,7 @@ class Gang:
         job, attempt = self.start.job, self.start.attempt
         names = self.start.assignment.names
         events = self._flush() if ends else []
-        events += [PodExited(job, attempt, names[rank], outcome) for rank, outcome in ends]
+        events += [
+            PodExited(job, attempt, names[rank], outcome, uid=self.uid) for rank, outcome in ends
+        ]
         return events

@@ -112,13 +112,15 @@ class Gateway:
         """Accept the sidecars of an attempt's pods, whose names contain their ranks.
 
         Called when the pods were created, and again by a new leader for every live gang. A repeated
-        call changes nothing; a later attempt replaces an earlier one. Pods that are already gone
-        are missing. GangStarted is reported once; the gang's reports become events.
+        call changes nothing; a later attempt replaces an earlier one, and so does any attempt of a
+        new object with the job's name. Pods that are already gone are missing. GangStarted is
+        reported once; the gang's reports become events.
         """
-        current = self._gangs.get(start.job)
-        if current is not None and current.start.attempt > start.attempt:
+        current, uid = self._gangs.get(start.job), job.metadata.uid or ""
+        same_object = current is not None and current.uid == uid
+        if current is not None and same_object and current.start.attempt > start.attempt:
             return
-        if current is not None and current.start.attempt == start.attempt:
+        if current is not None and same_object and current.start.attempt == start.attempt:
             before = {item.identity.uid for item in current.members}
             self._addresses -= Counter(item.ip for item in current.members)
             current.replace(pods)
@@ -128,7 +130,7 @@ class Gateway:
             gang = current
         else:
             if current is not None:
-                self.forget(start.job, current.start.attempt)
+                self._forget(current)
             gang = Gang(job, start, pods, self._settings, self._clock(), self._key(job, start))
             self._gangs[start.job] = gang
             self._addresses += Counter(item.ip for item in gang.members if item.ip)
@@ -152,17 +154,17 @@ class Gateway:
 
     def signal(self, signal: Signal) -> None:
         """Ask the job to checkpoint and release; connected sidecars receive it in milliseconds."""
-        gang = self._gang(signal.job, signal.attempt)
+        gang = self._gang(signal.job, signal.attempt, signal.uid)
         if gang is not None:
             self._apply(gang, gang.signal(signal, self._clock()))
 
-    def kill(self, job: str, attempt: int) -> set[str]:
+    def kill(self, job: str, attempt: int, uid: str) -> set[str]:
         """Kill the ranks of an attempt that is over, through their launchers.
 
         Returns the uids of the pods that receive it, or whose launchers have ended: they end by
-        themselves and keep their logs.
+        themselves and keep their logs. `uid`: of the job.
         """
-        gang = self._gang(job, attempt)
+        gang = self._gang(job, attempt, uid)
         if gang is None:
             return set()
         self_ending = gang.kill()
@@ -195,12 +197,17 @@ class Gateway:
         await self._changes.until(uid, lambda: node_rank in gang.exits.reported or forgotten())
         return gang.exits.reported.get(node_rank, status)
 
-    def forget(self, job: str, attempt: int) -> None:
-        """The attempt is over: disconnect its sidecars, and report no more of its events."""
-        gang = self._gang(job, attempt)
-        if gang is None:
-            return
-        del self._gangs[job]
+    def forget(self, job: str, attempt: int, uid: str) -> None:
+        """The attempts up to this one are over: disconnect their sidecars, and report no more.
+
+        The gang may be an earlier one, if no pods of this attempt were created. `uid`: of the job.
+        """
+        gang = self._gangs.get(job)
+        if gang is not None and gang.uid == uid and gang.start.attempt <= attempt:
+            self._forget(gang)
+
+    def _forget(self, gang: Gang) -> None:
+        del self._gangs[gang.start.job]
         self._woken.pop(gang, None)
         if (timer := self._timers.pop(gang, None)) is not None:
             timer.cancel()
@@ -216,7 +223,7 @@ class Gateway:
         for event in events:
             if not isinstance(event, CheckpointReported | UserStateSet):
                 continue
-            gang = self._gang(event.job, event.attempt)
+            gang = self._gang(event.job, event.attempt, event.uid)
             if gang is None:
                 continue
             for node_rank in gang.stored(event):
@@ -367,9 +374,10 @@ class Gateway:
 
     # -- events --------------------------------------------------------------------------------
 
-    def _gang(self, job: str, attempt: int) -> Gang | None:
+    def _gang(self, job: str, attempt: int, uid: str) -> Gang | None:
         gang = self._gangs.get(job)
-        return gang if gang is not None and gang.start.attempt == attempt else None
+        is_it = gang is not None and (gang.start.attempt, gang.uid) == (attempt, uid)
+        return gang if is_it else None
 
     def _dismiss(self, uid: str) -> None:
         self._members.pop(uid, None)

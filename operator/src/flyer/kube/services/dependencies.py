@@ -36,7 +36,7 @@ class Gateway(Protocol):
         """Ask the job to checkpoint and release its nodes."""
         ...
 
-    def kill(self, job: str, attempt: int) -> set[str]:
+    def kill(self, job: str, attempt: int, uid: str) -> set[str]:
         """Kill the attempt's ranks through their launchers. Returns uids of pods that then end."""
         ...
 
@@ -56,8 +56,8 @@ class Gateway(Protocol):
         """The effects of these events are stored: the pods' reports may be acknowledged."""
         ...
 
-    def forget(self, job: str, attempt: int) -> None:
-        """The attempt is over."""
+    def forget(self, job: str, attempt: int, uid: str) -> None:
+        """The attempts up to this one are over."""
         ...
 
     def heartbeats(self) -> dict[str, Heartbeat]:

@@ -442,7 +442,7 @@ def test_a_name_taken_by_another_controllers_job_is_released():
     assert own_job.job is not None
     submissions.reset({own_job.key: own_job})
     submissions.changed(own_job, foreign_job)
-    assert events == [JobRemoved("n/a")]
+    assert events == [JobRemoved("n/a", uid="1")]
 
 
 async def test_a_removed_label_is_restored(cluster, until, monkeypatch):

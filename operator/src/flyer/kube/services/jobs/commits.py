@@ -201,7 +201,7 @@ class Commits:
     async def _swap(self, commit: Commit, api: Api) -> bool:
         namespace, _, name = commit.job.partition("/")
         view = self._view(commit.job)
-        uid = self._uid_of(commit.job)
+        uid = commit.uid
         if view is None or view.job is None or view.uid != uid:
             return False  # deleted; another object may have its name
         before = view.job.status

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 class Explanations:
     """The latest explanation of each job. A newer one replaces it in the queue.
 
-    `vanished(job)` is called for a job whose object is gone; `request_rebuild(why)` when another
-    writer changed a status.
+    `vanished(job, uid)` is called for a job whose object is gone; `request_rebuild(why)` when
+    another writer changed a status.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Explanations:
         commits: Commits,
         uid_of: Callable[[str], str | None],
         *,
-        vanished: Callable[[str], None],
+        vanished: Callable[[str, str], None],
         request_rebuild: Callable[[str], None],
     ) -> None:
         self._commits = commits
@@ -109,7 +109,7 @@ class Explanations:
         try:
             stored = await self._commits.explain(commit)
             if not stored and self._under_way.get(job) is commit and self._uid_of(job) == uid:
-                self._vanished(job)
+                self._vanished(job, uid)
         except QuarantinedError:
             pass  # the next step removes the job
         except StaleStateError as error:

@@ -204,10 +204,10 @@ class QuarantineController:
 def _identity_of(event: Event) -> object:
     """Only the latest of several events with the same identity counts."""
     match event:
-        case engine.CheckpointReported(job=job, attempt=attempt, durable=durable):
-            return type(event), job, attempt, durable
-        case engine.UserStateSet(job=job, attempt=attempt):
-            return type(event), job, attempt
+        case engine.CheckpointReported(job=job, attempt=attempt, durable=durable, uid=uid):
+            return type(event), job, uid, attempt, durable
+        case engine.UserStateSet(job=job, attempt=attempt, uid=uid):
+            return type(event), job, uid, attempt
         case _:
             return event
 

@@ -111,14 +111,14 @@ class Submissions:
             if after is not None:
                 self.report_invalid(view)
             if replaced and key in self._uids:
-                self._enqueue(JobRemoved(key))
+                self._enqueue(JobRemoved(key, uid=self._uids[key]))
             return
         if (after is None or replaced) and key in self._quarantine:
             self._quarantine.remove(key)
             self._enqueue(Tick())
         if after is None or after.deleting or replaced:
             if key in self._uids:
-                self._enqueue(JobRemoved(key))
+                self._enqueue(JobRemoved(key, uid=self._uids[key]))
             elif key in self._quarantine:
                 self._quarantine.retry_now(key)
                 self._enqueue(Tick())

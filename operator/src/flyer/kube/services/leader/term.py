@@ -114,7 +114,7 @@ class LeaderTerm:
         )
         self._explanations = Explanations(
             self._commits, self._uid_of,
-            vanished=lambda job: self._event_queue.add(JobRemoved(job)),
+            vanished=lambda job, uid: self._event_queue.add(JobRemoved(job, uid=uid)),
             request_rebuild=self.request_rebuild,
         )  # fmt: skip
         templates = PodTemplates(api, cache, dependencies.pod_settings, self._spawn)
@@ -281,9 +281,12 @@ class LeaderTerm:
         self._submissions.reset(live)
         self._commits.reset(live.values())
         self._nodes.report_losses()
+        self._gangs.forget_all_but({
+            view.key: view.uid for view in self._cache.jobs.values() if not view.forgettable
+        })  # fmt: skip
         for key, view in live.items():
             if view.deleting:
-                self._event_queue.add(JobRemoved(key))
+                self._event_queue.add(JobRemoved(key, uid=view.uid))
             with self._quarantine.guard(key, "adopting its gang"):
                 await self._adoption.adopt(_job_of(view))
         self._quarantine_controller.reset(live.values())
@@ -292,7 +295,9 @@ class LeaderTerm:
                 self._submissions.report_invalid(view)
             elif view.deleting and view.key not in live and view.key not in self._quarantine:
                 self._submissions.forget(view.key)
-        if self._token.holder and self._token.holder not in {*live, *self._quarantine}:
+        # A job of the holder's name may be another object by now, without nodes.
+        with_nodes = {job.key for job in jobs if job.status is not None and job.status.occupied}
+        if self._token.holder and self._token.holder not in {*with_nodes, *self._quarantine}:
             await self._token.release(self._token.holder)
         self._observer.check_pods()
         for event in self._quarantine_controller.take_retained():
@@ -322,8 +327,9 @@ class LeaderTerm:
         deleted_jobs: set[str] = set()
         await self._commits.store(commits, deleted_jobs)
         self._gateway.stored(events)
-        for job in deleted_jobs:
-            self._event_queue.add(JobRemoved(job))
+        for commit in commits:
+            if commit.job in deleted_jobs:
+                self._event_queue.add(JobRemoved(commit.job, uid=commit.uid))
         for action in actions:
             with self._quarantine.guard(getattr(action, "job", ""), type(action).__name__):
                 await self._perform(action, deleted_jobs)
@@ -341,9 +347,9 @@ class LeaderTerm:
 
     async def _perform(self, action: Action, deleted_jobs: set[str]) -> None:
         match action:
-            case Start(job=key) if key not in deleted_jobs:
+            case Start(job=key, uid=uid) if key not in deleted_jobs:
                 view = self._cache.job(key)
-                if view is not None and view.job is not None:
+                if view is not None and view.job is not None and view.uid == uid:
                     self._gangs.start(view.job, action, self._commits.answers.get(key))
             case Stop():
                 self._gangs.stop(action)
@@ -354,10 +360,10 @@ class LeaderTerm:
                 await self._token.hold(key)
             case ReleaseToken(job=key):
                 await self._token.release(key)
-            case Finish(job=key):
-                self._gangs.forget(key)
+            case Finish(job=key, uid=uid):
+                self._gangs.forget(key, uid)
                 # The engine need not keep it: its status is final.
-                self._event_queue.add(JobRemoved(key))
+                self._event_queue.add(JobRemoved(key, uid=uid))
             case WakeAt(time=moment):
                 self._wake_at = min(self._wake_at, moment)
 

@@ -42,7 +42,14 @@ class Adoption:
         if status.phase in _LIVE and assignment is not None:
             self._gangs.adopt(
                 job,
-                Start(job.key, attempt, assignment, status.checkpoint, status.history.user_state),
+                Start(
+                    job.key,
+                    attempt,
+                    assignment,
+                    status.checkpoint,
+                    status.history.user_state,
+                    uid=job.metadata.uid or "",
+                ),
             )
         for pod in self._cache.pods_of(job.key, job.metadata.uid):
             self._gangs.locate(pod)

@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Gang:
     attempt: int
+    uid: str  # of the job: a later object with its name has other gangs
     settled: bool = False  # no pods are being created or bound
     failed: bool = (
         False  # some pods could not be created: reported to the engine, which stops the rest
@@ -118,9 +119,11 @@ class Gangs:
         `stored` is the stored object if known; otherwise it is read.
         """
         current = self._gangs.get(start.job)
-        if current is not None and current.attempt == start.attempt:
+        if current is not None and (current.attempt, current.uid) == (start.attempt, start.uid):
             return
-        gang = self._gangs[start.job] = _Gang(start.attempt)
+        if current is not None and current.uid != start.uid:
+            self._abandon(start.job)
+        gang = self._gangs[start.job] = _Gang(start.attempt, start.uid)
         work = self._start(gang, job, start, stored)
         gang.task = self._spawn(work, f"start {start.job}", start.job)
 
@@ -129,42 +132,58 @@ class Gangs:
 
         The streams of a gang that this term knows are reported again, after a rebuild.
         """
-        if self.knows(start.job):
+        current = self._gangs.get(start.job)
+        if current is not None and current.uid == start.uid:
             self._gateway.republish_streams(start.job)
             return
         job = self._capped(job)
-        self._gangs[start.job] = _Gang(start.attempt, settled=True)
+        self._gangs[start.job] = _Gang(start.attempt, start.uid, settled=True)
         pods = [pod for pod in self._pods_of(start.job) if pod.attempt == start.attempt]
         self._expect(job, start, [(pod.rank, _identity(pod)) for pod in pods])
 
     def stop(self, stop: Stop) -> None:
         """Stop pods; `report_empty_nodes` reports their deletion."""
         gang = self._gangs.get(stop.job)
+        if gang is not None and gang.uid != stop.uid:
+            gang = None
         if gang is not None and gang.attempt <= stop.attempt:
             gang.stopping = True
         self._spawn(self._stop(stop, gang), f"stop {stop.job}", stop.job)
 
-    def forget(self, job: str) -> None:
-        """The attempt is over and its nodes are empty."""
+    def forget(self, job: str, uid: str) -> None:
+        """The attempt is over and its nodes are empty. `uid`: of the job."""
         self._changes.notify(job)
-        gang = self._gangs.pop(job, None)
-        if gang is not None:
-            self._gateway.forget(job, gang.attempt)
+        gang = self._gangs.get(job)
+        if gang is not None and gang.uid == uid:
+            del self._gangs[job]
+            self._gateway.forget(job, gang.attempt, uid)
+
+    def forget_all_but(self, uids: Mapping[str, str]) -> None:
+        """Forget the gangs of other jobs, which have ended or vanished. `uids`: jobs, by key.
+
+        Their remaining pods are orphans.
+        """
+        for job in [job for job, gang in self._gangs.items() if uids.get(job) != gang.uid]:
+            self._abandon(job)
+
+    def _abandon(self, job: str) -> None:
+        """Forget a gang whose job is gone, and create and bind no more pods of it."""
+        gang = self._gangs[job]
+        gang.stopping = True
+        if gang.task is not None:
+            gang.task.cancel()
+        self.forget(job, gang.uid)
 
     def forget_if_over(self, job: str) -> None:
         """Forget the gang of a job that waits and occupies no node."""
         state = self._state_of(job)
         waits = state is not None and state.status.phase.idle
         if waits and state is not None and not state.status.occupied:
-            self.forget(job)
+            self.forget(job, state.uid)
 
     def _pods_of(self, job: str) -> list[PodView]:
         """The pods of the object that the engine has under this key."""
         return self._cache.pods_of(job, self._uid_of(job))
-
-    def knows(self, job: str) -> bool:
-        """Whether this term has a gang of the job."""
-        return job in self._gangs
 
     # -- pod changes ---------------------------------------------------------------------------
 
@@ -196,7 +215,9 @@ class Gangs:
             return
         if pod.attempt == state.status.history.attempt:
             why = f"pod {pod.name} on node {pod.node} is being deleted, as when a node is drained"
-            self._enqueue(RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why))
+            self._enqueue(
+                RequeueRequested(pod.job, pod.attempt, by="kubernetes", reason=why, uid=pod.owner)
+            )
 
     def conclude(self, pod: PodView, *, deleted: bool = False) -> None:
         """A pod terminated or was deleted: collect its outcome, then check its node."""
@@ -214,7 +235,7 @@ class Gangs:
         outcome = pod.outcome if pod.outcome is not None else self._outcome_of(None)
         await self._gateway.conclude(pod.uid, outcome)
         del self._leaving[pod.uid]
-        if any(other.uid == pod.uid for other in self._pods_of(pod.job)):
+        if any(other.uid == pod.uid for other in self._cache.pods_of(pod.job, pod.owner)):
             self._concluded.add(pod.uid)
         self.report_empty_nodes(pod.job)
 
@@ -224,7 +245,7 @@ class Gangs:
         if state is None or not state.status.occupied:
             return
         attempt = state.status.history.attempt
-        all_created = self._all_made(self._gangs.get(job), attempt, state)
+        all_created = self._all_made(attempt, state)
         occupied = [
             node for node in state.status.occupied if all_created or node.attempt != attempt
         ]
@@ -233,16 +254,18 @@ class Gangs:
         # The earliest attempt with a live pod, by node; "": not bound yet.
         first: dict[str, int] = {}
         pods = [pod for pod in self._pods_of(job) if not pod.ended]
-        for pod in (*pods, *(leaving for leaving in self._leaving.values() if leaving.job == job)):
+        leaving = [pod for pod in self._leaving.values() if pod.owner == state.uid]
+        for pod in (*pods, *leaving):
             first[pod.node] = min(pod.attempt, first.get(pod.node, pod.attempt))
         for node in occupied:
             attempts = [first[name] for name in ("", node.name) if name in first]
             if not attempts or min(attempts) > node.attempt:
-                self._enqueue(NodeEmptied(node.name, job, node.attempt))
+                self._enqueue(NodeEmptied(node.name, job, node.attempt, uid=state.uid))
 
-    def _all_made(self, gang: _Gang | None, attempt: int, state: JobState) -> bool:
+    def _all_made(self, attempt: int, state: JobState) -> bool:
         """Whether all pods have been created, so that a missing pod was deleted."""
-        if gang is None or gang.attempt != attempt:
+        gang = self._gangs.get(state.key)
+        if gang is None or (gang.attempt, gang.uid) != (attempt, state.uid):
             return state.status.phase is not Phase.STARTING
         return gang.settled and (gang.stopping or not gang.failed)
 
@@ -267,7 +290,8 @@ class Gangs:
             # fault of the job and costs no restart.
             log.warning("%s: attempt %d cannot start now: %s", start.job, start.attempt, error)
             gang.failed = True
-            self._enqueue(StartRefused(start.job, start.attempt, str(error)[:1000]))
+            why = str(error)[:1000]
+            self._enqueue(StartRefused(start.job, start.attempt, why, uid=start.uid))
         finally:
             gang.settled = True
         self.report_empty_nodes(start.job)
@@ -288,7 +312,7 @@ class Gangs:
         log.warning("%s: attempt %d cannot start: %s", start.job, start.attempt, outcome.reason)
         gang.failed = True
         for name in start.assignment.names:
-            self._enqueue(PodExited(start.job, start.attempt, name, outcome))
+            self._enqueue(PodExited(start.job, start.attempt, name, outcome, uid=start.uid))
 
     async def _make(self, gang: _Gang, job: FlyerJob, start: Start) -> None:
         names = start.assignment.names
@@ -324,7 +348,7 @@ class Gangs:
         watch = self._start_monitor.watch(start, manifests[0]["spec"])
         self._spawn(watch, f"start of {start.job}", start.job)
         old = [
-            pod for pod in self._pods_of(start.job)
+            pod for pod in self._cache.pods_of(start.job, start.uid)
             if pod.ended and pod.attempt <= start.attempt - ATTEMPTS_KEPT
         ]  # fmt: skip
         for pod in sorted(old, key=lambda pod: pod.attempt)[:PRUNED_MAX]:
@@ -348,11 +372,11 @@ class Gangs:
         if gang is not None and gang.stopping and gang.task is not None:
             await asyncio.wait([gang.task])  # bounded: its calls have deadlines
         state, kill_seconds = self._state_of(stop.job), LINGER_SECONDS
-        if _ends_by_itself(state):
-            over = state is not None and state.ended
-            await self._linger(stop, LINGER_SECONDS if over else LINGER_RELEASED_SECONDS)
+        if state is not None and state.uid == stop.uid and _ends_by_itself(state):
+            seconds = LINGER_SECONDS if state.ended else LINGER_RELEASED_SECONDS
+            await self._linger(stop, seconds)
             kill_seconds = LINGER_KILLED_SECONDS
-        self_ending = self._gateway.kill(stop.job, stop.attempt)
+        self_ending = self._gateway.kill(stop.job, stop.attempt, stop.uid)
         await self._delete([pod for pod in self._living(stop) if pod.uid not in self_ending], stop)
         if self_ending:
             await self._linger(stop, kill_seconds)
@@ -372,7 +396,7 @@ class Gangs:
         nodes = frozenset(stop.nodes)  # called often, for thousands of pods
         return [
             pod
-            for pod in self._pods_of(stop.job)
+            for pod in self._cache.pods_of(stop.job, stop.uid)
             if pod.attempt <= stop.attempt and not pod.ended and (not pod.node or pod.node in nodes)
         ]
 
@@ -386,9 +410,9 @@ def _with_template(job: FlyerJob, template: dict[str, Any]) -> FlyerJob:
     return job.replace(spec=job.spec.replace(template=validated))
 
 
-def _ends_by_itself(state: JobState | None) -> bool:
+def _ends_by_itself(state: JobState) -> bool:
     """Whether the job has checkpointed or is over, so that its remaining ranks exit soon."""
-    if state is None or state.removed:
+    if state.removed:
         return False
     return state.ended or state.status.suspend_code is SuspendCode.MAY_SUSPEND
 

@@ -54,16 +54,17 @@ class StartMonitor:
         self._state_of = state_of
         self._pods_of = pods_of
 
-    def is_starting(self, job: str, attempt: int) -> bool:
-        """Whether this attempt has not started yet."""
+    def is_starting(self, job: str, attempt: int, uid: str) -> bool:
+        """Whether this attempt has not started yet. `uid`: of the job."""
         state = self._state_of(job)
-        starting = state is not None and state.status.phase is Phase.STARTING
-        return starting and state is not None and state.status.history.attempt == attempt
+        if state is None or state.status.phase is not Phase.STARTING:
+            return False
+        return (state.status.history.attempt, state.uid) == (attempt, uid)
 
     def failed(self, pod: PodView) -> None:
         """Report a pod that terminated before the start because its kubelet rejected it."""
-        if pod.problem is not None and self.is_starting(pod.job, pod.attempt):
-            self._report(pod.job, pod.attempt, {pod.node: pod.problem})
+        if pod.problem is not None and self.is_starting(pod.job, pod.attempt, pod.owner):
+            self._report(pod.job, pod.attempt, pod.owner, {pod.node: pod.problem})
 
     async def watch(self, start: Start, spec: Mapping[str, Any]) -> None:
         """Monitor until the attempt has started, is over, or cannot start."""
@@ -71,7 +72,7 @@ class StartMonitor:
         started_at, since = loop.time(), None
         absent: tuple[str, ...] | None = None
         missing, look_at = None, started_at
-        while self.is_starting(start.job, start.attempt):
+        while self.is_starting(start.job, start.attempt, start.uid):
             await asyncio.sleep(POLL_SECONDS)
             pods = [
                 pod for pod in self._pods_of(start.job)
@@ -81,7 +82,7 @@ class StartMonitor:
                 places = self._absent(start)
                 if places != absent:
                     absent = places
-                    self._enqueue(StartPending(start.job, start.attempt, places))
+                    self._enqueue(StartPending(start.job, start.attempt, places, uid=start.uid))
             problems = {pod.node: pod.problem for pod in pods if pod.problem is not None}
             waiting = next((pod for pod in pods if pod.phase == "Pending"), None)
             if not problems and waiting and loop.time() - started_at >= STUCK_SECONDS:
@@ -95,7 +96,7 @@ class StartMonitor:
                 continue
             since = loop.time() if since is None else since
             if loop.time() - since >= CONFIRM_SECONDS:
-                self._report(start.job, start.attempt, problems)
+                self._report(start.job, start.attempt, start.uid, problems)
                 return
 
     def _absent(self, start: Start) -> tuple[str, ...]:
@@ -108,14 +109,14 @@ class StartMonitor:
             if place is not None and place[0] == start.attempt and place[1] < len(names)
         )
 
-    def _report(self, job: str, attempt: int, problems: dict[str, PodProblem]) -> None:
-        if not self.is_starting(job, attempt):
+    def _report(self, job: str, attempt: int, uid: str, problems: dict[str, PodProblem]) -> None:
+        if not self.is_starting(job, attempt, uid):
             return
         own = [problem for problem in problems.values() if problem.job_fault]
         node, problem = next(iter(problems.items()))
         if own:
             why = f"its pods cannot start: {own[0]}"
-            self._enqueue(StartFailed(job, attempt, why, tuple(problems), job_fault=True))
+            self._enqueue(StartFailed(job, attempt, why, tuple(problems), job_fault=True, uid=uid))
         else:
             why = f"the pod on node {node} cannot start: {problem}"
-            self._enqueue(StartFailed(job, attempt, why, tuple(problems)))
+            self._enqueue(StartFailed(job, attempt, why, tuple(problems), uid=uid))
