@@ -20,7 +20,7 @@ from flyer.engine import (
     step,
     victim_search,
 )
-from flyer.engine.cycle import allocate, schedule
+from flyer.engine.cycle import allocate, event_handlers, schedule
 from flyer.engine.state import restarts
 from flyer.sim import Violation, sample_job
 from flyer.sim.histories import History
@@ -86,6 +86,20 @@ def test_a_starving_job_is_detected_during_faults(
     monkeypatch.setattr(History, "_settle_down", lambda _history: 0)
     monkeypatch.setattr(schedule._SchedulingPass, "_needs", lambda *_args: ((), None, ""))
     assert_violation("for [0-9.]+ s .* waits .* although .* are free", 2_000)
+
+
+def test_an_event_of_an_earlier_object_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_handlers, "_is_about_another_object", lambda *_args: False)
+    assert_violation("ended by the removal of another object")
+
+
+def test_a_job_that_waits_for_its_name_forever_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(History, "_offer", lambda history, key: history._inbox.append(
+        JobSubmitted(history.store[key])
+    ))  # fmt: skip
+    assert_violation("the scheduler has lost the job")
 
 
 def test_a_node_with_two_jobs_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:

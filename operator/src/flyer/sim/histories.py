@@ -16,7 +16,6 @@ from flyer.engine import (
     Event,
     Failed,
     JobRemoved,
-    JobSubmitted,
     Killed,
     Node,
     NodeEmptied,
@@ -37,7 +36,7 @@ from flyer.engine import (
 )
 from flyer.sim.invariants import Violation
 from flyer.sim.liveness import idle_although_wanted
-from flyer.sim.random_cluster import RandomCluster, is_over
+from flyer.sim.random_cluster import Pod, RandomCluster, is_over
 from flyer.sim.samples import sample_job
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class History(RandomCluster):
         self.store[f"default/{name}"] = job.replace(metadata=metadata)
         if draw.random() < 0.1:
             self.refusing.add(f"default/{name}")
-        self._inbox.append(JobSubmitted(self.store[f"default/{name}"]))
+        self._offer(f"default/{name}")
 
     def _edit(self) -> None:
         """A user changes the priority, or suspends, or resumes."""
@@ -144,36 +143,55 @@ class History(RandomCluster):
         )
         metadata = job.metadata.replace(generation=(job.metadata.generation or 0) + 1)
         self.store[key] = job.replace(spec=job.spec.replace(**changes), metadata=metadata)
-        self._inbox.append(JobSubmitted(self.store[key]))
+        self._offer(key)
 
     def _remove(self) -> None:
         """Delete an object; it may return with the same uid and its stored status."""
         key = self._job()
         if key is not None:
-            self._gone[key] = self.store.pop(key)
-            self._inbox.append(JobRemoved(key))
+            gone = self._gone[key] = self.store.pop(key)
+            self._inbox.append(JobRemoved(key, uid=gone.metadata.uid or ""))
 
     def _return_job(self) -> None:
         if self._gone:
             key = self._random.choice(sorted(self._gone))
             self.store[key] = self._gone.pop(key)
-            self._inbox.append(JobSubmitted(self.store[key]))
+            self._offer(key)
+
+    def _recreate(self) -> None:
+        """Delete an object, if it is not gone yet, and create another one with its name."""
+        if self._random.random() < 0.7:
+            self._remove()
+        if not self._gone:
+            return
+        key = self._random.choice(sorted(self._gone))
+        gone = self._gone.pop(key)
+        self._count += 1
+        metadata = gone.metadata.replace(uid=f"uid-{self._count}", generation=1)
+        self.store[key] = gone.replace(metadata=metadata, status=None)
+        self._offer(key)
+
+    def _recreate_and_rebuild(self) -> None:
+        """The same while the scheduler rebuilds its state or another one takes over."""
+        self._recreate()
+        self._random.choice((self._rebuild, self._crash))()
 
     def _report(self) -> None:
         live_job = self._live()
         if live_job is None:
             return
         key, status = live_job
+        uid = self.state.jobs[key].uid
         attempt, draw = status.history.attempt, self._random
         number = draw.randint(1, 50)
         events: tuple[Event, ...] = (
-            CheckpointReported(key, attempt, number, "/c"),
-            CheckpointReported(key, attempt, number, "/c"),
-            ProgressReported(key, attempt, number),
-            SuspendReceived(key, attempt),
-            Released(key, attempt),
-            StreamLost(key, attempt),
-            StreamRestored(key, attempt),
+            CheckpointReported(key, attempt, number, "/c", uid=uid),
+            CheckpointReported(key, attempt, number, "/c", uid=uid),
+            ProgressReported(key, attempt, number, uid=uid),
+            SuspendReceived(key, attempt, uid=uid),
+            Released(key, attempt, uid=uid),
+            StreamLost(key, attempt, uid=uid),
+            StreamRestored(key, attempt, uid=uid),
         )
         self._inbox.append(draw.choice(events))
 
@@ -183,17 +201,19 @@ class History(RandomCluster):
         if live_job is None or live_job[1].assignment is None:
             return
         key, status = live_job
+        uid = self.state.jobs[key].uid
         attempt, names = status.history.attempt, list(live_job[1].assignment.names)
         outcome = self._random.choice(
             (Succeeded(), Succeeded(), Failed(1, "boom"), Killed(9), Killed(11), Killed(0))
         )
         ended = names if isinstance(outcome, Succeeded) else names[:1]
         for name in ended:
-            if (key, attempt, name) in self.pods and self._stands(name):
-                self.pods.discard((key, attempt, name))
+            pod = Pod(key, attempt, name, uid)
+            if pod in self.pods and self._stands(name):
+                self.pods.discard(pod)
                 self._inbox += [
-                    PodExited(key, attempt, name, outcome),
-                    NodeEmptied(name, key, attempt),
+                    PodExited(key, attempt, name, outcome, uid=uid),
+                    NodeEmptied(name, key, attempt, uid=uid),
                 ]
 
     def _fault(self) -> None:
@@ -225,12 +245,11 @@ class History(RandomCluster):
         node = self._node()
         node_state = self.state.nodes.get(node.name)
         if node_state is not None and node_state.lost:
-            for pod in [pod for pod in self.pods if pod[2] == node.name]:
-                self.pods.discard(pod)
+            self.pods = {pod for pod in self.pods if pod.node != node.name}
             for key, job in self.state.jobs.items():
                 for item in job.status.occupied:
                     if item.name == node.name:
-                        self._inbox.append(NodeEmptied(item.name, key, item.attempt))
+                        self._inbox.append(NodeEmptied(item.name, key, item.attempt, uid=job.uid))
         self._inbox.append(NodeObserved(node))
 
     def _limit(self) -> None:
@@ -272,6 +291,7 @@ class History(RandomCluster):
 
     def _settle_down(self) -> int:
         """Without further faults every job that can run starts in time, and no process remains."""
+        self._delays = False
         steps = self._advance(0.1)
         until = self.now + _PATIENCE_SECONDS
         while self.now < until:
@@ -280,10 +300,27 @@ class History(RandomCluster):
             raise Violation(why)
         for key, job in self.state.jobs.items():
             if job.status.phase is Phase.RUNNING and not job.removed:
-                pods = {name for pod_job, _, name in self.pods if pod_job == key}
-                if not pods and not job.status.exits:
+                own = any(pod.uid == job.uid for pod in self.pods)
+                if not own and not job.status.exits:
                     raise Violation(f"{key} is Running without pods")
+        self._check_objects()
         return steps
+
+    def _check_objects(self) -> None:
+        """The engine has every job that has not ended, and no other object has pods."""
+        uids = {job.metadata.uid for job in self.store.values()}
+        for pod in self.pods:
+            if pod.uid not in uids and self._stands(pod.node):
+                raise Violation(f"{pod} of a deleted object remains")
+        for key, stored in self.store.items():
+            job = self.state.jobs.get(key)
+            lost = job is None or job.removed or job.uid != stored.metadata.uid
+            # It waits while processes of the earlier object may exist on a lost node.
+            waits = job is not None and any(
+                not self._stands(node.name) for node in job.status.occupied
+            )
+            if lost and not (is_over(stored) or (waits and key in self._waiting)):
+                raise Violation(f"{key}: the scheduler has lost the job: it has {job}")
 
 
 @functools.cache
@@ -312,6 +349,8 @@ _DEEDS: tuple[Callable[[History], None], ...] = (
     History._edit,
     History._remove,
     History._return_job,
+    History._recreate,
+    History._recreate_and_rebuild,
     History._report,
     History._report,
     History._report,

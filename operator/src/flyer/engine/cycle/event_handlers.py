@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 
 def handle_event(event: events.Event, cycle: CycleState) -> None:
-    """Record one event, unless it is about an earlier or later object with the job's name."""
-    if uid := getattr(event, "uid", ""):
-        job = cycle.jobs.get(getattr(event, "job", ""))
-        if job is not None and job.uid != uid:
-            return
-    _HANDLERS[type(event)](event, cycle)
+    """Record one event, unless it is about another object with the job's name."""
+    if not _is_about_another_object(event, cycle):
+        _HANDLERS[type(event)](event, cycle)
+
+
+def _is_about_another_object(event: events.Event, cycle: CycleState) -> bool:
+    uid = getattr(event, "uid", "")
+    if not uid:
+        return False
+    job = cycle.jobs.get(getattr(event, "job", ""))
+    return job is not None and job.uid != uid
 
 
 def handle_tick(_event: events.Tick, _cycle: CycleState) -> None:

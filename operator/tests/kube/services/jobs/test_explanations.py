@@ -107,8 +107,10 @@ class _Commits:
 async def explains():
     """Running `Explanations`, their commits, vanished jobs and requested rebuilds."""
     commits, vanished, confused = _Commits(), [], []
-    explanations = Explanations(commits, lambda job: f"uid of {job}", vanished=lambda job, _uid: vanished.append(job),
-                        request_rebuild=confused.append)  # fmt: skip
+    explanations = Explanations(
+        commits, lambda job: f"uid of {job}", vanished=lambda job, _uid: vanished.append(job),
+        request_rebuild=confused.append,
+    )  # fmt: skip
     task = asyncio.create_task(explanations.run())
     yield explanations, commits, vanished, confused
     task.cancel()
