@@ -57,6 +57,8 @@ def run(program: Path, node: str, controller: str, kubelet_dir: Path, report: Pa
     for name in ("mount", "stage"):
         (kubelet_dir / name).mkdir(parents=True, exist_ok=True)
     report.parent.mkdir(parents=True, exist_ok=True)
+    mutable_parameters = report.with_name("mutable-parameters.yaml")
+    mutable_parameters.write_text('inodes: "5000"\ntrash: 1d\n')
     result = subprocess.run(
         [
             str(program),
@@ -64,6 +66,7 @@ def run(program: Path, node: str, controller: str, kubelet_dir: Path, report: Pa
             f"--csi.controllerendpoint={controller}",
             f"--csi.mountdir={kubelet_dir}/mount/target",
             f"--csi.stagingdir={kubelet_dir}/stage/target",
+            f"--csi.testvolumemutableparameters={mutable_parameters}",
             f"--ginkgo.junit-report={report}",
             "--ginkgo.no-color",
         ],

@@ -42,5 +42,5 @@ def test_csi_sanity_passes(deployed: Deployed) -> None:
     )
     assert outcome.failed == (), outcome.text + deployed.log()
     assert outcome.status == 0, outcome.text
-    assert outcome.passed >= 49, outcome.text
+    assert outcome.passed >= 56, outcome.text
     assert all(words.endswith(("supported", "pending")) for words in outcome.skipped)

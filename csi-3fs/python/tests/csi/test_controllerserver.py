@@ -170,7 +170,9 @@ def test_every_name_becomes_a_plain_directory_name(driver: Driver, name: str) ->
         ({"parameters": {"uid": "-1"}}, "INVALID_ARGUMENT", "`uid` is `-1`"),
         ({"parameters": {"uid": "٣"}}, "INVALID_ARGUMENT", "`uid`"),
         ({"parameters": {"gid": "4294967295"}}, "INVALID_ARGUMENT", "at most"),
-        ({"mutable_parameters": {"a": "b"}}, "INVALID_ARGUMENT", "mutable_parameters"),
+        ({"mutable_parameters": {"a": "b"}}, "INVALID_ARGUMENT", "mutable_parameters: `a` cannot"),
+        ({"mutable_parameters": {"mode": "0700"}}, "INVALID_ARGUMENT", "`mode` cannot be changed"),
+        ({"mutable_parameters": {"inodes": "-1"}}, "INVALID_ARGUMENT", "`inodes` is `-1`"),
         (
             {
                 "volume_content_source": csi.VolumeContentSource(
@@ -451,7 +453,6 @@ def test_an_unavailable_cluster_is_a_retryable_error(driver: Driver) -> None:
     [
         csi.CreateSnapshotRequest(source_volume_id="a", name="b"),
         csi.ControllerPublishVolumeRequest(volume_id="a", node_id="b"),
-        csi.ControllerModifyVolumeRequest(volume_id="a"),
     ],
 )
 def test_calls_that_are_not_advertised_are_unimplemented(driver: Driver, request_: Any) -> None:

@@ -35,7 +35,7 @@ def test_csi_sanity_passes(tmp_path: Path) -> None:
         manager.close()
     assert outcome.failed == (), outcome.text
     assert outcome.status == 0, outcome.text
-    assert outcome.passed >= 49
+    assert outcome.passed >= 56, outcome.text
     unexpected = [text for text in outcome.skipped if not text.endswith(("supported", "pending"))]
     assert unexpected == []
     assert driver.files.paths() == ["/", "/.csi", "/.csi/parents", *REMAINING]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.wrappers_pb2 import Int64Value
@@ -14,7 +15,7 @@ from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.services.requests import check_fits, first_unsupported, page_of, size_of
 from threefs.csi.services.volume_locks import VolumeLocks
-from threefs.csi.volumes.parameters import Parameters
+from threefs.csi.volumes.parameters import Parameters, parse_mutable
 from threefs.csi.volumes.volume_id import VolumeId, check_name
 from threefs.csi.volumes.volumes import Volumes
 
@@ -36,6 +37,7 @@ CAPABILITIES = (
     Rpc.GET_VOLUME,
     Rpc.VOLUME_CONDITION,
     Rpc.SINGLE_NODE_MULTI_WRITER,
+    Rpc.MODIFY_VOLUME,
 )
 
 
@@ -70,9 +72,13 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             raise InvalidArgument(
                 "volume_content_source: this driver only creates empty volumes; omit dataSource"
             )
-        if request.mutable_parameters:
-            raise InvalidArgument("mutable_parameters: parameters cannot be changed; omit them")
         parameters = Parameters.parse(request.parameters)
+        limits = parse_mutable(request.mutable_parameters)
+        parameters = replace(
+            parameters,
+            inodes=limits.get("inodes", parameters.inodes),
+            trash=limits.get("trash", parameters.trash),
+        )
         size_bytes = size_of(request.capacity_range, self._default_size_bytes)
         volume_id = VolumeId.make(parameters.cluster, parameters.path, name)
         with self._locks.hold(str(volume_id), "CreateVolume"):
@@ -113,6 +119,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
         if not reason:
             try:
                 Parameters.parse(request.parameters)
+                parse_mutable(request.mutable_parameters)
             except InvalidArgument as error:
                 reason = error.message
         if reason:
@@ -121,6 +128,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             volume_context=request.volume_context,
             volume_capabilities=request.volume_capabilities,
             parameters=request.parameters,
+            mutable_parameters=request.mutable_parameters,
         )
         return csi.ValidateVolumeCapabilitiesResponse(confirmed=confirmed)
 
@@ -184,6 +192,20 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
         return csi.ControllerExpandVolumeResponse(
             capacity_bytes=volume.capacity_bytes, node_expansion_required=False
         )
+
+    def ControllerModifyVolume(
+        self, request: csi.ControllerModifyVolumeRequest, context: grpc.ServicerContext
+    ) -> csi.ControllerModifyVolumeResponse:
+        """Change the limits that a VolumeAttributesClass has; idempotent."""
+        _require("volume_id", request.volume_id)
+        changes = parse_mutable(request.mutable_parameters)
+        volume_id = self._parsed(request.volume_id)
+        with self._locks.hold(request.volume_id, "ControllerModifyVolume"):
+            volumes = self._volumes(volume_id.cluster)
+            volume = volumes.get(volume_id)
+            if changes:
+                volumes.modify(volume, changes)
+        return csi.ControllerModifyVolumeResponse()
 
     def ControllerGetVolume(
         self, request: csi.ControllerGetVolumeRequest, context: grpc.ServicerContext

@@ -20,12 +20,15 @@ __all__ = [
     "KUBERNETES",
     "Parameters",
     "inodes_max",
+    "parse_mutable",
     "quantity_bytes",
 ]
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_PARENT = "/volumes"
 KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes", "trash")
+MUTABLE = ("inodes", "trash")
+"""Those that a VolumeAttributesClass may change later."""
 KUBERNETES = "csi.storage.k8s.io/"
 """Prefix of the parameters that the provisioner and the kubelet add; they are ignored."""
 
@@ -92,8 +95,7 @@ class Parameters:
             uid=_number("uid", volume_parameters.get("uid", "0"), 10, ID_MAX),
             gid=_number("gid", volume_parameters.get("gid", "0"), 10, ID_MAX),
             mode=_number("mode", volume_parameters.get("mode", "0777"), 8, 0o7777),
-            inodes=_number("inodes", volume_parameters.get("inodes", "0"), 10, INODES_MAX),
-            trash=_duration("trash", volume_parameters.get("trash", "0")),
+            **_limits(volume_parameters),
         )
 
     def as_record(self) -> dict[str, str | int]:
@@ -105,6 +107,26 @@ class Parameters:
             "inodes": self.inodes,
             "trash": self.trash,
         }
+
+
+def parse_mutable(mutable_parameters: Mapping[str, str]) -> dict[str, int]:
+    """Parse the parameters of a VolumeAttributesClass: fields of `Parameters` with new values."""
+    fixed = sorted(name for name in mutable_parameters if name not in MUTABLE)
+    if fixed:
+        raise InvalidArgument(
+            f"mutable_parameters: `{fixed[0][:80]}` cannot be changed; a VolumeAttributesClass may "
+            f"have {' and '.join(MUTABLE)}"
+        )
+    return _limits(mutable_parameters)
+
+
+def _limits(parameters: Mapping[str, str]) -> dict[str, int]:
+    values = {}
+    if (inodes := parameters.get("inodes")) is not None:
+        values["inodes"] = _number("inodes", inodes, 10, INODES_MAX)
+    if (trash := parameters.get("trash")) is not None:
+        values["trash"] = _duration("trash", trash)
+    return values
 
 
 def inodes_max(size_bytes: int, requested: int) -> int:

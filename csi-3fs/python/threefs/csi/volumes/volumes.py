@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -140,6 +140,22 @@ class Volumes:
         resized = Volume(volume.id, volume.name, size_bytes, volume.parameters)
         self.files.setxattr(volume.id.path, RECORD, resized.record())
         return resized
+
+    def modify(self, volume: Volume, changes: dict[str, int]) -> Volume:
+        """Change mutable parameters, with immediate effect in pods; can be repeated.
+
+        A limit of inodes below the number in use only refuses new ones. Without a retention, the
+        trash of the volume is purged.
+        """
+        modified = replace(volume, parameters=volume.parameters | changes)
+        path = volume.id.path
+        if "inodes" in changes:
+            inodes = inodes_max(volume.capacity_bytes, changes["inodes"])
+            self.files.set_quota(path, bytes_max=volume.capacity_bytes, inodes_max=inodes)
+        if "trash" in changes:
+            self.files.keep_removed(path, changes["trash"])
+        self.files.setxattr(path, RECORD, modified.record())
+        return modified
 
     def remove(self, volume: VolumeId) -> None:
         """Remove a volume, or the rest of an unfinished creation."""
