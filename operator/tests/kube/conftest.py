@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SCHEDULER_SETTINGS = SchedulerSettings(
     failure_window_seconds=0.3, start_deadline_seconds=110.0, stop_retry_seconds=1.0,
     same_zone_layout_seconds=0.2, backoff_seconds=0.05, backoff_seconds_max=0.2,
-    refused_backoff_seconds=0.1, progress_commit_seconds=0.2,
+    refused_backoff_seconds=0.1, start_backoff_seconds=0.1, progress_commit_seconds=0.2,
 )  # fmt: skip
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=2, renew_seconds=1.4, retry_seconds=0.1

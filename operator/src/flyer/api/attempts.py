@@ -99,7 +99,8 @@ class JobHistory(Model):
         default=0,
         ge=0,
         description="Number of consecutive restarts without a newer durable checkpoint that do not "
-        "count against spec.maxRestarts: hardware faults, and simultaneous failures of many jobs.",
+        "count against spec.maxRestarts: hardware faults, and simultaneous failures of many jobs. "
+        "An attempt that ran for ten minutes resets it.",
     )
     signal: int | None = Field(
         default=None, description="Signal that ended the latest attempt that was restarted."

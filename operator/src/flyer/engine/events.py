@@ -283,11 +283,13 @@ class StartRefused(_AboutObject):
     """The pods of an attempt cannot be created now, for example because a quota is full.
 
     Nothing of it runs, or what does is ended by the Stop that follows. It costs no restart.
+    `transient`: the cause may pass within seconds (an unavailable API server, nodes that changed).
     """
 
     job: str
     attempt: int
     reason: str
+    transient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

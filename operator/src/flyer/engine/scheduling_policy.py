@@ -54,6 +54,10 @@ def in_refusal_cooldown(cycle: CycleState, job: JobState) -> bool:
         settings.refusal_cooldown_seconds * 2.0 ** min(max(history.refusals - 1, 0), 30),
         settings.refusal_cooldown_seconds_max,
     )
+    if history.not_before is not None:
+        pause_seconds = history.not_before - eviction.time
+        share = pause_seconds / max(settings.refused_backoff_seconds, 0.001)
+        cooldown_seconds *= min(share, 1.0)
     refused_at = eviction.time if history.not_before is None else history.not_before
     cycle.wake(refused_at + cooldown_seconds)
     return refused_at + cooldown_seconds > cycle.now

@@ -59,12 +59,20 @@ class SchedulerSettings:
     # doubles each time.
     backoff_seconds: float = 1.0
     backoff_seconds_max: float = 60.0
-    # Pause after refused pods, which doubles each time: every attempt requests a whole gang from
-    # the API server and holds its nodes meanwhile.
+    # Pause after a failed start that does not count, and after a transient refusal of pods. It
+    # doubles each time, up to the maximum of refused pods.
+    start_backoff_seconds: float = 2.0
+    # If many starts fail together, their retries are spread to this rate.
+    start_retries_per_second: float = 20.0
+    # A job that ran for this long restarts as after its first uncounted failure.
+    stable_run_seconds: float = 600.0
+    # Pause after refused pods, and after a failed start that counts. It doubles each time: every
+    # attempt requests a whole gang from the API server and holds its nodes meanwhile.
     refused_backoff_seconds: float = 60.0
     refused_backoff_seconds_max: float = 600.0
     # Time after refused pods in which the job preempts no other job, which doubles each time: its
-    # pods may be refused again, and the preemption would be in vain.
+    # pods may be refused again, and the preemption would be in vain. Shorter in proportion after a
+    # shorter pause.
     refusal_cooldown_seconds: float = 600.0
     refusal_cooldown_seconds_max: float = 86_400.0
     # Minimum interval between writes of a job's progress.

@@ -53,6 +53,7 @@ SETTINGS = SchedulerSettings(
     stop_retry_seconds=2.0,
     stop_deadline_seconds=10.0,
     same_zone_layout_seconds=5.0,
+    start_backoff_seconds=1.0,
     refused_backoff_seconds=3.0,
     refused_backoff_seconds_max=6.0,
     refusal_cooldown_seconds=6.0,
@@ -219,7 +220,9 @@ class RandomCluster:
             if pod.node in names and (pod.uid, pod.attempt) != (uid, attempt):
                 raise Violation(f"{key} starts on {pod.node}, which {pod} still occupies")
         if key in self.refusing:
-            self._inbox.append(StartRefused(key, attempt, "a quota is full", uid=uid))
+            self._inbox.append(
+                StartRefused(key, attempt, "refused", self._random.random() < 0.5, uid=uid)
+            )
             return
         fate = self._random.random()
         if fate < 0.06:

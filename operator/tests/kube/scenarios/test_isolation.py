@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from flyer.api import Phase
 from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.services.pods.pod_control import KILL_SECONDS
 
 from fakekube import Fault
 
@@ -224,6 +225,27 @@ async def test_a_404_at_the_start_makes_no_orphans(cluster, until):
     assert len(cluster.pods("a")) == 1
     calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]
     assert not [call for call in calls if call.verb == "delete"]
+
+
+async def test_an_orphan_that_is_being_deleted_is_killed_soon(cluster, until):
+    """Its grace period may be minutes, for which it would block its node."""
+    cluster.nodes("A")
+    first = cluster.operator(LEASE)
+    await up(cluster, until, "a")
+    await first.end()
+    cluster.kubelets.stuck_nodes.add("a0")  # its kubelet does not end the pod
+    cluster.store.delete("flyerjobs", "a", "default")
+    cluster.store.delete("pods", "a-1-0", "default", {"gracePeriodSeconds": 120})
+    cluster.operator(LEASE)
+    cluster.store.delete("leases", "flyer-operator", "fireflyer-system")
+
+    def grace_seconds():
+        (pod,) = cluster.pods("a")
+        return pod["metadata"]["deletionGracePeriodSeconds"]
+
+    await until(lambda: grace_seconds() == KILL_SECONDS)
+    calls = [call for call in cluster.server.faults.calls if call.resource == "pods"]
+    assert len([call for call in calls if call.verb == "delete"]) == 1
 
 
 async def test_an_orphan_is_ended_only_when_its_job_is_gone(cluster, until):

@@ -84,7 +84,7 @@ def handle_start_refused(event: events.StartRefused, cycle: CycleState) -> None:
     """Queue the job again after a pause."""
     job = cycle.jobs.get(event.job)
     if job is not None and _is_starting(job, event.attempt):
-        restarts.refuse_start(cycle, event.job, event.reason)
+        restarts.refuse_start(cycle, event.job, event.reason, transient=event.transient)
 
 
 # -- pods and nodes -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ class CycleState:
         self.quota_blockers: dict[str, list[Blocker]] = {}
         # Jobs with a preemption plan that have not waited for `preemption_delay_seconds` yet.
         self.delayed_preemptions: set[str] = set()
+        # Jobs in a pause before their next attempt, by namespace; None: not counted yet.
+        self._paused: Counter[str] | None = None
         # The job to explain, and what the cycle found out about it.
         self.explained_job = ""
         self.explained_detail: Detail | None = None
@@ -253,6 +256,15 @@ class CycleState:
             ):
                 return True
         return False
+
+    def paused_jobs(self) -> Counter[str]:
+        """The number of jobs in a pause before their next attempt, by namespace."""
+        if self._paused is None:
+            self._paused = Counter(
+                key.partition("/")[0] for key, job in self.jobs.items()
+                if (job.status.history.not_before or 0.0) > self.now
+            )  # fmt: skip
+        return self._paused
 
     def needs_token(self, job: JobState) -> bool:
         """Whether the job holds or waits for the cross-zone token."""

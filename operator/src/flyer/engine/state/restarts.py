@@ -34,14 +34,15 @@ def restart(
 
     The job ends instead after more than `maxRestarts` consecutive counted restarts without a newer
     checkpoint, or if the same signal ended `same_signal_max` consecutive attempts. `slow`: the
-    attempt held its nodes without running, so even the first restart waits.
+    attempt held its nodes without running, so even the first restart waits. It waits longer if it
+    counts: a short outage, for example of a registry, must not use up all restarts.
     """
     job = transitions.flush_progress(cycle, key)
     history, checkpoint, settings = job.status.history, job.status.checkpoint, cycle.settings
     step = checkpoint.step if checkpoint else None
     fruitful = step is not None and (history.restored_step is None or step > history.restored_step)
     fruitless = 0 if fruitful else history.restarts_without_progress
-    unblamed = 0 if fruitful else history.unblamed_restarts
+    unblamed = 0 if fruitful or _ran_long(cycle, key) else history.unblamed_restarts
     signals = 0
     if by_signal is not None:
         again = not fruitful and history.signal == by_signal
@@ -62,7 +63,11 @@ def restart(
             f"{saved}: the job's own code or memory use is the cause",
         )  # fmt: skip
         return
-    pause = _pause_seconds(settings, fruitless if counted else unblamed, slow=slow)
+    if slow:
+        base = settings.refused_backoff_seconds if counted else settings.start_backoff_seconds
+        pause = _start_pause_seconds(cycle, key, base, (fruitless if counted else unblamed) - 1)
+    else:
+        pause = _pause_seconds(settings, fruitless if counted else unblamed)
     remembered = [name for name in history.avoid if name not in avoid] + list(avoid)
     cycle.update(
         key,
@@ -81,11 +86,30 @@ def restart(
     transitions.requeue(cycle, key, reason, "", message)
 
 
-def _pause_seconds(settings: SchedulerSettings, times: int, *, slow: bool) -> float:
+def _ran_long(cycle: CycleState, key: str) -> bool:
+    """Whether the attempt ran for a time after which earlier failures say nothing about it."""
+    assignment = cycle.jobs[key].status.assignment
+    running_at = assignment.running_at if assignment is not None else None
+    return running_at is not None and cycle.now - running_at >= cycle.settings.stable_run_seconds
+
+
+def _start_pause_seconds(cycle: CycleState, key: str, base_seconds: float, times: int) -> float:
+    """Pause after a failed start, which doubles with each of the `times` failures before it.
+
+    Many jobs may fail together, because of an outage: then each waits for its turn, so that their
+    retries do not overload the API server. Namespaces take turns: the refused jobs of one delay a
+    job of another by at most as many turns as there are such namespaces.
+    """
+    settings, namespace = cycle.settings, key.partition("/")[0]
+    paused = cycle.paused_jobs()
+    turns_seconds = paused[namespace] * len(paused) / settings.start_retries_per_second
+    paused[namespace] += 1
+    pause_seconds = max(base_seconds * 2.0 ** min(times, 30), turns_seconds)
+    return min(pause_seconds, settings.refused_backoff_seconds_max)
+
+
+def _pause_seconds(settings: SchedulerSettings, times: int) -> float:
     """Pause before the next attempt, which doubles with each consecutive restart."""
-    if slow:
-        longest = settings.refused_backoff_seconds_max
-        return min(settings.refused_backoff_seconds * 2.0 ** min(times - 1, 30), longest)
     if times < 2:
         return 0.0
     return min(settings.backoff_seconds * 2.0 ** min(times - 2, 30), settings.backoff_seconds_max)
@@ -105,13 +129,11 @@ def suspect_nodes(cycle: CycleState, key: str, nodes: Sequence[str]) -> None:
             cycle.nodes[name] = replace(state, start_failures=failures)
 
 
-def refuse_start(cycle: CycleState, key: str, why: str) -> None:
+def refuse_start(cycle: CycleState, key: str, why: str, *, transient: bool) -> None:
     """Queue a job whose pods were refused, with a growing pause. No restart is counted."""
     settings, history = cycle.settings, cycle.jobs[key].status.history
-    pause_seconds = min(
-        settings.refused_backoff_seconds * 2.0 ** min(history.refusals, 30),
-        settings.refused_backoff_seconds_max,
-    )
+    base = settings.start_backoff_seconds if transient else settings.refused_backoff_seconds
+    pause_seconds = _start_pause_seconds(cycle, key, base, history.refusals)
     not_before = quantize(cycle.now + pause_seconds)
     cycle.update(key, history=history.replace(refusals=history.refusals + 1, not_before=not_before))
     transitions.requeue(cycle, key, PODS_REFUSED, "", why)

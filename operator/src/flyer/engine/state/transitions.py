@@ -65,7 +65,7 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
         ),
         pending=Pending(reason="PendingEvaluation", message="not looked at yet"),
     )
-    step = status.progress.step if status.progress else None
+    progress = status.progress
     return JobState(
         key=job.key,
         user=job.user,
@@ -78,7 +78,12 @@ def new_job(job: FlyerJob, now: float, *, rebuilt: bool = False) -> JobState:
         suspend_by=job.changed_by,
         suspend_reason=job.change_reason,
         requeue=job.requeue_attempt,
-        observed=ObservedState(activity_at=now, step=step, progress_committed_at=now),
+        observed=ObservedState(
+            activity_at=now,
+            step=progress.step if progress else None,
+            # Not `now`: frequent rebuilds would defer the next commit forever.
+            progress_committed_at=min(progress.time, now) if progress else 0.0,
+        ),
         sent_actions=SentActions(),
     )
 

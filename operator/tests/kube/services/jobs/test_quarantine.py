@@ -6,6 +6,7 @@ import pytest
 from flyer.api import API_VERSION, FlyerJobStatus, Phase
 from flyer.engine import (
     CheckpointReported,
+    Commit,
     JobRemoved,
     Killed,
     NodeEmptied,
@@ -17,6 +18,7 @@ from flyer.engine import (
 from flyer.engine.cycle import schedule
 from flyer.engine.state import transitions
 from flyer.kube.apiserver import LeaseSettings
+from flyer.kube.apiserver.errors import OverloadedError
 from flyer.kube.cache.job_view import shape_job
 from flyer.kube.services.jobs.quarantine import RETRIES_PER_REBUILD_MAX, Quarantine
 from flyer.kube.services.jobs.quarantine_controller import QuarantineController
@@ -293,6 +295,27 @@ async def test_a_leader_takes_over_although_a_status_is_guarded(cluster, until):
     await until(lambda: cluster.phase("c") is Phase.RUNNING)
 
 
+async def test_a_commit_without_a_write_proves_nothing_about_the_server(cluster, until):
+    """During an outage the other job's status is not to blame."""
+    cluster.nodes("AA")
+    operator = cluster.operator(LEASE)
+    await up(cluster, until, "a", "b")
+    term = operator.leader.term
+    await until(lambda: not term._commits._under_way)
+    outage = Fault("refuse", resource="flyerjobs/status", code=503, reason="x", times=10**6)
+    cluster.server.faults.add(outage)
+    commits = []
+    for name in "ab":
+        status = cluster.status(name)
+        changed = status if name == "a" else status.replace(message="changed")
+        job = cluster.store.get("flyerjobs", name, "default")
+        commits.append(Commit(f"default/{name}", changed, uid=job["metadata"]["uid"]))
+    with pytest.raises(OverloadedError):
+        await term._commits.store(commits, set())
+    assert "default/b" not in term._quarantine
+    outage.times = 0
+
+
 def test_pauses_grow_until_something_is_stored():
     calls = []
     quarantine = Quarantine(lambda *arguments: calls.append(arguments))
@@ -376,7 +399,7 @@ async def test_rejected_reasons_cost_no_rebuild(cluster, until, monkeypatch):
 
 async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
     cluster.nodes("A")
-    cluster.operator()
+    cluster.operator(start_backoff_seconds=1000.0)  # which is for failures that pass by themselves
     full = Fault(
         "refuse", verb="create", resource="pods", code=403, reason="Forbidden", times=10**6
     )

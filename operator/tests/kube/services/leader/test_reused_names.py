@@ -135,6 +135,30 @@ async def test_every_event_and_stop_of_a_lifecycle_names_its_object(cluster, unt
     assert {event.uid for event in named} == {uid}
 
 
+async def test_nothing_remains_of_deleted_jobs(cluster, until):
+    """A tenant may create and delete jobs in a loop."""
+    cluster.nodes("A")
+    operator = cluster.operator(LEASE)
+    await until(lambda: operator.serves)
+    term = operator.leader.term
+    for _ in range(2):
+        cluster.submit("a")
+        await until(lambda: cluster.phase("a") is Phase.RUNNING)
+        cluster.finish("a")
+        await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+        await until(lambda: not cluster.status("a").occupied)
+        (pod,) = cluster.pods("a", living=False)
+        cluster.store.delete("flyerjobs", "a", "default")
+        await until(lambda: "default/a" not in term.state.jobs)
+        cluster.store.delete("pods", pod["metadata"]["name"], "default", {"gracePeriodSeconds": 0})
+        await until(lambda: not operator.cache.pods_on("a0"))
+    gangs, gateway = term._gangs, operator.gateway
+    await until(lambda: not (gangs._gangs or gangs._concluded or gangs._leaving))
+    submissions = term._submissions
+    kept = (gateway._gangs, gateway._members, gateway._received_at, submissions._uids)
+    assert [dict(mapping) for mapping in kept] == [{}] * len(kept)
+
+
 @pytest.mark.parametrize("times", [12])
 async def test_a_tenant_that_recreates_a_job_in_a_loop_gets_the_last_one(cluster, until, times):
     cluster.nodes("AA")

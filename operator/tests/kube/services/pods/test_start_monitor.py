@@ -229,7 +229,7 @@ async def test_a_conflict_of_a_create_costs_no_restart(cluster, until):
 
 async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
     cluster.nodes("AA")
-    cluster.operator(LEASE)
+    cluster.operator(LEASE, refused_backoff_seconds=1000.0)  # which is for full quotas
     cluster.submit("first")
     await until(lambda: cluster.phase("first") is Phase.RUNNING)
     fault = Fault("refuse", verb="create", resource="pods", code=503, reason="x", times=10**6)

@@ -125,12 +125,14 @@ class Commits:
 
     async def _store_all(self, commits: Sequence[Commit]) -> set[str]:
         """Store commits concurrently. Returns deleted jobs; raises once all have ended."""
+        before = self._stored
         results = await asyncio.gather(
             *(self._decide(commit) for commit in commits), return_exceptions=True
         )
         failures = [result for result in results if isinstance(result, BaseException)]
-        if len(failures) < len(results):
-            # The server accepts other jobs' statuses: the fault is these jobs' own.
+        if self._stored > before:
+            # The server accepts other jobs' statuses: the fault is these jobs' own. A commit that
+            # needed no write proves nothing.
             for commit, result in zip(commits, results, strict=True):
                 if isinstance(result, (OverloadedError, UnreachableError)):
                     self._quarantine_job(commit, result)

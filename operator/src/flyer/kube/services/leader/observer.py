@@ -53,6 +53,7 @@ class Observer:
         self._enqueue = enqueue
         self._spawn = spawn
         self._orphans: set[str] = set()  # uids of orphans being deleted
+        self._shortened: set[str] = set()  # uids of orphans whose own deletion was shortened
 
     def pod_changed(self, before: PodView | None, after: PodView | None) -> None:
         """A pod of a FlyerJob was added, changed or deleted."""
@@ -62,6 +63,8 @@ class Observer:
             in_engine = pod.job in self._state().jobs
             if pod.attempt and in_engine and pod.owner == self._submissions.uid_of(pod.job):
                 self._gangs.pod_changed(before, after)
+            elif after is None:
+                self._gangs.release(pod.uid)
             self.check_orphan(pod, deleted=after is None)
 
     def topology_changed(self) -> None:
@@ -95,6 +98,8 @@ class Observer:
         orphan = view is None or view.uid != pod.owner
         if unaccounted:
             self._delete(pod)
+        else:
+            self._shortened.discard(pod.uid)
         if self._nodes.observe_orphan(pod, live=unaccounted and orphan, term_start=term_start):
             self._nodes.changed(pod.node)
 
@@ -111,8 +116,14 @@ class Observer:
         return bool(pod.attempt) and (pod.node, pod.attempt) in occupied
 
     def _delete(self, pod: PodView) -> None:
-        if not pod.deleting and pod.uid not in self._orphans:
+        """Delete an orphan. One that is being deleted gets a shorter grace period, once.
+
+        Its own grace period may be minutes, for which it blocks the node.
+        """
+        if pod.uid not in self._orphans and pod.uid not in self._shortened:
             self._orphans.add(pod.uid)
+            if pod.deleting:
+                self._shortened.add(pod.uid)
             self._spawn(self._delete_unless_assigned(pod), f"orphan {pod.name}", pod.job)
 
     async def _delete_unless_assigned(self, pod: PodView) -> None:

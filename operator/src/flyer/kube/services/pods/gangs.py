@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from flyer.api import Duration, Phase, PodTemplate, SuspendCode
 from flyer.engine import Failed, NodeEmptied, PodExited, RequeueRequested, Start, StartRefused
 from flyer.kube.apiserver.election import LeadershipLostError
-from flyer.kube.apiserver.errors import ApiError, InvalidError, NotFoundError
+from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS
 from flyer.kube.cache.job_view import mark_of
 from flyer.kube.gateway.identities import PodIdentity
@@ -201,6 +201,10 @@ class Gangs:
         elif before is None or before.node != after.node:
             self.report_empty_nodes(pod.job)
 
+    def release(self, uid: str) -> None:
+        """A pod of a job that the engine has forgotten was deleted."""
+        self._concluded.discard(uid)
+
     def locate(self, pod: PodView) -> None:
         """Report the pod's address, which the gang's start may wait for. Idempotent."""
         if pod.ip:
@@ -291,7 +295,9 @@ class Gangs:
             log.warning("%s: attempt %d cannot start now: %s", start.job, start.attempt, error)
             gang.failed = True
             why = str(error)[:1000]
-            self._enqueue(StartRefused(start.job, start.attempt, why, uid=start.uid))
+            # A full quota or a policy does not change within seconds.
+            transient = not isinstance(error, ForbiddenError)
+            self._enqueue(StartRefused(start.job, start.attempt, why, transient, uid=start.uid))
         finally:
             gang.settled = True
         self.report_empty_nodes(start.job)
