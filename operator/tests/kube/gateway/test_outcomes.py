@@ -54,6 +54,22 @@ def pod(code: int, reason: str = "Error", message: str = "", **more: Any) -> dic
             pod(128, "StartError", 'exec: "python3": executable file not found'),
             Failed(128, 'the container did not start: exec: "python3": executable file not found'),
         ),
+        (
+            pod(128, "StartError", "exec /train: exec format error"),
+            Failed(128, "the container did not start: exec /train: exec format error"),
+        ),
+        (
+            pod(128, "StartError", "failed to create shim task: context deadline exceeded"),
+            Killed(
+                0,
+                "the container did not start: failed to create shim task: context deadline "
+                "exceeded",
+            ),
+        ),
+        (
+            pod(128, "ContainerCannotRun"),
+            Killed(0, "the container did not start: ContainerCannotRun"),
+        ),
         (None, Killed(0, "the pod is gone")),
         ({}, Killed(0, "the pod ended before it ran")),
         ({"status": {"reason": "Evicted", "message": "disk"}}, Killed(0, "Evicted: disk")),

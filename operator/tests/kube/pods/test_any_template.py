@@ -40,7 +40,9 @@ def outcome(template, *, dedicated, **fields):
     except PodsRefusedError as error:
         return str(error)
     assert "nodeName" not in pods[0]["spec"] or not pods[0]["spec"]["nodeName"]
-    list(refusals_by_nodes(pods[0]["spec"], [NodeFacts("node-a", {"x": "y"}, placed.allocatable)]))
+    list(
+        refusals_by_nodes([(pods[0]["spec"], NodeFacts("node-a", {"x": "y"}, placed.allocatable))])
+    )
     return "pods"
 
 

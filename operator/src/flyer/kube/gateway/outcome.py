@@ -10,6 +10,7 @@ from flyer.engine import Failed, Killed, Succeeded
 from flyer.job.pod import EXIT_PEER_LOST, EXIT_SUSPENDED
 from flyer.kube.pods.build import LAUNCH_COMMAND
 from flyer.kube.pods.names import DAEMON_CONTAINER, SIDECAR_CONTAINER, TOOLS_CONTAINER
+from flyer.kube.pods.pod_problems import is_fault_of_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,9 @@ def outcome_of(pod: Mapping[str, Any] | None) -> Outcome:
     code = int(terminated.get("exitCode") or 0)
     reason, message = str(terminated.get("reason") or ""), str(terminated.get("message") or "")
     if reason in _NOT_STARTED:
-        return Failed(code or 128, _cut(f"the container did not start: {message or reason}"))
+        why = _cut(f"the container did not start: {message or reason}")
+        # Otherwise the runtime failed, and another attempt may succeed.
+        return Failed(code or 128, why) if is_fault_of_job(message) else Killed(0, why)
     headline = _HEADLINE.search(message)
     if code > 128 and not (headline and headline.group(2).startswith("exit")):
         if out_of_memory := _out_of_memory(pod, status):

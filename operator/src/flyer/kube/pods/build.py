@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flyer.engine import Start
     from flyer.kube.pods.settings import PlacedNode, PodSettings
 
-__all__ = ["LAUNCH_COMMAND", "build_pods"]
+__all__ = ["LAUNCH_COMMAND", "build_pods", "requested_of_nodes"]
 
 # Fields that the models fill with an empty list if the user omits them.
 _MODELLED_LISTS = ("args", "command", "env", "volumes")
@@ -175,6 +175,17 @@ def _environment(job: FlyerJob, start: Start, node_rank: int) -> dict[str, str]:
 
 def _history_id(job: FlyerJob) -> str:
     return (job.status.history.id if job.status else "") or job.metadata.uid or ""
+
+
+def requested_of_nodes(allocatable: Mapping[str, str]) -> tuple[str, bool, bool]:
+    """The properties of a node that the requests of its pod depend on."""
+    gpus, hfreduce, nccl = (
+        str(allocatable.get(name, "0"))
+        for name in (
+            names.RESOURCE_GPU, names.RESOURCE_RDMA_HFREDUCE, names.RESOURCE_RDMA_NCCL,
+        )
+    )  # fmt: skip
+    return gpus, hfreduce != "0", nccl != "0"
 
 
 def _fill_node(job: FlyerJob, trainer: dict[str, Any], node: PlacedNode) -> None:

@@ -101,18 +101,18 @@ def misfit(spec: Mapping[str, Any], node: NodeFacts) -> str:
     return ""
 
 
-def refusals_by_nodes(spec: Mapping[str, Any], nodes: Sequence[NodeFacts]) -> Iterator[str]:
-    """Why the pod does not fit on all of these nodes: a gang may get any of them.
+def refusals_by_nodes(pods: Sequence[tuple[Mapping[str, Any], NodeFacts]]) -> Iterator[str]:
+    """Why not all of these pods fit on their nodes: a gang may get any of the nodes.
 
     Nothing without nodes: then the scheduler reports what is missing.
     """
-    misfits = [why for node in nodes if (why := misfit(spec, node))]
+    misfits = [why for spec, node in pods if (why := misfit(spec, node))]
     if not misfits:
         return
-    if len(misfits) == len(nodes):
-        many = f"it fits on none of the {len(nodes)} eligible nodes"
+    if len(misfits) == len(pods):
+        many = f"it fits on none of the {len(pods)} eligible nodes"
     else:
-        many = f"it does not fit on {len(misfits)} of the {len(nodes)} eligible nodes"
+        many = f"it does not fit on {len(misfits)} of the {len(pods)} eligible nodes"
     yield (
         f"{misfits[0]}; {many}: request what every node of a class has, or put the nodes that fit "
         "into a separate class (label fireflyer.dev/node-class) and name it in spec.nodeClass"

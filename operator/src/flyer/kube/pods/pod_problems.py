@@ -11,7 +11,7 @@ from flyer.kube.pods.names import DAEMON_CONTAINER, SIDECAR_CONTAINER, TOOLS_CON
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["PodProblem", "pod_problem"]
+__all__ = ["PodProblem", "is_fault_of_job", "pod_problem"]
 
 _OURS: Final = frozenset({TOOLS_CONTAINER, SIDECAR_CONTAINER, DAEMON_CONTAINER})
 # Faults of the job, the same on every node.
@@ -25,7 +25,8 @@ _AMBIGUOUS: Final = frozenset({
 })  # fmt: skip
 _JOB_FAULT: Final = re.compile(
     r"not found|manifest unknown|does not exist|unauthorized|denied|forbidden|invalid reference"
-    r"|no match for platform|no such file|executable file|permission denied|no such host",
+    r"|no match for platform|no such file|executable file|permission denied|no such host"
+    r"|exec format error|is a directory|not a directory",
     re.IGNORECASE,
 )
 # Of a restarted init container: a fault of the job, except for Fire-Flyer's own containers.
@@ -46,6 +47,11 @@ class PodProblem:
         return f"{self.reason}: {self.message}" if self.message else self.reason
 
 
+def is_fault_of_job(message: str) -> bool:
+    """Whether a runtime's message about a container describes a fault that any node would have."""
+    return bool(_JOB_FAULT.search(message))
+
+
 def pod_problem(pod: Mapping[str, Any]) -> PodProblem | None:
     """The problem that prevents this pod from running; None: none, or a temporary one."""
     status = pod.get("status") or {}
@@ -59,7 +65,7 @@ def pod_problem(pod: Mapping[str, Any]) -> PodProblem | None:
     for name, waiting in _waiting(status):
         reason, message = str(waiting.get("reason") or ""), _cut(waiting.get("message"))
         if reason in _OF_THE_JOB | _AMBIGUOUS | _OF_A_CONTAINER and name not in _OURS:
-            fault = reason not in _AMBIGUOUS or bool(_JOB_FAULT.search(message))
+            fault = reason not in _AMBIGUOUS or is_fault_of_job(message)
             return PodProblem(reason, f"container {name}: {message}", job_fault=fault)
         if reason in _OF_THE_JOB | _AMBIGUOUS | _OF_A_CONTAINER | _OF_THE_NODE:
             return PodProblem(reason, f"container {name}: {message}", job_fault=False)

@@ -12,6 +12,7 @@ from fakekube import Fault
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
 )
+GPU = "fireflyer.dev/gpu"
 CONTAINER = {"name": "trainer", "image": "i", "command": ["train"]}
 
 
@@ -132,6 +133,37 @@ async def test_a_claim_that_binds_late_is_refused_on_dedicated_nodes(cluster, un
     reported = await refused(cluster, until)
     assert "spec.template.spec.volumes[0].persistentVolumeClaim.claimName" in reported
     assert "Immediate" in reported
+
+
+async def test_a_job_that_requests_no_gpus_may_get_nodes_with_different_numbers(cluster, until):
+    """Each pod requests all GPUs of the node for which it is created."""
+    cluster.kubelets.add_node("a0", "A", gpus=8)
+    cluster.kubelets.add_node("a1", "A", gpus=4)
+    cluster.operator(LEASE)
+    cluster.submit("good", 2)
+    await until(lambda: cluster.phase("good") is Phase.RUNNING)
+    gpus = {
+        pod["spec"]["nodeName"]: pod["spec"]["containers"][0]["resources"]["limits"][GPU]
+        for pod in cluster.pods("good")
+    }
+    assert gpus == {"a0": "8", "a1": "4"}
+    cluster.submit("bad", template=template({"resources": {"limits": {GPU: "8"}}}))
+    assert "request 8" in await refused(cluster, until)
+
+
+async def test_a_404_leaves_no_job_unsubmitted(cluster, until):
+    """Of a replica of the API server that does not know the job or its namespace yet."""
+    cluster.nodes("A")
+    cluster.operator(LEASE)
+    faults = [
+        Fault("refuse", verb="get", resource="flyerjobs", name="good", code=404, reason="NotFound"),
+        Fault("refuse", verb="dryrun", resource="pods", code=404, reason="NotFound"),
+    ]
+    for fault in faults:
+        cluster.server.faults.add(fault)
+    cluster.submit("good")
+    await until(lambda: cluster.phase("good") is Phase.RUNNING)
+    assert [fault.times for fault in faults] == [0, 0]
 
 
 async def test_an_outage_refuses_no_template(cluster, until):

@@ -25,6 +25,7 @@ from flyer.engine import Start
 from flyer.kube.apiserver.errors import ApiError, ForbiddenError, InvalidError, NotFoundError
 from flyer.kube.apiserver.resources import FLYERJOBS, PODS
 from flyer.kube.pods import PlacedNode, PodsRefusedError, build_pods
+from flyer.kube.pods.build import requested_of_nodes
 from flyer.kube.pods.fits import NodeFacts, refusals_by_nodes
 from flyer.kube.servers.fair_semaphore import FairSemaphore
 from flyer.kube.services.pods.field_names import suggestion
@@ -159,9 +160,7 @@ class PodTemplates:
             try:
                 async with self._semaphore.acquire(current.key.partition("/")[0]):
                     verdict = await self._verdict(current)
-            except NotFoundError:
-                break
-            except ApiError as error:
+            except ApiError as error:  # of a 404, too: the cache knows whether the job exists
                 log.warning("%s: cannot check its template, retrying: %s", view.key, error)
                 verdict = Verdict(("",), final=False)
             if not verdict.reasons:
@@ -213,14 +212,22 @@ class PodTemplates:
             node for node in self._cache.nodes.values()
             if (_may_serve(job, node) if names is None else node.node.name in names)
         ]  # fmt: skip
-        try:
-            pod = self._sample(job, nodes[0] if nodes else None)
-        except PodsRefusedError as error:
-            return Verdict(tuple(error.reasons))
-        facts = [NodeFacts(node.node.name, node.labels, node.allocatable) for node in nodes]
+        # A pod requests what its node has, so each kind of node has another pod.
+        samples: dict[tuple[str, bool, bool], dict[str, Any]] = {}
+        pairs: list[tuple[dict[str, Any], NodeFacts]] = []
         # On shared nodes the pod has an affinity to one node, which must not count here.
         affinity = job.spec.template.to_object()["spec"].get("affinity")
-        if reasons := tuple(refusals_by_nodes({**pod["spec"], "affinity": affinity}, facts)):
+        try:
+            pod = self._sample(job, nodes[0] if nodes else None)
+            for node in nodes:
+                kind = requested_of_nodes(node.allocatable)
+                if kind not in samples:
+                    samples[kind] = {**self._sample(job, node)["spec"], "affinity": affinity}
+                facts = NodeFacts(node.node.name, node.labels, node.allocatable)
+                pairs.append((samples[kind], facts))
+        except PodsRefusedError as error:
+            return Verdict(tuple(error.reasons))
+        if reasons := tuple(refusals_by_nodes(pairs)):
             return Verdict(reasons, final=False)
         namespace = job.metadata.namespace
         if any(node.dedicated for node in nodes):
