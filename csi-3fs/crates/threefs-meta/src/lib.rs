@@ -61,8 +61,8 @@ pub use identity::{Identity, Role};
 pub use protocol::{
     At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, LockAnswer, LockChange,
     LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
-    MetaResult, Nanoseconds, QuotaUse, RenameMode, RequestId, Reservation, SessionId, SetMode,
-    SetTime, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId,
+    MetaResult, Nanoseconds, QuotaUse, RECALLS_MAX, RenameMode, RequestId, Reservation, SessionId,
+    SetMode, SetTime, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId,
     TrashQuery, Written,
 };
 pub use restore::{DUMP_KIND, restore};

@@ -84,11 +84,11 @@ impl Owner {
 }
 
 impl Wanted {
-    /// A flock lock always covers the whole file.
+    /// Locks of flock and append leases cover the whole file.
     pub(crate) fn of(client: ClientId, lock: &LockRequest) -> Self {
         let (first, last) = match lock.kind {
             LockKind::Posix => (lock.first, lock.last),
-            LockKind::Flock => (0, u64::MAX),
+            LockKind::Flock | LockKind::Append => (0, u64::MAX),
         };
         let owner = Owner::of(client, lock);
         Self { owner, first, last, exclusive: lock.exclusive, pid: lock.pid }
@@ -99,7 +99,35 @@ impl Wanted {
     }
 }
 
+/// Stands in the row of an append lease for holders that have lost it.
+const LOST: Owner = Owner { client: ClientId(0), kind: LockKind::Append, number: 0 };
+
 impl FileLocks {
+    /// The holder of the append lease.
+    pub(crate) fn append_holder(&self) -> Option<Owner> {
+        self.holders.iter().map(|holder| holder.owner).find(|owner| *owner != LOST)
+    }
+
+    /// A holder of the append lease did not release it: the end of the file is unknown.
+    pub(crate) fn mark_lost(&mut self) {
+        if !self.is_marked_lost() {
+            self.holders.push(Holder { owner: LOST, ranges: Vec::new() });
+        }
+    }
+
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(crate) fn is_marked_lost(&self) -> bool {
+        self.holds(LOST)
+    }
+
+    /// The length of the file includes all appends.
+    pub(crate) fn clear_lost(&mut self) {
+        self.remove(LOST);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.holders.is_empty() && self.waiting.is_empty()
     }

@@ -89,6 +89,9 @@ pub(crate) enum OpError {
     /// This lock session of the client must end first.
     #[error("lock session {1} of client {0} has not ended yet")]
     LockSession(ClientId, u64),
+    /// Another client holds the append lease of this file.
+    #[error("another client appends to {0}")]
+    AppendLease(InodeId),
     /// Another service is the collector.
     #[error("another metadata service collects garbage")]
     NotCollector,
@@ -108,9 +111,10 @@ impl From<OpError> for MetaError {
     fn from(error: OpError) -> Self {
         match error {
             OpError::Refused(error) => error,
-            OpError::TrimPending(_) | OpError::LockSession(..) | OpError::NotCollector => {
-                Self::Unavailable { detail: error.to_string() }
-            }
+            OpError::TrimPending(_)
+            | OpError::LockSession(..)
+            | OpError::AppendLease(_)
+            | OpError::NotCollector => Self::Unavailable { detail: error.to_string() },
             OpError::Kv(error) => match error {
                 KvError::NoSpace { .. } => Self::NoSpace { detail: error.to_string() },
                 KvError::OverBound { key, value, delta, max } => match key.get(..4) {

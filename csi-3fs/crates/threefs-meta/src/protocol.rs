@@ -30,7 +30,7 @@ pub use limits::{
     METADATA_BYTES_PER_INODE, NAME_BYTES_MAX, NAME_ROW_BYTES, PATH_BYTES_MAX, RESERVED_ATTRIBUTES,
     ROOT, SESSION_ROW_BYTES, SYMLINKS_MAX,
 };
-pub use lock::{LockAnswer, LockChange, LockKind, LockQuery, LockRequest};
+pub use lock::{LockAnswer, LockChange, LockKind, LockQuery, LockRequest, RECALLS_MAX};
 pub use query::MetaQuery;
 pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse, ServiceRole};
 pub use trash::{

@@ -25,6 +25,8 @@
 //! | `SERV` run | `ServiceRow` | a running service |
 //! | `SEEN` client | `Uptime` | the last published activity of a client |
 //! | `LOCK` inode | `FileLocks` | the locks of a file, held and waited for |
+//! | `LAPP` inode | `FileLocks` | the append lease of a file, held and waited for |
+//! | `LREC` client inode | – | an append lease that others wait for |
 //! | `LSES` client | `LockSessionRow` | the lock session of a client |
 //! | `LOWN` client kind owner inode | – | a file in which an owner holds or waits for locks |
 //! | `LCNT` directory | i64 | rows `LSES` and `LOWN` of a volume's clients; directory 0: of holders of the cluster key |
@@ -68,6 +70,8 @@ pub(crate) const RECOUNTS: &[u8] = b"RCNT";
 pub(crate) const LOCK_SESSIONS: &[u8] = b"LSES";
 pub(crate) const LOCKED: &[u8] = b"LOWN";
 pub(crate) const LOCKS: &[u8] = b"LOCK";
+pub(crate) const APPENDS: &[u8] = b"LAPP";
+pub(crate) const RECALLS: &[u8] = b"LREC";
 pub(crate) const LOCK_COUNTS: &[u8] = b"LCNT";
 pub(crate) const TRASH: &[u8] = b"TRSH";
 pub(crate) const NEXT_INODE: &[u8] = b"METAnext-inode";

@@ -1,6 +1,7 @@
 //! Unit tests of the tree and its operations.
 
 mod answers;
+mod append_leases;
 mod backends;
 mod check;
 mod concurrent;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use fabric::BoxFuture;
 use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::routing::RoutingInfo;
 use threefs_kv::{KvError, Operation, Store};
 use tokio::sync::watch;
@@ -42,7 +42,7 @@ use crate::services::Services;
 use checks::check_identity;
 pub(crate) use checks::{check_batch, now};
 use layouts::RoundRobin;
-use locks::LockWaits;
+use locks::Waits;
 
 /// Maximum time of one request, whatever its caller's deadline.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -67,7 +67,8 @@ pub struct Tree {
     started_at: BootInstant,
     layouts: RoundRobin,
     inodes: tokio::sync::Mutex<Range<u64>>,
-    pub(crate) lock_waits: LockWaits,
+    pub(crate) lock_waits: Waits<InodeId>,
+    pub(crate) recall_waits: Waits<ClientId>,
     /// Set when the store fails such that only a restart recovers.
     failure: watch::Sender<Option<KvError>>,
     /// Locks that allow one truncation of a file at a time: see `ops::file::trim`.
@@ -103,7 +104,8 @@ impl Tree {
             started_at: BootInstant::now(),
             layouts: RoundRobin::new(routing, config.layout, rand::random()),
             inodes: tokio::sync::Mutex::new(0..0),
-            lock_waits: LockWaits::default(),
+            lock_waits: Waits::default(),
+            recall_waits: Waits::default(),
             failure: watch::channel(None).0,
             trimming: Mutex::default(),
         })

@@ -80,7 +80,9 @@ fn locks_of(request: &MetaRequest, script: Script) -> Option<(Treatment, LockAns
         MetaRequest::Query { query: MetaQuery::Lock(query), .. } => match query {
             LockQuery::Renew { .. } => (script.renewals, renewed),
             LockQuery::Test { .. } => (script.locks, LockAnswer::Granted),
-            LockQuery::Await { .. } => (script.locks, LockAnswer::Waiting),
+            LockQuery::Await { .. } | LockQuery::Recalls { .. } => {
+                (script.locks, LockAnswer::Waiting)
+            }
         },
         MetaRequest::Change { change: MetaChange::Lock(change), .. } => {
             let answer = match change {

@@ -5,8 +5,11 @@
 //! everything that it sends under a lock carries that limit, so nothing of it is executed once its
 //! locks may be granted to others.
 
+mod append;
 mod deadlock;
 mod session;
+
+pub(crate) use append::{AppendHolder, ReadRecall, RecallAppends, check_truncation};
 
 pub(crate) use session::{
     DropLocks, EndLockSession, ForgetLocks, RenewLockSession, StartLockSession,
@@ -17,7 +20,7 @@ use threefs_kv::{KvError, Operation, Transaction};
 
 use crate::locks::{FileLocks, Outcome, Owner, TooMany, Wanted};
 use crate::ops::{OpError, not_found};
-use crate::protocol::{LockAnswer, LockRequest, MetaError, MetaReply};
+use crate::protocol::{LockAnswer, LockKind, LockRequest, MetaError, MetaReply};
 use crate::rows::{self, InodeRow, LockSessionRow};
 
 /// Maximum number of rows of lock sessions and locked files of one volume's clients.
@@ -59,23 +62,31 @@ async fn session(
     Ok(row.filter(|row| row.session == session && !row.ended))
 }
 
-pub(crate) async fn locks_of(txn: &mut Transaction, inode: InodeId) -> Result<FileLocks, KvError> {
-    Ok(rows::read(txn, &rows::locks(inode)).await?.unwrap_or_default())
+pub(crate) async fn locks_of(
+    txn: &mut Transaction,
+    inode: InodeId,
+    kind: LockKind,
+) -> Result<FileLocks, KvError> {
+    Ok(rows::read(txn, &rows::locks(inode, kind)).await?.unwrap_or_default())
 }
 
-/// Writes the locks of a file. Returns whether requests that waited were granted.
+/// Writes the locks of a file, and grants requests that wait as far as possible.
 fn write_locks(
     txn: &mut Transaction,
     inode: InodeId,
+    kind: LockKind,
     mut locks: FileLocks,
-) -> Result<bool, KvError> {
-    let granted = locks.grant_waiting();
-    let key = rows::locks(inode);
+) -> Result<(), KvError> {
+    locks.grant_waiting();
+    if kind == LockKind::Append && locks.has_waiting() {
+        append::recall(txn, inode, &locks);
+    }
+    let key = rows::locks(inode, kind);
     match locks.is_empty() {
         true => txn.clear(&key),
         false => rows::write(txn, &key, &locks)?,
     }
-    Ok(granted)
+    Ok(())
 }
 
 /// Keeps the row of an owner's file as long as the owner holds or waits for a lock there.
@@ -117,7 +128,7 @@ impl Operation for SetLock<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let LockRequest { inode, first, last, .. } = *self.lock;
+        let LockRequest { inode, kind, first, last, .. } = *self.lock;
         if first > last {
             return Err(MetaError::Invalid {
                 field: "lock".into(),
@@ -139,7 +150,7 @@ impl Operation for SetLock<'_> {
             return Err(not_found("", inode));
         }
         let wanted = Wanted::of(self.client, self.lock);
-        let (mut locks, owner) = (locks_of(txn, inode).await?, wanted.owner);
+        let (mut locks, owner) = (locks_of(txn, inode, kind).await?, wanted.owner);
         let before = locks.uses(owner);
         let outcome = locks.request(wanted, self.wait)?;
         if outcome == Outcome::Waiting
@@ -149,14 +160,22 @@ impl Operation for SetLock<'_> {
             locks.cancel(owner, wait);
             return Ok(answer(LockAnswer::Deadlock));
         }
-        let after = locks.uses(owner);
-        write_locks(txn, inode, locks)?;
+        let (after, granted) = (locks.uses(owner), granted(&locks));
+        write_locks(txn, inode, kind, locks)?;
         index(txn, &row, (owner, inode), before, after);
         Ok(answer(match outcome {
-            Outcome::Granted => LockAnswer::Granted,
+            Outcome::Granted => granted,
             Outcome::Waiting => LockAnswer::Waiting,
             Outcome::Conflict(other, held) => conflict(self.client, other, &held),
         }))
+    }
+}
+
+/// The answer to a request that is granted.
+fn granted(locks: &FileLocks) -> LockAnswer {
+    match locks.is_marked_lost() {
+        true => LockAnswer::GrantedAfterLoss,
+        false => LockAnswer::Granted,
     }
 }
 
@@ -181,11 +200,17 @@ impl Operation for ClearLock<'_> {
         let Some(row) = session(txn, self.client, self.session).await? else {
             return Ok(answer(LockAnswer::Lost));
         };
-        let (inode, wanted) = (self.lock.inode, Wanted::of(self.client, self.lock));
-        let (mut locks, owner) = (locks_of(txn, inode).await?, wanted.owner);
+        let LockRequest { inode, kind, .. } = *self.lock;
+        let wanted = Wanted::of(self.client, self.lock);
+        let (mut locks, owner) = (locks_of(txn, inode, kind).await?, wanted.owner);
         let before = locks.uses(owner);
         match self.wait {
-            None => locks.release(owner, wanted.first, wanted.last)?,
+            None => {
+                if kind == LockKind::Append {
+                    append::release(txn, &wanted, inode, &mut locks);
+                }
+                locks.release(owner, wanted.first, wanted.last)?;
+            }
             Some(wait) if !locks.cancel(owner, wait) && locks.covers(&wanted) => {
                 return Ok(answer(LockAnswer::Granted));
             }
@@ -193,14 +218,14 @@ impl Operation for ClearLock<'_> {
         }
         let (after, in_use) = (locks.uses(owner), locks.is_used_by(self.client));
         if before {
-            write_locks(txn, inode, locks)?;
+            write_locks(txn, inode, kind, locks)?;
         }
         index(txn, &row, (owner, inode), before, after);
         Ok(answer(LockAnswer::Released { in_use }))
     }
 }
 
-/// `LockChange::ClearFile`.
+/// `LockChange::ClearFile`. The append lease is not released: it does not end with a close.
 pub(crate) struct ClearFile {
     pub client: ClientId,
     pub session: u64,
@@ -215,14 +240,14 @@ impl Operation for ClearFile {
         let Some(row) = session(txn, self.client, self.session).await? else {
             return Ok(answer(LockAnswer::Lost));
         };
-        let mut locks = locks_of(txn, self.inode).await?;
+        let mut locks = locks_of(txn, self.inode, LockKind::Posix).await?;
         let owners = locks.owners_of(self.client);
         for owner in &owners {
             locks.remove(*owner);
             index(txn, &row, (*owner, self.inode), true, false);
         }
         if !owners.is_empty() {
-            write_locks(txn, self.inode, locks)?;
+            write_locks(txn, self.inode, LockKind::Posix, locks)?;
         }
         Ok(answer(LockAnswer::Released { in_use: false }))
     }
@@ -239,7 +264,7 @@ impl Operation for TestLock<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let locks = locks_of(txn, self.lock.inode).await?;
+        let locks = locks_of(txn, self.lock.inode, self.lock.kind).await?;
         let wanted = Wanted::of(self.client, self.lock);
         Ok(answer(match locks.conflict(&wanted) {
             None => LockAnswer::Granted,
@@ -260,12 +285,12 @@ impl Operation for ReadWait<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<LockAnswer, OpError> {
-        let locks = locks_of(txn, self.lock.inode).await?;
+        let locks = locks_of(txn, self.lock.inode, self.lock.kind).await?;
         let wanted = Wanted::of(self.client, self.lock);
         Ok(if locks.waits(wanted.owner, Some(self.wait)) {
             LockAnswer::Waiting
         } else if locks.covers(&wanted) {
-            LockAnswer::Granted
+            granted(&locks)
         } else {
             LockAnswer::Lost
         })

@@ -6,13 +6,16 @@
 use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
-/// Which of the two independent kinds of locks.
+/// Kind of a lock. Locks of different kinds are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LockKind {
     /// fcntl: byte ranges of a process.
     Posix,
     /// flock: a whole file, of an open description.
     Flock,
+    /// Append lease: its client alone appends to the file, and knows its end. The service refuses
+    /// truncations by others meanwhile, and asks for it back: see [`LockQuery::Recalls`].
+    Append,
 }
 
 /// A lock, held or wanted.
@@ -52,7 +55,8 @@ pub enum LockChange {
         /// Number of the wait, unique for its client, if the request waits for other locks.
         wait: Option<u64>,
     },
-    /// Releases what an owner holds of a range. Answered with `Released` or `Lost`.
+    /// Releases what an owner holds of a range. Answered with `Released` or `Lost`. `exclusive` of an
+    /// append lease says that the holder knew the end of the file, and has reported it.
     Clear {
         /// The session.
         session: u64,
@@ -111,7 +115,20 @@ pub enum LockQuery {
         /// Number of the wait.
         wait: u64,
     },
+    /// An append lease of the client that others wait for; the answer may take some seconds while
+    /// there is none. Answered with `Recalled`, `Waiting` or `Lost`.
+    Recalls {
+        /// The client.
+        client: ClientId,
+        /// Its session.
+        session: u64,
+        /// Files whose leases it is releasing, at most [`RECALLS_MAX`].
+        releasing: Vec<InodeId>,
+    },
 }
+
+/// Maximum number of append leases that a client releases at once.
+pub const RECALLS_MAX: usize = 64;
 
 /// Answers about locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,4 +162,12 @@ pub enum LockAnswer {
     },
     /// The lock session has ended, and with it all its locks.
     Lost,
+    /// The append lease is held. An earlier holder has lost it: its last appends may not be in the
+    /// file's length.
+    GrantedAfterLoss,
+    /// Others wait for the append lease of this file.
+    Recalled {
+        /// The file.
+        inode: InodeId,
+    },
 }

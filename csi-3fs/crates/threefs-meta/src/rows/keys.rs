@@ -5,7 +5,7 @@ use threefs_kv::KvError;
 
 use crate::locks::Owner;
 use crate::protocol::{LockKind, SessionId};
-use crate::rows::{ANSWERS, FLOORS, LOCK_SESSIONS, LOCKED};
+use crate::rows::{ANSWERS, FLOORS, LOCK_SESSIONS, LOCKED, RECALLS};
 
 fn numbered(prefix: &[u8; 4], inode: InodeId, rest: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(12 + rest.len());
@@ -107,9 +107,30 @@ pub(crate) fn floor(client: ClientId) -> Vec<u8> {
     [FLOORS, &client.0.to_be_bytes()].concat()
 }
 
-/// The locks of a file.
-pub(crate) fn locks(id: InodeId) -> Vec<u8> {
-    numbered(b"LOCK", id, &[])
+/// The locks of a file. Its append lease has a separate row, which services of earlier releases
+/// would fail to decode.
+pub(crate) fn locks(id: InodeId, kind: LockKind) -> Vec<u8> {
+    match kind {
+        LockKind::Posix | LockKind::Flock => numbered(b"LOCK", id, &[]),
+        LockKind::Append => numbered(b"LAPP", id, &[]),
+    }
+}
+
+/// Prefix of the append leases of a client that others wait for.
+pub(crate) fn recalls(client: ClientId) -> Vec<u8> {
+    [RECALLS, &client.0.to_be_bytes()].concat()
+}
+
+/// An append lease of a client that others wait for.
+pub(crate) fn recall(client: ClientId, id: InodeId) -> Vec<u8> {
+    [RECALLS, &client.0.to_be_bytes(), &id.0.to_be_bytes()].concat()
+}
+
+/// The file from the key of a recall.
+pub(crate) fn recalled_of_key(key: &[u8]) -> Result<InodeId, KvError> {
+    let bytes = key.get(20..28).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+    let bytes = bytes.ok_or_else(|| KvError::bad_row(key, "not the key of a recall"))?;
+    Ok(InodeId(u64::from_be_bytes(bytes)))
 }
 
 /// The lock session of a client.
@@ -127,6 +148,7 @@ pub(crate) fn locked_by(owner: Owner) -> Vec<u8> {
     let kind = match owner.kind {
         LockKind::Posix => 0,
         LockKind::Flock => 1,
+        LockKind::Append => 2,
     };
     let mut key = locked_by_client(owner.client);
     key.push(kind);
@@ -151,6 +173,7 @@ pub(crate) fn locked_of_key(key: &[u8]) -> Result<(Owner, InodeId), KvError> {
     let kind = match key.get(20) {
         Some(0) => Some(LockKind::Posix),
         Some(1) => Some(LockKind::Flock),
+        Some(2) => Some(LockKind::Append),
         _ => None,
     };
     match (kind, number(21), number(29)) {

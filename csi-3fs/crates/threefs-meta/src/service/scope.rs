@@ -14,8 +14,8 @@ use crate::identity::Role;
 use crate::ops::{self, ScopePartition};
 use crate::permission::WRITE;
 use crate::protocol::{
-    At, BATCH_MAX, LockChange, LockQuery, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
-    MetaResult, RESERVED_ATTRIBUTES, ROOT, TrashChange, TrashQuery,
+    At, BATCH_MAX, LockChange, LockKind, LockQuery, MetaChange, MetaError, MetaQuery, MetaReply,
+    MetaRequest, MetaResult, RESERVED_ATTRIBUTES, ROOT, TrashChange, TrashQuery,
 };
 use crate::tree::{Tree, check_batch};
 
@@ -156,7 +156,10 @@ impl Tree {
                 change: MetaChange::Lock(LockChange::Start { .. } | LockChange::End { .. }),
                 ..
             }
-            | MetaRequest::Query { query: MetaQuery::Lock(LockQuery::Renew { .. }), .. } => {}
+            | MetaRequest::Query {
+                query: MetaQuery::Lock(LockQuery::Renew { .. } | LockQuery::Recalls { .. }),
+                ..
+            } => {}
             // Refused by `permit`, or confined where the capabilities are signed.
             MetaRequest::Query {
                 query:
@@ -269,6 +272,11 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
         MetaRequest::Change { change, .. } => match change {
             MetaChange::SetQuota { .. } => control("setting a quota"),
             MetaChange::Trash(TrashChange::Keep { .. }) => control("setting the retention"),
+            MetaChange::Lock(LockChange::Set { lock, .. })
+                if lock.kind == LockKind::Append && ticket.read_only =>
+            {
+                Err(read_only(ticket))
+            }
             // As on one node, who may read a file may lock it.
             MetaChange::Open { write: false, .. } | MetaChange::Lock(_) => Ok(()),
             _ if ticket.read_only => Err(read_only(ticket)),

@@ -45,6 +45,8 @@ async fn a_read_only_credential_locks_files_of_its_volume() {
     change(LockChange::Start { session }).await.unwrap();
     let set = change(LockChange::Set { session, lock: lock(inode.id), wait: None }).await;
     assert_eq!(set, Ok(MetaReply::Lock(LockAnswer::Granted)));
+    let append = LockRequest { kind: LockKind::Append, ..lock(inode.id) };
+    is_refused(change(LockChange::Set { session, lock: append, wait: None }).await);
     change(LockChange::End { session }).await.unwrap();
 }
 

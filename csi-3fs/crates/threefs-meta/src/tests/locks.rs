@@ -18,9 +18,9 @@ use crate::rows;
 use crate::tests::fixture::{Fixture, config};
 
 /// A client with one lock session.
-struct Holder<'a> {
-    fixture: &'a Fixture,
-    client: ClientId,
+pub(super) struct Holder<'a> {
+    pub(super) fixture: &'a Fixture,
+    pub(super) client: ClientId,
     session: u64,
     sequence: AtomicU64,
     scope: Option<InodeId>,
@@ -39,19 +39,19 @@ impl<'a> Holder<'a> {
         Self { fixture, client, session: 5, sequence, scope: None }
     }
 
-    async fn start(fixture: &'a Fixture, client: u128) -> Self {
+    pub(super) async fn start(fixture: &'a Fixture, client: u128) -> Self {
         let holder = Self::new(fixture, client);
         let started = holder.change(LockChange::Start { session: 5 }).await.unwrap();
         assert_eq!(started, LockAnswer::Renewed { lease_ms: fixture.tree.config.lock_lease_ms });
         holder
     }
 
-    fn next_id(&self) -> RequestId {
+    pub(super) fn next_id(&self) -> RequestId {
         let sequence = self.sequence.fetch_add(1, SeqCst);
         RequestId { client: self.client, sequence, finished_below: 0 }
     }
 
-    async fn change(&self, change: LockChange) -> Result<LockAnswer, MetaError> {
+    pub(super) async fn change(&self, change: LockChange) -> Result<LockAnswer, MetaError> {
         self.change_as(self.next_id(), change).await
     }
 
@@ -61,19 +61,19 @@ impl<'a> Holder<'a> {
         answer(self.fixture.tree.answer(request, soon()).await)
     }
 
-    async fn query(&self, query: LockQuery) -> LockAnswer {
+    pub(super) async fn query(&self, query: LockQuery) -> LockAnswer {
         answer(self.fixture.query(MetaQuery::Lock(query)).await).unwrap()
     }
 
-    async fn set(&self, lock: LockRequest, wait: Option<u64>) -> LockAnswer {
+    pub(super) async fn set(&self, lock: LockRequest, wait: Option<u64>) -> LockAnswer {
         self.change(LockChange::Set { session: self.session, lock, wait }).await.unwrap()
     }
 
-    async fn clear(&self, lock: LockRequest) -> LockAnswer {
+    pub(super) async fn clear(&self, lock: LockRequest) -> LockAnswer {
         self.change(LockChange::Clear { session: self.session, lock }).await.unwrap()
     }
 
-    async fn wait_for(&self, lock: LockRequest, wait: u64) -> LockAnswer {
+    pub(super) async fn wait_for(&self, lock: LockRequest, wait: u64) -> LockAnswer {
         loop {
             match self.query(LockQuery::Await { client: self.client, lock, wait }).await {
                 LockAnswer::Waiting => {}
@@ -82,27 +82,27 @@ impl<'a> Holder<'a> {
         }
     }
 
-    async fn renew(&self) -> LockAnswer {
+    pub(super) async fn renew(&self) -> LockAnswer {
         self.query(LockQuery::Renew { client: self.client, session: self.session }).await
     }
 }
 
-fn soon() -> Deadline {
+pub(super) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-fn lock(inode: InodeId, first: u64, last: u64) -> LockRequest {
+pub(super) fn lock(inode: InodeId, first: u64, last: u64) -> LockRequest {
     let (kind, owner, exclusive, pid) = (LockKind::Posix, 1, true, 77);
     LockRequest { inode, kind, owner, first, last, exclusive, pid }
 }
 
-const RELEASED: LockAnswer = LockAnswer::Released { in_use: false };
+pub(super) const RELEASED: LockAnswer = LockAnswer::Released { in_use: false };
 
 /// Number of rows of locks and sessions, and the counter.
-async fn rows_of_locks(store: &Store) -> (usize, i64) {
+pub(super) async fn rows_of_locks(store: &Store) -> (usize, i64) {
     let mut txn = store.begin().await.unwrap();
     let mut count = 0;
-    for prefix in [rows::LOCK_SESSIONS, rows::LOCKED, rows::LOCKS] {
+    for prefix in [rows::LOCK_SESSIONS, rows::LOCKED, rows::LOCKS, rows::APPENDS, rows::RECALLS] {
         count += txn.range(&KeyRange::prefix(prefix), usize::MAX).await.unwrap().len();
     }
     let counted = txn.get(&rows::lock_count(rows::ALL_VOLUMES)).await.unwrap();
@@ -203,7 +203,9 @@ async fn owners_that_would_wait_for_each_other_get_an_error() {
         let closing = three.set(lock(files[0]), Some(1)).await;
         match kind {
             LockKind::Posix => assert_eq!(closing, LockAnswer::Deadlock),
-            LockKind::Flock => assert_eq!(closing, LockAnswer::Waiting, "as on Linux"),
+            LockKind::Flock | LockKind::Append => {
+                assert_eq!(closing, LockAnswer::Waiting, "as on Linux");
+            }
         }
         if kind == LockKind::Posix {
             assert_eq!(three.wait_for(lock(files[0]), 1).await, LockAnswer::Lost);

@@ -111,6 +111,9 @@ impl Tree {
                 Err(OpError::LockSession(client, session)) => {
                     self.end_lock_session(client, session, None, call.deadline).await?;
                 }
+                Err(OpError::AppendLease(inode)) => {
+                    self.recall_append_lease(inode, call.id.client, call.deadline).await?;
+                }
                 Err(error) if inputs.excess_allowed && error.is_over_excess() => {
                     inputs.excess_allowed = false
                 }
@@ -151,7 +154,7 @@ impl Tree {
                 return Ok(reply);
             }
             MetaChange::SetLength { at, length } => {
-                let start = ops::StartTrim { caller, at, length: *length, inputs };
+                let start = ops::StartTrim { caller, client, at, length: *length, inputs };
                 return self.set_length(call, start).await;
             }
             MetaChange::Open { at, write } => {

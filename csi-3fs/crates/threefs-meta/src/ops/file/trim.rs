@@ -4,13 +4,14 @@
 //! reply to the client. Then the chunks are cut, and then the row is removed. The file cannot be opened
 //! for writing or grown in between: the cut, repeated after a crash, would remove newer data.
 
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
 use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
 use crate::ops::file::length::{check_length, not_a_file, recharge};
 use crate::ops::file::written_rows;
+use crate::ops::locks::check_truncation;
 use crate::ops::lookup::{FinalSymlink, find};
 use crate::ops::volume::recount;
 use crate::ops::{Inputs, OpError, load, store};
@@ -22,6 +23,7 @@ use crate::written::chunks_of;
 /// The first step of `MetaChange::SetLength`, with its reply. A `TRIM` row marks the pending cut.
 pub(crate) struct StartTrim<'a> {
     pub caller: &'a Identity,
+    pub client: ClientId,
     pub at: &'a At,
     pub length: u64,
     pub inputs: Inputs,
@@ -49,6 +51,7 @@ impl Operation for StartTrim<'_> {
         if txn.get(&rows::trim(id)).await?.is_some() {
             return Err(OpError::TrimPending(id));
         }
+        check_truncation(txn, id, self.client).await?;
         let cuts = self.length < *length || self.length < *reserved || self.length == 0;
         if cuts {
             *truncate_version += 1;

@@ -17,14 +17,14 @@ const FILES_MAX: usize = 64;
 /// Whether an owner that waits in a file, whose locks are not written yet, waits for itself through
 /// others. As on Linux, an owner waits as long as one of its threads does, and the locks of flock
 /// are not searched. The search reads what it follows: of two transactions that close a cycle
-/// together, one conflicts.
+/// together, one conflicts. A client releases an append lease without waiting for another lock.
 pub(super) async fn closes_cycle(
     txn: &mut Transaction,
     owner: Owner,
     inode: InodeId,
     locks: &FileLocks,
 ) -> Result<bool, OpError> {
-    if owner.kind == LockKind::Flock {
+    if owner.kind != LockKind::Posix {
         return Ok(false);
     }
     let (mut seen, mut files) = (BTreeSet::new(), 0);
@@ -45,7 +45,7 @@ pub(super) async fn closes_cycle(
             }
             let blockers = match file == inode {
                 true => locks.blockers(other),
-                false => locks_of(txn, file).await?.blockers(other),
+                false => locks_of(txn, file, LockKind::Posix).await?.blockers(other),
             };
             next.extend(blockers);
         }

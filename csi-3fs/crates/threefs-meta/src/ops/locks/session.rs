@@ -5,7 +5,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::ops::OpError;
 use crate::ops::locks::{answer, count, locks_of, session, write_locks};
-use crate::protocol::{LockAnswer, MetaReply};
+use crate::protocol::{LockAnswer, LockKind, MetaReply};
 use crate::rows::{self, LockSessionRow};
 
 /// Files whose locks one transaction releases.
@@ -86,8 +86,8 @@ impl Operation for EndLockSession {
     }
 }
 
-/// Releases some locks of a session that has ended; removes its row with the last ones. Returns the
-/// files in which requests were granted, and whether it is complete.
+/// Releases some locks of a session that has ended; removes its row with the last ones. Returns
+/// their files, and whether it is complete.
 pub(crate) struct DropLocks {
     pub client: ClientId,
     pub session: u64,
@@ -105,23 +105,26 @@ impl Operation for DropLocks {
         };
         let range = KeyRange::prefix(&rows::locked_by_client(self.client));
         let page = txn.range(&range, FILES_PER_TRANSACTION).await?;
-        let mut granted = Vec::new();
+        let mut released = Vec::new();
         for (key, _) in &page {
             let (owner, inode) = rows::locked_of_key(key)?;
-            let mut locks = locks_of(txn, inode).await?;
-            locks.remove(owner);
-            if write_locks(txn, inode, locks)? {
-                granted.push(inode);
+            let mut locks = locks_of(txn, inode, owner.kind).await?;
+            if owner.kind == LockKind::Append && locks.holds(owner) {
+                locks.mark_lost();
             }
+            locks.remove(owner);
+            write_locks(txn, inode, owner.kind, locks)?;
+            released.push(inode);
             txn.clear(key);
         }
         count(txn, row.volume, -(page.len() as i64));
         let complete = page.len() < FILES_PER_TRANSACTION;
         if complete {
+            txn.clear_range(KeyRange::prefix(&rows::recalls(self.client)));
             txn.clear(&key);
             count(txn, row.volume, -1);
         }
-        Ok((granted, complete))
+        Ok((released, complete))
     }
 }
 
@@ -133,7 +136,14 @@ impl Operation for ForgetLocks {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
-        for prefix in [rows::LOCK_SESSIONS, rows::LOCKED, rows::LOCKS, rows::LOCK_COUNTS] {
+        for prefix in [
+            rows::LOCK_SESSIONS,
+            rows::LOCKED,
+            rows::LOCKS,
+            rows::APPENDS,
+            rows::RECALLS,
+            rows::LOCK_COUNTS,
+        ] {
             txn.clear_range(KeyRange::prefix(prefix));
         }
         Ok(())
