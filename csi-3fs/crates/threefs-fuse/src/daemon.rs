@@ -13,6 +13,7 @@ use threefs_meta::{At, Identity, Inode, MetaChange, MetaQuery, MetaReply};
 use threefs_rings::control::VIRTUAL_DIRECTORY;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use crate::appends::Appends;
 use crate::claim::Gate;
 use crate::config::UnansweredCalls;
 use crate::device::Device;
@@ -33,6 +34,7 @@ pub(crate) struct Daemon {
     pub client: Client,
     pub device: Arc<Device>,
     pub locks: Locks,
+    pub appends: Appends,
     pub journal: Journal,
     pub files: Files,
     pub listings: Listings,
@@ -65,6 +67,9 @@ pub(crate) struct Call<'a> {
     pub permit: Option<OwnedSemaphorePermit>,
     /// Notified of a signal of the caller.
     pub interrupted: Arc<Notify>,
+    /// The kernel's pages of the file are dropped once the request is answered: before that, they
+    /// may be locked.
+    pub drops_pages: bool,
 }
 
 impl Call<'_> {

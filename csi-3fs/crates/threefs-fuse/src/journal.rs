@@ -20,9 +20,12 @@ use rustix::mm::{MapFlags, ProtFlags};
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::{RequestId, Written};
 
+mod appends;
 mod locks;
 mod ranges;
 
+pub(crate) use appends::APPENDED_MAX;
+use appends::{APPEND_WORDS, AppendedFiles};
 pub(crate) use locks::LOCKED_MAX;
 use locks::LockedFiles;
 use ranges::{RECORD_WORDS, Ranges};
@@ -40,9 +43,10 @@ const DIRTY: usize = HEADER_WORDS + 2 * SLOTS;
 /// before they return.
 const RECORDS: usize = 8192;
 const RANGES: usize = DIRTY + DIRTY_MAX;
-/// Files of earlier daemons end here.
+/// Files of earlier daemons end here, or with the files that have locks.
 const LOCKED: usize = RANGES + RECORDS * RECORD_WORDS;
-const WORDS: usize = LOCKED + LOCKED_MAX;
+const APPENDED: usize = LOCKED + LOCKED_MAX;
+const WORDS: usize = APPENDED + APPENDED_MAX * APPEND_WORDS;
 /// A predecessor's change that the kernel has not resent within this time was answered.
 const FORMER_RETENTION: Duration = Duration::from_secs(120);
 
@@ -73,6 +77,7 @@ struct State {
     free_dirty: Vec<usize>,
     ranges: Ranges,
     locked: LockedFiles,
+    appended: AppendedFiles,
 }
 
 enum Words {
@@ -141,6 +146,7 @@ impl Journal {
             free_dirty: Vec::with_capacity(DIRTY_MAX),
             ranges: Ranges::open(&words),
             locked: LockedFiles::open(&words),
+            appended: AppendedFiles::open(&words),
         };
         for index in DIRTY..RANGES {
             match words.at(index).load(SeqCst) {

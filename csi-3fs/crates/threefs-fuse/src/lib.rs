@@ -14,6 +14,7 @@
 //! | `claim` | exclusive claim of a mount |
 //! | `files`, `listings` | open files and directories |
 //! | `locks` | lock session, files with locks |
+//! | `appends` | append leases |
 //! | `daemon` | daemon state, running requests, metadata calls |
 //! | `ops` | file system operations |
 //! | `virtual_nodes` | node numbers of the virtual directory |
@@ -23,6 +24,7 @@
 //! The daemon has no authoritative state: inode numbers come from the metadata service, handles are
 //! inodes, and a write is durable before it is answered.
 
+mod appends;
 mod claim;
 mod config;
 mod daemon;

@@ -7,6 +7,8 @@ use crate::virtual_nodes::is_virtual;
 use crate::wire::{Body, opcode};
 
 mod allocate;
+mod append;
+mod append_release;
 mod attributes;
 mod control;
 mod data;

@@ -14,6 +14,7 @@ use threefs_core::ids::InodeId;
 use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
+use crate::appends::Appends;
 use crate::claim::Gate;
 use crate::config::{FuseConfig, FuseError, Ready};
 use crate::daemon::{Call, Daemon};
@@ -23,7 +24,7 @@ use crate::journal::Journal;
 use crate::listings::Listings;
 use crate::locks::Locks;
 use crate::rings::Rings;
-use crate::wire::{self, Body, RESENT, Request, opcode};
+use crate::wire::{self, Body, RESENT, Request, is_append, opcode};
 
 mod handshake;
 mod notify;
@@ -82,10 +83,12 @@ async fn run(
     let (rings, mut ring_work) = Rings::new();
     // No other mount uses the files of a mount with a claim: the kernel's own locks suffice.
     let locks = Locks::open(&journal, gate.is_none() && !config.write_back);
+    let appends = Appends::open(&journal);
     let mut daemon = Daemon {
         client,
         device: Arc::new(device),
         locks,
+        appends,
         journal,
         files: Files::default(),
         listings: Listings::default(),
@@ -140,6 +143,7 @@ async fn run(
         () = daemon.report_periodically() => {}
         () = daemon.run_rings(&mut ring_work) => {}
         () = daemon.keep_locks() => {}
+        () = daemon.release_append_leases() => {}
         () = daemon.release_deferred() => {}
     }
     daemon.report_final().await
@@ -195,7 +199,9 @@ impl Daemon {
         let definite = self.must_be_definite(&request);
         let work = async move {
             let signal = Arc::clone(&interrupted);
-            let mut call = Call { request: &request, deadline, ticket: None, permit, interrupted };
+            let (ticket, drops_pages) = (None, false);
+            let mut call =
+                Call { request: &request, deadline, ticket, permit, interrupted, drops_pages };
             let result = tokio::select! {
                 result = self.answer(&mut call) => result,
                 () = give_up(&signal, started), if !definite => {
@@ -206,6 +212,10 @@ impl Daemon {
             match result {
                 Ok(body) => self.device.answer(request.unique, &body.0),
                 Err(error) => self.device.refuse(request.unique, error),
+            }
+            if call.drops_pages {
+                let (daemon, id) = (Arc::clone(&self), self.inode(request.node));
+                drop(tokio::spawn(async move { daemon.drop_pages(id).await }));
             }
             // The change ends only after the kernel has its answer: until then a successor must
             // know it.
@@ -220,11 +230,13 @@ impl Daemon {
         match request.opcode {
             opcode::SETLK | opcode::SETLKW => true,
             // Nor may it change the file after the locks of its process were released.
-            opcode::FLUSH
-            | opcode::RELEASE
-            | opcode::WRITE
-            | opcode::FALLOCATE
-            | opcode::SETATTR => self.locks.is_locked(self.inode(request.node)),
+            opcode::WRITE => {
+                let id = self.inode(request.node);
+                self.locks.is_locked(id) || is_append(request)
+            }
+            opcode::FLUSH | opcode::RELEASE | opcode::FALLOCATE | opcode::SETATTR => {
+                self.locks.is_locked(self.inode(request.node))
+            }
             _ => false,
         }
     }

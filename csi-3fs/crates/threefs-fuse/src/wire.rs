@@ -81,6 +81,8 @@ pub(crate) mod init {
     pub(crate) const MAX_PAGES: u64 = 1 << 22;
     pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
     pub(crate) const EXTENDED: u64 = 1 << 30;
+    /// Open files with [`super::OPEN_DIRECT_IO`] can be mapped shared (Linux 6.6).
+    pub(crate) const DIRECT_MAPPED: u64 = 1 << 36;
     pub(crate) const RESEND: u64 = 1 << 39;
     pub(crate) const SUPPORTED: u64 = ASYNC_READ
         | BIG_WRITES
@@ -92,6 +94,7 @@ pub(crate) mod init {
         | MAX_PAGES
         | CACHE_SYMLINKS
         | EXTENDED
+        | DIRECT_MAPPED
         | RESEND;
 }
 
@@ -110,6 +113,12 @@ pub(crate) mod set {
     pub(crate) const CTIME: u32 = 1 << 10;
 }
 
+/// Flag of open(2) and of the open file of a write.
+pub(crate) const O_APPEND: u32 = 0o2000;
+/// Flag of a write: of a page, not of a system call.
+const WRITE_CACHE: u32 = 1 << 0;
+/// The kernel neither reads nor writes its pages through this open file.
+pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
 /// The kernel keeps its cached pages of a file.
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// Invalidates the kernel's attributes of an inode.
@@ -140,6 +149,16 @@ impl Request {
         }
         Some(Self { opcode, unique, node, uid, gid, body: bytes.slice(HEADER_BYTES..) })
     }
+}
+
+/// Whether a write is to be placed at the end of the file. A page that a mapping has changed has its
+/// place, whichever open file it is written through.
+pub(crate) fn is_append(write: &Request) -> bool {
+    let mut fields = Fields(&write.body);
+    let (_handle, _offset, _size) = (fields.u64(), fields.u64(), fields.u32());
+    let (of_pages, _owner, flags) = (fields.u32(), fields.u64(), fields.u32());
+    flags.is_some_and(|flags| flags & O_APPEND != 0)
+        && of_pages.is_some_and(|flags| flags & WRITE_CACHE == 0)
 }
 
 /// Reads fields from the front of a body.

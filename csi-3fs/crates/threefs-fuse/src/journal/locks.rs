@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use threefs_core::ids::InodeId;
 
-use super::{Journal, LOCK_SESSION, LOCKED, WORDS, Words};
+use super::{APPENDED, Journal, LOCK_SESSION, LOCKED, Words};
 
 /// Maximum number of files of a mount with locks.
 pub(crate) const LOCKED_MAX: usize = 4096;
@@ -22,7 +22,7 @@ pub(super) struct LockedFiles {
 impl LockedFiles {
     pub(super) fn open(words: &Words) -> Self {
         let mut files = Self { words: HashMap::new(), free: Vec::new() };
-        for index in LOCKED..WORDS {
+        for index in LOCKED..APPENDED {
             match words.at(index).load(SeqCst) & !LOST {
                 0 => files.free.push(index),
                 inode => drop(files.words.insert(InodeId(inode), index)),

@@ -161,6 +161,8 @@ impl Daemon {
     ) -> Result<Inode, Errno> {
         let id = self.inode(call.request.node);
         let file = self.files.get(id);
+        let lease = self.appends.get(id);
+        let _no_append = self.exclude_appends(lease.as_deref(), call.deadline).await?;
         // Only the range between the new length and the length known to the service is truncated.
         match &file {
             Some(file) if file.state().dirty => {

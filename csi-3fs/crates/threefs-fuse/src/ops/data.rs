@@ -12,7 +12,8 @@ use threefs_meta::Written;
 use super::TRUNCATIONS_MAX;
 use crate::daemon::{Call, Daemon};
 use crate::files::OpenFile;
-use crate::wire::{Body, Fields};
+use crate::locks::LockSession;
+use crate::wire::{Body, Fields, is_append};
 
 /// Maximum number of unreported ranges of a file; a write that finds more reports them first. A
 /// report has room for these and for what all running requests may add.
@@ -53,7 +54,11 @@ impl Daemon {
             call.request.body.slice_ref(call.request.body.get(40..40 + size).ok_or(Errno::INVAL)?);
         let id = self.inode(call.request.node);
         let open = self.file_of(call, handle).await?;
-        self.write_payload(id, &open, offset, payload, call.deadline).await?;
+        if self.shares_appends() && is_append(call.request) {
+            self.append(call, &open, offset, payload).await?;
+        } else {
+            self.write_payload(id, &open, offset, payload, call.deadline).await?;
+        }
         Ok(Body::default().u32(size as u32).u32(0))
     }
 
@@ -67,13 +72,33 @@ impl Daemon {
         payload: Bytes,
         deadline: Deadline,
     ) -> Result<(), Errno> {
-        let end = offset.checked_add(payload.len() as u64).ok_or(Errno::FBIG)?;
+        self.write_pieces(id, open, offset, vec![payload], None, deadline).await
+    }
+
+    /// Writes adjacent pieces, in order; with a lock session under its lease. The length includes
+    /// them once all are written.
+    pub(super) async fn write_pieces(
+        &self,
+        id: InodeId,
+        open: &OpenFile,
+        offset: u64,
+        pieces: Vec<Bytes>,
+        session: Option<&LockSession>,
+        deadline: Deadline,
+    ) -> Result<(), Errno> {
+        let length = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         self.reserve(open, end, deadline).await?;
         let unreported = open.state().unreported.ranges();
         if unreported >= UNREPORTED_MAX {
             self.report_length(id, open, false, deadline).await?;
         }
-        let file = self.write_reserved(open, offset, payload, deadline).await?;
+        let (mut at, mut file) = (offset, open.state().file.clone());
+        for piece in pieces {
+            let next = at + piece.len() as u64;
+            file = self.write_reserved(open, at, piece, session, deadline).await?;
+            at = next;
+        }
         let mut chunks = Written::of_bytes(offset, end, file.layout.chunk_bytes);
         let recorded = {
             let mut state = open.state();
@@ -102,6 +127,7 @@ impl Daemon {
         open: &OpenFile,
         offset: u64,
         payload: Bytes,
+        session: Option<&LockSession>,
         deadline: Deadline,
     ) -> Result<FileHandle, Errno> {
         let end = offset + payload.len() as u64;
@@ -109,6 +135,7 @@ impl Daemon {
         loop {
             let file = open.state().file.clone();
             let client = self.client_for(file.inode)?;
+            let client = session.map_or(client, |session| self.client.under(&session.lease));
             match client.write_range(&file, offset, payload.clone(), deadline).await {
                 Ok(()) => return Ok(file),
                 Err(ClientError::NotReserved { .. }) if truncations < TRUNCATIONS_MAX => {

@@ -35,7 +35,9 @@ impl Daemon {
                 self.locks.started.notified().await;
                 continue;
             };
-            if let Some(unused) = self.locks.take_unused(&self.journal, UNUSED) {
+            if self.appends.is_empty()
+                && let Some(unused) = self.locks.take_unused(&self.journal, UNUSED)
+            {
                 self.end_locks(&unused, RENEW_TIMEOUT).await;
                 continue;
             }
@@ -72,6 +74,7 @@ impl Daemon {
     /// The session has ended at the metadata service.
     pub(super) async fn lose_locks(&self, session: &LockSession) {
         let lost = self.locks.lose(&self.journal, session);
+        self.appends.lose(session.number);
         if !lost.is_empty() {
             tracing::error!(
                 files = lost.len(),
@@ -101,7 +104,7 @@ impl Daemon {
     }
 
     /// Makes the kernel drop its pages of a file.
-    pub(super) async fn drop_pages(&self, id: InodeId) {
+    pub(crate) async fn drop_pages(&self, id: InodeId) {
         let device = Arc::clone(&self.device);
         // Waits for the kernel's own requests, which this daemon answers meanwhile.
         let drop_pages = move || device.invalidate_range(id.0, 0, 0);

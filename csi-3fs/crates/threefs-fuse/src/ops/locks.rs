@@ -279,7 +279,7 @@ impl Daemon {
     }
 
     /// The lock session of the mount; starts one if there is none.
-    async fn lock_session(&self, deadline: Deadline) -> Result<Arc<LockSession>, Errno> {
+    pub(super) async fn lock_session(&self, deadline: Deadline) -> Result<Arc<LockSession>, Errno> {
         if let Some(session) = self.locks.session() {
             return Ok(session);
         }

@@ -104,8 +104,9 @@ impl Daemon {
         };
         let handle = FileHandle::of(&inode.id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         self.open_file(call, handle, &inode).await?;
-        let handle = self.handle(access_of(flags));
-        Ok(wire::opened(self.entry_body(&inode), handle, wire::OPEN_KEEP_CACHE))
+        let (handle, open_flags) = (self.handle(access_of(flags)), self.append_flags(flags));
+        let body = self.entry_body(&inode);
+        Ok(wire::opened(body, handle, wire::OPEN_KEEP_CACHE | open_flags))
     }
 
     pub(crate) async fn symlink<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {

@@ -85,9 +85,17 @@ impl Daemon {
             // The length in the kernel may be as stale as the pages.
             self.device.invalidate_attributes(call.request.node);
         }
-        let access = access_of(flags);
-        let flags = if same { wire::OPEN_KEEP_CACHE } else { 0 };
-        Ok(wire::opened(Body::default(), self.handle(access), flags))
+        let keep = if same { wire::OPEN_KEEP_CACHE } else { 0 };
+        let handle = self.handle(access_of(flags));
+        Ok(wire::opened(Body::default(), handle, keep | self.append_flags(flags)))
+    }
+
+    /// Flags of an open file for appends. With its page cache, the kernel would divide a write at the
+    /// bounds of pages, and fill its pages at the end that it knows, which may not be the end of the
+    /// file.
+    pub(super) fn append_flags(&self, flags: u32) -> u32 {
+        let appends = flags & wire::O_APPEND != 0 && flags & O_ACCMODE != 0;
+        if appends && self.shares_appends() { wire::OPEN_DIRECT_IO } else { 0 }
     }
 
     /// Adds a handle to an open file.
