@@ -224,6 +224,12 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
             "Reads and writes of their chunks wait until a copy returns.",
         ),
         Alert(
+            "ThreeFSChainsUnconfirmed", "critical",
+            "max(threefs_unconfirmed_chains) + max(threefs_unknown_targets) > 0", "5m",
+            "{{ $value }} chains wait, or targets are not used, after a restore of mgmtd",
+            "Reads and writes of these chains block until all their replicas have reported.",
+        ),
+        Alert(
             "ThreeFSMovesStalled", "warning", 'sum(threefs_moves{state="stalled"}) > 0', "30m",
             "{{ $value }} replicas are being moved without progress",
             "Few replicas are moved at a time: drains and rebalancing wait for them.",

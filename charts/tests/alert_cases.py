@@ -195,6 +195,10 @@ CASES: dict[str, tuple[Series, Series]] = {
         {'threefs_chains{state="unavailable"}': "1x180"},
         {'threefs_chains{state="unavailable"}': "0x180"},
     ),
+    "ThreeFSChainsUnconfirmed": (
+        {"threefs_unconfirmed_chains": "2x180", "threefs_unknown_targets": "0x180"},
+        {"threefs_unconfirmed_chains": "2x2 0x178", "threefs_unknown_targets": "0x180"},
+    ),
     "ThreeFSMovesStalled": (
         {'threefs_moves{state="stalled"}': "2x180"},
         {'threefs_moves{state="stalled"}': "0x100 2x20 0x60"},

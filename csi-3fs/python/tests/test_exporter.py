@@ -25,6 +25,7 @@ STATUS = {
         "nodes": [node(1), node(2, alive=False, heartbeat_age_ms=None)],
     },
     "domains": {"violations_total": 2},
+    "unconfirmed": {"chains": [{"chain": 3, "reason": "none"}], "unknown_targets": []},
     "moves": {"under_way": [{"stalled": None}, {"stalled": {"cause": "dead_node"}}]},
     "routing": {
         "nodes": {"1": {"location": "A//h1"}, "2": {"location": "//h2"}, "3": {"location": "A"}},
@@ -62,6 +63,8 @@ def test_a_status_becomes_metrics() -> None:
         'threefs_chains{state="degraded"} 2.0',
         'threefs_chains{state="unavailable"} 1.0',
         "threefs_domain_violations 2.0",
+        "threefs_unconfirmed_chains 1.0",
+        "threefs_unknown_targets 0.0",
         'threefs_moves{state="running"} 1.0',
         'threefs_moves{state="stalled"} 1.0',
         'threefs_nodes_without_domain{level="zone"} 1.0',

@@ -120,6 +120,17 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
             "Chains with more replicas in a failure domain than necessary.",
             value=domains["violations_total"],
         )
+    if (unconfirmed := status.get("unconfirmed")) is not None:
+        yield GaugeMetricFamily(
+            "threefs_unconfirmed_chains",
+            "Chains that wait for replicas after a restore of mgmtd's store.",
+            value=len(unconfirmed["chains"]),
+        )
+        yield GaugeMetricFamily(
+            "threefs_unknown_targets",
+            "Targets with data that are not in the restored chain table.",
+            value=len(unconfirmed["unknown_targets"]),
+        )
     if (moves := status.get("moves")) is not None:
         stalled = sum(move["stalled"] is not None for move in moves["under_way"])
         yield _filled(

@@ -12,7 +12,7 @@ use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{MetaClientError, MetaError, MetaQuery, MetaReply};
 use threefs_mgmtd::{
     ClusterStatus, DomainReport, DrainChange, MgmtdClientError, MgmtdError, MoveReport, Promotion,
-    RebalancePlan,
+    RebalancePlan, UnconfirmedReport,
 };
 
 use crate::Client;
@@ -59,6 +59,8 @@ pub struct Status {
     pub domains: Option<DomainReport>,
     /// Moves of replicas in progress; `None` as for `domains`.
     pub moves: Option<MoveReport>,
+    /// Chains that wait after a restore of mgmtd's store; `None` as for `domains`.
+    pub unconfirmed: Option<UnconfirmedReport>,
     /// The metadata service's view; `None`, with a reason in `meta_trouble`, if it is unavailable.
     pub meta: Option<threefs_meta::protocol::MetaStatus>,
     /// Why `meta` is missing.
@@ -89,6 +91,8 @@ impl Client {
         };
         let domains = self.mgmtd_result("status", self.0.routing.mgmtd.domains(deadline).await)?;
         let moves = self.moves_until(false, deadline).await?;
+        let unconfirmed = self.0.routing.mgmtd.unconfirmed(deadline).await;
+        let unconfirmed = self.mgmtd_result("status", unconfirmed)?;
         let deadline = deadline.within(STATE_TIMEOUT);
         let (reply, mgmtds, metas) = tokio::join!(
             self.0.metadata.query("status", MetaQuery::Status, deadline),
@@ -101,7 +105,17 @@ impl Client {
             Err(error) => (None, Some(error.to_string())),
         };
         let routing = (*routing).clone();
-        Ok(Status { cluster, routing, domains, moves, meta, meta_trouble, mgmtds, metas })
+        Ok(Status {
+            cluster,
+            routing,
+            domains,
+            moves,
+            unconfirmed,
+            meta,
+            meta_trouble,
+            mgmtds,
+            metas,
+        })
     }
 
     async fn mgmtds(&self, deadline: Deadline) -> Vec<ServiceStatus> {

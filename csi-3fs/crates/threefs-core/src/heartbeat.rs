@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{
     ChainId, ChainVersion, ClusterId, Incarnation, NodeId, RoutingVersion, StoreId, TargetId,
 };
+use crate::membership::MembershipRecord;
 use crate::time::Millis;
 
 /// State of a target according to its service; only in heartbeats.
@@ -69,6 +70,16 @@ pub enum DataFolder {
     Unmarked,
     /// It is marked with its cluster.
     Of(ClusterId),
+}
+
+/// What a node knows of the routing, sent with each heartbeat: an mgmtd whose store was restored
+/// from a backup recognizes by it that others have seen newer state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenRouting {
+    /// The newest version that this process has received.
+    pub version: RoutingVersion,
+    /// The membership records of its disk.
+    pub records: Vec<MembershipRecord>,
 }
 
 /// Liveness report of a node and its targets. mgmtd ignores a heartbeat whose (incarnation,

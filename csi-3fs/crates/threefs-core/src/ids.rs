@@ -56,6 +56,13 @@ id!(
     ChannelId(u32), "channel-");
 
 impl ChainVersion {
+    /// A lower bound of the versions in this era ([`RoutingVersion::era`]): a chain changes less
+    /// than a million times in one.
+    #[must_use]
+    pub fn first_of(era: u32) -> Self {
+        Self(era.saturating_mul(1 << 20))
+    }
+
     /// The version after this one.
     #[must_use]
     pub fn next(self) -> Self {
@@ -64,10 +71,25 @@ impl ChainVersion {
 }
 
 impl RoutingVersion {
+    const ERA_BITS: u32 = 32;
+
     /// The version after this one.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
+    }
+
+    /// Number of restores of mgmtd's store before this version. The upper bits, so that the
+    /// versions and ids of a restored store exceed all that the lost one can have used.
+    #[must_use]
+    pub fn era(self) -> u32 {
+        (self.0 >> Self::ERA_BITS) as u32
+    }
+
+    /// The first version after a restore of this one.
+    #[must_use]
+    pub fn next_era(self) -> Self {
+        Self(u64::from(self.era().saturating_add(1)) << Self::ERA_BITS)
     }
 }
 

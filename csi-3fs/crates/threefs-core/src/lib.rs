@@ -13,6 +13,7 @@
 //! | [`hosting`] | policy for reopening failed stores and setting damaged ones aside |
 //! | [`layout`] | the chain of each chunk of a file |
 //! | [`location`] | zone, rack and host of a storage node |
+//! | [`membership`] | what the disks of targets prove about a restored chain table |
 //! | [`message`] | requests and replies of the storage service |
 //! | [`moves`] | moves of replicas to other nodes without losing redundancy |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
@@ -33,6 +34,7 @@ pub mod hosting;
 pub mod ids;
 pub mod layout;
 pub mod location;
+pub mod membership;
 pub mod message;
 pub mod moves;
 pub mod replica;

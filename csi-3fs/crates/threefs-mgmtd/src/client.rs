@@ -8,7 +8,7 @@ use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::FaultCode::{self, BadRequest, Forbidden};
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
 use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::location::Location;
 use threefs_core::routing::RoutingInfo;
@@ -21,7 +21,7 @@ use crate::protocol::{
     CONTEXT, ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply, MgmtdRequest,
     MgmtdResult, Promotion, RebalancePlan, WAIT_MS_MAX,
 };
-use crate::report::DomainReport;
+use crate::report::{DomainReport, UnconfirmedReport};
 
 /// Timeout of one attempt at a call that does not wait.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -93,27 +93,32 @@ impl MgmtdClient {
         }
     }
 
-    /// As [`Self::heartbeat`], with the failure domains of the node. An older mgmtd gets the
-    /// heartbeat without them.
+    /// As [`Self::heartbeat`], with the failure domains of the node and the routing that it has seen. An
+    /// older mgmtd gets the heartbeat without them.
     ///
     /// # Errors
     /// As [`Self::heartbeat`].
     pub async fn heartbeat_from(
         &self,
         location: &Location,
+        seen: SeenRouting,
         heartbeat: Heartbeat,
         deadline: Deadline,
     ) -> Result<HeartbeatReply, MgmtdClientError> {
-        let (located, location) = (heartbeat.clone(), location.clone());
-        let request = MgmtdRequest::LocatedHeartbeat { heartbeat: located, location };
-        match self.ask(&request, Duration::ZERO, deadline).await {
-            Ok(MgmtdReply::Heartbeat(reply)) => Ok(reply),
-            Ok(other) => Err(unexpected("a heartbeat", &other)),
-            Err(error) if refused(&error, &[BadRequest]) => {
-                self.heartbeat(heartbeat, deadline).await
+        let (to_send, at) = (|| heartbeat.clone(), || location.clone());
+        let requests = [
+            MgmtdRequest::SeenHeartbeat { heartbeat: to_send(), location: at(), seen },
+            MgmtdRequest::LocatedHeartbeat { heartbeat: to_send(), location: at() },
+        ];
+        for request in requests {
+            match self.ask(&request, Duration::ZERO, deadline).await {
+                Ok(MgmtdReply::Heartbeat(reply)) => return Ok(reply),
+                Ok(other) => return Err(unexpected("a heartbeat", &other)),
+                Err(error) if refused(&error, &[BadRequest]) => {}
+                Err(error) => return Err(error),
             }
-            Err(error) => Err(error),
         }
+        self.heartbeat(heartbeat, deadline).await
     }
 
     /// Failure domains of the cluster; `None` if mgmtd is older than this request, or if a volume's
@@ -234,6 +239,22 @@ impl MgmtdClient {
         match self.ask(&MgmtdRequest::Moves { plan }, Duration::ZERO, deadline).await {
             Ok(MgmtdReply::Moves(report)) => Ok(Some(report)),
             Ok(other) => Err(unexpected("moves", &other)),
+            Err(error) if refused(&error, &[BadRequest, Forbidden]) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Chains that wait after a restore; `None` as for [`Self::domains`].
+    ///
+    /// # Errors
+    /// No primary replied before the deadline.
+    pub async fn unconfirmed(
+        &self,
+        deadline: Deadline,
+    ) -> Result<Option<UnconfirmedReport>, MgmtdClientError> {
+        match self.ask(&MgmtdRequest::Unconfirmed, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::Unconfirmed(report)) => Ok(Some(report)),
+            Ok(other) => Err(unexpected("unconfirmed chains", &other)),
             Err(error) if refused(&error, &[BadRequest, Forbidden]) => Ok(None),
             Err(error) => Err(error),
         }

@@ -6,6 +6,8 @@ use threefs_core::ids::NodeId;
 use threefs_core::location::Level;
 
 use super::tests::{Cluster, FakeNode, TIMERS, is_whole};
+use threefs_core::location::Location;
+
 use super::*;
 
 fn located(id: u32, location: &str) -> FakeNode {

@@ -28,7 +28,8 @@ impl Manager {
     pub(crate) async fn grow(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let started = !view.routing.moves.is_empty() || unused(view).next().is_some();
         let requested = self.balances(view) || !view.goal.leaving.is_empty();
-        if view.routing.chains.is_empty() || !(requested || started) {
+        // Neither the members nor the ids in use are known before.
+        if !view.held.is_empty() || view.routing.chains.is_empty() || !(requested || started) {
             return Ok(());
         }
         let growth_inputs = view.growth_inputs(&self.timers, now);
@@ -176,7 +177,10 @@ impl Manager {
     /// node could start them. Other chains are created for the remaining nodes.
     async fn drop_chains(&self, view: &mut View) -> Result<(), OpError> {
         let doomed_moves = |chain: &&Chain| {
+            // After a restore, files may use chains of a lost version of the table.
+            let has_served = |place: &ChainTarget| view.stores.contains_key(&place.target);
             chain.head().is_none()
+                && !(view.routing.version.era() > 0 && chain.targets.iter().any(has_served))
                 && !view.routing.moves.contains_key(&chain.id)
                 && chain.targets.iter().any(|place| view.goal.leaving.contains(&place.node))
         };

@@ -1,7 +1,7 @@
 //! Stages of handling a heartbeat: what must be written, in which order, before the reply. Pure:
 //! the caller writes, and calls again for the next step.
 
-use threefs_core::heartbeat::Heartbeat;
+use threefs_core::heartbeat::{Heartbeat, SeenRouting};
 use threefs_core::ids::RoutingVersion;
 use threefs_core::location::Location;
 use threefs_core::time::Millis;
@@ -10,6 +10,14 @@ use crate::config::Timers;
 use crate::protocol::MgmtdError;
 use crate::rows::NodeRow;
 use crate::view::{Admission, Changes, View};
+
+/// A heartbeat with what newer storage services send with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub heartbeat: Heartbeat,
+    pub location: Option<Location>,
+    pub seen: Option<SeenRouting>,
+}
 
 /// The next step for a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +50,12 @@ impl View {
     pub(crate) fn next_step(
         &mut self,
         timers: &Timers,
-        heartbeat: &Heartbeat,
-        location: Option<&Location>,
+        report: &Report,
         stage: &mut HeartbeatStage,
         now: Millis,
     ) -> Result<Step, MgmtdError> {
-        let node = heartbeat.node;
+        let Report { heartbeat, location, seen } = report;
+        let (node, location) = (heartbeat.node, location.as_ref());
         loop {
             match *stage {
                 HeartbeatStage::New => {
@@ -88,7 +96,7 @@ impl View {
                 }
                 HeartbeatStage::Admitted => {
                     *stage = HeartbeatStage::Taken;
-                    let news = self.record_heartbeat(heartbeat.clone(), now);
+                    let news = self.record_heartbeat(heartbeat.clone(), seen.as_ref(), now);
                     if news && self.startup_remaining_ms(timers, now).is_none() {
                         return Ok(Step::Decide);
                     }
@@ -109,6 +117,13 @@ impl View {
     pub(crate) fn decided(&mut self, version: RoutingVersion, changes: Changes) {
         self.routing.version = version;
         self.stores.extend(changes.stores);
+        self.held.extend(changes.learned.into_iter().map(|chain| (chain.id, chain)));
+        for chain in changes.released {
+            self.held.remove(&chain);
+        }
+        for chain in changes.dropped_moves {
+            self.routing.moves.remove(&chain);
+        }
         for this in changes.ended_moves {
             self.routing.moves.remove(&this.chain);
             self.routing.retired.insert(this.source);

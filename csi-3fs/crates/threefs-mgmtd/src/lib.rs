@@ -21,6 +21,7 @@ mod placement;
 pub mod protocol;
 mod registration;
 mod report;
+mod restore;
 mod rows;
 mod service;
 mod starts;
@@ -37,7 +38,10 @@ pub use protocol::{
     Claim, ClusterStatus, ForeignStore, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply,
     MgmtdRequest, MgmtdResult, NodeStatus, Promotion, RebalancePlan,
 };
-pub use report::{DomainReport, DomainViolation};
+pub use report::{
+    DomainReport, DomainViolation, UnconfirmedChain, UnconfirmedReport, UnknownTarget,
+};
+pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;
 pub use service::{Mgmtd, MgmtdRunError, run};
 pub use threefs_kv::StoreConfig;

@@ -9,20 +9,20 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
-use threefs_core::location::Location;
+use threefs_core::ids::{NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_kv::{KvError, Store};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::config::{Bootstrap, Timers};
-use crate::heartbeat::{HeartbeatStage, Step};
+use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{
-    AcquireLease, Fence, InspectLease, LeaseRow, OpError, RegisterMeta, RegisterNode, RenewLease,
-    UpdateChains,
+    AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, MarkRestored, OpError, RegisterMeta,
+    RegisterNode, RenewLease, UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion};
+use crate::report::UnconfirmedReport;
 use crate::view::{Changes, View};
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
@@ -145,23 +145,50 @@ impl Manager {
         heartbeat: Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, MgmtdError> {
-        self.heartbeat_from(None, heartbeat, now).await
+        self.heartbeat_with(Report { heartbeat, location: None, seen: None }, now).await
     }
 
-    /// Handles a heartbeat; `None` = the location is unchanged.
+    /// Handles a heartbeat; no location = it is unchanged.
     ///
     /// # Errors
     /// Any [`MgmtdError`].
-    pub async fn heartbeat_from(
+    pub(crate) async fn heartbeat_with(
         &self,
-        location: Option<Location>,
-        heartbeat: Heartbeat,
+        report: Report,
         now: Millis,
     ) -> Result<HeartbeatReply, MgmtdError> {
         let mut role = self.role.lock().await;
-        let result =
-            self.take_heartbeat(self.view(&mut role, now)?, heartbeat, location, now).await;
+        let view = self.view(&mut role, now)?;
+        if let Some(seen) = report.seen.as_ref().filter(|seen| view.is_behind(seen)) {
+            return self.hold_again(&mut role, report.heartbeat.node, seen.version).await;
+        }
+        let result = self.take_heartbeat(view, report, now).await;
         self.reply_or_step_down(&mut role, result)
+    }
+
+    /// A node has seen newer state than the store has. Takes over again, and holds all chains.
+    async fn hold_again(
+        &self,
+        role: &mut Role,
+        node: NodeId,
+        seen: RoutingVersion,
+    ) -> Result<HeartbeatReply, MgmtdError> {
+        tracing::error!("{node} has newer chains than the store of mgmtd, which is an old copy");
+        let marked = self.store.transact(deadline(), &MarkRestored { seen }).await;
+        *role = Role::Contender { last_lease: None };
+        match marked {
+            Ok(()) => Err(MgmtdError::Starting { remaining_ms: self.timers.scan_ms }),
+            Err(error) => Err(MgmtdError::Store { detail: error.to_string() }),
+        }
+    }
+
+    /// Chains that wait after a restore.
+    ///
+    /// # Errors
+    /// [`MgmtdError::NotPrimary`].
+    pub async fn unconfirmed(&self, now: Millis) -> Result<UnconfirmedReport, MgmtdError> {
+        let mut role = self.role.lock().await;
+        Ok(self.view(&mut role, now)?.unconfirmed())
     }
 
     pub(crate) fn reply_or_step_down<T>(
@@ -251,16 +278,16 @@ impl Manager {
         transition: Transition,
         store: StoreId,
     ) -> Result<(), OpError> {
-        let chains = vec![transition.chain];
-        let stores = [(target, store)];
-        let update =
-            UpdateChains { fence: view.fence, chains: &chains, ended_moves: &[], stores: &stores };
+        let Transition { chain, reasons } = transition;
+        let changes = Changes::promotion(chain, target, store);
+        let update = UpdateChains { fence: view.fence, changes: &changes };
         let version = self.store.transact(deadline(), &update).await?;
-        for reason in &transition.reasons {
+        for reason in &reasons {
             tracing::warn!(routing = version.0, "{reason}");
         }
-        view.stores.extend(stores);
-        self.apply(view, version, chains);
+        view.decided(version, changes);
+        view.log_waits();
+        self.publish(view);
         Ok(())
     }
 
@@ -327,7 +354,10 @@ impl Manager {
             address: &self.address,
             opening,
         };
-        let (fence, loaded) = self.store.transact(deadline(), &acquire).await?;
+        let (fence, mut loaded) = self.store.transact(deadline(), &acquire).await?;
+        while loaded.restored {
+            loaded = self.store.transact(deadline(), &HoldChains(fence)).await?;
+        }
         tracing::info!(epoch = fence.epoch, address = self.address, "became primary");
         let view = View::new(fence, loaded, now);
         self.publish(&view);
@@ -349,16 +379,14 @@ impl Manager {
     async fn take_heartbeat(
         &self,
         view: &mut View,
-        heartbeat: Heartbeat,
-        location: Option<Location>,
+        report: Report,
         now: Millis,
     ) -> Result<HeartbeatReply, Refusal> {
         let mut stage = HeartbeatStage::default();
         loop {
-            let step = view.next_step(&self.timers, &heartbeat, location.as_ref(), &mut stage, now);
-            match step? {
+            match view.next_step(&self.timers, &report, &mut stage, now)? {
                 Step::Demote => self.scan(view, now).await?,
-                Step::Register => self.register(view, &heartbeat, location.as_ref()).await?,
+                Step::Register => self.register(view, &report).await?,
                 Step::Decide => {
                     self.make_chains(view, now).await?;
                     self.scan(view, now).await?;
@@ -376,14 +404,13 @@ impl Manager {
     async fn register(
         &self,
         view: &mut View,
-        heartbeat: &Heartbeat,
-        location: Option<&Location>,
+        Report { heartbeat, location, .. }: &Report,
     ) -> Result<(), OpError> {
         let known = view.nodes.get(&heartbeat.node).map(|row| &row.info.location);
         let info = NodeInfo {
             id: heartbeat.node,
             address: heartbeat.address.clone(),
-            location: location.or(known).cloned().unwrap_or_default(),
+            location: location.as_ref().or(known).cloned().unwrap_or_default(),
         };
         let register = RegisterNode {
             fence: view.fence,
@@ -401,10 +428,11 @@ impl Manager {
     async fn scan(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         let changes = view.scan(&self.timers, now);
         if changes.is_empty() {
+            view.log_waits();
             return Ok(());
         }
-        let Changes { chains, reasons, ended_moves, stores } = &changes;
-        let update = UpdateChains { fence: view.fence, chains, ended_moves, stores };
+        let Changes { chains, reasons, ended_moves, .. } = &changes;
+        let update = UpdateChains { fence: view.fence, changes: &changes };
         let version = self.store.transact(deadline(), &update).await?;
         view.count_failed_syncs(&self.timers, now, chains);
         for reason in reasons {
@@ -414,6 +442,7 @@ impl Manager {
             tracing::info!(routing = version.0, "done: {this}");
         }
         view.decided(version, changes);
+        view.log_waits();
         self.publish(view);
         Ok(())
     }

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use threefs_core::heartbeat::SeenRouting;
 use threefs_core::heartbeat::{DataFolder, LocalReport, LocalState, TargetReport};
 use threefs_core::ids::{ChainId, ChainVersion, ClusterId, Incarnation, NodeId, StoreId, TargetId};
+use threefs_core::location::Location;
+use threefs_core::membership::MembershipRecord;
 use threefs_core::routing::PublicState;
 
 use super::*;
 
 #[path = "recovery_test.rs"]
 mod recovery;
+#[path = "restore_test.rs"]
+mod restore;
 #[path = "shared_store_test.rs"]
 mod shared_store;
 
@@ -40,6 +45,10 @@ pub(super) struct FakeNode {
     pub chunks: u64,
     pub data: DataFolder,
     pub location: Option<Location>,
+    /// Its durable membership records; `None`: an earlier release.
+    pub records: Option<BTreeMap<TargetId, MembershipRecord>>,
+    /// The routing that this incarnation has received.
+    received: RoutingVersion,
 }
 
 impl FakeNode {
@@ -59,6 +68,8 @@ impl FakeNode {
             chunks: 5,
             data: DataFolder::Empty,
             location: None,
+            records: Some(BTreeMap::new()),
+            received: RoutingVersion(0),
         }
     }
 
@@ -66,6 +77,7 @@ impl FakeNode {
         self.incarnation += 1;
         self.sequence = 0;
         self.last_reports.clear();
+        self.received = RoutingVersion(0);
         self.dead = false;
     }
 
@@ -92,12 +104,44 @@ impl FakeNode {
         }
     }
 
+    /// It returns with another, empty disk.
+    pub fn wipe(&mut self, store: u128) {
+        self.restart();
+        (self.store, self.chunks) = (StoreId(store), 0);
+        self.records = Some(BTreeMap::new());
+    }
+
+    fn report(&mut self) -> Report {
+        let heartbeat = self.beat();
+        let records = self.records.as_ref();
+        let seen = records.map(|records| SeenRouting {
+            version: self.received,
+            records: records.values().cloned().collect(),
+        });
+        Report { heartbeat, location: self.location.clone(), seen }
+    }
+
     fn learn(&mut self, routing: &RoutingInfo) {
+        if routing.version <= self.received {
+            return;
+        }
+        self.received = routing.version;
         for (chain, place) in routing.targets_of_node(self.id) {
             let before = self.last_reports.get(&place.target).map(|(_, state, _)| *state);
+            if let Some(records) = &mut self.records {
+                let recorded = records.get(&place.target);
+                if recorded.is_some_and(|record| record.supersedes(chain)) {
+                    continue;
+                }
+                let up_to_date = before == Some(LocalState::UpToDate);
+                let next =
+                    MembershipRecord::next(recorded, place.target, self.store, chain, up_to_date);
+                records.extend(next.map(|next| (place.target, next)));
+            }
             let state = match (place.state, before) {
                 (PublicState::Syncing, Some(_)) if self.full => LocalState::Offline,
-                (PublicState::Serving | PublicState::Syncing, Some(_)) => LocalState::UpToDate,
+                (PublicState::Serving | PublicState::Syncing, Some(_))
+                | (PublicState::LastSrv, _) => LocalState::UpToDate,
                 _ => LocalState::Online,
             };
             let state =
@@ -105,6 +149,9 @@ impl FakeNode {
             self.last_reports.insert(place.target, (chain.id, state, chain.version));
         }
         self.last_reports.retain(|target, _| !routing.retired.contains(target));
+        if let Some(records) = &mut self.records {
+            records.retain(|target, _| !routing.retired.contains(target));
+        }
     }
 }
 
@@ -129,7 +176,7 @@ impl Cluster {
         self.manager.tick(self.now).await.unwrap();
         for node in self.nodes.iter_mut().filter(|node| !node.dead) {
             // Refusals are normal: "starting", "not primary".
-            let _ = self.manager.heartbeat_from(node.location.clone(), node.beat(), self.now).await;
+            let _ = self.manager.heartbeat_with(node.report(), self.now).await;
             node.learn(&self.manager.published.borrow());
         }
     }

@@ -3,21 +3,22 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::ids::{ChainId, RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
+use threefs_core::membership::{Unproven, hold};
 use threefs_core::routing::{NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
-use crate::heartbeat::{HeartbeatStage, Step};
+use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{MgmtdError, Promotion};
 use crate::rows::NodeRow;
 use crate::view::{Changes, View};
 
 /// A primary without a store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     timers: Timers,
     view: View,
@@ -33,13 +34,46 @@ impl Model {
 
     /// Another primary takes over: it has the written state, and no heartbeats.
     pub fn restart(&mut self, now: Millis) {
-        let View { fence, routing, nodes, goal, stores, capacities, pace, .. } = self.view.clone();
+        let View { fence, routing, nodes, goal, stores, capacities, pace, held, .. } =
+            self.view.clone();
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
-        self.view = View::new(
-            fence,
-            Loaded { routing, nodes, goal, stores, capacities, move_rate: pace.bytes_per_second },
-            now,
-        );
+        let (move_rate, restored) = (pace.bytes_per_second, false);
+        let loaded = Loaded { routing, nodes, goal, stores, capacities, move_rate, held, restored };
+        self.view = View::new(fence, loaded, now);
+    }
+
+    /// The store was restored from a backup: holds all chains, in an era above `seen`, as
+    /// `threefs mgmtd load` and the next primary do.
+    pub fn restored(&mut self, seen: RoutingVersion, now: Millis) {
+        let View { routing, held, .. } = &mut self.view;
+        routing.version = routing.version.max(seen).next_era();
+        for chain in routing.chains.values_mut() {
+            let newest = held.entry(chain.id).or_insert_with(|| chain.clone());
+            *chain = hold(newest, chain.version, routing.version.era());
+        }
+        self.restart(now);
+    }
+
+    /// Puts the dumped chains back, in the versions of the held ones: a seeded bug.
+    pub fn trust_backup(&mut self) {
+        for (id, dumped) in std::mem::take(&mut self.view.held) {
+            if let Some(chain) = self.view.routing.chains.get_mut(&id) {
+                chain.targets = dumped.targets;
+            }
+        }
+    }
+
+    /// Why a chain that is held after a restore waits; `None` if it is not held, or about to be
+    /// released.
+    #[must_use]
+    pub fn unproven(&self, chain: ChainId) -> Option<Unproven> {
+        self.view.unproven(chain, &self.view.records())
+    }
+
+    /// Whether a chain is held after a restore.
+    #[must_use]
+    pub fn is_held(&self, chain: ChainId) -> bool {
+        self.view.held.contains_key(&chain)
     }
 
     /// The published routing.
@@ -67,11 +101,18 @@ impl Model {
     pub fn heartbeat(
         &mut self,
         heartbeat: &Heartbeat,
+        seen: &SeenRouting,
         now: Millis,
     ) -> Result<HeartbeatReply, MgmtdError> {
+        if self.view.is_behind(seen) {
+            self.restored(seen.version, now);
+        }
         let mut stage = HeartbeatStage::default();
+        let (heartbeat, seen) = (heartbeat.clone(), Some(seen.clone()));
+        let report = Report { heartbeat, location: None, seen };
+        let heartbeat = &report.heartbeat;
         loop {
-            match self.view.next_step(&self.timers, heartbeat, None, &mut stage, now)? {
+            match self.view.next_step(&self.timers, &report, &mut stage, now)? {
                 Step::Demote | Step::Decide => self.scan(now),
                 Step::Register => {
                     let before = self.view.nodes.get(&heartbeat.node).cloned();
@@ -101,8 +142,7 @@ impl Model {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let (promotion, transition, store) = self.view.promotion(&self.timers, now, target)?;
-        let (chains, stores) = (vec![transition.chain], vec![(target, store)]);
-        let changes = Changes { chains, stores, ..Changes::default() };
+        let changes = Changes::promotion(transition.chain, target, store);
         self.view.decided(self.next_version(), changes);
         Ok(promotion)
     }

@@ -17,7 +17,7 @@
 //!    a successor and must exit.
 
 use serde::{Deserialize, Serialize};
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
 use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId, TreeId};
 use threefs_core::location::Location;
 use threefs_core::routing::Move;
@@ -26,7 +26,7 @@ use threefs_core::routing::RoutingInfo;
 use crate::drain_change::DrainChange;
 use crate::move_report::MoveReport;
 use crate::placement::PlannedMove;
-use crate::report::DomainReport;
+use crate::report::{DomainReport, UnconfirmedReport};
 
 /// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/mgmtd";
@@ -93,6 +93,19 @@ pub enum MgmtdRequest {
         /// Whether to plan the moves that wait. That takes up to 0.4 s in a cluster of 1,000 nodes.
         plan: bool,
     },
+    /// Heartbeat of a storage node with its failure domains and what it knows of the routing.
+    /// Answered with [`MgmtdReply::Heartbeat`].
+    SeenHeartbeat {
+        /// The heartbeat.
+        heartbeat: Heartbeat,
+        /// The node's failure domains.
+        location: Location,
+        /// The routing that it has seen.
+        seen: SeenRouting,
+    },
+    /// Chains that wait after a restore, for operators. Answered with
+    /// [`MgmtdReply::Unconfirmed`].
+    Unconfirmed,
 }
 
 /// Maximum wait for a routing change.
@@ -119,6 +132,8 @@ pub enum MgmtdReply {
     MoveRate(u64),
     /// Moves of replicas.
     Moves(MoveReport),
+    /// Chains that wait after a restore.
+    Unconfirmed(UnconfirmedReport),
 }
 
 /// Registration request of a metadata service.

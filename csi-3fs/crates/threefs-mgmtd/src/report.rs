@@ -1,7 +1,7 @@
-//! Report of the failure domains.
+//! Reports for operators: failure domains, and chains that wait after a restore.
 
 use serde::{Deserialize, Serialize};
-use threefs_core::ids::{ChainId, NodeId};
+use threefs_core::ids::{ChainId, NodeId, TargetId};
 use threefs_core::location::Level;
 
 /// The domain rule of the cluster, and the chains that violate it.
@@ -33,4 +33,33 @@ pub struct DomainViolation {
     pub chain: ChainId,
     /// Its nodes.
     pub nodes: Vec<NodeId>,
+}
+
+/// What waits, or is not known, because the store of mgmtd was restored from a backup.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnconfirmedReport {
+    /// Chains that no target leads yet.
+    pub chains: Vec<UnconfirmedChain>,
+    /// Targets that are not in the chain table. Their data is kept and not used.
+    pub unknown_targets: Vec<UnknownTarget>,
+}
+
+/// A chain that no target leads yet, because it is not known which one has all its data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnconfirmedChain {
+    /// The chain.
+    pub chain: ChainId,
+    /// What is missing.
+    pub reason: String,
+}
+
+/// A target that joined its chain after the backup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnknownTarget {
+    /// The target.
+    pub target: TargetId,
+    /// Its node.
+    pub node: NodeId,
+    /// Its chain.
+    pub chain: ChainId,
 }

@@ -15,6 +15,8 @@
 //! | `MSTO` target (u64) | `StoreId`: the store with which the target has served |
 //! | `MCAP` node (u32) | u64: the last known capacity of the node, in bytes |
 //! | `MSNG` moverate | u64: bytes per second that moves may copy, 0 = no limit |
+//! | `MHLD` chain (u32) | `Chain`: the newest known state of a chain that is held after a restore |
+//! | `MSNG` restored | `true`: the store was restored from a backup, and its chains are not held yet |
 //! | `MSNG` rebalance | `PlacementGoal`: the operator's request |
 //!
 //! Numbers in keys are big endian. Values are postcard; fields are added under new prefixes only.
@@ -40,6 +42,8 @@ pub(crate) const MOVES: &[u8] = b"MMOV";
 pub(crate) const RETIRED: &[u8] = b"MRET";
 pub(crate) const STORES: &[u8] = b"MSTO";
 pub(crate) const CAPACITIES: &[u8] = b"MCAP";
+pub(crate) const HELD: &[u8] = b"MHLD";
+pub(crate) const RESTORED: &[u8] = b"MSNGrestored";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 pub(crate) const MOVE_RATE: &[u8] = b"MSNGmoverate";
 
@@ -94,6 +98,10 @@ pub(crate) fn capacity(id: NodeId) -> Vec<u8> {
 
 pub(crate) fn chain(id: ChainId) -> Vec<u8> {
     [CHAINS, &id.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn held(id: ChainId) -> Vec<u8> {
+    [HELD, &id.0.to_be_bytes()].concat()
 }
 
 pub(crate) fn table(id: TableId, version: TableVersion) -> Vec<u8> {

@@ -18,8 +18,10 @@ use threefs_kv::{KvError, Store};
 use tokio::sync::Semaphore;
 
 use crate::config::MgmtdConfig;
+use crate::heartbeat::Report;
 use crate::manager::Manager;
 use crate::protocol::{CONTEXT, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
+use crate::restore;
 
 /// Maximum number of calls in progress. Most are long polls, one per client, of about 2 KiB each;
 /// the clients of one volume may have an eighth of them.
@@ -71,6 +73,9 @@ impl Mgmtd {
     pub async fn open(config: MgmtdConfig) -> Result<Self, MgmtdRunError> {
         let server = bind(&config).await?;
         let store = Store::open(config.store.clone()).await?;
+        if config.store.accepts_restored() {
+            restore::mark_restored(&store).await?;
+        }
         Ok(Self::new(server, store, config))
     }
 
@@ -238,8 +243,16 @@ impl Handler {
                 manager.heartbeat(heartbeat, now).await.map(MgmtdReply::Heartbeat)
             }
             MgmtdRequest::LocatedHeartbeat { heartbeat, location } => {
-                let reply = manager.heartbeat_from(Some(location), heartbeat, now).await;
-                reply.map(MgmtdReply::Heartbeat)
+                let report = Report { heartbeat, location: Some(location), seen: None };
+                manager.heartbeat_with(report, now).await.map(MgmtdReply::Heartbeat)
+            }
+            MgmtdRequest::SeenHeartbeat { heartbeat, location, seen } => {
+                let report = Report { heartbeat, location: Some(location), seen: Some(seen) };
+                manager.heartbeat_with(report, now).await.map(MgmtdReply::Heartbeat)
+            }
+            MgmtdRequest::Unconfirmed => {
+                let _in_line = reads.acquire().await;
+                manager.unconfirmed(self.clock.now()).await.map(MgmtdReply::Unconfirmed)
             }
             MgmtdRequest::MoveRate { bytes_per_second } => {
                 manager.move_rate(bytes_per_second, now).await.map(MgmtdReply::MoveRate)
@@ -280,9 +293,10 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
         MgmtdRequest::MoveRate { .. } => grant.require_service("the rate of moves"),
         // It compares all pairs of nodes: a volume could keep mgmtd busy with it.
         MgmtdRequest::Domains => grant.require_service("the report of failure domains"),
-        MgmtdRequest::Heartbeat(_) | MgmtdRequest::LocatedHeartbeat { .. } => {
-            grant.require_service("a heartbeat")
-        }
+        MgmtdRequest::Heartbeat(_)
+        | MgmtdRequest::LocatedHeartbeat { .. }
+        | MgmtdRequest::SeenHeartbeat { .. } => grant.require_service("a heartbeat"),
+        MgmtdRequest::Unconfirmed => grant.require_service("the report of unconfirmed chains"),
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
         MgmtdRequest::Moves { .. } => grant.require_service("the report of moves"),
         MgmtdRequest::Drain { .. } => grant.require_service("draining"),

@@ -3,6 +3,7 @@
 
 mod capacity;
 mod growth;
+mod held;
 mod promotion;
 mod scan;
 mod stalls;
@@ -12,9 +13,12 @@ pub(crate) use growth::DEAD_DESTINATION_MS;
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::chain::Reason;
-use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalReport, LocalState, TargetReport};
+use threefs_core::heartbeat::{
+    DataFolder, Heartbeat, LocalReport, LocalState, SeenRouting, TargetReport,
+};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
+use threefs_core::membership::MembershipRecord;
 use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
@@ -41,6 +45,10 @@ pub(crate) struct View {
     /// The last known capacity of each node.
     pub capacities: BTreeMap<NodeId, u64>,
     pub pace: Pace,
+    /// The newest known state of each chain that is held after a restore.
+    pub held: BTreeMap<ChainId, Chain>,
+    /// The last logged reason of each of them.
+    pub logged_waits: BTreeMap<ChainId, String>,
     /// Inputs of the last growth decision, if it changed nothing.
     pub settled_inputs: Option<GrowthInputs>,
     heartbeats: BTreeMap<NodeId, LastHeartbeat>,
@@ -79,6 +87,8 @@ struct LastHeartbeat {
     targets: Vec<TargetReport>,
     /// Capacity of all targets together.
     capacity_bytes: u64,
+    /// Membership records that the routing does not explain.
+    records: Vec<MembershipRecord>,
 }
 
 impl LastHeartbeat {
@@ -96,9 +106,21 @@ pub(crate) struct Changes {
     pub ended_moves: Vec<Move>,
     /// Targets that serve with another store than the recorded one.
     pub stores: Vec<(TargetId, StoreId)>,
+    /// Held chains of which a newer state is known.
+    pub learned: Vec<Chain>,
+    /// Held chains that are confirmed or promoted.
+    pub released: Vec<ChainId>,
+    /// Chains with a move that has ended in a lost store.
+    pub dropped_moves: Vec<ChainId>,
 }
 
 impl Changes {
+    /// A target leads its chain by decision of an operator.
+    pub(crate) fn promotion(chain: Chain, target: TargetId, store: StoreId) -> Self {
+        let (released, stores) = (vec![chain.id], vec![(target, store)]);
+        Self { chains: vec![chain], stores, released, ..Self::default() }
+    }
+
     /// Whether there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.stores.is_empty()
@@ -130,6 +152,8 @@ impl View {
             stores: loaded.stores,
             capacities: loaded.capacities,
             pace: Pace::new(loaded.move_rate),
+            held: loaded.held,
+            logged_waits: BTreeMap::new(),
             settled_inputs: None,
             heartbeats: BTreeMap::new(),
             restarting: BTreeMap::new(),
@@ -167,6 +191,7 @@ impl View {
         // Refused processes exit and are restarted: longer intervals than heartbeats.
         let quiet_ms = timers.node_failure_ms.saturating_mul(30);
         self.refused_data_at.is_none_or(|at| now.since(at) >= quiet_ms)
+            && self.unknown_targets().next().is_none()
     }
 
     /// Records a tick. Time in which mgmtd itself did not run (a starved or stopped process) does
@@ -227,17 +252,23 @@ impl View {
         }
     }
 
-    /// Records an accepted heartbeat. Returns true if it changes the report of a target.
-    pub(crate) fn record_heartbeat(&mut self, heartbeat: Heartbeat, now: Millis) -> bool {
+    /// Records an accepted heartbeat. Returns true if it changes the report or record of a target.
+    pub(crate) fn record_heartbeat(
+        &mut self,
+        heartbeat: Heartbeat,
+        seen: Option<&SeenRouting>,
+        now: Millis,
+    ) -> bool {
         let Heartbeat { node, sequence, targets, capacity_bytes, .. } = heartbeat;
         let states_of = |targets: &[TargetReport]| -> Vec<(TargetId, LocalReport)> {
             targets.iter().map(|line| (line.target, line.report)).collect()
         };
-        let new = states_of(&targets);
-        let before = self
-            .heartbeats
-            .insert(node, LastHeartbeat { at: now, sequence, targets, capacity_bytes });
-        before.is_none_or(|before| states_of(&before.targets) != new)
+        let records = seen.map(|seen| seen.records.clone()).unwrap_or_default();
+        let (new, new_records) = (states_of(&targets), records.clone());
+        let last = LastHeartbeat { at: now, sequence, targets, capacity_bytes, records };
+        let before = self.heartbeats.insert(node, last);
+        before
+            .is_none_or(|before| states_of(&before.targets) != new || before.records != new_records)
     }
 
     /// Records a new incarnation of a node.

@@ -10,7 +10,7 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{
     Call, Fault, FaultCode, Reply, Server, ServerConfig, Service, Shutdown, decode_request,
 };
-use threefs_core::heartbeat::{DataFolder, Heartbeat, HeartbeatReply};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, HeartbeatReply, SeenRouting};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
 use threefs_core::location::{Level, Location};
 use threefs_mgmtd::protocol::CONTEXT;
@@ -60,7 +60,10 @@ async fn chains_are_placed_by_the_locations_of_the_first_heartbeats() {
     for node in 1..=4 {
         let zone = if node <= 2 { "A" } else { "B" };
         let location = Location::new(zone, "", &format!("host-{node}")).unwrap();
-        client.heartbeat_from(&location, heartbeat(node), soon()).await.unwrap();
+        client
+            .heartbeat_from(&location, SeenRouting::default(), heartbeat(node), soon())
+            .await
+            .unwrap();
     }
     let routing = follower.wait_for(soon(), |routing| !routing.chains.is_empty()).await.unwrap();
     assert_eq!(routing.nodes[&NodeId(1)].location.to_string(), "A//host-1");
@@ -111,14 +114,22 @@ async fn an_older_mgmtd_gets_heartbeats_without_locations() {
     let (_handle, shutdown) = Shutdown::new();
     let _serving = tokio::spawn(server.serve(OldMgmtd(Arc::clone(&requests)), shutdown));
     let location = Location::new("A", "", "h").unwrap();
-    let reply = client.heartbeat_from(&location, heartbeat(1), soon()).await.unwrap();
+    let reply = client
+        .heartbeat_from(&location, SeenRouting::default(), heartbeat(1), soon())
+        .await
+        .unwrap();
     assert_eq!(reply.lease_ms, 500);
     assert!(matches!(
         requests.lock().unwrap()[..],
-        [MgmtdRequest::LocatedHeartbeat { .. }, MgmtdRequest::Heartbeat(_)]
+        [
+            MgmtdRequest::SeenHeartbeat { .. },
+            MgmtdRequest::LocatedHeartbeat { .. },
+            MgmtdRequest::Heartbeat(_)
+        ]
     ));
     assert_eq!(client.domains(soon()).await.unwrap(), None);
     assert_eq!(client.moves(true, soon()).await.unwrap(), None);
+    assert_eq!(client.unconfirmed(soon()).await.unwrap(), None);
     assert_eq!(client.move_rate(None, soon()).await.unwrap(), None);
     let error = client.move_rate(Some(5), soon()).await.unwrap_err();
     assert!(error.to_string().contains("unknown variant"), "{error}");

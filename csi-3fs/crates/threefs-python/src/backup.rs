@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use threefs_core::ids::ClusterId;
 use threefs_kv::rows::decode;
-use threefs_kv::{Amendment, DumpError, Dumped, StoreConfig, Values};
+use threefs_kv::{DumpError, Dumped, StoreConfig, Values};
 
 use crate::store::store_of_json;
 
@@ -18,7 +18,7 @@ type Verified = (u64, u64, Option<u128>);
 
 fn kind_of(kind: &str) -> PyResult<&str> {
     match kind {
-        threefs_meta::DUMP_KIND | "mgmtd" => Ok(kind),
+        threefs_meta::DUMP_KIND | threefs_mgmtd::DUMP_KIND => Ok(kind),
         _ => Err(PyValueError::new_err(format!("kind is `{kind}`; it must be meta or mgmtd"))),
     }
 }
@@ -95,7 +95,7 @@ pub fn store_load(
     let report = |done, total| progress.report(done, total);
     let loaded = match kind {
         threefs_meta::DUMP_KIND => run(py, threefs_meta::restore(&store, &file, &report))?,
-        _ => run(py, threefs_kv::load(&store, kind, &file, Amendment::NONE, &report))?,
+        _ => run(py, threefs_mgmtd::restore(&store, &file, &report))?,
     };
     progress.counts(loaded)
 }

@@ -56,6 +56,10 @@ pub enum Fault {
     ManagerAway { for_us: u64 },
     /// The manager is back, with its written state and without heartbeats.
     ManagerBack,
+    /// A backup of the manager's store is made.
+    BackUp,
+    /// The manager loses its store, and continues with the backup.
+    Restore,
     /// All faults end.
     EndAll,
 }
@@ -116,6 +120,20 @@ fn fault(rng: &mut ChaCha8Rng, kind: u32, nodes: usize, endpoints: usize, chunks
         8 => Fault::Damage { node, chunk: rng.random_range(0..chunks) },
         _ => Fault::ManagerAway { for_us: long },
     }
+}
+
+/// Seed of the generator of restores.
+const RESTORE_SEED: u64 = 0x7265_7374;
+
+/// A backup of the manager's store, and its restore, in some of the schedules.
+pub fn restore(seed: u64, mutation: Mutation) -> Vec<(u64, Fault)> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed ^ RESTORE_SEED);
+    if !rng.random_bool(0.15) && mutation != Mutation::TrustBackup {
+        return Vec::new();
+    }
+    let restored_at = rng.random_range(50_000..FAULTS_END_US);
+    let backed_up_at = rng.random_range(0..restored_at);
+    vec![(backed_up_at, Fault::BackUp), (restored_at, Fault::Restore)]
 }
 
 /// Seed of the generator of these faults.

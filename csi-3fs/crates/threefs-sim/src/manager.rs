@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use threefs_core::chain::promote;
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
 use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::membership::Unproven;
 use threefs_core::moves::{abandon, start};
 use threefs_core::routing::Move;
 use threefs_core::routing::PublicState::{Offline, Serving};
@@ -30,6 +31,10 @@ pub struct Manager {
     pub abandons_serving: bool,
     /// See [`crate::Mutation::PromoteEmpty`].
     pub promotes_empty: bool,
+    /// See [`crate::Mutation::TrustBackup`].
+    pub trusts_backup: bool,
+    /// The newest backup of its store.
+    backup: Option<Model>,
     /// Chunks of each target, as last reported.
     chunks: BTreeMap<TargetId, u64>,
 }
@@ -51,6 +56,8 @@ impl Manager {
             leaves_out_at_once: false,
             abandons_serving: false,
             promotes_empty: false,
+            trusts_backup: false,
+            backup: None,
             chunks,
         }
     }
@@ -58,6 +65,34 @@ impl Manager {
     /// Restarts the manager: heartbeats are forgotten.
     pub fn restart(&mut self, now: Millis) {
         self.model.restart(now);
+    }
+
+    /// Makes a backup of the store.
+    pub fn back_up(&mut self) {
+        self.backup = Some(self.model.clone());
+    }
+
+    /// The store is lost, and restored from its backup.
+    pub fn restore(&mut self, now: Millis) {
+        let Some(backup) = self.backup.take() else { return };
+        self.model = backup;
+        self.model.restored(RoutingVersion(0), now);
+        if self.trusts_backup {
+            self.model.trust_backup();
+        }
+        self.publish();
+    }
+
+    /// Why the chain waits after a restore.
+    #[must_use]
+    pub fn unproven(&self, chain: ChainId) -> Option<Unproven> {
+        self.model.unproven(chain)
+    }
+
+    /// Whether the chain is held after a restore.
+    #[must_use]
+    pub fn is_held(&self, chain: ChainId) -> bool {
+        self.model.is_held(chain)
     }
 
     /// The published routing.
@@ -86,8 +121,9 @@ impl Manager {
         &mut self,
         now: Millis,
         heartbeat: &Heartbeat,
+        seen: &SeenRouting,
     ) -> Result<HeartbeatReply, MgmtdError> {
-        let reply = self.model.heartbeat(heartbeat, now);
+        let reply = self.model.heartbeat(heartbeat, seen, now);
         if reply.is_ok() {
             self.chunks.extend(heartbeat.targets.iter().map(|line| (line.target, line.chunks)));
         }

@@ -55,6 +55,8 @@ pub enum Mutation {
     SetAsideLast,
     /// mgmtd promotes a target with an empty store, which empties the others.
     PromoteEmpty,
+    /// A restored manager continues from its old chain table, in newer versions.
+    TrustBackup,
     /// A store accepts payloads that were damaged on the way.
     TrustPayload,
     /// The replica skips one of its checks.
@@ -63,7 +65,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -87,6 +89,7 @@ impl Mutation {
         Self::KeepDamaged,
         Self::SetAsideLast,
         Self::PromoteEmpty,
+        Self::TrustBackup,
         Self::TrustPayload,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),

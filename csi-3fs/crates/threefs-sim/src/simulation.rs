@@ -177,6 +177,7 @@ impl Simulation {
         manager.leaves_out_at_once = mutation == Mutation::LeaveOutAtOnce;
         manager.abandons_serving = mutation == Mutation::AbandonServing;
         manager.promotes_empty = mutation == Mutation::PromoteEmpty;
+        manager.trusts_backup = mutation == Mutation::TrustBackup;
         let mut simulation = Self {
             seed,
             mutation,
@@ -213,6 +214,9 @@ impl Simulation {
             trace: std::env::var_os("THREEFS_SIM_TRACE").is_some(),
         };
         for (at, fault) in plan {
+            simulation.push(at, SimEvent::Fault(fault));
+        }
+        for (at, fault) in fault_plan::restore(seed, mutation) {
             simulation.push(at, SimEvent::Fault(fault));
         }
         for (at, fault) in fault_plan::more(seed, mutation, count, simulation.topology.chains) {
@@ -268,7 +272,7 @@ impl Simulation {
             events: self.events,
             answers: self.history.answers,
             chain_versions: (self.manager.routing().chains.values())
-                .map(|chain| chain.version.0)
+                .map(|chain| chain.version.0 % ChainVersion::first_of(1).0)
                 .sum(),
             promotions: self.promotions,
             overloads: self.overloads,
@@ -295,6 +299,11 @@ impl Simulation {
     /// The store that a target has served with, according to mgmtd.
     pub(crate) fn store_of(&self, target: TargetId) -> Option<StoreId> {
         self.manager.store_of(target)
+    }
+
+    /// Number of restores of the manager's store.
+    pub(crate) fn manager_era(&self) -> u32 {
+        self.manager.routing().version.era()
     }
 
     /// The id of a new store.
@@ -424,9 +433,9 @@ impl Simulation {
             return Ok(());
         }
         match packet {
-            Packet::Heartbeat { heartbeat, sent_at, incarnation } => {
+            Packet::Heartbeat { heartbeat, seen, sent_at, incarnation } => {
                 let (now, before) = (Millis(self.now / 1_000), self.manager.routing());
-                let reply = self.manager.heartbeat(now, &heartbeat);
+                let reply = self.manager.heartbeat(now, &heartbeat, &seen);
                 self.decided(&before);
                 match reply {
                     Ok(reply) => {

@@ -12,6 +12,7 @@ use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, Stor
 use threefs_core::error::StoreError;
 use threefs_core::forgotten::{ForgottenInodes, InodeRange};
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId, StoreId};
+use threefs_core::membership::MembershipRecord;
 
 /// A state and its content.
 #[derive(Clone, Debug, Default)]
@@ -75,6 +76,8 @@ pub struct Store {
     pub log: Log,
     /// Whether it has replaced a lost store.
     pub in_place_of_lost: bool,
+    /// The membership record in its folder, durable once written.
+    pub record: Option<MembershipRecord>,
 }
 
 impl Store {

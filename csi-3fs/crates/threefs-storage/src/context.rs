@@ -9,6 +9,7 @@ use threefs_core::time::Millis;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use crate::membership::Memberships;
 use crate::peers::Peers;
 
 /// Context shared by the targets of a node.
@@ -21,6 +22,7 @@ pub(crate) struct NodeContext {
     /// Requests of clients and of replicas for them, since the start.
     pub(crate) requests: AtomicU64,
     pub(crate) routing: RwLock<Arc<RoutingInfo>>,
+    pub(crate) memberships: Memberships,
     /// Runtime for calls of the targets' threads.
     pub(crate) runtime: Handle,
 }
@@ -34,6 +36,7 @@ impl NodeContext {
             report_changed: Notify::new(),
             requests: AtomicU64::new(0),
             routing: RwLock::default(),
+            memberships: Memberships::default(),
             runtime: Handle::current(),
         }
     }

@@ -41,7 +41,8 @@ pub(crate) async fn send(
         let reports = heartbeat.targets.clone();
         let sent_at = node.context.clock.now();
         let deadline = Deadline::after((interval * 4).max(Duration::from_millis(250)));
-        match mgmtd.heartbeat_from(&location, heartbeat, deadline).await {
+        let seen = node.context.memberships.seen(node.context.routing().version);
+        match mgmtd.heartbeat_from(&location, seen, heartbeat, deadline).await {
             Ok(reply) => {
                 interval =
                     (Duration::from_millis(reply.lease_ms) / 4).clamp(INTERVAL_MIN, INTERVAL_MAX);

@@ -26,6 +26,7 @@ pub mod config;
 mod context;
 mod heartbeat;
 mod identity;
+mod membership;
 mod node;
 mod peers;
 mod port;

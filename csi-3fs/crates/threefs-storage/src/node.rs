@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 
 use crate::config::StorageConfig;
 use crate::context::NodeContext;
+use crate::membership::folder_name;
 use crate::scrubber::Limits;
 use crate::store::Disk;
 use crate::target::Target;
@@ -222,6 +223,16 @@ impl Node {
         self.update_lease(valid_until);
     }
 
+    /// Opens the stores of all targets with a membership record. mgmtd must learn of those that a
+    /// restored chain table does not list.
+    pub(crate) fn open_recorded(self: &Arc<Self>) {
+        for (id, chain) in self.context.memberships.chains() {
+            let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+            targets.insert(id, TargetSlot::Opening);
+            drop(tokio::spawn(lifecycle::run_target(Arc::downgrade(self), id, chain.id)));
+        }
+    }
+
     /// Removes targets that mgmtd has retired, and their data. A target that is merely missing from
     /// the routing is not removed.
     fn remove_retired(&self, routing: &RoutingInfo) {
@@ -232,6 +243,7 @@ impl Node {
                 continue;
             }
             self.targets.write().unwrap_or_else(PoisonError::into_inner).remove(&target);
+            self.context.memberships.remove(target);
             let folder = self.folder(target);
             // Operations in flight finish on unlinked files.
             tokio::task::spawn_blocking(move || {
@@ -251,7 +263,7 @@ impl Node {
     }
 
     fn folder(&self, target: TargetId) -> PathBuf {
-        self.config.data.join(format!("target-{}", target.0))
+        self.config.data.join(folder_name(target))
     }
 
     /// mgmtd has answered the heartbeat that was sent at `sent_at`.

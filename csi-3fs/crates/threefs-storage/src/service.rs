@@ -18,6 +18,7 @@ use crate::config::StorageConfig;
 use crate::context::NodeContext;
 use crate::heartbeat;
 use crate::identity::{self, draw_incarnation};
+use crate::membership::Memberships;
 use crate::node::Node;
 use crate::peers::Peers;
 use crate::port::Port;
@@ -80,16 +81,19 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let mgmtd = MgmtdClient::new(&config.mgmtd, &credentials);
     let drain_timeout = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
-    let context = NodeContext::new(Peers::new(&credentials, call_timeout));
-    let data = identity::read(&config.data).map_err(|error| StorageServiceError::Data {
+    let mut context = NodeContext::new(Peers::new(&credentials, call_timeout));
+    let unreadable = |error: std::io::Error| StorageServiceError::Data {
         path: config.data.display().to_string(),
         reason: error.to_string(),
-    })?;
+    };
+    let data = identity::read(&config.data).map_err(unreadable)?;
+    context.memberships = Memberships::read(&config.data).map_err(unreadable)?;
     let location = config.location.clone();
     let disk = Disk { budget, open: Arc::new(store::open) };
     let node = Arc::new(Node::new(config, draw_incarnation(), context, disk, data));
     tracing::info!(node = %node.id, address, %location, "storage service is listening");
 
+    node.open_recorded();
     // Aborted when this function returns.
     let mut follow = JoinSet::new();
     follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));

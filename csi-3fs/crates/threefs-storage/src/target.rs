@@ -11,6 +11,7 @@
 //! store does not hold its lock over disk calls.
 
 use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -32,6 +33,7 @@ use crate::workers::Workers;
 
 mod actions;
 mod reads;
+mod record;
 mod status;
 
 /// Maximum sleep of the timer.
@@ -50,6 +52,8 @@ pub(crate) struct Target {
     pub(crate) store: Arc<dyn ChunkStore>,
     pub(crate) workers: Workers,
     pub(crate) scrub: Arc<Scrub>,
+    /// Folder of the store, with the membership record.
+    folder: PathBuf,
     inbox: Mutex<Inbox>,
     /// Locked by the thread that processes events, also while it waits for the store.
     state: Mutex<State>,
@@ -125,6 +129,7 @@ impl Target {
         store: Arc<dyn ChunkStore>,
         usage: StoreUsage,
         scrub: Scrub,
+        folder: PathBuf,
         context: Arc<NodeContext>,
     ) -> Arc<Self> {
         let replica = Replica::new(config.clone());
@@ -136,6 +141,7 @@ impl Target {
             config,
             store,
             scrub: Arc::new(scrub),
+            folder,
             inbox: Mutex::default(),
             state: Mutex::new(state),
             snapshot: Mutex::new(snapshot),
@@ -346,6 +352,7 @@ impl Target {
         let now = self.context.clock.now();
         self.busy_since.store(now.0, SeqCst);
         let event = match incoming {
+            Incoming::Event(Event::Routing(chain)) => self.recorded(&state.replica, chain),
             Incoming::Event(event) => event,
             Incoming::Request { request, payload, expires, answer } => {
                 state.next_token += 1;

@@ -162,7 +162,8 @@ fn serving_from(context: &Arc<NodeContext>, id: u64, store: Arc<dyn ChunkStore>)
     let mut config = Config::new(TargetId(id), ChainId(id as u32), Incarnation(1));
     config.store_stall_ms = 50;
     let usage = StoreUsage { id: StoreId(5), used_bytes: 1, chunks: 0 };
-    let target = Target::new(config, store, usage, scrub(), Arc::clone(context));
+    let folder = tempfile::tempdir().unwrap().keep();
+    let target = Target::new(config, store, usage, scrub(), folder, Arc::clone(context));
     let mut last = place(id);
     (last.version, last.targets[0].state) = (ChainVersion(1), PublicState::LastSrv);
     target.handle(Event::Routing(last));

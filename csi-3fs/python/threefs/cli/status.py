@@ -72,6 +72,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
         _domains(domains, console)
     if (moves := status.get("moves")) is not None:
         _moves(moves, status, console)
+    if (unconfirmed := status.get("unconfirmed")) is not None:
+        _unconfirmed(unconfirmed, console)
     for foreign in cluster["foreign_stores"]:
         console.print(
             f"[red]target-{foreign['target']} (node-{foreign['node']}) has a different disk than "
@@ -134,6 +136,28 @@ def _moves(moves: dict[str, Any], status: dict[str, Any], console: Console) -> N
             )
     for line in stalls(moves):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
+
+
+def _unconfirmed(report: dict[str, Any], console: Console) -> None:
+    for chain in report["chains"]:
+        console.print(
+            f"chain-{chain['chain']} waits, because the store of mgmtd was restored from a backup: "
+            f"{chain['reason']}. Start these storage services; if their data is lost, see "
+            "`threefs promote`",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+    if unknown := report["unknown_targets"]:
+        names = ", ".join(
+            f"target-{it['target']} of chain-{it['chain']} (node-{it['node']})" for it in unknown
+        )
+        console.print(
+            f"not in the restored chain table, kept and not used: {names}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _nodes(nodes: list[dict[str, Any]], routing: dict[str, Any]) -> Any:

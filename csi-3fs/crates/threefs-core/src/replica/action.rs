@@ -125,6 +125,11 @@ pub enum Event {
         /// The chain version at the comparison.
         chain_version: ChainVersion,
     },
+    /// The driver could not write what must be durable before a chain takes effect.
+    Failed {
+        /// The error of the disk.
+        reason: String,
+    },
     /// Another target has replaced this one (`crate::moves`): it must stop serving before mgmtd
     /// removes it from the chain.
     Retire,

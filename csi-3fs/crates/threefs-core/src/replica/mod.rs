@@ -186,6 +186,7 @@ impl Replica {
             Event::Differs { difference, chain_version } => {
                 self.differs(ctx, &difference, chain_version);
             }
+            Event::Failed { reason } => self.fail(ctx, reason),
             Event::Retire if self.data_state == DataState::UpToDate => {
                 self.demote(ctx, Alert::Retired { target: self.config.target });
             }

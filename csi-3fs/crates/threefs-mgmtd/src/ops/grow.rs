@@ -29,6 +29,7 @@ impl Operation for AddChains<'_> {
         let mut new_chains = Vec::with_capacity(self.nodes.len());
         for nodes in self.nodes {
             let last = loaded.routing.chains.last_key_value().map_or(0, |(id, _)| id.0);
+            let last = last.max(ids_before(loaded.routing.version));
             let targets: Vec<(TargetId, NodeId)> =
                 nodes.iter().map(|node| (next_target_id(&loaded, *node), *node)).collect();
             let chain = Chain::create(ChainId(last + 1), &targets);
@@ -55,7 +56,8 @@ impl Operation for ExtendTable<'_> {
         fence(txn, self.fence).await?;
         let loaded = load(txn).await?;
         let before = loaded.routing.newest_table(FIRST_TABLE);
-        let version = before.map_or(0, |table| table.version.0) + 1;
+        let version =
+            before.map_or(0, |table| table.version.0).max(ids_before(loaded.routing.version)) + 1;
         let mut chains = before.map_or_else(Vec::new, |table| table.chains.clone());
         chains.extend_from_slice(self.chains);
         let table = ChainTable { id: FIRST_TABLE, version: TableVersion(version), chains };
@@ -204,5 +206,18 @@ fn next_target_id(loaded: &Loaded, node: NodeId) -> TargetId {
     let used_ids =
         in_chains.map(|place| place.target).chain(loaded.routing.retired.iter().copied());
     let of_node = used_ids.filter(|id| (first..first + TARGETS_PER_NODE).contains(&id.0));
-    TargetId(of_node.map(|id| id.0).max().unwrap_or(first) + 1)
+    let last = of_node.map(|id| id.0).max().unwrap_or(first);
+    let before = first + targets_before(loaded.routing.version);
+    TargetId(last.max(before) + 1)
+}
+
+/// Ids of chains and versions of tables up to this one may have been used by lost stores of
+/// earlier eras.
+pub(super) fn ids_before(version: RoutingVersion) -> u32 {
+    version.era().saturating_mul(1 << 16)
+}
+
+/// As [`ids_before`], for the targets of each node.
+pub(super) fn targets_before(version: RoutingVersion) -> u64 {
+    u64::from(version.era().min(255)) << 12
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::ids::{NodeId, StoreId, TargetId};
+use threefs_core::ids::{ChainId, NodeId, StoreId, TargetId};
 use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CAPACITIES, CHAINS, CLUSTER, MOVE_RATE, MOVES, NODES, NodeRow, PlacementGoal, REBALANCE,
-    RETIRED, ROUTING, STORES, TABLES,
+    self, CAPACITIES, CHAINS, CLUSTER, HELD, MOVE_RATE, MOVES, NODES, NodeRow, PlacementGoal,
+    REBALANCE, RESTORED, RETIRED, ROUTING, STORES, TABLES,
 };
 
 /// Upper bound, above the size of any cluster.
@@ -26,6 +26,10 @@ pub(crate) struct Loaded {
     pub capacities: BTreeMap<NodeId, u64>,
     /// Rate limit of moves.
     pub move_rate: u64,
+    /// The newest known state of each held chain.
+    pub held: BTreeMap<ChainId, Chain>,
+    /// Whether chains remain to be held.
+    pub restored: bool,
 }
 
 /// Loads all nodes, chains and tables from one snapshot.
@@ -60,6 +64,11 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
         let id = id.ok_or_else(|| KvError::bad_row(&key, "the key has no node"))?;
         loaded.capacities.insert(NodeId(u32::from_be_bytes(id)), rows::decode(&key, &value)?);
     }
+    for (key, value) in txn.range(&KeyRange::prefix(HELD), ROWS_MAX).await? {
+        let chain: Chain = rows::decode(&key, &value)?;
+        loaded.held.insert(chain.id, chain);
+    }
+    loaded.restored = rows::read(txn, RESTORED).await?.unwrap_or_default();
     loaded.move_rate = rows::read(txn, MOVE_RATE).await?.unwrap_or_default();
     loaded.goal = rows::read(txn, REBALANCE).await?.unwrap_or_default();
     Ok(loaded)

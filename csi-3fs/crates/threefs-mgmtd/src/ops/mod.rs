@@ -2,6 +2,7 @@
 //! that changes anything starts with [`fence`].
 
 mod grow;
+mod hold_chains;
 mod lease;
 mod load;
 mod make_chains;
@@ -13,6 +14,7 @@ mod update_chains;
 pub(crate) use grow::{
     AbandonMoves, AddChains, DropChains, ExtendTable, SetMoveRate, SetPlacementGoal, StartMoves,
 };
+pub(crate) use hold_chains::{HoldChains, MarkRestored};
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;

@@ -1,23 +1,19 @@
-//! Persisting the result of a scan.
+//! Persisting the result of a scan or a promotion.
 
-use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::RoutingVersion;
 use threefs_core::routing::Chain;
-use threefs_core::routing::Move;
 use threefs_kv::{KvError, Operation, Transaction};
 
 use super::grow::end_moves;
 use super::{Fence, OpError, fence, next_routing_version};
 use crate::rows;
+use crate::view::Changes;
 
 /// Writes changed chains. Each must be the direct successor of the stored version: a primary that
 /// has decided from outdated state must not write it.
 pub(crate) struct UpdateChains<'a> {
     pub fence: Fence,
-    pub chains: &'a [Chain],
-    /// Moves that end.
-    pub ended_moves: &'a [Move],
-    /// Targets that serve with another store than the recorded one.
-    pub stores: &'a [(TargetId, StoreId)],
+    pub changes: &'a Changes,
 }
 
 impl Operation for UpdateChains<'_> {
@@ -26,7 +22,8 @@ impl Operation for UpdateChains<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<RoutingVersion, OpError> {
         fence(txn, self.fence).await?;
-        for chain in self.chains {
+        let changes = self.changes;
+        for chain in &changes.chains {
             let key = rows::chain(chain.id);
             let stored_chain: Option<Chain> = rows::read(txn, &key).await?;
             let stored_version = stored_chain.map(|stored_chain| stored_chain.version);
@@ -39,10 +36,19 @@ impl Operation for UpdateChains<'_> {
             }
             rows::write(txn, &key, chain)?;
         }
-        for (target, store) in self.stores {
+        for (target, store) in &changes.stores {
             rows::write(txn, &rows::store(*target), store)?;
         }
-        end_moves(txn, self.ended_moves)?;
+        for chain in &changes.learned {
+            rows::write(txn, &rows::held(chain.id), chain)?;
+        }
+        for chain in &changes.released {
+            txn.clear(&rows::held(*chain));
+        }
+        for chain in &changes.dropped_moves {
+            txn.clear(&rows::moving(*chain));
+        }
+        end_moves(txn, &changes.ended_moves)?;
         Ok(next_routing_version(txn).await?)
     }
 }

@@ -2,6 +2,7 @@
 
 use threefs_core::chain::{NotPromotable, Transition, promote};
 use threefs_core::ids::{StoreId, TargetId};
+use threefs_core::membership::served_last;
 use threefs_core::routing::{ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
@@ -40,6 +41,10 @@ impl View {
         }) {
             return Err(refusal(format!("{} is back and leads {}", place.target, chain.id)));
         }
+        let is_held = self.held.contains_key(&chain.id);
+        if is_held && !self.has_stopped(chain, chain.version, timers, now) {
+            return Err(MgmtdError::Starting { remaining_ms: timers.node_failure_ms });
+        }
         let place = chain.place(target).ok_or_else(|| refusal("it left the chain".into()))?;
         let line = alive(place).ok_or_else(|| {
             refusal(format!("{} does not report it as usable: start the node first", place.node))
@@ -54,7 +59,8 @@ impl View {
                     .into(),
             ));
         }
-        let last_serving = chain.targets.iter().filter(|it| it.state == PublicState::LastSrv);
+        let known = self.held.get(&chain.id).unwrap_or(chain);
+        let last_serving = served_last(known).filter(|place| place.target != target);
         let promotion = Promotion {
             target,
             node: place.node,

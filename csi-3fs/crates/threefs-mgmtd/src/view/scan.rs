@@ -11,6 +11,7 @@ use threefs_core::time::Millis;
 
 use crate::config::Timers;
 use crate::protocol::ForeignStore;
+use crate::view::held::Records;
 use crate::view::{Changes, View};
 
 impl View {
@@ -66,7 +67,12 @@ impl View {
             }
         }
         let mut changes = Changes::default();
+        let records = if self.held.is_empty() { Records::new() } else { self.records() };
         for chain in self.routing.chains.values() {
+            if let Some(known) = self.held.get(&chain.id) {
+                self.scan_held(chain, known, (&records, timers, now), &mut changes);
+                continue;
+            }
             if self.must_wait(chain, &reports, timers, now) {
                 continue;
             }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
 use threefs_core::message::{StorageRequest, StorageResult};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
@@ -57,6 +57,7 @@ pub(crate) enum Packet {
     },
     Heartbeat {
         heartbeat: Box<Heartbeat>,
+        seen: Box<SeenRouting>,
         sent_at: Millis,
         incarnation: u64,
     },

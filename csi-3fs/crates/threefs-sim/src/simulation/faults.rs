@@ -105,6 +105,11 @@ impl Simulation {
                 self.push(for_us, SimEvent::Fault(Fault::ManagerBack));
             }
             Fault::ManagerBack => self.manager_back(),
+            Fault::BackUp => self.manager.back_up(),
+            Fault::Restore => {
+                self.manager_away = false;
+                self.manager.restore(Millis(self.now / 1_000));
+            }
             Fault::EndAll => self.end_faults()?,
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use fabric::rpc::Budget;
 use rand::Rng;
 use threefs_core::error::StorageError;
-use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalState, ServingLease};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalState, SeenRouting, ServingLease};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion, StoreId};
 use threefs_core::message::StorageRequest;
 use threefs_core::replica::{CallId, Event, PeerFailure};
@@ -185,8 +185,11 @@ impl Simulation {
             data: DataFolder::Empty,
             targets: lines,
         };
-        let packet =
-            Packet::Heartbeat { heartbeat: Box::new(heartbeat), sent_at: now, incarnation };
+        let records = self.nodes[node].targets.iter().filter_map(|it| it.store.record.clone());
+        let version = self.known_routing(node);
+        let seen = Box::new(SeenRouting { version, records: records.collect() });
+        let heartbeat = Box::new(heartbeat);
+        let packet = Packet::Heartbeat { heartbeat, seen, sent_at: now, incarnation };
         self.send(node, self.manager_endpoint(), packet);
         self.push(HEARTBEAT_US, SimEvent::Heartbeat { node, incarnation });
         Ok(())
@@ -342,7 +345,7 @@ impl Simulation {
         self.give_lease(node)
     }
 
-    fn known_routing(&self, node: usize) -> RoutingVersion {
+    pub(super) fn known_routing(&self, node: usize) -> RoutingVersion {
         self.nodes[node].routing.version
     }
 

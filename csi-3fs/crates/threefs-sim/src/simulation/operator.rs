@@ -3,7 +3,8 @@
 
 use rand::Rng;
 use threefs_core::ids::ChunkId;
-use threefs_core::routing::PublicState;
+use threefs_core::membership::Unproven;
+use threefs_core::routing::{ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
 use super::{INODE, SimEvent, Simulation, Violation};
@@ -29,6 +30,9 @@ impl Simulation {
 
     /// Any target with an open store: mgmtd refuses those that must not lead.
     fn target_to_promote(&mut self, chain: usize) -> Option<At> {
+        if self.manager.is_held(chain_id(chain)) && !self.is_hopeless(chain) {
+            return None;
+        }
         let published = self.manager.chain(chain_id(chain))?;
         let last = |state| state == PublicState::LastSrv;
         let mut served_last = published.targets.iter().filter(|place| last(place.state));
@@ -42,6 +46,19 @@ impl Simulation {
             .filter(|at| self.hosted(*at).replica.is_some())
             .collect();
         (!candidates.is_empty()).then(|| candidates[self.moves.random_range(0..candidates.len())])
+    }
+
+    /// Whether a held chain is never confirmed: stores with its data or with a membership record are
+    /// lost.
+    fn is_hopeless(&self, chain: usize) -> bool {
+        let has_record = |place: &ChainTarget| {
+            let store = &self.hosted(At::of(place.target)).store;
+            store.record.is_some() && store.log != Log::Destroyed
+        };
+        match self.manager.unproven(chain_id(chain)) {
+            Some(Unproven::NoRecord(places)) => !places.iter().all(has_record),
+            unproven => unproven.is_some(),
+        }
     }
 
     fn promote(&mut self, at: At) -> Result<(), Violation> {

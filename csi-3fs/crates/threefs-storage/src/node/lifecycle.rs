@@ -160,13 +160,22 @@ impl Node {
     async fn open(&self, id: TargetId, chain: ChainId) -> Result<Arc<Target>, StoreError> {
         let (folder, disk) = (self.folder(id), self.disk.clone());
         let interval_s = self.config.scrub_interval_s;
+        let context = Arc::clone(&self.context);
         let task = tokio::task::spawn_blocking(move || {
             let store = (disk.open)(&folder, disk.budget)?;
             let usage = StoreUsage::of(&*store);
+            context.memberships.reread(id, &folder, usage.id);
+            let recorded = context.memberships.get(id);
+            if let Some(record) = recorded.filter(|record| record.chain.id != chain) {
+                return Err(StoreError::Io {
+                    operation: "open the store".into(),
+                    reason: format!("it holds data of {}", record.chain.id),
+                });
+            }
             let scrub = Scrub::open(&folder, interval_s, usage.id);
-            Ok((store, usage, scrub))
+            Ok((store, usage, scrub, folder))
         });
-        let (store, usage, scrub) = task.await.map_err(|error| StoreError::Io {
+        let (store, usage, scrub, folder) = task.await.map_err(|error| StoreError::Io {
             operation: "open the store".into(),
             reason: error.to_string(),
         })??;
@@ -174,7 +183,7 @@ impl Node {
         config.call_timeout_ms = self.config.call_timeout_ms * u64::from(BUSY_TIMEOUT_FACTOR);
         config.store_stall_ms = self.config.store_stall_ms;
         config.full_wait_ms = self.config.full_wait_ms;
-        let target = Target::new(config, store, usage, scrub, Arc::clone(&self.context));
+        let target = Target::new(config, store, usage, scrub, folder, Arc::clone(&self.context));
         let rearmed = Arc::clone(&target.rearmed);
         tokio::spawn(Target::run_timer(Arc::downgrade(&target), rearmed));
         let (scrub, limits) = (Arc::clone(&target.scrub), Arc::clone(&self.scrub_limits));

@@ -3,9 +3,12 @@
 
 use rand::Rng;
 use threefs_core::error::{StorageError, StoreError};
+use threefs_core::heartbeat::LocalState;
 use threefs_core::hosting::{Pauses, sets_aside};
 use threefs_core::ids::Incarnation;
+use threefs_core::membership::MembershipRecord;
 use threefs_core::replica::{Config, Event, Replica};
+use threefs_core::routing::Chain;
 
 use crate::mutations::Mutation;
 use crate::simulation::{SimEvent, Simulation, Violation};
@@ -102,11 +105,30 @@ impl Simulation {
     pub(super) fn deliver_routing(&mut self, at: At) -> Result<(), Violation> {
         let routing = std::rc::Rc::clone(&self.nodes[at.node].routing);
         let Some(chain) = routing.chain(chain_id(at.chain)) else { return Ok(()) };
+        if !self.record(at, chain) {
+            return Ok(());
+        }
         self.deliver_event(at, Event::Routing(chain.clone()))?;
         if routing.retires(chain, at.target()) {
             self.deliver_event(at, Event::Retire)?;
         }
         Ok(())
+    }
+
+    /// Makes a chain durable before it takes effect; false if it must not.
+    fn record(&mut self, at: At, chain: &Chain) -> bool {
+        let now = self.nodes[at.node].clock(self.now);
+        let hosted = self.hosted_mut(at);
+        let Some(replica) = &hosted.replica else { return false };
+        let before = hosted.store.record.as_ref();
+        if before.is_some_and(|before| before.supersedes(chain)) {
+            return false;
+        }
+        let up_to_date = replica.report(now).state == LocalState::UpToDate;
+        let (target, store) = (at.target(), hosted.store.id);
+        let next = MembershipRecord::next(before, target, store, chain, up_to_date);
+        hosted.store.record = next.or(hosted.store.record.take());
+        true
     }
 
     /// Handles a failed store. Cached and unflushed data may be lost.

@@ -314,7 +314,9 @@ impl Simulation {
             return Err(self.violation(violation));
         }
         let (registered, store) = (self.store_of(at.target()), hosted.store.id);
-        if registered != Some(store) {
+        // The lost store of a restored manager had recorded it.
+        let is_current = self.known_routing(at.node).era() == self.manager_era();
+        if registered != Some(store) && is_current {
             let name = self.name(at);
             let violation =
                 format!("{name} serves with {store}, but mgmtd has recorded {registered:?}");

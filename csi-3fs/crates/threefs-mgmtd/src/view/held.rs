@@ -1,0 +1,169 @@
+//! Chains that are held after mgmtd's store was restored from a backup
+//! (`threefs_core::membership`).
+
+use std::collections::BTreeMap;
+
+use threefs_core::heartbeat::SeenRouting;
+use threefs_core::ids::{ChainId, ChainVersion, StoreId, TargetId};
+use threefs_core::membership::{MembershipRecord, Unproven, confirm, hold, newest};
+use threefs_core::routing::{Chain, ChainTarget};
+use threefs_core::time::Millis;
+
+use crate::config::Timers;
+use crate::report::{UnconfirmedChain, UnconfirmedReport, UnknownTarget};
+use crate::view::{Changes, View};
+
+/// The records of each chain.
+pub(crate) type Records<'a> = BTreeMap<ChainId, BTreeMap<TargetId, &'a MembershipRecord>>;
+
+impl View {
+    /// Whether a node has seen newer state than this store has: it was restored from a backup.
+    pub(crate) fn is_behind(&self, seen: &SeenRouting) -> bool {
+        let is_newer = |record: &MembershipRecord| {
+            let chain = self.routing.chains.get(&record.chain.id);
+            !self.routing.retired.contains(&record.target)
+                && chain.is_some_and(|chain| record.supersedes(chain))
+        };
+        seen.version > self.routing.version || seen.records.iter().any(is_newer)
+    }
+
+    /// The reported records by chain. A record counts for the node that it names.
+    pub(crate) fn records(&self) -> Records<'_> {
+        let mut records = Records::new();
+        for (node, last) in &self.heartbeats {
+            let own = |record: &&MembershipRecord| {
+                record.chain.place(record.target).is_some_and(|place| place.node == *node)
+                    && !self.routing.retired.contains(&record.target)
+            };
+            for record in last.records.iter().filter(own) {
+                records.entry(record.chain.id).or_default().insert(record.target, record);
+            }
+        }
+        records
+    }
+
+    fn confirm(
+        &self,
+        newest: &Chain,
+        held: ChainVersion,
+        records: &BTreeMap<TargetId, &MembershipRecord>,
+    ) -> Result<(Chain, Vec<(TargetId, StoreId)>), Unproven> {
+        let empty = newest.targets.iter().filter_map(|place| {
+            let line = self.report_of(place.node, place.target).filter(|line| line.chunks == 0)?;
+            Some((place.target, line.store?))
+        });
+        confirm(newest, held, records, &self.stores, &empty.collect())
+    }
+
+    /// Whether no target of a held chain serves any more by a lease of the lost mgmtd: all of them
+    /// have received the held version, or such leases have ended. They end after T/2 by the clock
+    /// of the node.
+    pub(super) fn has_stopped(
+        &self,
+        members: &Chain,
+        held: ChainVersion,
+        timers: &Timers,
+        now: Millis,
+    ) -> bool {
+        let has_received = |place: &ChainTarget| {
+            let line = self.report_of(place.node, place.target);
+            line.is_some_and(|line| line.report.chain_version == held)
+        };
+        now.since(self.since) >= timers.node_failure_ms || members.targets.iter().all(has_received)
+    }
+
+    /// Adds what follows for a held chain from the records.
+    pub(super) fn scan_held(
+        &self,
+        chain: &Chain,
+        known: &Chain,
+        (records, timers, now): (&Records<'_>, &Timers, Millis),
+        changes: &mut Changes,
+    ) {
+        let none = BTreeMap::new();
+        let records = records.get(&chain.id).unwrap_or(&none);
+        let Ok(newest) = newest(known, records.values().copied()) else { return };
+        if let Ok((next, stores)) = self.confirm(newest, chain.version, records) {
+            if !self.has_stopped(newest, chain.version, timers, now) {
+                return;
+            }
+            let stays = |target| next.place(target).is_some();
+            if let Some(this) = self.routing.moves.get(&chain.id)
+                && !(stays(this.source) && stays(this.destination))
+            {
+                changes.dropped_moves.push(chain.id);
+            }
+            changes.stores.extend(stores);
+            changes.released.push(chain.id);
+            changes.chains.push(next);
+        } else if newest.version > known.version {
+            // Its nodes must open their stores, so that one of them can be promoted.
+            changes.chains.push(hold(newest, chain.version, 0));
+            changes.learned.push(newest.clone());
+        }
+    }
+
+    /// Records of targets that this store does not know: their chain was created, or the target
+    /// was added to it, after the backup.
+    pub(crate) fn unknown_targets(&self) -> impl Iterator<Item = UnknownTarget> {
+        self.heartbeats.iter().flat_map(move |(node, last)| {
+            let unknown = |record: &&MembershipRecord| {
+                let chain = self.routing.chains.get(&record.chain.id);
+                !self.routing.retired.contains(&record.target)
+                    && chain.is_none_or(|chain| chain.place(record.target).is_none())
+            };
+            last.records.iter().filter(unknown).map(|record| UnknownTarget {
+                target: record.target,
+                node: *node,
+                chain: record.chain.id,
+            })
+        })
+    }
+
+    /// Why a held chain is not confirmed, if it is not about to be.
+    pub(crate) fn unproven(&self, id: ChainId, records: &Records<'_>) -> Option<Unproven> {
+        let (known, held) = (self.held.get(&id)?, self.routing.chains.get(&id)?.version);
+        let none = BTreeMap::new();
+        let records = records.get(&id).unwrap_or(&none);
+        newest(known, records.values().copied())
+            .and_then(|newest| self.confirm(newest, held, records))
+            .err()
+    }
+
+    /// Why held chains wait, for operators.
+    pub(crate) fn unconfirmed(&self) -> UnconfirmedReport {
+        let records = self.records();
+        let chains = self.held.keys().map(|chain| {
+            let unproven = self.unproven(*chain, &records);
+            let reason = unproven.map(|unproven| unproven.to_string());
+            let reason = reason.unwrap_or_else(|| "it is being confirmed".into());
+            UnconfirmedChain { chain: *chain, reason }
+        });
+        UnconfirmedReport {
+            chains: chains.collect(),
+            unknown_targets: self.unknown_targets().collect(),
+        }
+    }
+
+    /// Logs new reasons why held chains wait.
+    pub(crate) fn log_waits(&mut self) {
+        if self.held.is_empty() && self.logged_waits.is_empty() {
+            return;
+        }
+        let report = self.unconfirmed();
+        let waits: BTreeMap<ChainId, String> =
+            report.chains.into_iter().map(|it| (it.chain, it.reason)).collect();
+        for (chain, reason) in &waits {
+            if self.logged_waits.get(chain) != Some(reason) {
+                tracing::warn!(
+                    "{chain} is held, because the store of mgmtd was restored from a backup: \
+                     {reason}. Start these storage services, or promote a target"
+                );
+            }
+        }
+        for chain in self.logged_waits.keys().filter(|chain| !waits.contains_key(chain)) {
+            tracing::info!("{chain} is released");
+        }
+        self.logged_waits = waits;
+    }
+}
