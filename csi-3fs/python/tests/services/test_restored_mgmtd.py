@@ -35,7 +35,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 def mgmtd(pods: Pods, command: str) -> None:
-    store = ["--data", str(pods.folder / "mgmtd"), "--file", str(pods.folder / "mgmtd.dump")]
+    store = ["--data", str(pods.folder / "mgmtd" / "mgmtd"), "--file", str(pods.folder / "mgmtd.dump")]
     done = subprocess.run(
         [sys.executable, "-m", "threefs", "mgmtd", command, *store],
         capture_output=True,
@@ -49,7 +49,7 @@ def mgmtd(pods: Pods, command: str) -> None:
 def restore(pods: Pods) -> None:
     """mgmtd is killed, its store is lost, and the dump is loaded."""
     pods.stop("mgmtd", signal.SIGKILL)
-    shutil.rmtree(pods.folder / "mgmtd")
+    shutil.rmtree(pods.folder / "mgmtd" / "mgmtd")
     mgmtd(pods, "load")
     pods.start("mgmtd")
 
