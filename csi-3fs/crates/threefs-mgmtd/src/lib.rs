@@ -12,6 +12,7 @@ mod drain_change;
 mod drains;
 mod growth;
 mod heartbeat;
+mod hold;
 mod manager;
 mod model;
 mod move_report;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_kv::{KvError, Store};
@@ -18,11 +18,10 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use crate::config::{Bootstrap, Timers};
 use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{
-    AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, MarkRestored, OpError, RegisterMeta,
-    RegisterNode, RenewLease, UpdateChains,
+    AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, OpError, RegisterMeta, RegisterNode,
+    RenewLease, UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion};
-use crate::report::UnconfirmedReport;
 use crate::view::{Changes, View};
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
@@ -164,31 +163,6 @@ impl Manager {
         }
         let result = self.take_heartbeat(view, report, now).await;
         self.reply_or_step_down(&mut role, result)
-    }
-
-    /// A node has seen newer state than the store has. Takes over again, and holds all chains.
-    async fn hold_again(
-        &self,
-        role: &mut Role,
-        node: NodeId,
-        seen: RoutingVersion,
-    ) -> Result<HeartbeatReply, MgmtdError> {
-        tracing::error!("{node} has newer chains than the store of mgmtd, which is an old copy");
-        let marked = self.store.transact(deadline(), &MarkRestored { seen }).await;
-        *role = Role::Contender { last_lease: None };
-        match marked {
-            Ok(()) => Err(MgmtdError::Starting { remaining_ms: self.timers.scan_ms }),
-            Err(error) => Err(MgmtdError::Store { detail: error.to_string() }),
-        }
-    }
-
-    /// Chains that wait after a restore.
-    ///
-    /// # Errors
-    /// [`MgmtdError::NotPrimary`].
-    pub async fn unconfirmed(&self, now: Millis) -> Result<UnconfirmedReport, MgmtdError> {
-        let mut role = self.role.lock().await;
-        Ok(self.view(&mut role, now)?.unconfirmed())
     }
 
     pub(crate) fn reply_or_step_down<T>(

@@ -35,7 +35,12 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 def mgmtd(pods: Pods, command: str) -> None:
-    store = ["--data", str(pods.folder / "mgmtd" / "mgmtd"), "--file", str(pods.folder / "mgmtd.dump")]
+    store = [
+        "--data",
+        str(pods.folder / "mgmtd" / "mgmtd"),
+        "--file",
+        str(pods.folder / "mgmtd.dump"),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "threefs", "mgmtd", command, *store],
         capture_output=True,
