@@ -5,7 +5,7 @@ use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_core::time::Millis;
 
 use crate::manager::{Manager, Role, deadline};
-use crate::ops::MarkRestored;
+use crate::ops::{Fence, MarkRestored};
 use crate::protocol::MgmtdError;
 use crate::report::UnconfirmedReport;
 
@@ -14,11 +14,13 @@ impl Manager {
     pub(crate) async fn hold_again(
         &self,
         role: &mut Role,
+        fence: Fence,
         node: NodeId,
         seen: RoutingVersion,
     ) -> Result<HeartbeatReply, MgmtdError> {
         tracing::error!("{node} has newer chains than the store of mgmtd, which is an old copy");
-        let marked = self.store.transact(deadline(), &MarkRestored { seen }).await;
+        let marked =
+            self.store.transact(deadline(), &MarkRestored { seen, fence: Some(fence) }).await;
         *role = Role::Contender { last_lease: None };
         match marked {
             Ok(()) => Err(MgmtdError::Starting { remaining_ms: self.timers.scan_ms }),

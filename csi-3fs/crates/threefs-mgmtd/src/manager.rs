@@ -158,8 +158,11 @@ impl Manager {
     ) -> Result<HeartbeatReply, MgmtdError> {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
+        // Another cluster's versions prove nothing.
+        view.check_data(report.heartbeat.node, report.heartbeat.data, now)?;
         if let Some(seen) = report.seen.as_ref().filter(|seen| view.is_behind(seen)) {
-            return self.hold_again(&mut role, report.heartbeat.node, seen.version).await;
+            let (fence, node) = (view.fence, report.heartbeat.node);
+            return self.hold_again(&mut role, fence, node, seen.version).await;
         }
         let result = self.take_heartbeat(view, report, now).await;
         self.reply_or_step_down(&mut role, result)

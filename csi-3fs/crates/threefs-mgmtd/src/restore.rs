@@ -9,7 +9,7 @@ use fabric::deadline::Deadline;
 use threefs_core::ids::RoutingVersion;
 use threefs_kv::{Amendment, DumpError, Dumped, KvError, Report, Row, Store, StoreConfig, Values};
 
-use crate::ops::MarkRestored;
+use crate::ops::{MarkRestored, OpError};
 use crate::rows::{RESTORED, ROUTING, decode};
 
 /// The kind of a dump of mgmtd.
@@ -46,6 +46,9 @@ fn restored_rows(dumped: &Values) -> Result<Vec<Row>, KvError> {
 
 /// Marks a store that an operator has accepted as restored.
 pub(crate) async fn mark_restored(store: &Store) -> Result<(), KvError> {
-    let mark = MarkRestored { seen: RoutingVersion(0) };
-    store.transact(Deadline::after(TIMEOUT), &mark).await
+    let mark = MarkRestored { seen: RoutingVersion(0), fence: None };
+    store.transact(Deadline::after(TIMEOUT), &mark).await.map_err(|error| match error {
+        OpError::Kv(error) => error,
+        fenced => KvError::bad_row(RESTORED, fenced.to_string()),
+    })
 }

@@ -42,7 +42,7 @@ async fn replace_store(cluster: &mut Cluster, dump: &[threefs_kv::Row], marked: 
     let store = Store::memory();
     store.transact(deadline(), &Write(dump)).await.unwrap();
     if marked {
-        let mark = MarkRestored { seen: RoutingVersion(0) };
+        let mark = MarkRestored { seen: RoutingVersion(0), fence: None };
         store.transact(deadline(), &mark).await.unwrap();
     }
     cluster.manager = Manager::new(store.clone(), 9, "m9", BOOTSTRAP, TIMERS);
@@ -173,6 +173,20 @@ async fn a_confirmation_continues_after_a_death_of_mgmtd() {
     cluster.nodes[1].restart();
     cluster.nodes[2].restart();
     cluster.steps_until("led by node 3", |routing| led_by(routing, 3)).await;
+}
+
+/// A node with a wrong address of mgmtd.
+#[tokio::test]
+async fn versions_of_another_cluster_prove_nothing() {
+    let mut cluster = Cluster::whole().await;
+    let before = cluster.routing();
+    let mut stranger = FakeNode::new(7);
+    stranger.data = DataFolder::Of(ClusterId(99));
+    stranger.received = RoutingVersion(u64::MAX >> 1);
+    let refused = cluster.manager.heartbeat_with(stranger.report(), cluster.now).await;
+    assert!(matches!(refused, Err(MgmtdError::OtherCluster { .. })), "{refused:?}");
+    cluster.step().await;
+    assert_eq!(cluster.routing(), before);
 }
 
 /// The same dump is loaded twice: the versions of the first restore are exceeded.

@@ -87,7 +87,7 @@ struct LastHeartbeat {
     targets: Vec<TargetReport>,
     /// Capacity of all targets together.
     capacity_bytes: u64,
-    /// Membership records that the routing does not explain.
+    /// The membership records of its disk.
     records: Vec<MembershipRecord>,
 }
 

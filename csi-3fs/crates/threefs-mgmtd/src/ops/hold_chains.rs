@@ -2,7 +2,7 @@
 
 use threefs_core::ids::RoutingVersion;
 use threefs_core::membership::{hold, is_held};
-use threefs_kv::{KvError, Operation, Transaction};
+use threefs_kv::{Operation, Transaction};
 
 use super::load::load;
 use super::{Fence, Loaded, OpError, fence};
@@ -14,13 +14,18 @@ const BATCH_CHAINS: usize = 1_000;
 /// Marks the store as restored, in a new era above `seen`. A running primary has to take over again.
 pub(crate) struct MarkRestored {
     pub seen: RoutingVersion,
+    /// Of the primary that marks it; `None` for a process that is not one.
+    pub fence: Option<Fence>,
 }
 
 impl Operation for MarkRestored {
     type Output = ();
-    type Error = KvError;
+    type Error = OpError;
 
-    async fn run(&self, txn: &mut Transaction) -> Result<(), KvError> {
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        if let Some(own) = self.fence {
+            fence(txn, own).await?;
+        }
         let version: RoutingVersion = rows::read(txn, ROUTING).await?.unwrap_or_default();
         rows::write(txn, ROUTING, &version.max(self.seen).next_era())?;
         rows::write(txn, RESTORED, &true)?;
