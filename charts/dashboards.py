@@ -142,6 +142,7 @@ DASHBOARDS = (
             Panel("Scrub: repairs by service", "ops", rate("threefs_scrub_repaired_chunks_total", "storage")),
             Panel("Since the last scrub", "s", (("max by (storage) (threefs_scrub_age_seconds)", "{{storage}}"),)),
             Panel("Mounts by state of their daemon", "short", gauge("threefs_csi_mounts", "state"), stacked=True),
+            Panel("Mounts: bytes read by distance of the replica", "Bps", rate("threefs_csi_read_bytes_total", "distance"), stacked=True),
             Panel("Replaced daemons", "ops", rate("threefs_csi_daemon_restarts_total", "node")),
             Panel("Driver: calls", "ops", rate("threefs_csi_calls_total", "call")),
             Panel("Driver: failures", "ops", (('sum by (call, code) (rate(threefs_csi_calls_total{code!="OK"}[$__rate_interval]))', "{{call}} {{code}}"),)),

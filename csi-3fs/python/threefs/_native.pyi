@@ -9,6 +9,7 @@ from typing import Literal, Self, TypeAlias, final
 from typing_extensions import Buffer
 
 __all__ = [
+    "MOUNT_READS_OFFSET",
     "Client",
     "File",
     "crc32c",
@@ -158,6 +159,9 @@ def store_check(file: Path, progress: Callable[[int, int], None]) -> str: ...
 def store_verify(
     kind: str, file: Path, progress: Callable[[int, int], None]
 ) -> tuple[int, int, int | None]: ...
+
+# Offset of the counters of read bytes in the state file of a mount: host, rack, zone, other zones.
+MOUNT_READS_OFFSET: int
 
 # Serve a mounted descriptor of /dev/fuse until it is unmounted, or until SIGTERM.
 def run_fuse(config_json: str) -> None: ...

@@ -23,12 +23,14 @@ use threefs_meta::{RequestId, Written};
 mod appends;
 mod locks;
 mod ranges;
+mod reads;
 
 pub(crate) use appends::APPENDED_MAX;
 use appends::{APPEND_WORDS, AppendedFiles};
 pub(crate) use locks::LOCKED_MAX;
 use locks::LockedFiles;
 use ranges::{RECORD_WORDS, Ranges};
+pub use reads::READS_OFFSET;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"3FSMNT\x01\0");
 /// Maximum number of changes in flight.
@@ -46,7 +48,9 @@ const RANGES: usize = DIRTY + DIRTY_MAX;
 /// Files of earlier daemons end here, or with the files that have locks.
 const LOCKED: usize = RANGES + RECORDS * RECORD_WORDS;
 const APPENDED: usize = LOCKED + LOCKED_MAX;
-const WORDS: usize = APPENDED + APPENDED_MAX * APPEND_WORDS;
+/// Files of daemons that did not count reads end here, or earlier.
+const READS: usize = APPENDED + APPENDED_MAX * APPEND_WORDS;
+const WORDS: usize = READS + reads::DISTANCES;
 /// A predecessor's change that the kernel has not resent within this time was answered.
 const FORMER_RETENTION: Duration = Duration::from_secs(120);
 

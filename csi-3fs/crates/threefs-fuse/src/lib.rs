@@ -44,4 +44,5 @@ mod wire;
 
 pub use claim::ClaimConfig;
 pub use config::{FuseConfig, FuseError, Ready, UnansweredCalls};
+pub use journal::READS_OFFSET;
 pub use serve::serve;

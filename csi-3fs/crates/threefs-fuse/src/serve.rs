@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
-use threefs_client::Client;
+use threefs_client::{Client, ReadBytes};
 use threefs_core::ids::InodeId;
 use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -42,6 +42,8 @@ const OVERFLOW_PAUSE: Duration = Duration::from_secs(1);
 const INTERRUPT_AFTER: Duration = Duration::from_secs(1);
 /// Pause before the kernel is asked for another interrupt of a request.
 const INTERRUPT_PAUSE: Duration = Duration::from_millis(100);
+/// Pause between updates of the counters of read bytes in the journal.
+const READS_PAUSE: Duration = Duration::from_secs(5);
 
 /// Serves a mount until it is unmounted. Calls `on_ready` once it is being served.
 ///
@@ -145,6 +147,7 @@ async fn run(
         () = daemon.keep_locks() => {}
         () = daemon.release_append_leases() => {}
         () = daemon.release_deferred() => {}
+        () = daemon.publish_reads() => {}
     }
     daemon.report_final().await
 }
@@ -223,6 +226,17 @@ impl Daemon {
             self.running().remove(&number);
         };
         drop(tokio::spawn(work));
+    }
+
+    /// Adds what the client reads to the counters of the journal.
+    async fn publish_reads(&self) {
+        let mut published = ReadBytes::default();
+        loop {
+            tokio::time::sleep(READS_PAUSE).await;
+            let now = self.client.read_bytes();
+            self.journal.add_reads(published, now);
+            published = now;
+        }
     }
 
     /// Whether a request must not be given up: its effect would be unknown.

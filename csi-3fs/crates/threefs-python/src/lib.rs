@@ -57,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rings::register_fd, module)?)?;
     module.add_function(wrap_pyfunction!(rings::deregister_fd, module)?)?;
     module.add_function(wrap_pyfunction!(rings::extract_mount_point, module)?)?;
+    module.add("MOUNT_READS_OFFSET", threefs_fuse::READS_OFFSET)?;
     module.add_class::<rings::RingMemory>()?;
     module.add_class::<rings::PyRing>()?;
     module.add_class::<client::Client>()?;

@@ -253,6 +253,16 @@ def test_calls_without_a_mount_manager_fail_with_a_hint(driver: Driver, volume: 
     assert mounts == 1
 
 
+def test_read_bytes_of_mounts_are_exported_by_distance(driver: Driver) -> None:
+    def exported(distance: str) -> float | None:
+        name = "threefs_csi_read_bytes_total"
+        return driver.metrics.registry.get_sample_value(name, {"distance": distance})
+
+    assert exported("host") == 0
+    driver.mount_manager.reads = {"0:41": [4096, 0, 0, 512]}
+    assert (exported("host"), exported("rack"), exported("remote")) == (4096, 0, 512)
+
+
 def test_concurrent_calls_in_any_order_end_in_a_consistent_state(
     driver: Driver, volume: str
 ) -> None:

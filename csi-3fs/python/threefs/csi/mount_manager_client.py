@@ -15,6 +15,7 @@ from threefs.csi.errors import (
     Unreachable,
 )
 from threefs.csi.mount_manager.protocol import Refused, exchange
+from threefs.csi.mount_manager.read_bytes import DISTANCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +91,9 @@ class MountManager(Protocol):
     def state(self) -> tuple[list[MountPoint], list[MountStatus]]:
         """Return the mount points of this driver on the node, and the managed mounts."""
 
+    def read_bytes(self) -> dict[str, list[int]]:
+        """Return the bytes that each mount has read, by its device, in order of `DISTANCES`."""
+
 
 class MountManagerClient:
     """Sends requests to the manager at a socket, each over a new connection."""
@@ -141,6 +145,12 @@ class MountManagerClient:
             [MountPoint(**entry) for entry in reply["mount_points"]],
             [MountStatus(**mount) for mount in reply["mounts"]],
         )
+
+    def read_bytes(self) -> dict[str, list[int]]:
+        """See `MountManager`; empty from a manager of an earlier release."""
+        reads: dict[str, list[int]] = self._call(QUERY_SECONDS, op="list").get("read_bytes", {})
+        # A manager of a later release may know more distances.
+        return {device: read for device, read in reads.items() if len(read) == len(DISTANCES)}
 
     def hello(self) -> dict[str, Any]:
         """Return the state of the manager."""

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use threefs_core::ids::InodeId;
 
-use super::{APPENDED, Journal, WORDS, Words};
+use super::{APPENDED, Journal, READS, Words};
 
 /// Maximum number of files of a mount with append leases.
 pub(crate) const APPENDED_MAX: usize = 1024;
@@ -23,7 +23,7 @@ pub(super) struct AppendedFiles {
 impl AppendedFiles {
     pub(super) fn open(words: &Words) -> Self {
         let mut files = Self { records: HashMap::new(), free: Vec::new() };
-        for index in (APPENDED..WORDS).step_by(APPEND_WORDS) {
+        for index in (APPENDED..READS).step_by(APPEND_WORDS) {
             match words.at(index).load(SeqCst) {
                 0 => files.free.push(index),
                 inode => drop(files.records.insert(InodeId(inode), index)),

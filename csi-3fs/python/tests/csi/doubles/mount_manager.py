@@ -27,6 +27,7 @@ class MemoryMountManager:
         self.clean = True
         self.data_lost = ""
         self.states: dict[str, str] = {}
+        self.reads: dict[str, list[int]] = {}
         self.claimed_for: dict[str, str] = {}
         self._lock = threading.Lock()
         self._mounts: dict[str, MountPoint] = {}
@@ -76,6 +77,11 @@ class MemoryMountManager:
             if len(same_device) == 1:
                 self._managed.pop(mount_point.device, None)
             return UnmountResult(mount_point.volume, self.clean, self.data_lost)
+
+    def read_bytes(self) -> dict[str, list[int]]:
+        """See `MountManager`."""
+        with self._begin_call():
+            return dict(self.reads)
 
     def state(self) -> tuple[list[MountPoint], list[MountStatus]]:
         """See `MountManager`."""

@@ -17,6 +17,7 @@ because it runs as a stand-alone package, without loading the rest of `threefs`.
 | `fuse_connections` | the kernel's side of a mount, through /sys |
 | `cgroups` | memory limits of the daemons of each volume |
 | `daemon`, `daemon_factory` | supervision of one daemon; its command line and user |
+| `read_bytes` | bytes that the daemons of a mount have read |
 | `mount_table` | the managed mounts, and locks of calls in progress |
 | `service` | the requests: mount, bind, unmount, list |
 | `unmount` | unmounting in bounded time |

@@ -6,7 +6,7 @@ Requests over the UNIX stream, with their fields::
     mount    volume cluster root target read_only [node] -> already_mounted
     bind     source target read_only flags          -> already_mounted
     unmount  target                                 -> volume (or null), result, data_lost
-    list                                            -> mount_points, mounts
+    list                                            -> mount_points, mounts, read_bytes
     handover                                        -> mounts
     send     (after handover)                       -> a descriptor for each mount
     received (after send)

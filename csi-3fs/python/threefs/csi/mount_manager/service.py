@@ -16,6 +16,7 @@ from .daemon_factory import DaemonFactory
 from .handover import Handover
 from .mount_table import MOUNT_SECONDS, READY_SECONDS, ManagedMount, MountTable
 from .protocol import Refused
+from .read_bytes import read_bytes
 from .unmount import (
     DETACH_SECONDS,
     WRITEBACK_TIMEOUT_SECONDS,
@@ -158,7 +159,13 @@ class MountService:
             for entry in mountinfo.read()
             if entry.volume is not None and entry.target.startswith(inside)
         ]
-        return {"mount_points": mount_points, "mounts": mounts}
+        counted = {
+            mount.device: read_bytes(self._daemons.state_file(mount))
+            for mount, _ in self._table.all()
+        }
+        # Apart from the mounts, so that node services of earlier releases ignore it.
+        reads = {device: read for device, read in counted.items() if read is not None}
+        return {"mount_points": mount_points, "mounts": mounts, "read_bytes": reads}
 
     def count(self) -> int:
         """Return the number of managed mounts."""
