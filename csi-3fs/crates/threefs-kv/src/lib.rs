@@ -19,6 +19,8 @@ mod embedded;
 mod error;
 mod etcd;
 mod folder;
+mod guard;
+mod layer;
 mod memory;
 mod resolver;
 pub mod rows;

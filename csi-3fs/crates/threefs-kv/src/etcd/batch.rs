@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::lane::{Lane, Outcome};
-use super::layer::Write;
 use super::members::{CallError, Members};
 use super::plan::{Counter, Counters, Plan, counters_of};
 use super::refusals;
 use super::rows::{Rows, unsigned};
+use crate::layer::Write;
 use crate::{Commit, KvError, Versionstamp};
 
 /// Age after which a commit that was certainly not executed is returned as unavailable: longer

@@ -14,12 +14,12 @@ use etcd_client::{
 };
 use tokio::time::Instant;
 
-use super::guard::Observed;
-use super::layer::Write;
 use super::members::{CALL_TIMEOUT, CallError, Members};
 use super::plan::Shared;
 use super::rows::{Rows, observed, signed, unsigned};
 use crate::KvError;
+use crate::guard::Observed;
+use crate::layer::Write;
 
 /// Time for which the outcome of a request is sought between two log lines.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(10);

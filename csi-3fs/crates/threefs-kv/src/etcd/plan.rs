@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::guard::{Guard, Observed, guards_of};
-use super::layer::{Layer, Write};
+use crate::guard::{Guard, Observed, guards_of};
+use crate::layer::{Layer, Write};
 use crate::resolver::{add, add_within, stamped_key};
 use crate::{Commit, KvError, Mutation, Versionstamp};
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::guard::{Guard, Observed};
-use super::layer::Write;
 use super::plan::{Counter, Counters, Plan, Shared, counters_of};
+use crate::guard::{Guard, Observed};
+use crate::layer::Write;
 use crate::{BoundedAdd, Commit, KeyRange, KvError, Mutation, Versionstamp};
 
 /// Rows with the revision of their last write; a request is refused as etcd refuses it.

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use etcd_client::{Compare, Txn, TxnOp};
 use tokio::time::Instant;
 
-use super::guard::{Guard, guards_of};
 use super::lane::gets;
 use super::members::{CALL_TIMEOUT, Members};
 use super::rows::{Rows, observed};
+use crate::guard::{Guard, guards_of};
 use crate::{Commit, KvError};
 
 /// A commit with its index in its batch, and the error with which it was refused.

@@ -3,8 +3,8 @@
 
 use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, TxnOp};
 
-use super::guard::{Guard, Observed};
-use super::layer::Write;
+use crate::guard::{Guard, Observed};
+use crate::layer::Write;
 /// Names of the rows of one store.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
