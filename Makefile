@@ -51,8 +51,9 @@ test-simulators: ## seeded histories of the scheduler, the collectives and the f
 	cargo test --workspace $(call rust_tests,$(SIMULATOR_CRATES)) --locked --quiet
 	$(PYTHON) -m pytest -q -n 2 --dist loadgroup --stage simulators
 test-services: ## services, ranks and operators as real processes; then those that run alone
-	@scripts/bootstrap prometheus=promtool
+	@scripts/bootstrap prometheus=promtool postgresql=pg_ctlcluster
 	FIRE_FLYER_ETCD=$$($(PYTHON) -m testcluster build etcd | sed -n 's/^etcd=//p') \
+	FIRE_FLYER_POSTGRES=$$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1) \
 		cargo test --workspace $(call rust_tests,$(filter-out $(SIMULATOR_CRATES),$(CRATES))) --locked --quiet
 	cargo test --workspace --doc --locked --quiet
 	$(PYTHON) -m pytest -q -n 3 --dist loadgroup --stage services -m 'not alone'

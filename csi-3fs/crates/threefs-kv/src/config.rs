@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{EmbeddedConfig, EtcdConfig, KvError, Store};
+use crate::{EmbeddedConfig, EtcdConfig, KvError, PostgresConfig, Store};
 
 /// A store to be opened.
 #[derive(Clone, Debug)]
@@ -11,6 +11,8 @@ pub enum StoreConfig {
     Embedded(EmbeddedConfig),
     /// An etcd cluster.
     Etcd(EtcdConfig),
+    /// A PostgreSQL database.
+    Postgres(PostgresConfig),
 }
 
 impl StoreConfig {
@@ -21,7 +23,11 @@ impl StoreConfig {
 
     /// Whether an operator accepts that the store was restored from an older backup.
     pub fn accepts_restored(&self) -> bool {
-        matches!(self, Self::Etcd(config) if config.accept_restored)
+        match self {
+            Self::Embedded(_) => false,
+            Self::Etcd(config) => config.accept_restored,
+            Self::Postgres(config) => config.accept_restored,
+        }
     }
 }
 
@@ -29,11 +35,12 @@ impl Store {
     /// Opens a store.
     ///
     /// # Errors
-    /// As [`Store::embedded`] and [`Store::etcd`].
+    /// As [`Store::embedded`], [`Store::etcd`] and [`Store::postgres`].
     pub async fn open(config: StoreConfig) -> Result<Self, KvError> {
         match config {
             StoreConfig::Embedded(config) => Self::embedded(config),
             StoreConfig::Etcd(config) => Self::etcd(config).await,
+            StoreConfig::Postgres(config) => Self::postgres(config).await,
         }
     }
 }

@@ -7,7 +7,8 @@
 //! returns `Ok`, the transaction is durable.
 //!
 //! Stores: [`Store::memory`] for simulators and tests, [`Store::embedded`] (LMDB with group commit)
-//! for one machine, [`Store::etcd`] for several. Others implement [`Backend`].
+//! for one machine, [`Store::etcd`] and [`Store::postgres`] for several. Others implement
+//! [`Backend`].
 //!
 //! Intentionally absent: queries, indexes, nested and long transactions: a transaction older than a
 //! few seconds is refused as [`KvError::TooOld`].
@@ -22,6 +23,7 @@ mod folder;
 mod guard;
 mod layer;
 mod memory;
+mod postgres;
 mod resolver;
 pub mod rows;
 mod store;
@@ -37,6 +39,7 @@ pub use dump::{Amendment, DumpError, Dumped, Report, Values, dump, load, scan, v
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
 pub use etcd::EtcdConfig;
+pub use postgres::PostgresConfig;
 pub use store::{Operation, Retry, Store};
 pub use transaction::Transaction;
 pub use watch::Watch;

@@ -8,6 +8,7 @@ use fabric::deadline::Deadline;
 use crate::embedded::{Embedded, EmbeddedConfig};
 use crate::etcd::{Etcd, EtcdConfig};
 use crate::memory::MemoryBackend;
+use crate::postgres::{Postgres, PostgresConfig};
 use crate::{Backend, Commit, KvError, Limits, Room, Snapshot, Transaction, Versionstamp, Watch};
 use fabric::BoxFuture;
 
@@ -44,6 +45,15 @@ impl Store {
     /// if no member replies.
     pub async fn etcd(config: EtcdConfig) -> Result<Self, KvError> {
         Ok(Self::new(Etcd::open(config).await?))
+    }
+
+    /// A store in a PostgreSQL database, which several processes can open at a time.
+    ///
+    /// # Errors
+    /// [`KvError::Broken`] if the server cannot be used, with the remedy; [`KvError::Unavailable`]
+    /// if no server accepts writes.
+    pub async fn postgres(config: PostgresConfig) -> Result<Self, KvError> {
+        Ok(Self::new(Postgres::open(config).await?))
     }
 
     /// A store with another backend.

@@ -38,6 +38,20 @@ impl Watches {
         watched.get(key).is_some_and(|sender| sender.receiver_count() > 0)
     }
 
+    /// Whether a watch of any key exists.
+    pub(crate) fn any(&self) -> bool {
+        let watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.values().any(|sender| sender.receiver_count() > 0)
+    }
+
+    /// Wakes the watches of all keys for which `is_written` holds.
+    pub(crate) fn written_where(&self, version: u64, is_written: impl Fn(&[u8]) -> bool) {
+        let watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, sender) in watched.iter().filter(|(key, _)| is_written(key)) {
+            sender.send_replace(version);
+        }
+    }
+
     pub(crate) fn written(&self, version: u64, keys: &[Vec<u8>]) {
         let watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if watched.is_empty() {

@@ -6,6 +6,7 @@
 //! | `format` | pure: the bytes of a dump |
 //! | `folder` | rows of an embedded store |
 //! | `crate::etcd::{DumpSource, LoadTarget}` | rows of a store in etcd |
+//! | `crate::postgres::{DumpSource, LoadTarget}` | rows of a store in PostgreSQL |
 //!
 //! A dump is written while services run. A load fills a store that is empty, and no service serves
 //! it before it is complete.
@@ -18,8 +19,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
-use crate::etcd::{DumpSource, LoadTarget};
-use crate::{EtcdConfig, KvError, Row, StoreConfig};
+use crate::{EtcdConfig, KvError, PostgresConfig, Row, StoreConfig, etcd, postgres};
 use folder::FolderTarget;
 use format::{Reader, Writer};
 
@@ -61,6 +61,12 @@ pub enum DumpError {
          given up with `etcdctl del --prefix`"
     )]
     OccupiedPrefix(String),
+    /// The schema already has a store.
+    #[error(
+        "{0} already has rows or was used by a service; load with another --postgres-schema, or drop \
+         the schema of a store that is given up"
+    )]
+    OccupiedSchema(String),
     /// Each attempt took longer than etcd keeps a revision.
     #[error(
         "{store}: revision {revision} was compacted after {rows} rows, in each of {attempts} attempts; \
@@ -128,6 +134,7 @@ pub async fn dump(
     let written = match store {
         StoreConfig::Embedded(config) => folder::dump(config, kind, &draft, report),
         StoreConfig::Etcd(config) => dump_etcd(config, kind, &draft, report).await,
+        StoreConfig::Postgres(config) => dump_postgres(config, kind, &draft, report).await,
     };
     let published = written.and_then(|dumped| publish(&draft, file).map(|()| dumped));
     if published.is_err() {
@@ -151,7 +158,7 @@ async fn dump_etcd(
     draft: &Path,
     report: Report<'_>,
 ) -> Result<Dumped, DumpError> {
-    let source = DumpSource::connect(config).await?;
+    let source = etcd::DumpSource::connect(config).await?;
     let mut attempts = 0;
     loop {
         attempts += 1;
@@ -178,6 +185,28 @@ async fn dump_etcd(
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+}
+
+async fn dump_postgres(
+    config: &PostgresConfig,
+    kind: &str,
+    draft: &Path,
+    report: Report<'_>,
+) -> Result<Dumped, DumpError> {
+    let mut source = postgres::DumpSource::start(config).await?;
+    let mut out = Draft::create(draft, kind)?;
+    loop {
+        let rows = source.next().await?;
+        if rows.is_empty() {
+            return out.finish();
+        }
+        for (key, value) in rows {
+            out.row(&key, &value)?;
+        }
+        if !report(out.rows(), source.total()) {
+            return Err(DumpError::Stopped);
         }
     }
 }
@@ -297,8 +326,10 @@ pub async fn load(
 ) -> Result<Dumped, DumpError> {
     match store {
         StoreConfig::Embedded(config) => FolderTarget::check_empty(config)?,
-        StoreConfig::Etcd(config) if LoadTarget::is_empty(config).await? => {}
+        StoreConfig::Etcd(config) if etcd::LoadTarget::is_empty(config).await? => {}
         StoreConfig::Etcd(config) => return Err(occupied(config)),
+        // Its transaction is rolled back.
+        StoreConfig::Postgres(config) => drop(start_postgres(config).await?),
     }
     let (_, values) = verify(kind, file, amendment.keys, &|_, _| report(0, 1))?;
     let amended = (amendment.rows)(&values)?;
@@ -319,8 +350,20 @@ pub async fn load(
             target.finish()?;
         }
         StoreConfig::Etcd(config) => {
-            let target = LoadTarget::start(config).await?;
+            let target = etcd::LoadTarget::start(config).await?;
             let mut target = target.ok_or_else(|| occupied(config))?;
+            while let Some((key, value)) = input.next()? {
+                if !is_amended(&key) {
+                    target.put(key, value).await?;
+                }
+            }
+            for (key, value) in amended {
+                target.put(key, value).await?;
+            }
+            target.finish().await?;
+        }
+        StoreConfig::Postgres(config) => {
+            let mut target = start_postgres(config).await?;
             while let Some((key, value)) = input.next()? {
                 if !is_amended(&key) {
                     target.put(key, value).await?;
@@ -337,4 +380,9 @@ pub async fn load(
 
 fn occupied(config: &EtcdConfig) -> DumpError {
     DumpError::OccupiedPrefix(config.name())
+}
+
+async fn start_postgres(config: &PostgresConfig) -> Result<postgres::LoadTarget, DumpError> {
+    let target = postgres::LoadTarget::start(config).await?;
+    target.ok_or_else(|| DumpError::OccupiedSchema(config.name()))
 }

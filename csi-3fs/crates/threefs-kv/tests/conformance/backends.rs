@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use fabric::deadline::Deadline;
 use tempfile::TempDir;
-use threefs_kv::{EmbeddedConfig, Store, Transaction};
+use threefs_kv::{EmbeddedConfig, KvError, Store, Transaction};
 
 use crate::cluster::{BOUNDS, Cluster};
+use crate::postgres::Servers;
 use crate::two_processes::InTurn;
 
 /// What a store needs while it is used.
@@ -30,6 +31,14 @@ pub(crate) async fn stores() -> Vec<(Store, Resources)> {
         let in_turn = InTurn::new(openings.map(Result::unwrap));
         stores.push((Store::new(in_turn), Resources(None)));
     }
+    static SERVERS: OnceLock<Option<Servers>> = OnceLock::new();
+    if let Some(servers) = SERVERS.get_or_init(|| Servers::start(1)) {
+        stores.push((Store::postgres(servers.config()).await.unwrap(), Resources(None)));
+        let config = servers.config();
+        let openings = [Store::postgres(config.clone()).await, Store::postgres(config).await];
+        let in_turn = InTurn::new(openings.map(Result::unwrap));
+        stores.push((Store::new(in_turn), Resources(None)));
+    }
     stores
 }
 
@@ -38,9 +47,14 @@ pub(crate) fn with_bounds<'a>(options: &[&'a str]) -> Vec<&'a str> {
     [&BOUNDS[..], options].concat()
 }
 
+/// A transaction, if the store is available.
+pub(crate) async fn try_start(store: &Store) -> Result<Transaction, KvError> {
+    store.begin().await
+}
+
 /// A transaction.
 pub(crate) async fn start(store: &Store) -> Transaction {
-    store.begin().await.unwrap()
+    try_start(store).await.unwrap()
 }
 
 pub(crate) async fn put(store: &Store, key: &[u8], value: &[u8]) {

@@ -21,7 +21,7 @@ pub(crate) async fn dump(store: &StoreConfig, file: &Path) -> Result<Dumped, Dum
     threefs_kv::dump(store, "test", file, &continues).await
 }
 
-async fn load(store: &StoreConfig, file: &Path) -> Result<Dumped, DumpError> {
+pub(crate) async fn load(store: &StoreConfig, file: &Path) -> Result<Dumped, DumpError> {
     threefs_kv::load(store, "test", file, Amendment::NONE, &continues).await
 }
 
@@ -36,7 +36,7 @@ pub(crate) async fn set_all(store: &Store, rows: u32, round: u32) {
     txn.commit().await.unwrap();
 }
 
-async fn all(store: &Store) -> Vec<Row> {
+pub(crate) async fn all(store: &Store) -> Vec<Row> {
     let range = KeyRange::new(vec![1], vec![0xff]);
     start(store).await.range(&range, usize::MAX).await.unwrap()
 }

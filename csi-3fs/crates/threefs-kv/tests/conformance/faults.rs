@@ -15,7 +15,7 @@ use crate::proxy::{COMMIT_BYTES_MIN, Proxy};
 const FAST: &str = "--unsafe-no-fsync";
 
 /// Waits for a condition of a store.
-async fn eventually<T>(what: &str, mut ready: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn eventually<T>(what: &str, mut ready: impl AsyncFnMut() -> Option<T>) -> T {
     let waiting = async {
         loop {
             match ready().await {
@@ -29,7 +29,7 @@ async fn eventually<T>(what: &str, mut ready: impl AsyncFnMut() -> Option<T>) ->
         .unwrap_or_else(|_| panic!("{what}"))
 }
 
-async fn add(store: &Store, key: &[u8]) -> Result<(), KvError> {
+pub(crate) async fn add(store: &Store, key: &[u8]) -> Result<(), KvError> {
     let mut txn = store.begin().await?;
     txn.atomic_add(key, 1);
     txn.commit().await.map(drop)
@@ -72,7 +72,7 @@ async fn lost_replies_of_commits_are_decided() {
 
 /// Commits numbered transactions of two rows; returns those that were acknowledged, and the longest
 /// time without one.
-async fn write_until(store: &Store, stop: Arc<AtomicBool>) -> (BTreeSet<u64>, Duration) {
+pub(crate) async fn write_until(store: &Store, stop: Arc<AtomicBool>) -> (BTreeSet<u64>, Duration) {
     let next = Arc::new(AtomicU64::new(0));
     let writers: Vec<_> = (0..16)
         .map(|_| {
@@ -105,7 +105,7 @@ async fn write_until(store: &Store, stop: Arc<AtomicBool>) -> (BTreeSet<u64>, Du
     (all.into_iter().map(|(number, _)| number).collect(), gap)
 }
 
-async fn numbers(store: &Store, prefix: &[u8]) -> BTreeSet<u64> {
+pub(crate) async fn numbers(store: &Store, prefix: &[u8]) -> BTreeSet<u64> {
     let mut txn = start(store).await;
     let rows = txn.range(&KeyRange::prefix(prefix), usize::MAX).await.unwrap();
     rows.iter().map(|(key, _)| u64::from_be_bytes(key[2..].try_into().unwrap())).collect()

@@ -1,4 +1,5 @@
-//! Creates per second on three members that sync: through the store, and one request each.
+//! Creates per second on three etcd members that sync, through the store and one request each, and on
+//! PostgreSQL with a standby.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,6 +10,7 @@ use threefs_kv::Store;
 
 use crate::backends::{start, with_bounds};
 use crate::cluster::Cluster;
+use crate::postgres::Servers;
 
 const MEASURED: Duration = Duration::from_secs(5);
 
@@ -52,12 +54,8 @@ async fn measure<F: Future<Output = ()> + Send>(
     (rate, latencies[latencies.len() * 99 / 100])
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures; needs a quiet machine"]
-async fn creates_per_second() {
-    let cluster = Cluster::start(3, &with_bounds(&[])).expect("needs etcd");
-    let config = cluster.config();
-    let store = Store::etcd(config.clone()).await.unwrap();
+/// Creates through a store, by more and more callers.
+async fn creates(store: Store) {
     for tasks in [1, 64, 256, 1024] {
         let (store, salt) = (store.clone(), (tasks as u64) << 40);
         let (rate, latency) = measure(tasks, move |number| {
@@ -76,6 +74,40 @@ async fn creates_per_second() {
         .await;
         println!("store, {tasks} callers: {rate:.0} creates/s, p99 {latency:?}");
     }
+}
+
+/// Reads of two rows, as a stat makes them, of the creates of 64 callers.
+async fn stats(store: Store) {
+    for tasks in [1, 64, 256, 1024] {
+        let store = store.clone();
+        let (rate, latency) = measure(tasks, move |number| {
+            let store = store.clone();
+            async move {
+                let mut txn = start(&store).await;
+                for (key, _) in &rows((64 << 40) | (number % 5000))[..2] {
+                    assert!(txn.snapshot_get(key).await.unwrap().is_some());
+                }
+            }
+        })
+        .await;
+        println!("store, {tasks} callers: {rate:.0} stats/s, p99 {latency:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures; needs a quiet machine"]
+async fn creates_per_second_with_a_standby() {
+    let servers = Servers::start_in(&std::env::temp_dir(), 1, "").expect("needs PostgreSQL");
+    let store = Store::postgres(servers.config()).await.unwrap();
+    creates(store.clone()).await;
+    stats(store).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures; needs a quiet machine"]
+async fn creates_per_second() {
+    let cluster = Cluster::start(3, &with_bounds(&[])).expect("needs etcd");
+    creates(Store::etcd(cluster.config()).await.unwrap()).await;
     let mut clients = Vec::new();
     for member in &cluster.members {
         clients.push(member.client().await);

@@ -9,10 +9,10 @@ use crate::backends::{get, put, with_bounds};
 use crate::cluster::Cluster;
 
 /// A certificate authority, and certificates that it has issued.
-struct Authority(PathBuf);
+pub(crate) struct Authority(PathBuf);
 
 impl Authority {
-    fn new(folder: &Path, name: &str) -> Option<Self> {
+    pub(crate) fn new(folder: &Path, name: &str) -> Option<Self> {
         let authority = Self(folder.join(name));
         std::fs::create_dir(&authority.0).unwrap();
         if Command::new("openssl").arg("version").output().is_err() {
@@ -23,7 +23,7 @@ impl Authority {
         Some(authority)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
@@ -46,7 +46,7 @@ impl Authority {
         (certificate, key)
     }
 
-    fn issue_signed(&self, name: &str, extension: &str) -> (PathBuf, PathBuf) {
+    pub(crate) fn issue_signed(&self, name: &str, extension: &str) -> (PathBuf, PathBuf) {
         let (ca, key) = (self.file("ca.crt"), self.file("ca.key"));
         let (ca, key) = (ca.to_str().unwrap(), key.to_str().unwrap());
         let options = ["-x509", "-CA", ca, "-CAkey", key, "-addext", extension];
