@@ -96,7 +96,7 @@ def test_3fs_and_its_driver_read_their_settings(
     owner: str, name: str, sources: str, render: Render
 ) -> None:
     folder = ROOT / "csi-3fs" / "python" / "threefs" / sources
-    options = ROOT / "csi-3fs" / "python" / "threefs" / "cli" / "etcd_options.py"
+    options = ROOT / "csi-3fs" / "python" / "threefs" / "cli" / "shared_store.py"
     location = ROOT / "csi-3fs" / "python" / "threefs" / "location.py"
     text = "\n".join(path.read_text() for path in [*folder.rglob("*.py"), options, location])
     names = set(re.findall(r'"((?:THREEFS|CSI|NODE|POD)_[A-Z_]+)"', text))

@@ -84,11 +84,19 @@ def test_no_service_survives_the_supervisor(start_cluster: Any, number: signal.S
         (["--chunk-size", "100000"], "--chunk-bytes is 100000; it must be a power of two"),
         (["--capacity", "much"], "invalid size `much`: expected"),
         (["--restart-after", "-1"], "--restart-after"),
-        (["--metas", "2"], "--metas is 2; it must be 1, unless --metadata etcd or --etcd-endpo"),
+        (
+            ["--metas", "2"],
+            "--metas is 2; it must be 1, unless --metadata etcd, --etcd-endpoints or",
+        ),
         (
             ["--metadata", "etcd", "--etcd-endpoints", "http://127.0.0.1:1"],
             "--metadata is etcd; it must be left out with --etcd-endpoints",
         ),
+        (
+            ["--metadata", "etcd", "--postgres-url", "postgresql://me@127.0.0.1:1/db"],
+            "--metadata is etcd; it must be left out with --postgres-url",
+        ),
+        (["--postgres-schema", "a"], "given with the other --postgres options"),
         (["--etcd-binary", "/bin/etcd"], "--etcd-binary is /bin/etcd; it must be given with"),
         (["--metadata", "etcd", "--etcd-prefix", "/a"], "given with the other --etcd options"),
         (["--mgmtds", "0"], "--mgmtds is 0; it must be at least 1"),

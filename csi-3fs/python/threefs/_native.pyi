@@ -143,7 +143,8 @@ def crc32c(data: Buffer, initial: int = 0) -> int: ...
 # Serve until SIGTERM. `kind` is "mgmtd", "meta" or "storage"; parent 0: runs without a parent.
 def run_service(kind: str, config_json: str, parent_pid: int) -> None: ...
 
-# Rows and bytes. A store is JSON with `data` or `etcd`; `progress` gets completed and total units.
+# Rows and bytes. A store is JSON with `data`, `etcd` or `postgres`; `progress` gets completed and
+# total units.
 def store_dump(
     kind: str, store_json: str, file: Path, progress: Callable[[int, int], None]
 ) -> tuple[int, int]: ...

@@ -19,7 +19,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
-use crate::store::{EtcdJson, store_config};
+use crate::store::{EtcdJson, PostgresJson, store_config};
 
 type ServiceError = Box<dyn std::error::Error + Send + Sync>;
 type Outcome = Result<(), ServiceError>;
@@ -63,6 +63,8 @@ struct MgmtdJson {
     data: Option<PathBuf>,
     #[serde(default)]
     etcd: Option<EtcdJson>,
+    #[serde(default)]
+    postgres: Option<PostgresJson>,
     nodes: u32,
     replicas: u32,
     chains_per_node: u32,
@@ -90,6 +92,8 @@ struct MetaJson {
     data: Option<PathBuf>,
     #[serde(default)]
     etcd: Option<EtcdJson>,
+    #[serde(default)]
+    postgres: Option<PostgresJson>,
     mgmtd: Vec<String>,
     chunk_bytes: u32,
     stripe: u32,
@@ -166,7 +170,7 @@ impl MgmtdJson {
             advertise: self.advertise,
             key: Keys::read(&self.key_file)?,
             tls: ServiceTls { enabled: self.tls, transition: self.tls_transition },
-            store: store_config(self.data, MAP_BYTES_MAX, self.etcd)?,
+            store: store_config(self.data, MAP_BYTES_MAX, self.etcd, self.postgres)?,
             bootstrap: Bootstrap { nodes, replicas, chains_per_node },
             rebalance: self.rebalance,
             timers: Timers { node_failure_ms, primary_lease_ms, scan_ms },
@@ -181,7 +185,7 @@ impl MetaJson {
             listen: self.listen,
             key: Keys::read(&self.key_file)?,
             tls: ServiceTls { enabled: self.tls, transition: self.tls_transition },
-            store: store_config(self.data, self.map_bytes_max, self.etcd)?,
+            store: store_config(self.data, self.map_bytes_max, self.etcd, self.postgres)?,
             mgmtd: self.mgmtd,
             tree: TreeConfig {
                 layout: LayoutDefaults { chunk_bytes, stripe },

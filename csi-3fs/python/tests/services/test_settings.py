@@ -11,9 +11,11 @@ import pytest
 import threefs
 from threefs import _native
 from threefs.etcd import EtcdOptions
+from threefs.postgres import PostgresOptions
 from threefs.services.cli import app
 from threefs.services.disk import authority_of
 from threefs.services.settings import meta_config, mgmtd_config, node_id_of, storage_config
+from threefs.shared_store import SharedStore
 from typer.testing import CliRunner
 
 MGMTD: dict[str, Any] = {
@@ -126,7 +128,7 @@ TLS = EtcdOptions("https://etcd-0:2379", ca_file=Path("/ca"))
 
 
 def test_rows_in_etcd_need_no_folder() -> None:
-    config = mgmtd_config(**{**MGMTD, "data": None, "etcd": ETCD})
+    config = mgmtd_config(**{**MGMTD, "data": None, "shared": SharedStore(ETCD)})
     assert "data" not in config
     assert config["etcd"] == {
         "endpoints": ["http://etcd-0:2379", "http://etcd-1:2379"],
@@ -176,7 +178,7 @@ def test_every_etcd_option_of_a_command_reaches_its_service(
     assert [config["etcd"] for config in configs] == [expected, expected]
 
 
-def test_without_etcd_a_folder_is_required() -> None:
+def test_without_a_shared_store_a_folder_is_required() -> None:
     with pytest.raises(threefs.InvalidArgument, match=r"--data .* unless --etcd-endpoints"):
         mgmtd_config(**{**MGMTD, "data": None})
 
@@ -196,3 +198,97 @@ def test_without_etcd_a_folder_is_required() -> None:
 def test_invalid_etcd_options_are_named(options: EtcdOptions, words: str) -> None:
     with pytest.raises(threefs.InvalidArgument, match=words):
         options.config("meta")
+
+
+POSTGRES = PostgresOptions("postgresql://me@pg-0:5432,pg-1:5432/threefs", "threefs_a")
+
+
+def test_rows_in_postgres_need_no_folder() -> None:
+    config = mgmtd_config(**{**MGMTD, "data": None, "shared": SharedStore(postgres=POSTGRES)})
+    assert "data" not in config
+    assert config["postgres"] == {
+        "url": "postgresql://me@pg-0:5432,pg-1:5432/threefs",
+        "schema": "threefs_a_mgmtd",
+        "require_standby": True,
+        "accept_restored": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["mgmtd", "--advertise", "mgmtd-0.mgmtd:9000"], ["meta", "--mgmtd", "mgmtd-0.mgmtd:9000"]],
+)
+def test_every_postgres_option_of_a_command_reaches_its_service(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """As an argument and as a variable."""
+    options = {
+        "url": POSTGRES.url,
+        "schema": "a",
+        "ca-file": "/ca",
+        "cert-file": "/cert",
+        "key-file": "/key",
+        "password-file": "/password",
+    }
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        _native, "run_service", lambda _kind, config, _parent: configs.append(json.loads(config))
+    )
+    arguments = [part for name, value in options.items() for part in (f"--postgres-{name}", value)]
+    flags = ["--no-postgres-require-standby", "--postgres-accept-restored"]
+    variables = {
+        f"THREEFS_POSTGRES_{name.upper().replace('-', '_')}": value
+        for name, value in options.items()
+    }
+    switches = {
+        "THREEFS_POSTGRES_REQUIRE_STANDBY": "false",
+        "THREEFS_POSTGRES_ACCEPT_RESTORED": "true",
+    }
+    command = [*command, "--key-file", "/cluster-key"]
+    for result in (
+        CliRunner().invoke(app, [*command, *arguments, *flags]),
+        CliRunner().invoke(app, command, env=variables | switches),
+    ):
+        assert result.exit_code == 0, result.output
+    expected: dict[str, Any] = {name.replace("-", "_"): value for name, value in options.items()}
+    expected |= {"schema": f"a_{command[0]}", "require_standby": False, "accept_restored": True}
+    assert [config["postgres"] for config in configs] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (replace(POSTGRES, url=""), "--postgres-url"),
+        (replace(POSTGRES, url="pg-0:5432"), "--postgres-url"),
+        (replace(POSTGRES, url="postgresql://pg-0/threefs"), "postgresql://USER@HOST"),
+        (replace(POSTGRES, schema="A"), "--postgres-schema"),
+        (replace(POSTGRES, schema="a" * 51), "--postgres-schema"),
+        (replace(POSTGRES, cert_file=Path("/c")), "--postgres-key-file"),
+        (
+            replace(POSTGRES, cert_file=Path("/c"), key_file=Path("/k")),
+            "--postgres-ca-file",
+        ),
+    ],
+)
+def test_invalid_postgres_options_are_named(options: PostgresOptions, words: str) -> None:
+    with pytest.raises(threefs.InvalidArgument, match=words):
+        options.config("meta")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@pg-0/threefs",
+        "postgresql://me@pg-0/threefs?password=hunter2",
+        "postgresql://me:hunter2@@pg-0/threefs",
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(threefs.InvalidArgument, match="--postgres-password-file") as refused:
+        replace(POSTGRES, url=url).config("meta")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_two_shared_stores_are_refused() -> None:
+    with pytest.raises(threefs.InvalidArgument, match="both are given"):
+        SharedStore(ETCD, POSTGRES).config("meta")

@@ -16,6 +16,7 @@ from threefs.cli.trash_commands import trash_commands
 from threefs.errors import ThreeFSError
 from threefs.etcd import DEFAULT_PREFIX, EtcdOptions, Metadata
 from threefs.exit_status import EXIT_INTERRUPTED, report_error
+from threefs.postgres import DEFAULT_SCHEMA, PostgresOptions
 
 __all__ = ["app", "main"]
 
@@ -51,10 +52,10 @@ def serve(
     data: Annotated[Path, typer.Option(help="Folder for everything: data, key, logs.")],
     storage: Annotated[int, typer.Option(help="Storage processes.")] = 3,
     mgmtds: Annotated[
-        int, typer.Option(help="Cluster managers; more than one needs the metadata in etcd.")
+        int, typer.Option(help="Cluster managers; more than one needs a shared store.")
     ] = 1,
     metas: Annotated[
-        int, typer.Option(help="Metadata services; more than one needs the metadata in etcd.")
+        int, typer.Option(help="Metadata services; more than one needs a shared store.")
     ] = 1,
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
     chains_per_node: Annotated[
@@ -90,6 +91,23 @@ def serve(
         bool,
         typer.Option("--etcd-accept-restored", help="Accept once that etcd lost later changes."),
     ] = False,
+    postgres_url: Annotated[
+        str,
+        typer.Option(help="postgresql://USER@HOST:PORT/DATABASE for the metadata."),
+    ] = "",
+    postgres_schema: Annotated[
+        str, typer.Option(help="Start of the names of this cluster's schemas.")
+    ] = DEFAULT_SCHEMA,
+    postgres_password_file: Annotated[
+        Path | None, typer.Option(help="File with the password of PostgreSQL's user.")
+    ] = None,
+    postgres_require_standby: Annotated[
+        bool, typer.Option(help="Refuse a server without a synchronous standby.")
+    ] = True,
+    postgres_accept_restored: Annotated[
+        bool,
+        typer.Option("--postgres-accept-restored", help="Accept once that it lost later changes."),
+    ] = False,
 ) -> None:
     """Run a whole cluster on this machine until Ctrl-C.
 
@@ -120,6 +138,13 @@ def serve(
         convert=convert,
         etcd_binary=etcd_binary,
         etcd=EtcdOptions(etcd_endpoints, etcd_prefix, accept_restored=etcd_accept_restored),
+        postgres=PostgresOptions(
+            postgres_url,
+            postgres_schema,
+            password_file=postgres_password_file,
+            require_standby=postgres_require_standby,
+            accept_restored=postgres_accept_restored,
+        ),
     )
 
     def on_ready(line: str) -> None:

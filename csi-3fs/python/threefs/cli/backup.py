@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from threefs.cli import backup_folder
-from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json, stderr_console, stdout_console
+from threefs.cli.shared_store import with_shared_store
 from threefs.cli.store import Data, Report, progress, store_json
 from threefs.errors import ThreeFSError
-from threefs.etcd import NO_ETCD, EtcdOptions
+from threefs.shared_store import NO_SHARED_STORE, SharedStore
 
 __all__ = ["backup_commands"]
 
@@ -29,6 +29,8 @@ threefs {kind} dump --data /data/{kind} --file {kind}.dump
 threefs {kind} verify --file {kind}.dump
 
 threefs {kind} load --etcd-endpoints http://etcd-0:2379 --file {kind}.dump
+
+threefs {kind} load --postgres-url postgresql://threefs@pg-0:5432/threefs --file {kind}.dump
 """
 NewData = Annotated[Path | None, typer.Option(help="Folder of a new embedded store, empty.")]
 Output_ = Annotated[Path, typer.Option("--file", help="The dump to write.")]
@@ -42,18 +44,18 @@ def backup_commands(kind: str) -> typer.Typer:
     )
 
     @commands.command()
-    @with_etcd_options
+    @with_shared_store
     def dump(
         file: Output_,
         data: Data = None,
         force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
         output: Format = Output.TABLE,
-        etcd: EtcdOptions = NO_ETCD,
+        shared: SharedStore = NO_SHARED_STORE,
     ) -> None:
         """Write a consistent snapshot of all rows into a file; the service may be running."""
         from threefs import _native
 
-        store = store_json(kind, data, etcd)
+        store = store_json(kind, data, shared)
         if file.exists() and not force:
             raise ThreeFSError(f"`{file}` exists; name another file, or replace it with --force")
         _run(
@@ -64,13 +66,13 @@ def backup_commands(kind: str) -> typer.Typer:
         )
 
     @commands.command()
-    @with_etcd_options
+    @with_shared_store
     def backup(
         folder: Annotated[Path, typer.Option(help="Folder of the backups.")],
         keep: Annotated[int, typer.Option(min=1, help="Number of backups to keep.")] = 7,
         data: Data = None,
         output: Format = Output.TABLE,
-        etcd: EtcdOptions = NO_ETCD,
+        shared: SharedStore = NO_SHARED_STORE,
     ) -> None:
         """Write a dump into a folder, verify it, then remove the oldest ones.
 
@@ -79,7 +81,7 @@ def backup_commands(kind: str) -> typer.Typer:
         """
         from threefs import _native
 
-        store = store_json(kind, data, etcd)
+        store = store_json(kind, data, shared)
         ignored: list[str] = []
 
         def dump_and_verify(report: Report) -> tuple[int, int, Path]:
@@ -107,12 +109,12 @@ def backup_commands(kind: str) -> typer.Typer:
             )
 
     @commands.command()
-    @with_etcd_options
+    @with_shared_store
     def load(
         file: Input,
         data: NewData = None,
         output: Format = Output.TABLE,
-        etcd: EtcdOptions = NO_ETCD,
+        shared: SharedStore = NO_SHARED_STORE,
     ) -> None:
         """Fill the empty store of a stopped service from a dump, which is verified first.
 
@@ -121,7 +123,7 @@ def backup_commands(kind: str) -> typer.Typer:
         """
         from threefs import _native
 
-        store = store_json(kind, data, etcd)
+        store = store_json(kind, data, shared)
         _run(
             "loaded",
             file,
@@ -130,7 +132,7 @@ def backup_commands(kind: str) -> typer.Typer:
         )
 
     if kind == "meta":
-        commands.command()(with_etcd_options(adopt))
+        commands.command()(with_shared_store(adopt))
 
     @commands.command()
     def verify(file: Input, output: Format = Output.TABLE) -> None:
@@ -153,7 +155,7 @@ def adopt(
         bool,
         typer.Option("--yes", help="Accept the loss of all files that are not in this store."),
     ] = False,
-    etcd: EtcdOptions = NO_ETCD,
+    shared: SharedStore = NO_SHARED_STORE,
 ) -> None:
     """Let a stopped service's store replace the one that its cluster has registered.
 
@@ -162,7 +164,7 @@ def adopt(
     """
     from threefs import _native
 
-    store = store_json("meta", data, etcd)
+    store = store_json("meta", data, shared)
     if not yes:
         reason = "all files that this store does not contain will be lost"
         raise ThreeFSError(f"nothing was changed: {reason}; to accept this, add --yes")
@@ -171,7 +173,7 @@ def adopt(
     except OSError as error:
         raise ThreeFSError(str(error)) from error
     stdout_console().print(
-        f"{data or etcd.endpoints} replaces the metadata of its cluster at the next start of the "
+        f"{data or shared.address} replaces the metadata of its cluster at the next start of the "
         "service"
     )
 

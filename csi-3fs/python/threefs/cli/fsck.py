@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json
+from threefs.cli.shared_store import with_shared_store
 from threefs.cli.store import Data, progress, store_json
 from threefs.errors import InvalidArgument, ThreeFSError
-from threefs.etcd import NO_ETCD, EtcdOptions
 from threefs.exit_status import EXIT_FAILED
+from threefs.shared_store import NO_SHARED_STORE, SHARED_STORES, SharedStore
 
 __all__ = ["fsck"]
 
 
-@with_etcd_options
+@with_shared_store
 def fsck(
     data: Data = None,
     file: Annotated[
@@ -31,7 +31,7 @@ def fsck(
         ),
     ] = None,
     output: Format = Output.TABLE,
-    etcd: EtcdOptions = NO_ETCD,
+    shared: SharedStore = NO_SHARED_STORE,
 ) -> None:
     """Check metadata against itself: names, inodes, links, quotas, queues, trash.
 
@@ -43,11 +43,11 @@ def fsck(
     threefs fsck --etcd-endpoints http://etcd-0:2379
     """
     if file is not None:
-        if data is not None or etcd.config("meta") is not None:
-            raise InvalidArgument("pass --file, or a store with --data or --etcd-endpoints")
+        if data is not None or shared.config("meta") is not None:
+            raise InvalidArgument(f"pass --file, or a store with --data, {SHARED_STORES}")
         checked = _check(file)
     else:
-        store = store_json("meta", data, etcd)
+        store = store_json("meta", data, shared)
         with tempfile.TemporaryDirectory(prefix="threefs-fsck-", dir=scratch) as folder:
             checked = _check(_dump(store, Path(folder)))
     if output is Output.JSON:

@@ -10,7 +10,7 @@ import typer
 
 from threefs.cli.output import stderr_console
 from threefs.errors import InvalidArgument
-from threefs.etcd import EtcdOptions
+from threefs.shared_store import SHARED_STORES, SharedStore
 
 __all__ = ["Data", "Report", "progress", "store_json"]
 
@@ -22,13 +22,13 @@ Report = Callable[[int, int], None]
 """Receives what is done and the total."""
 
 
-def store_json(kind: str, data: Path | None, etcd: EtcdOptions) -> str:
-    """The store of a service: a folder, or a prefix of an etcd cluster."""
-    cluster = etcd.config(kind)
-    if (data is None) == (cluster is None):
-        given = "both are given" if cluster is not None else "none is given"
-        raise InvalidArgument(f"a store is either --data or --etcd-endpoints: {given}")
-    return json.dumps({"data": str(data)} if cluster is None else {"etcd": cluster})
+def store_json(kind: str, data: Path | None, shared: SharedStore) -> str:
+    """The store of a service: a folder, or its part of a shared store."""
+    config = shared.config(kind)
+    if (data is None) == (config is None):
+        given = "both are given" if config is not None else "none is given"
+        raise InvalidArgument(f"a store is either --data or {SHARED_STORES}: {given}")
+    return json.dumps({"data": str(data)} if config is None else config)
 
 
 @contextmanager

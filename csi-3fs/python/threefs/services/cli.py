@@ -2,8 +2,8 @@
 
 | command | port | what its pod needs |
 |---|---|---|
-| `threefs-service mgmtd` | 9000 | a volume at `--data` and one replica, or `--etcd-endpoints` |
-| `threefs-service meta` | 9001 | a volume at `--data` and one replica, or `--etcd-endpoints` |
+| `threefs-service mgmtd` | 9000 | a volume at `--data` and one replica, or a shared store |
+| `threefs-service meta` | 9001 | a volume at `--data` and one replica, or a shared store |
 | `threefs-service storage` | 9002 | a volume at `--data`; node id: the pod's ordinal + 1 |
 | `threefs-service check KIND` | | exec probes: alive by default, `--ready` for readiness |
 
@@ -24,10 +24,9 @@ from typing import Annotated
 
 import typer
 
-from threefs.cli.etcd_options import with_etcd_options
 from threefs.cli.output import bytes_of
+from threefs.cli.shared_store import with_shared_store
 from threefs.errors import InvalidArgument, ThreeFSError
-from threefs.etcd import NO_ETCD, EtcdOptions
 from threefs.exit_status import report_error
 from threefs.location import location_of, read_location
 from threefs.services.settings import (
@@ -41,6 +40,7 @@ from threefs.services.settings import (
     storage_config,
     tls_config,
 )
+from threefs.shared_store import NO_SHARED_STORE, SharedStore
 
 __all__ = ["app", "main"]
 
@@ -60,7 +60,9 @@ Data = Annotated[
 OptionalData = Annotated[
     Path | None,
     typer.Option(
-        "--data", envvar="THREEFS_DATA", help="Folder on a separate volume; not used with etcd."
+        "--data",
+        envvar="THREEFS_DATA",
+        help="Folder on a separate volume; not used with a shared store.",
     ),
 ]
 KeyFile = Annotated[
@@ -112,7 +114,7 @@ NodeFailure = Annotated[
 
 
 @app.command()
-@with_etcd_options
+@with_shared_store
 def mgmtd(
     key_file: KeyFile,
     data: OptionalData = None,
@@ -147,7 +149,7 @@ def mgmtd(
     advertise: Advertise = "",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
-    etcd: EtcdOptions = NO_ETCD,
+    shared: SharedStore = NO_SHARED_STORE,
 ) -> None:
     """Run the cluster manager."""
     config = mgmtd_config(
@@ -160,13 +162,13 @@ def mgmtd(
         chains_per_node=chains_per_node,
         node_failure_ms=node_failure_ms,
         rebalance=rebalance,
-        etcd=etcd,
+        shared=shared,
     )
     _serve("mgmtd", config | tls_config(enabled=tls, transition=tls_transition))
 
 
 @app.command()
-@with_etcd_options
+@with_shared_store
 def meta(
     key_file: KeyFile,
     mgmtd: Mgmtd,
@@ -177,7 +179,7 @@ def meta(
     listen: Listen = f"0.0.0.0:{META_PORT}",
     tls: Tls = False,
     tls_transition: TlsTransition = False,
-    etcd: EtcdOptions = NO_ETCD,
+    shared: SharedStore = NO_SHARED_STORE,
 ) -> None:
     """Run the metadata service."""
     config = meta_config(
@@ -186,7 +188,7 @@ def meta(
         key_file=key_file,
         mgmtd=mgmtd,
         chunk_bytes=bytes_of(chunk_size),
-        etcd=etcd,
+        shared=shared,
     )
     _serve("meta", config | tls_config(enabled=tls, transition=tls_transition))
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from threefs.errors import InvalidArgument
-from threefs.etcd import NO_ETCD, EtcdOptions
+from threefs.shared_store import NO_SHARED_STORE, SHARED_STORES, SharedStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def mgmtd_config(
     chains_per_node: int,
     node_failure_ms: int,
     rebalance: bool = True,
-    etcd: EtcdOptions = NO_ETCD,
+    shared: SharedStore = NO_SHARED_STORE,
 ) -> dict[str, Any]:
     """Configuration of mgmtd; with fewer storage nodes than replicas each node holds one copy."""
     for name, value in (
@@ -67,7 +67,7 @@ def mgmtd_config(
     _at_least("node-failure-ms", node_failure_ms, 100)
     return {
         **_listens(listen, advertise),
-        **_store("mgmtd", data, etcd),
+        **_store("mgmtd", data, shared),
         "key_file": str(key_file),
         "nodes": storage_nodes,
         "replicas": min(replicas, storage_nodes),
@@ -86,14 +86,14 @@ def meta_config(
     key_file: Path,
     mgmtd: str,
     chunk_bytes: int,
-    etcd: EtcdOptions = NO_ETCD,
+    shared: SharedStore = NO_SHARED_STORE,
 ) -> dict[str, Any]:
     """Configuration of the metadata service."""
     if chunk_bytes & (chunk_bytes - 1) or not 1 << 16 <= chunk_bytes <= 1 << 26:
         raise _wrong("chunk-size", chunk_bytes, "a power of two from 64 KiB to 64 MiB")
     return {
         "listen": _address("listen", listen),
-        **_store("meta", data, etcd),
+        **_store("meta", data, shared),
         "key_file": str(key_file),
         "mgmtd": addresses_of("mgmtd", mgmtd),
         "chunk_bytes": chunk_bytes,
@@ -157,13 +157,13 @@ def addresses_of(name: str, text: str) -> list[str]:
     return [_address(name, part.strip()) for part in text.split(",")]
 
 
-def _store(service: str, data: Path | None, etcd: EtcdOptions) -> dict[str, Any]:
-    """The etcd cluster, or the folder, that a service keeps its rows in."""
-    cluster = etcd.config(service)
-    if cluster is not None:
-        return {"etcd": cluster}
+def _store(service: str, data: Path | None, shared: SharedStore) -> dict[str, Any]:
+    """The shared store, or the folder, that a service keeps its rows in."""
+    config = shared.config(service)
+    if config is not None:
+        return config
     if data is None:
-        raise _wrong("data", "", "a folder on a separate volume, unless --etcd-endpoints is given")
+        raise _wrong("data", "", f"a folder on a separate volume, unless {SHARED_STORES} is given")
     return {"data": str(data / service)}
 
 

@@ -94,11 +94,11 @@ class DataFolder:
         stored = self.metadata()
         if not self._settings() or options.convert or stored is options.metadata:
             return
-        if options.etcd.endpoints:
+        if options.shared_option:
             raise InvalidArgument(
-                f"the metadata of `{self.path}` is in its own etcd members, not in those of "
-                "--etcd-endpoints; use --metadata etcd, or convert it first with --metadata "
-                "embedded --convert, and then with dumps of both stores"
+                f"the metadata of `{self.path}` is in its own etcd members, not in the store of "
+                f"--{options.shared_option}; use --metadata etcd, or convert it first with "
+                "--metadata embedded --convert, and then with dumps of both stores"
             )
         raise InvalidArgument(
             f"`{self.path}` was created with --metadata {stored}, not {options.metadata}; use "

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from threefs.errors import InvalidArgument
 from threefs.etcd import NO_ETCD, EtcdOptions, Metadata
+from threefs.postgres import NO_POSTGRES, PostgresOptions
+from threefs.shared_store import SharedStore
 
 __all__ = ["ServeOptions"]
 
@@ -35,11 +38,23 @@ class ServeOptions:
     convert: bool = False
     etcd_binary: Path | None = None
     etcd: EtcdOptions = NO_ETCD
+    postgres: PostgresOptions = NO_POSTGRES
 
     @property
     def may_run_members(self) -> bool:
         """Whether etcd members run here, for the services or for a conversion."""
         return self.metadata is Metadata.ETCD or self.convert
+
+    @property
+    def shared_option(self) -> str:
+        """The option that names the store of other machines with the metadata; empty without."""
+        if self.etcd.endpoints:
+            return "etcd-endpoints"
+        return "postgres-url" if self.postgres.url else ""
+
+    def store(self, kind: str) -> dict[str, Any] | None:
+        """The shared store of a kind of service in its configuration; None without one."""
+        return SharedStore(self.etcd, self.postgres).config(kind)
 
     def check(self) -> None:
         """Refuse invalid options with the option, its value and the valid values."""
@@ -67,23 +82,23 @@ class ServeOptions:
             raise _wrong("restart_after", self.restart_after_seconds, "0 or more seconds")
 
     def _check_metadata(self) -> None:
-        self.etcd.config("meta")
-        if self.etcd.endpoints:
+        self.store("meta")
+        if shared := self.shared_option:
             if self.metadata is Metadata.ETCD:
-                expected = "left out with --etcd-endpoints, whose members have the metadata"
+                expected = f"left out with --{shared}, where the metadata is"
                 raise _wrong("metadata", self.metadata, expected)
             if self.convert:
-                raise _wrong("convert", "given", "left out with --etcd-endpoints")
+                raise _wrong("convert", "given", f"left out with --{shared}")
         if self.etcd_binary is not None and not self.may_run_members:
             raise _wrong("etcd_binary", self.etcd_binary, "given with --metadata etcd")
         for name in ("mgmtds", "metas"):
             count = getattr(self, name)
             if count > SERVICES_MAX:
                 raise _wrong(name, count, f"at most {SERVICES_MAX}")
-            if count > 1 and self.metadata is Metadata.EMBEDDED and not self.etcd.endpoints:
+            if count > 1 and self.metadata is Metadata.EMBEDDED and not self.shared_option:
                 expected = (
-                    "1, unless --metadata etcd or --etcd-endpoints is given: one process opens a "
-                    "store in a folder"
+                    "1, unless --metadata etcd, --etcd-endpoints or --postgres-url is given: one "
+                    "process opens a store in a folder"
                 )
                 raise _wrong(name, count, expected)
 

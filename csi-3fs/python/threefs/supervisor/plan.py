@@ -84,8 +84,8 @@ def services(
         }
     stores: dict[str, Any] = {name: {"data": str(data / name)} for name in configs}
     for kind, names in (("mgmtd", mgmtd_names(options)), ("meta", meta_names(options))):
-        if etcd := options.etcd.config(kind):
-            stores.update({name: {"etcd": etcd} for name in names})
+        if store := options.store(kind):
+            stores.update(dict.fromkeys(names, store))
     return [
         Service(
             name=name,
