@@ -73,6 +73,12 @@ impl Key {
         Self(derived.into_bytes().to_vec())
     }
 
+    /// Value by which a holder of this key recognizes it, for one purpose. The key cannot be computed
+    /// from it.
+    pub(super) fn fingerprint(&self, purpose: &str) -> [u8; 32] {
+        self.mac(&[b"fingerprint", purpose.as_bytes()]).finalize().into_bytes().into()
+    }
+
     /// True if `derived` equals the result of `derive` for this purpose; takes constant time.
     pub(crate) fn has_derived(&self, purpose: &str, info: &[u8], derived: &Self) -> bool {
         let mac = self.mac(&[b"derive", purpose.as_bytes(), info]);

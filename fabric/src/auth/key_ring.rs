@@ -37,6 +37,12 @@ impl KeyRing {
         self.keys.iter().find(|(key_id, _)| *key_id == id).map(|(_, key)| key)
     }
 
+    /// Fingerprints of the keys for one purpose: equal for rings with the same key, and the keys
+    /// cannot be computed from them. Ids of keys do not count.
+    pub fn fingerprints(&self, purpose: &str) -> Vec<[u8; 32]> {
+        self.keys.iter().map(|(_, key)| key.fingerprint(purpose)).collect()
+    }
+
     /// Key ids; the signing key comes first.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.keys.iter().map(|(id, _)| *id)
