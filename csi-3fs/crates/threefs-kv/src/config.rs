@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{EmbeddedConfig, EtcdConfig, KvError, PostgresConfig, Store};
+use crate::{EmbeddedConfig, EtcdConfig, KvError, Owner, PostgresConfig, Store, etcd};
 
 /// A store to be opened.
 #[derive(Clone, Debug)]
@@ -19,6 +19,15 @@ impl StoreConfig {
     /// An embedded store of the default size.
     pub fn folder(path: impl Into<PathBuf>) -> Self {
         Self::Embedded(EmbeddedConfig::new(path))
+    }
+
+    /// Name of the store in errors: its folder or address.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Embedded(config) => config.path.display().to_string(),
+            Self::Etcd(config) => config.name(),
+            Self::Postgres(config) => config.name(),
+        }
     }
 
     /// Whether an operator accepts that the store was restored from an older backup.
@@ -42,5 +51,17 @@ impl Store {
             StoreConfig::Etcd(config) => Self::etcd(config).await,
             StoreConfig::Postgres(config) => Self::postgres(config).await,
         }
+    }
+
+    /// Opens the store of a service, which must [enter](Owner::enter) it next. Opening a store in
+    /// etcd writes rows of the backend, but none into the store of another cluster.
+    ///
+    /// # Errors
+    /// As [`Store::open`], and [`KvError::Owner`].
+    pub async fn open_owned(config: StoreConfig, owner: &Owner) -> Result<Self, KvError> {
+        if let StoreConfig::Etcd(config) = &config {
+            etcd::check_owner(config, owner).await?;
+        }
+        Self::open(config).await
     }
 }

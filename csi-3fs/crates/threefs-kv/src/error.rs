@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::OwnerError;
+
 /// An error of a store. Cloned to every transaction of a batch that failed together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
@@ -75,6 +77,9 @@ pub enum KvError {
         /// The error.
         detail: String,
     },
+    /// The store belongs to another cluster.
+    #[error(transparent)]
+    Owner(Box<OwnerError>),
     /// The deadline passed before the transaction succeeded. The last attempt failed with `last`,
     /// so nothing was written.
     #[error("deadline exceeded after {attempts} attempts; last error: {last}")]

@@ -19,6 +19,14 @@ pub(crate) fn check_loaded(path: &Path) -> Result<(), KvError> {
     Err(KvError::broken(path, detail))
 }
 
+/// Refuses a folder without a store.
+pub(crate) fn check_exists(path: &Path) -> Result<(), KvError> {
+    if path.join(ROWS_FILE).is_file() {
+        return Ok(());
+    }
+    Err(KvError::broken(path, "the folder has no store; name the one with data.mdb"))
+}
+
 /// Locks the folder for this process.
 pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
     let broken = |detail: String| KvError::broken(path, detail);

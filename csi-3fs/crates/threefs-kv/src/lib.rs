@@ -23,6 +23,7 @@ mod folder;
 mod guard;
 mod layer;
 mod memory;
+mod owner;
 mod postgres;
 mod resolver;
 pub mod rows;
@@ -39,6 +40,7 @@ pub use dump::{Amendment, DumpError, Dumped, Report, Values, dump, load, scan, v
 pub use embedded::{EmbeddedConfig, MAP_BYTES_MAX};
 pub use error::KvError;
 pub use etcd::EtcdConfig;
+pub use owner::{Entry, Fingerprint, Fingerprints, OWNER_ROW, Owner, OwnerError, Rekeyed, rekey};
 pub use postgres::PostgresConfig;
 pub use store::{Operation, Retry, Store};
 pub use transaction::Transaction;

@@ -10,7 +10,7 @@ use heed::{CommitOrAbort, Env, EnvOpenOptions, WithoutTls};
 
 use super::{Draft, DumpError, Dumped, REPORT_ROWS, Report};
 use crate::embedded::{RESERVED_KEYS_END, Rows, open_rows};
-use crate::folder::{LOADING, ROWS_FILE, sync_folder, take_ownership};
+use crate::folder::{LOADING, ROWS_FILE, check_exists, sync_folder, take_ownership};
 use crate::{EmbeddedConfig, KvError, Row};
 
 /// Rows per transaction of a load.
@@ -26,9 +26,7 @@ pub(super) fn dump(
     report: Report<'_>,
 ) -> Result<Dumped, DumpError> {
     let broken = |detail: String| KvError::broken(&store.path, detail);
-    if !store.path.join(ROWS_FILE).is_file() {
-        return Err(broken("the folder has no store; name the one with data.mdb".into()).into());
-    }
+    check_exists(&store.path)?;
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(store.map_bytes_max);
     // SAFETY: LMDB's own lock file arbitrates between this reader and the service that writes; the

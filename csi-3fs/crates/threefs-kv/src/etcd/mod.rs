@@ -36,6 +36,7 @@ mod plan_test;
 pub use config::EtcdConfig;
 pub(crate) use dump_source::DumpSource;
 pub(crate) use load_target::LoadTarget;
+pub(crate) use open::check_owner;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

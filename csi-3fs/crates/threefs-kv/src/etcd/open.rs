@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse,
+    TxnResponse,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -16,7 +17,7 @@ use super::config::EtcdConfig;
 use super::load_row;
 use super::members::{CALL_TIMEOUT, CallError, Members, RESTORED};
 use super::rows::{Rows, signed, unsigned};
-use crate::KvError;
+use crate::{KvError, OWNER_ROW, Owner};
 
 /// Required `--max-txn-ops`.
 const OPERATIONS: usize = 8192;
@@ -91,6 +92,35 @@ pub(crate) async fn record(members: &Members, rows: &Rows) -> Result<(), KvError
     check_identity(members, rows, false, Instant::now() + CALL_TIMEOUT).await
 }
 
+/// Checks the owner of a store without a write.
+///
+/// # Errors
+/// [`KvError::Owner`], or no member replies.
+pub(crate) async fn check_owner(config: &EtcdConfig, owner: &Owner) -> Result<(), KvError> {
+    let (members, rows) = connect(config)?;
+    let get = |key: &[u8]| TxnOp::get(rows.row(key), None);
+    let reads = Txn::new().and_then([get(OWNER_ROW), get(owner.cluster_row())]);
+    let read = members.any(members.preferred(), Instant::now() + TIMEOUT, |mut client, _| {
+        let reads = reads.clone();
+        async move { client.txn(reads).await }
+    });
+    let (reply, _) = read.await.map_err(|error| members.error(error))?;
+    let [row, cluster] = first_rows(&reply);
+    match row {
+        Some(row) => owner.verify(row.value(), cluster.as_ref().map(KeyValue::value)).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The first row of each of two reads.
+fn first_rows(reply: &TxnResponse) -> [Option<KeyValue>; 2] {
+    let replies = reply.op_responses();
+    [0, 1].map(|index| match replies.get(index) {
+        Some(TxnOpResponse::Get(read)) => read.kvs().first().cloned(),
+        _ => None,
+    })
+}
+
 /// Removes marker rows of lanes, oldest first, so that those of ended processes do not accumulate.
 /// The marker of a commit whose outcome is being decided is among the newest.
 async fn remove_old_lanes(
@@ -162,10 +192,7 @@ async fn read_state(members: &Members, rows: &Rows, deadline: Instant) -> Result
     let ((reply, status), _) = read.await.map_err(|error| members.error(error))?;
     members.observe(reply.header(), floor)?;
     let cluster = reply.header().map_or(0, |header| header.cluster_id());
-    let [identity, load] = [0, 1].map(|index| match reply.op_responses().get(index) {
-        Some(TxnOpResponse::Get(read)) => read.kvs().first().cloned(),
-        _ => None,
-    });
+    let [identity, load] = first_rows(&reply);
     if let Some(load) = &load {
         load_row::check_complete(members, load)?;
     }

@@ -10,6 +10,8 @@ mod dump_races;
 mod embedded;
 mod faults;
 mod outcomes;
+mod owner;
+mod owner_stores;
 mod phantoms;
 mod postgres;
 mod postgres_access;
