@@ -17,6 +17,7 @@ mod manager;
 mod model;
 mod move_report;
 mod ops;
+mod ownership;
 mod pace;
 mod placement;
 pub mod protocol;
@@ -34,6 +35,7 @@ pub use drain_change::DrainChange;
 pub use manager::Manager;
 pub use model::Model;
 pub use move_report::{MoveReport, MoveStatus, Wait, WaitCause, WaitingMove};
+pub use ownership::owner;
 pub use placement::PlannedMove;
 pub use protocol::{
     Claim, ClusterStatus, ForeignStore, MetaRegistered, MetaRegistration, MgmtdError, MgmtdReply,

@@ -12,7 +12,7 @@ use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
 use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
-use threefs_kv::{KvError, Store};
+use threefs_kv::{KvError, Owner, Store};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::config::{Bootstrap, Timers};
@@ -39,6 +39,8 @@ pub struct Manager {
     pub(crate) timers: Timers,
     pub(crate) role: Mutex<Role>,
     published: watch::Sender<Arc<RoutingInfo>>,
+    /// The required owner of the store; `None` in simulators.
+    pub(crate) owner: Option<Owner>,
 }
 
 pub(crate) enum Role {
@@ -61,7 +63,8 @@ impl Manager {
         let (published, _) = watch::channel(Arc::default());
         let role = Mutex::new(Role::Contender { last_lease: None });
         let (address, automatic) = (address.into(), true);
-        Self { store, id, address, bootstrap, automatic, timers, role, published }
+        let owner = None;
+        Self { store, id, address, bootstrap, automatic, timers, role, published, owner }
     }
 
     /// Adds chains and moves replicas on request only.
@@ -330,6 +333,7 @@ impl Manager {
             manager: self.id,
             address: &self.address,
             opening,
+            owner: self.owner.as_ref(),
         };
         let (fence, mut loaded) = self.store.transact(deadline(), &acquire).await?;
         while loaded.restored {
@@ -430,11 +434,12 @@ impl Manager {
         self.publish(view);
     }
 
-    /// Errors reported by a tick: only those of a store that cannot recover. Only one process can
+    /// Errors reported by a tick: only those of a store that cannot recover, or is not of this
+    /// cluster. Only one process can
     /// have the embedded store open, and it must open it again after an unknown outcome.
     fn broken(&self, result: Result<(), OpError>) -> Result<(), KvError> {
         match result {
-            Err(OpError::Kv(error @ KvError::Broken { .. })) => Err(error),
+            Err(OpError::Kv(error @ (KvError::Broken { .. } | KvError::Owner(_)))) => Err(error),
             Err(OpError::Kv(error @ KvError::CommitUnknown { .. }))
                 if self.store.exclusive_opening().is_some() =>
             {

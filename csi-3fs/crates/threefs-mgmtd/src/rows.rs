@@ -2,6 +2,7 @@
 //!
 //! | key | value |
 //! |---|---|
+//! | `OWNR` | the cluster's keys; see `threefs_kv::Owner` |
 //! | `MSNG` holder | `LeaseHolder`: the primary, with its fencing epoch |
 //! | `MSNG` cluster | `ClusterId`, written once |
 //! | `MSNG` meta | `MetaRow`: the store of the metadata service |

@@ -14,12 +14,13 @@ use fabric::rpc::{
 use threefs_core::ids::RoutingVersion;
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
-use threefs_kv::{KvError, Store};
+use threefs_kv::{KvError, Owner, Store};
 use tokio::sync::Semaphore;
 
 use crate::config::MgmtdConfig;
 use crate::heartbeat::Report;
 use crate::manager::Manager;
+use crate::ownership::{Adoption, keep_owner, owner};
 use crate::protocol::{CONTEXT, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
 use crate::restore;
 
@@ -39,7 +40,8 @@ pub enum MgmtdRunError {
     /// Invalid configuration.
     #[error("invalid mgmtd configuration: {0}")]
     Config(String),
-    /// The store cannot be opened, or failed such that only a restart recovers.
+    /// The store cannot be opened, belongs to another cluster, or failed such that only a restart
+    /// recovers.
     #[error(transparent)]
     Store(#[from] KvError),
     /// The port is not available.
@@ -52,6 +54,11 @@ pub struct Mgmtd {
     server: Server,
     manager: Arc<Manager>,
     tick: Duration,
+    owner: Owner,
+    /// A store that this cluster does not own yet.
+    adoption: Option<Arc<Adoption>>,
+    /// Whether an operator accepts that the store was restored from an older backup.
+    accepts_restored: bool,
 }
 
 /// Runs an mgmtd until shutdown.
@@ -72,11 +79,9 @@ impl Mgmtd {
     /// [`MgmtdRunError`].
     pub async fn open(config: MgmtdConfig) -> Result<Self, MgmtdRunError> {
         let server = bind(&config).await?;
-        let store = Store::open(config.store.clone()).await?;
-        if config.store.accepts_restored() {
-            restore::mark_restored(&store).await?;
-        }
-        Ok(Self::new(server, store, config))
+        let owner = owner(&config.key, &config.store);
+        let store = Store::open_owned(config.store.clone(), &owner).await?;
+        Self::start(server, store, owner, config).await
     }
 
     /// As [`Mgmtd::open`], on a store that is open already and that others may share: one of them is
@@ -86,18 +91,27 @@ impl Mgmtd {
     /// [`MgmtdRunError`].
     pub async fn open_on(store: Store, config: MgmtdConfig) -> Result<Self, MgmtdRunError> {
         let server = bind(&config).await?;
-        Ok(Self::new(server, store, config))
+        let owner = owner(&config.key, &config.store);
+        Self::start(server, store, owner, config).await
     }
 
-    fn new(server: Server, store: Store, config: MgmtdConfig) -> Self {
+    async fn start(
+        server: Server,
+        store: Store,
+        owner: Owner,
+        config: MgmtdConfig,
+    ) -> Result<Self, MgmtdRunError> {
+        let adoption = Adoption::enter(&owner, &store).await?.map(Arc::new);
         let address = config.advertise.unwrap_or_else(|| server.address().to_string());
         let mut manager =
-            Manager::new(store, rand::random(), address, config.bootstrap, config.timers);
+            Manager::new(store, rand::random(), address, config.bootstrap, config.timers)
+                .owned_by(owner.clone());
         if !config.rebalance {
             manager = manager.on_demand();
         }
         let tick = Duration::from_millis(config.timers.scan_ms.max(1));
-        Self { server, manager: Arc::new(manager), tick }
+        let accepts_restored = config.store.accepts_restored();
+        Ok(Self { server, manager: Arc::new(manager), tick, owner, adoption, accepts_restored })
     }
 
     /// The address that it listens on.
@@ -116,10 +130,23 @@ impl Mgmtd {
     async fn serve_inner(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
         let clock = Clock(Instant::now());
         let manager = Arc::clone(&self.manager);
-        let handler = Handler::new(manager, clock, shutdown.clone());
+        let adoption = self.adoption.clone();
+        let handler = Handler { adoption, ..Handler::new(manager, clock, shutdown.clone()) };
+        let manage = async {
+            if let Some(adoption) = &self.adoption {
+                adoption.complete(&self.owner, &self.manager.store).await?;
+            }
+            if self.accepts_restored {
+                restore::mark_restored(&self.manager.store).await?;
+            }
+            tokio::select! {
+                error = tick(&self.manager, clock, self.tick) => Err(error),
+                error = keep_owner(&self.manager, &self.owner) => Err(error),
+            }
+        };
         tokio::select! {
             () = self.server.serve(handler, shutdown) => Ok(()),
-            error = tick(&self.manager, clock, self.tick) => Err(error.into()),
+            ended = manage => Ok(ended?),
         }
     }
 }
@@ -163,6 +190,8 @@ struct Handler {
     reads: Semaphore,
     reads_of_volumes: Semaphore,
     encoded: Mutex<Encoded>,
+    /// A store that was without an owner at the start.
+    adoption: Option<Arc<Adoption>>,
 }
 
 /// The newest routing as an encoded reply, shared by all replies: a change is sent to all clients
@@ -189,7 +218,8 @@ impl Encoded {
 impl Handler {
     fn new(manager: Arc<Manager>, clock: Clock, shutdown: Shutdown) -> Self {
         let (reads, reads_of_volumes) = (Semaphore::new(READS_MAX), Semaphore::new(READS_MAX));
-        Self { manager, clock, shutdown, reads, reads_of_volumes, encoded: Mutex::default() }
+        let (encoded, adoption) = (Mutex::default(), None);
+        Self { manager, clock, shutdown, reads, reads_of_volumes, encoded, adoption }
     }
 
     /// The routing once it is newer than the caller's version, or nothing after the wait.
@@ -234,6 +264,9 @@ impl Handler {
 
     async fn answer(&self, grant: &Grant, request: MgmtdRequest) -> Result<Reply, Fault> {
         let (manager, now) = (&self.manager, self.clock.now());
+        if let Some(adoption) = &self.adoption {
+            adoption.observe(&request);
+        }
         let reads = if grant.ticket().is_some() { &self.reads_of_volumes } else { &self.reads };
         let result: MgmtdResult = match request {
             MgmtdRequest::Routing { known_version, wait_ms } => {

@@ -6,7 +6,7 @@
 //! clock.
 
 use threefs_core::ids::ClusterId;
-use threefs_kv::{Operation, Transaction};
+use threefs_kv::{Operation, Owner, Transaction};
 
 use super::load::{Loaded, load};
 use super::{Fence, OpError, fence};
@@ -39,6 +39,7 @@ pub(crate) struct AcquireLease<'a> {
     pub manager: u128,
     pub address: &'a str,
     pub opening: Option<u128>,
+    pub owner: Option<&'a Owner>,
 }
 
 impl Operation for AcquireLease<'_> {
@@ -51,7 +52,10 @@ impl Operation for AcquireLease<'_> {
             let holder = now.holder.map_or_else(|| "no mgmtd".into(), |holder| holder.address);
             return Err(OpError::Fenced { holder });
         }
-        let Self { manager, address, opening, .. } = *self;
+        let Self { manager, address, opening, owner, .. } = *self;
+        if let Some(owner) = owner {
+            owner.check(txn).await?;
+        }
         let epoch = now.holder.map_or(0, |holder| holder.epoch) + 1;
         rows::write(
             txn,
