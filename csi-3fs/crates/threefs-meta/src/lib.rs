@@ -67,6 +67,7 @@ pub use protocol::{
 };
 pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;
+pub use service::ownership::owner;
 pub use service::registration::adopt;
 pub use service::{Meta, MetaRunError, run};
 pub use threefs_kv::{MAP_BYTES_MAX, StoreConfig};

@@ -31,6 +31,7 @@
 //! | `LOWN` client kind owner inode | – | a file in which an owner holds or waits for locks |
 //! | `LCNT` directory | i64 | rows `LSES` and `LOWN` of a volume's clients; directory 0: of holders of the cluster key |
 //! | `METAcollector` | `CollectorRow` | the service that collects garbage |
+//! | `OWNR` | see `threefs_kv::Owner` | the keys of the cluster that owns the store |
 //! | `META` name | u64 | the next free inode, the schema version, the generation of the store, the round of the removal queues |
 //! | `METAtree`, `METAcluster`, `METAprocess` | u128 | ids of the tree, of its cluster, and of the service that started last |
 //! | `METAclaim` | `Claim` | why the store may differ from the one registered with mgmtd |

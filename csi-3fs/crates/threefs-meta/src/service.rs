@@ -1,5 +1,6 @@
 //! The metadata service: RPC server, capabilities and background tasks.
 
+pub(crate) mod ownership;
 pub(crate) mod registration;
 mod reply_size;
 pub(crate) mod scope;
@@ -19,7 +20,7 @@ use fabric::rpc::{
 };
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
-use threefs_kv::{KvError, Store};
+use threefs_kv::{KvError, Owner, Store};
 use threefs_mgmtd::{MgmtdClient, MgmtdError, RoutingFollower};
 
 use crate::chunk_trimmer::ChunkTrimmer;
@@ -29,6 +30,7 @@ use crate::protocol::{
     decode_request,
 };
 use crate::restore;
+use crate::service::ownership::owner;
 use crate::service::registration::{RegistrationError, register};
 use crate::service::reply_size::reply_bytes;
 use crate::service::scope::outside;
@@ -40,7 +42,8 @@ const REPLY_BYTES_MAX: usize = 64 << 20;
 /// Why a metadata service stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaRunError {
-    /// The store cannot be opened, or failed such that only a restart recovers.
+    /// The store cannot be opened, belongs to another cluster, or failed such that only a restart
+    /// recovers.
     #[error(transparent)]
     Store(#[from] KvError),
     /// The tree in the store cannot be used.
@@ -66,6 +69,7 @@ pub struct Meta {
     tree: Arc<Tree>,
     keys: Keys,
     mgmtd: MgmtdClient,
+    owner: Owner,
     _routing: RoutingFollower,
 }
 
@@ -79,7 +83,14 @@ pub fn run(
     trimmer: Arc<dyn ChunkTrimmer>,
     shutdown: Shutdown,
 ) -> BoxFuture<'static, Result<(), MetaRunError>> {
-    Box::pin(async { Meta::open(config, trimmer).await?.serve(shutdown).await })
+    Box::pin(async {
+        // Opening may wait for mgmtd.
+        let meta = tokio::select! {
+            opened = Meta::open(config, trimmer) => opened?,
+            () = shutdown.requested() => return Ok(()),
+        };
+        meta.serve(shutdown).await
+    })
 }
 
 impl Meta {
@@ -91,10 +102,8 @@ impl Meta {
         config: MetaConfig,
         trimmer: Arc<dyn ChunkTrimmer>,
     ) -> Result<Self, MetaRunError> {
-        let store = Store::open(config.store.clone()).await?;
-        if config.store.accepts_restored() {
-            restore::mark_restored(&store).await?;
-        }
+        let owner = owner(&config.key, &config.store);
+        let store = Store::open_owned(config.store.clone(), &owner).await?;
         Self::open_on(store, config, trimmer).await
     }
 
@@ -112,10 +121,15 @@ impl Meta {
         server.budgets = vec![Budget { reply_bytes_max: REPLY_BYTES_MAX, ..Budget::default() }];
         let server = Server::bind(&config.listen, server).await?;
         let mgmtd = MgmtdClient::new(&config.mgmtd, &config.tls.credentials(&config.key));
+        let owner = owner(&config.key, &config.store);
+        ownership::enter(&owner, &store, &mgmtd).await?;
+        if config.store.accepts_restored() {
+            restore::mark_restored(&store).await?;
+        }
         let routing = mgmtd.follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
         let keys = config.key;
-        Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, _routing: routing })
+        Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, owner, _routing: routing })
     }
 
     /// The address that it listens on.
@@ -158,6 +172,7 @@ impl Meta {
         tokio::select! {
             () = self.server.serve(handler, shutdown) => Ok(()),
             error = self.tree.store_failed() => Err(error.into()),
+            error = ownership::keep(&self.owner, &self.tree) => Err(error.into()),
             () = self.tree.removed_by_another() => Err(MetaRunError::Removed),
             ended = background => ended,
         }
