@@ -26,6 +26,7 @@ __all__ = [
     "store_check",
     "store_dump",
     "store_load",
+    "store_rekey",
     "store_verify",
     "verify_ticket",
 ]
@@ -152,6 +153,9 @@ def store_adopt(store_json: str) -> None: ...
 def store_load(
     kind: str, store_json: str, file: Path, progress: Callable[[int, int], None]
 ) -> tuple[int, int]: ...
+
+# Fingerprints of the former and of the new owner.
+def store_rekey(kind: str, store_json: str, key_file: str) -> tuple[list[str], list[str]]: ...
 
 # The result of a check of a dump of metadata, as JSON.
 def store_check(file: Path, progress: Callable[[int, int], None]) -> str: ...

@@ -1,14 +1,16 @@
 //! Dumps of the stores of meta and mgmtd, for backups and conversion.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use fabric::auth::keys::Keys;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use threefs_core::ids::ClusterId;
 use threefs_kv::rows::decode;
-use threefs_kv::{DumpError, Dumped, StoreConfig, Values};
+use threefs_kv::{DumpError, Dumped, Fingerprints, StoreConfig, Values};
 
+use crate::errors;
 use crate::store::store_of_json;
 
 /// Number of rows and bytes.
@@ -105,6 +107,28 @@ pub fn store_load(
 pub fn store_adopt(py: Python<'_>, store_json: &str) -> PyResult<()> {
     let store = store_of(store_json)?;
     run(py, threefs_meta::adopt(store))?.map_err(|error| PyOSError::new_err(error.to_string()))
+}
+
+/// Make the keys of a file the owner of a stopped service's store. Returns the fingerprints of the
+/// former and of the new owner.
+#[pyfunction]
+pub fn store_rekey(
+    py: Python<'_>,
+    kind: &str,
+    store_json: &str,
+    key_file: &str,
+) -> PyResult<(Vec<String>, Vec<String>)> {
+    let (kind, store) = (kind_of(kind)?, store_of(store_json)?);
+    let keys = Keys::read(Path::new(key_file));
+    let keys = keys.map_err(|error| errors::invalid(py, &error.to_string()))?;
+    let owner = match kind {
+        threefs_meta::DUMP_KIND => threefs_meta::owner(&keys, &store),
+        _ => threefs_mgmtd::owner(&keys, &store),
+    };
+    let rekeyed = run(py, threefs_kv::rekey(store, &owner))?;
+    let rekeyed = rekeyed.map_err(|error| PyOSError::new_err(error.to_string()))?;
+    let texts = |keys: &Fingerprints| keys.iter().map(ToString::to_string).collect();
+    Ok((texts(&rekeyed.before), texts(&rekeyed.after)))
 }
 
 /// Read a dump to its end and verify it. Also returns the id of the cluster of its store.

@@ -53,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(backup::store_dump, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_adopt, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_load, module)?)?;
+    module.add_function(wrap_pyfunction!(backup::store_rekey, module)?)?;
     module.add_function(wrap_pyfunction!(backup::store_verify, module)?)?;
     module.add_function(wrap_pyfunction!(rings::register_fd, module)?)?;
     module.add_function(wrap_pyfunction!(rings::deregister_fd, module)?)?;

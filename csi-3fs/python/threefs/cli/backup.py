@@ -9,6 +9,7 @@ import typer
 from threefs.cli import backup_folder
 from threefs.cli.options import Format
 from threefs.cli.output import Output, print_json, stderr_console, stdout_console
+from threefs.cli.rekey import rekey_command
 from threefs.cli.shared_store import with_shared_store
 from threefs.cli.store import Data, Report, progress, store_json
 from threefs.errors import ThreeFSError
@@ -131,6 +132,7 @@ def backup_commands(kind: str) -> typer.Typer:
             lambda report: (*_native.store_load(kind, store, file, report), file),
         )
 
+    commands.command()(with_shared_store(rekey_command(kind)))
     if kind == "meta":
         commands.command()(with_shared_store(adopt))
 
