@@ -4,9 +4,8 @@ use fabric::deadline::Deadline;
 
 use super::row::{self, Fingerprints};
 use super::{OWNER_ROW, Owner, TIMEOUT};
-use crate::etcd::DumpSource;
 use crate::folder::check_exists;
-use crate::{KvError, Operation, Store, StoreConfig, Transaction};
+use crate::{KvError, Operation, Store, StoreConfig, Transaction, etcd, postgres};
 
 /// Owners of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +24,8 @@ pub async fn rekey(config: StoreConfig, owner: &Owner) -> Result<Rekeyed, KvErro
     match &config {
         StoreConfig::Embedded(config) => check_exists(&config.path)?,
         // Opening a store writes rows of the backend, also under a mistyped prefix.
-        StoreConfig::Etcd(config) => drop(DumpSource::connect(config).await?.start().await?),
+        StoreConfig::Etcd(config) => drop(etcd::DumpSource::connect(config).await?.start().await?),
+        StoreConfig::Postgres(config) => drop(postgres::DumpSource::start(config).await?),
     }
     let store = Store::open(config).await?;
     store.transact(Deadline::after(TIMEOUT), &Rekey(owner.current())).await
