@@ -9,6 +9,7 @@ import typer
 
 from threefs.cli.backup import backup_commands
 from threefs.cli.credential_commands import credential_commands
+from threefs.cli.doctor import doctor
 from threefs.cli.fsck import fsck
 from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, bytes_of
@@ -31,6 +32,7 @@ app = typer.Typer(
     "its cluster.json.",
 )
 
+app.command()(doctor)
 app.command()(fsck)
 app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
@@ -173,24 +175,6 @@ def status(
     from threefs.cli.status import show_status
 
     show_status(cluster, output, timeout)
-
-
-@app.command()
-def doctor(
-    cluster: Cluster = None,
-    output: Format = Output.TABLE,
-    timeout: Timeout = 10.0,
-) -> None:
-    """Check this machine, its connections to a cluster, and the cluster; change nothing.
-
-    Each check that is not ok names a remedy. Without a cluster only the machine is checked. The
-    exit status is 1 when there is a problem, and 0 with warnings.
-
-    Examples: threefs doctor ; threefs doctor -o json | jq '.findings[] | select(.severity != "ok")'
-    """
-    from threefs.cli.doctor import show_findings
-
-    show_findings(cluster, output, timeout)
 
 
 @app.command()
