@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{EmbeddedConfig, EtcdConfig, KvError, Owner, PostgresConfig, Store, etcd};
+use crate::{EmbeddedConfig, EtcdConfig, KvError, OWNER_ROW, Owner, PostgresConfig, Store, etcd};
 
 /// A store to be opened.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl StoreConfig {
     }
 
     /// Name of the store in errors: its folder or address.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         match self {
             Self::Embedded(config) => config.path.display().to_string(),
             Self::Etcd(config) => config.name(),
@@ -60,7 +60,10 @@ impl Store {
     /// As [`Store::open`], and [`KvError::Owner`].
     pub async fn open_owned(config: StoreConfig, owner: &Owner) -> Result<Self, KvError> {
         if let StoreConfig::Etcd(config) = &config {
-            etcd::check_owner(config, owner).await?;
+            let [row, cluster] = etcd::peek(config, [OWNER_ROW, owner.cluster_row()]).await?;
+            if let Some(row) = row {
+                owner.verify(&row, cluster.as_deref())?;
+            }
         }
         Self::open(config).await
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::OwnerError;
+use crate::owner_error::OwnerError;
 
 /// An error of a store. Cloned to every transaction of a batch that failed together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

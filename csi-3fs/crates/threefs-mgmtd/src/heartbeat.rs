@@ -6,10 +6,11 @@ use threefs_core::ids::RoutingVersion;
 use threefs_core::location::Location;
 use threefs_core::time::Millis;
 
+use crate::changes::Changes;
 use crate::config::Timers;
 use crate::protocol::MgmtdError;
 use crate::rows::NodeRow;
-use crate::view::{Admission, Changes, View};
+use crate::view::{Admission, View};
 
 /// A heartbeat with what newer storage services send with it.
 #[derive(Clone, Debug)]

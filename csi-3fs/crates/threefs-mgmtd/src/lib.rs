@@ -5,6 +5,7 @@
 //! decision is published only after it is durable. The rules of chains are
 //! `threefs_core::chain::advance`.
 
+mod changes;
 mod client;
 mod config;
 mod domains;

@@ -15,6 +15,7 @@ use threefs_core::time::Millis;
 use threefs_kv::{KvError, Owner, Store};
 use tokio::sync::{Mutex, MutexGuard, watch};
 
+use crate::changes::Changes;
 use crate::config::{Bootstrap, Timers};
 use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{
@@ -22,7 +23,7 @@ use crate::ops::{
     RenewLease, UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion};
-use crate::view::{Changes, View};
+use crate::view::View;
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
 /// another leader, 1 to 3 s.

@@ -10,12 +10,13 @@ use threefs_core::membership::{Unproven, hold};
 use threefs_core::routing::{NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 
+use crate::changes::Changes;
 use crate::config::Timers;
 use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{MgmtdError, Promotion};
 use crate::rows::NodeRow;
-use crate::view::{Changes, View};
+use crate::view::View;
 
 /// A primary without a store.
 #[derive(Clone, Debug)]

@@ -25,7 +25,7 @@ const LOOKS_PER_LINE: u32 = 10;
 
 /// The cluster with these keys, as the owner of a store of mgmtd.
 pub fn owner(keys: &Keys, store: &StoreConfig) -> Owner {
-    Owner::new("mgmtd", CLUSTER, keys.clone(), store)
+    Owner::new("mgmtd", CLUSTER, keys.clone(), store.name())
 }
 
 /// Checks that this cluster owns the store; the primary lets the row follow the key file.

@@ -1,5 +1,5 @@
-//! Bytes that the daemons of a mount have read, by the distance of the replica: the last words of
-//! the journal, where the process that keeps the mount reads them.
+//! Bytes that the daemons of a mount have read, by the distance of the replica: counters at the end
+//! of the journal, where the process that keeps the mount reads them.
 
 use std::sync::atomic::Ordering::Relaxed;
 

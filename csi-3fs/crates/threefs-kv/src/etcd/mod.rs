@@ -36,7 +36,7 @@ mod plan_test;
 pub use config::EtcdConfig;
 pub(crate) use dump_source::DumpSource;
 pub(crate) use load_target::LoadTarget;
-pub(crate) use open::check_owner;
+pub(crate) use open::peek;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -17,7 +17,7 @@ use super::config::EtcdConfig;
 use super::load_row;
 use super::members::{CALL_TIMEOUT, CallError, Members, RESTORED};
 use super::rows::{Rows, signed, unsigned};
-use crate::{KvError, OWNER_ROW, Owner};
+use crate::KvError;
 
 /// Required `--max-txn-ops`.
 const OPERATIONS: usize = 8192;
@@ -92,24 +92,22 @@ pub(crate) async fn record(members: &Members, rows: &Rows) -> Result<(), KvError
     check_identity(members, rows, false, Instant::now() + CALL_TIMEOUT).await
 }
 
-/// Checks the owner of a store without a write.
+/// Values of two rows of callers, read before anything is written.
 ///
 /// # Errors
-/// [`KvError::Owner`], or no member replies.
-pub(crate) async fn check_owner(config: &EtcdConfig, owner: &Owner) -> Result<(), KvError> {
+/// No member replies.
+pub(crate) async fn peek(
+    config: &EtcdConfig,
+    keys: [&[u8]; 2],
+) -> Result<[Option<Vec<u8>>; 2], KvError> {
     let (members, rows) = connect(config)?;
-    let get = |key: &[u8]| TxnOp::get(rows.row(key), None);
-    let reads = Txn::new().and_then([get(OWNER_ROW), get(owner.cluster_row())]);
+    let reads = Txn::new().and_then(keys.map(|key| TxnOp::get(rows.row(key), None)));
     let read = members.any(members.preferred(), Instant::now() + TIMEOUT, |mut client, _| {
         let reads = reads.clone();
         async move { client.txn(reads).await }
     });
     let (reply, _) = read.await.map_err(|error| members.error(error))?;
-    let [row, cluster] = first_rows(&reply);
-    match row {
-        Some(row) => owner.verify(row.value(), cluster.as_ref().map(KeyValue::value)).map(drop),
-        None => Ok(()),
-    }
+    Ok(first_rows(&reply).map(|row| row.map(|row| row.value().to_vec())))
 }
 
 /// The first row of each of two reads.

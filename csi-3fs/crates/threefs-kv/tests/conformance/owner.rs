@@ -1,9 +1,14 @@
 //! One owner per store: its first service, adoption, key rotation, and a change by an operator.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use fabric::BoxFuture;
 use fabric::auth::keys::{KeyRing, Keys};
-use threefs_kv::{Entry, KeyRange, KvError, OWNER_ROW, Owner, OwnerError, Row, Store, StoreConfig};
+use threefs_kv::{
+    Backend, Commit, Entry, KeyRange, KvError, Limits, OWNER_ROW, Owner, OwnerError, Row, Snapshot,
+    Store, StoreConfig, Versionstamp, Watch,
+};
 
 use crate::backends::{get, put, start, stores};
 
@@ -22,7 +27,7 @@ pub(crate) fn key_file(numbers: &[u32]) -> String {
 }
 
 pub(crate) fn owner(keys: &Keys, store: &StoreConfig) -> Owner {
-    Owner::new("mgmtd", CLUSTER, keys.clone(), store)
+    Owner::new("mgmtd", CLUSTER, keys.clone(), store.name())
 }
 
 /// A new process of a cluster over a store without a name.
@@ -101,6 +106,45 @@ async fn of_two_clusters_that_start_over_an_empty_store_one_is_refused() {
             txn.clear(OWNER_ROW);
             txn.commit().await.unwrap();
         }
+    }
+}
+
+/// A store into which a service of an earlier version writes a row before the first commit.
+struct Overtaken(Store, AtomicBool);
+
+impl Backend for Overtaken {
+    fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+        Backend::snapshot(&self.0)
+    }
+
+    fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+        Box::pin(async {
+            if !self.1.swap(true, SeqCst) {
+                put(&self.0, b"a", b"1").await;
+            }
+            self.0.commit(commit).await
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn watch(&self, key: &[u8]) -> Watch {
+        self.0.watch(key)
+    }
+
+    fn exclusive_opening(&self) -> Option<u128> {
+        self.0.exclusive_opening()
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_has_rows_at_the_commit_is_not_empty() {
+    for (store, _resources) in stores().await {
+        let overtaken = Store::new(Overtaken(store.clone(), AtomicBool::new(false)));
+        assert_eq!(process(&[1]).enter(&overtaken).await.unwrap(), Entry::Unowned(None));
+        assert_eq!(get(&store, OWNER_ROW).await, None);
     }
 }
 

@@ -21,7 +21,7 @@ const ATTEMPTS_PER_LINE: u32 = 10;
 
 /// The cluster with these keys, as the owner of a metadata store.
 pub fn owner(keys: &Keys, store: &StoreConfig) -> Owner {
-    Owner::new(crate::DUMP_KIND, CLUSTER, keys.clone(), store)
+    Owner::new(crate::DUMP_KIND, CLUSTER, keys.clone(), store.name())
 }
 
 /// Checks the owner of a store. One without an owner is adopted if the mgmtd with a key of this

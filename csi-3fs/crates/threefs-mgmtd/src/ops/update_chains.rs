@@ -6,8 +6,8 @@ use threefs_kv::{KvError, Operation, Transaction};
 
 use super::grow::end_moves;
 use super::{Fence, OpError, fence, next_routing_version};
+use crate::changes::Changes;
 use crate::rows;
-use crate::view::Changes;
 
 /// Writes changed chains. Each must be the direct successor of the stored version: a primary that
 /// has decided from outdated state must not write it.

@@ -9,9 +9,10 @@ use threefs_core::membership::{MembershipRecord, Unproven, confirm, hold, newest
 use threefs_core::routing::{Chain, ChainTarget};
 use threefs_core::time::Millis;
 
+use crate::changes::Changes;
 use crate::config::Timers;
 use crate::report::{UnconfirmedChain, UnconfirmedReport, UnknownTarget};
-use crate::view::{Changes, View};
+use crate::view::View;
 
 /// The records of each chain.
 pub(crate) type Records<'a> = BTreeMap<ChainId, BTreeMap<TargetId, &'a MembershipRecord>>;

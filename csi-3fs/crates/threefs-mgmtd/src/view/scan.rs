@@ -9,10 +9,11 @@ use threefs_core::moves::follow;
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
+use crate::changes::Changes;
 use crate::config::Timers;
 use crate::protocol::ForeignStore;
+use crate::view::View;
 use crate::view::held::Records;
-use crate::view::{Changes, View};
 
 impl View {
     /// Whether decisions about a chain must wait: some of its serving targets are dead, and none of

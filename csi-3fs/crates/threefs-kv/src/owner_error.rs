@@ -1,6 +1,6 @@
 //! Why a service refuses a store.
 
-use super::row::{Fingerprint, Fingerprints};
+use crate::owner_row::{Fingerprint, Fingerprints};
 
 /// The store of another cluster.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -19,7 +19,7 @@ pub struct Fingerprint([u8; FINGERPRINT_BYTES]);
 pub type Fingerprints = BTreeSet<Fingerprint>;
 
 impl Fingerprint {
-    pub(super) fn of(keys: &KeyRing) -> Fingerprints {
+    pub(crate) fn of(keys: &KeyRing) -> Fingerprints {
         keys.fingerprints(PURPOSE).into_iter().map(Self).collect()
     }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Fingerprint {
 }
 
 /// The format, and the fingerprints in order.
-pub(super) fn encode(keys: &Fingerprints) -> Vec<u8> {
+pub(crate) fn encode(keys: &Fingerprints) -> Vec<u8> {
     let mut row = vec![FORMAT];
     row.extend(keys.iter().flat_map(|key| key.0));
     row
@@ -46,7 +46,7 @@ pub(super) fn encode(keys: &Fingerprints) -> Vec<u8> {
 ///
 /// # Errors
 /// What is wrong with the row.
-pub(super) fn decode(row: &[u8]) -> Result<Fingerprints, String> {
+pub(crate) fn decode(row: &[u8]) -> Result<Fingerprints, String> {
     let (format, keys) = row.split_first().ok_or("it is empty")?;
     if *format != FORMAT {
         return Err(format!("its format is {format}, this program knows {FORMAT}"));

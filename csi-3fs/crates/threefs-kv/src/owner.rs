@@ -7,13 +7,9 @@
 //!
 //! | part | responsibility |
 //! |---|---|
-//! | `row` | pure: the row's bytes |
-//! | `error` | why a service refuses a store |
+//! | `owner_row` | pure: the row's bytes |
+//! | `owner_error` | why a service refuses a store |
 //! | `rekey` | replacement by an operator |
-
-mod error;
-mod rekey;
-mod row;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,11 +17,9 @@ use std::time::Duration;
 use fabric::auth::keys::Keys;
 use fabric::deadline::Deadline;
 
-pub use error::OwnerError;
-pub use rekey::{Rekeyed, rekey};
-pub use row::{Fingerprint, Fingerprints};
-
-use crate::{KeyRange, KvError, Operation, Store, StoreConfig, Transaction, rows};
+use crate::owner_error::OwnerError;
+use crate::owner_row::{self, Fingerprint, Fingerprints};
+use crate::{KeyRange, KvError, Operation, Store, Transaction, rows};
 
 /// Key of the row, in the stores of all services.
 pub const OWNER_ROW: &[u8] = b"OWNR";
@@ -47,6 +41,15 @@ pub struct Owner {
     accepted: Arc<Mutex<Fingerprints>>,
 }
 
+/// Owners of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rekeyed {
+    /// Fingerprints of the former owner; none if the row was absent or invalid.
+    pub before: Fingerprints,
+    /// Fingerprints of the new one.
+    pub after: Fingerprints,
+}
+
 /// Result of [`Owner::enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -58,14 +61,14 @@ pub enum Entry {
 }
 
 impl Owner {
-    /// The owner of the store of a service.
+    /// The owner of the store of a service, whose folder or address is `store`.
     pub fn new(
         service: &'static str,
         cluster_row: &'static [u8],
         keys: Keys,
-        store: &StoreConfig,
+        store: String,
     ) -> Self {
-        Self { service, cluster_row, store: store.name(), keys, accepted: Arc::default() }
+        Self { service, cluster_row, store, keys, accepted: Arc::default() }
     }
 
     /// Checks the owner of a store, before anything else is done with it. The first service of an
@@ -102,6 +105,11 @@ impl Owner {
         }
     }
 
+    /// Makes this cluster the owner of a store, also if another one owns it.
+    pub(crate) async fn replace(&self, store: &Store) -> Result<Rekeyed, KvError> {
+        store.transact(Deadline::after(TIMEOUT), &Rekey(self.current())).await
+    }
+
     /// Checks the owner as part of a transaction, which conflicts with a change of the owner.
     ///
     /// # Errors
@@ -136,7 +144,7 @@ impl Owner {
         cluster: Option<&[u8]>,
     ) -> Result<Fingerprints, KvError> {
         let (store, service) = (self.store.clone(), self.service);
-        let owners = row::decode(row).map_err(|detail| {
+        let owners = owner_row::decode(row).map_err(|detail| {
             refused(OwnerError::Invalid { store: store.clone(), service, detail })
         })?;
         let ours = self.current();
@@ -213,8 +221,22 @@ impl Operation for Update<'_> {
         if !writes {
             return Ok(Updated::Unowned(rows::read(txn, self.owner.cluster_row).await?));
         }
-        txn.set(OWNER_ROW, row::encode(&ours));
+        txn.set(OWNER_ROW, owner_row::encode(&ours));
         Ok(Updated::Written(ours))
+    }
+}
+
+struct Rekey(Fingerprints);
+
+impl Operation for Rekey {
+    type Output = Rekeyed;
+    type Error = KvError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<Rekeyed, KvError> {
+        let before = txn.get(OWNER_ROW).await?;
+        let before = before.and_then(|row| owner_row::decode(&row).ok()).unwrap_or_default();
+        txn.set(OWNER_ROW, owner_row::encode(&self.0));
+        Ok(Rekeyed { before, after: self.0.clone() })
     }
 }
 
