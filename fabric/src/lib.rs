@@ -1,13 +1,14 @@
 //! Transport layer shared by the collectives and the file system: authentication (`auth`), traffic
 //! classes (`class`), address selection (`interfaces`), descriptor limits (`descriptors`),
-//! deadlines (`deadline`), boot-time instants (`boot_instant`), TLS (`tls`), and the transports:
-//! TCP, shared memory and remote calls.
+//! deadlines (`deadline`), boot-time instants (`boot_instant`), TLS (`tls`), atomics that a model
+//! checker can replace (`atomics`), and the transports: TCP, shared memory and remote calls.
 //!
 //! The crate does not interpret the messages that it carries.
 
 use std::pin::Pin;
 
 pub mod arena;
+pub mod atomics;
 pub mod auth;
 pub mod boot_instant;
 pub mod class;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use fabric::atomics::{Atomic, Atomics, Native};
 use hfreduce_core::Fingerprint;
 use hfreduce_core::error::CollectiveError;
 use hfreduce_core::matching::ANY_RANK;
-use hfreduce_shm::atomics::{Atomic, Atomics, Native};
 
 const PENDING: u32 = 0;
 const DONE: u32 = 1;
@@ -278,7 +278,7 @@ mod tests {
 #[cfg(test)]
 mod models {
     use super::*;
-    use hfreduce_shm::atomics::model::*;
+    use fabric::atomics::model::*;
     use loom::cell::UnsafeCell;
     use std::sync::Arc;
 

@@ -6,12 +6,10 @@
 //! - [`watermarks`]: progress of a buffer that fills and drains during its operation.
 //! - [`flight`]: the flight recorder.
 //! - [`quota`]: what the users of a process may take of it.
-//! - [`atomics`]: atomics of the processor, or those of a model checker.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod arenas;
-pub mod atomics;
 pub mod flight;
 pub mod peer_memory;
 pub mod quota;

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread::Thread;
 
-use crate::atomics::{Atomic, Atomics, Native};
+use fabric::atomics::{Atomic, Atomics, Native};
 
 /// A monotonic byte count; a reader sees everything that was done to the bytes before it.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Watermarks {
 #[cfg(test)]
 mod models {
     use super::*;
-    use crate::atomics::model::*;
+    use fabric::atomics::model::*;
     use loom::cell::UnsafeCell;
     use std::sync::Arc;
 

@@ -24,7 +24,7 @@ use std::time::Instant;
 pub use read::{Entry, Peer, ReadError, Snapshot, Waiting, read_file};
 pub use storage::Folders;
 
-use crate::atomics::Native;
+use fabric::atomics::Native;
 use hfreduce_core::Fingerprint;
 use seqlock::DoubleRead;
 use storage::RecorderMemory;

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::atomics::{Atomic, Atomics};
+use fabric::atomics::{Atomic, Atomics};
 
 /// Changes the words that belong to a stamp, which is odd `during` the change and even `after` it;
 /// no value is used twice.
@@ -72,7 +72,7 @@ mod models {
     use std::sync::Arc;
 
     use super::*;
-    use crate::atomics::model::*;
+    use fabric::atomics::model::*;
 
     fn write<A: Atomics>(words: &[A::U64; 3], number: u64) {
         change::<A>(&words[0], number * 2 + 1, number * 2 + 2, || {

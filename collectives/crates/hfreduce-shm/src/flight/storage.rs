@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::host::{boot_id, host_name, monotonic_ns, pid_namespace, process_start};
 use super::seqlock::{self, DoubleRead};
 use super::{RankInfo, Snapshot};
-use crate::atomics::Native;
+use fabric::atomics::Native;
 
 /// File name suffix of flight records.
 pub const SUFFIX: &str = ".flight";

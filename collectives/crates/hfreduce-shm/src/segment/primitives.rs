@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-use crate::atomics::{Atomic, Atomics, Native};
+use fabric::atomics::{Atomic, Atomics, Native};
 
 /// A counter that one rank publishes: a rank that reads a value sees everything written before it.
 #[repr(transparent)]

@@ -7,7 +7,7 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 
 use super::*;
-use crate::atomics::model::*;
+use fabric::atomics::model::*;
 
 impl<A: Atomics> Default for PublishedCounter<A> {
     fn default() -> Self {
