@@ -245,7 +245,9 @@ pub fn source_towards(host: Option<&str>) -> Option<IpAddr> {
     host_addresses.chain(anywhere).filter_map(source).find(|source| !source.is_loopback())
 }
 
-fn source(peer: IpAddr) -> Option<IpAddr> {
+/// Source address that the kernel uses towards a peer; the peer's own address if that is one of
+/// this machine. Sends no packet.
+pub(crate) fn source(peer: IpAddr) -> Option<IpAddr> {
     let any: IpAddr = match peer {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

@@ -82,6 +82,11 @@ impl Segment {
         self.fd.as_fd()
     }
 
+    /// Keeps the mapping and closes the descriptor.
+    pub fn into_mapped(self) -> Mapped {
+        Mapped { mapping: self.mapping }
+    }
+
     /// A read-only descriptor, to pass to a peer that opens a [`View`].
     ///
     /// # Errors
@@ -90,6 +95,24 @@ impl Segment {
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    }
+}
+
+/// A [`Segment`] whose descriptor this process no longer needs. Unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapped {
+    mapping: SharedMapping,
+}
+
+impl Mapped {
+    /// First byte of the memory.
+    pub fn base(&self) -> *mut u8 {
+        self.mapping.base.as_ptr()
+    }
+
+    /// Address of a range; `None` if it is not entirely inside the memory.
+    pub fn at(&self, offset: u64, bytes: usize) -> Option<*mut u8> {
+        self.mapping.at(offset, bytes)
     }
 }
 

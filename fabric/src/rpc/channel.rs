@@ -58,6 +58,8 @@ pub(super) enum Incoming {
     Authenticated(Stream, PeerAuth),
     /// The peer disconnected before its first byte, as a probe of the port does.
     Silent,
+    /// The peer has authenticated, and no shared memory is left for it: it will use TCP.
+    NoMemory,
 }
 
 /// The modes that a service accepts, and its contexts.

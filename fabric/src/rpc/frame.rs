@@ -162,8 +162,6 @@ impl Header {
     }
 }
 
-/// Size of the read buffer; large payloads bypass it.
-pub(super) const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Messages up to this length are copied after their header, which saves an I/O vector.
 const INLINE_BYTES_MAX: usize = 4 << 10;
 /// Maximum number of frames in one system call.

@@ -1,4 +1,5 @@
-//! Remote calls over TCP: many concurrent requests on one connection, each with its own deadline.
+//! Remote calls: many concurrent requests on one connection, each with its own deadline. A connection
+//! uses TCP, or the memory of the machine if both processes are on one (`local`).
 //!
 //! A frame consists of a fixed header, a *message* (the typed request or reply, encoded with
 //! postcard) and a *payload* (raw bytes that bypass serde and are not copied for framing). The
@@ -29,6 +30,7 @@ mod error;
 mod frame;
 mod handshake;
 mod lease;
+mod local;
 mod message;
 mod not_after;
 mod server;

@@ -1,4 +1,4 @@
-//! The stream of a connection: TCP, with or without TLS.
+//! The stream of a connection: TCP, with or without TLS, or shared memory.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
 
+use super::local::{Link, LinkReader, LinkWriter};
 use crate::class::TrafficClass;
 
 /// Time without an acknowledgement after which a peer is considered dead. By default the kernel
@@ -20,10 +21,14 @@ const UNHEARD_MAX: Duration = Duration::from_secs(30);
 /// Read size below TLS, whose own reads are 4 KiB.
 const RECEIVE_BYTES: usize = 64 << 10;
 
+/// Size of the buffer through which frames are read.
+const READ_BUFFER_BYTES: usize = 64 << 10;
+
 /// A stream whose two directions are used independently.
 pub(super) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<Metered>>),
+    Local(Box<Link>),
 }
 
 impl Stream {
@@ -38,6 +43,10 @@ impl Stream {
                 let (read, write) = tokio::io::split(stream);
                 (ReadHalf::Tls(read), WriteHalf::Tls(write))
             }
+            Self::Local(link) => {
+                let (read, write) = link.split();
+                (ReadHalf::Local(read), WriteHalf::Local(write))
+            }
         }
     }
 }
@@ -45,6 +54,19 @@ impl Stream {
 pub(super) enum ReadHalf {
     Plain(OwnedReadHalf),
     Tls(tokio::io::ReadHalf<Box<TlsStream<Metered>>>),
+    Local(LinkReader),
+}
+
+impl ReadHalf {
+    /// Size of the buffer through which frames are read; larger reads bypass it. Small reads cost a
+    /// system call, except from shared memory.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        match self {
+            Self::Plain(_) | Self::Tls(_) => READ_BUFFER_BYTES,
+            // Every read is at least as large, so none uses the buffer.
+            Self::Local(_) => 1,
+        }
+    }
 }
 
 impl AsyncRead for ReadHalf {
@@ -60,6 +82,7 @@ impl AsyncRead for ReadHalf {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
                 result => Poll::Ready(result),
             },
+            Self::Local(half) => Pin::new(half).poll_read(context, buffer),
         }
     }
 }
@@ -67,6 +90,7 @@ impl AsyncRead for ReadHalf {
 pub(super) enum WriteHalf {
     Plain(OwnedWriteHalf),
     Tls(tokio::io::WriteHalf<Box<TlsStream<Metered>>>),
+    Local(LinkWriter),
 }
 
 impl AsyncWrite for WriteHalf {
@@ -78,6 +102,7 @@ impl AsyncWrite for WriteHalf {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_write(context, bytes),
             Self::Tls(half) => Pin::new(half).poll_write(context, bytes),
+            Self::Local(half) => Pin::new(half).poll_write(context, bytes),
         }
     }
 
@@ -89,6 +114,7 @@ impl AsyncWrite for WriteHalf {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_write_vectored(context, parts),
             Self::Tls(half) => Pin::new(half).poll_write_vectored(context, parts),
+            Self::Local(half) => Pin::new(half).poll_write_vectored(context, parts),
         }
     }
 
@@ -100,6 +126,7 @@ impl AsyncWrite for WriteHalf {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_flush(context),
             Self::Tls(half) => Pin::new(half).poll_flush(context),
+            Self::Local(half) => Pin::new(half).poll_flush(context),
         }
     }
 
@@ -107,6 +134,7 @@ impl AsyncWrite for WriteHalf {
         match self.get_mut() {
             Self::Plain(half) => Pin::new(half).poll_shutdown(context),
             Self::Tls(half) => Pin::new(half).poll_shutdown(context),
+            Self::Local(half) => Pin::new(half).poll_shutdown(context),
         }
     }
 }

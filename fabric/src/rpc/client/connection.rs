@@ -2,12 +2,13 @@
 //! (`call`).
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::io::{AsyncRead, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -19,15 +20,17 @@ use crate::deadline::Deadline;
 use crate::fault::Fault;
 use crate::rpc::channel;
 use crate::rpc::error::RpcError;
-use crate::rpc::frame::{
-    Kind, Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, write_frames,
-};
+use crate::rpc::frame::{Kind, Outgoing, ReadError, read_body, read_header, write_frames};
+use crate::rpc::local;
 use crate::rpc::message::{Reply, decode};
 use crate::rpc::not_after::PeerClock;
-use crate::rpc::stream::{Stream, prepare};
+use crate::rpc::stream::{ReadHalf, Stream, prepare};
 
 /// Slots for calls are counted per class; higher classes share those of lower ones.
 const CLASSES: usize = 16;
+
+/// Shared memory is tried for this part of the time to connect, before TCP.
+const LOCAL_PARTS: u32 = 3;
 
 /// An authenticated connection. Dropping it closes it and fails its pending calls.
 pub struct Connection {
@@ -63,14 +66,25 @@ impl Connection {
             peer: address.into(),
             detail,
         };
-        let connect = TcpStream::connect(address);
-        let stream = tokio::time::timeout_at(deadline.instant().into(), connect)
+        let at = deadline.instant().into();
+        let addresses: Vec<SocketAddr> = tokio::time::timeout_at(at, lookup_host(address))
+            .await
+            .map_err(|_| unreachable("resolving the name timed out".into()))?
+            .map_err(|error| unreachable(error.to_string()))?
+            .collect();
+        let credential = config.credentials.current();
+        let over_tls = config.credentials.is_over_tls();
+        if !over_tls {
+            let soon = deadline.within(config.connect_timeout / LOCAL_PARTS);
+            if let Some(link) = local::dial(&addresses, &credential, &config.context, soon).await {
+                return Ok(Self::start(Stream::Local(link.into()), address, config, credential));
+            }
+        }
+        let stream = tokio::time::timeout_at(at, TcpStream::connect(&addresses[..]))
             .await
             .map_err(|_| unreachable("connecting timed out".into()))?
             .map_err(|error| unreachable(error.to_string()))?;
         prepare(&stream, config.class).map_err(|error| unreachable(error.to_string()))?;
-        let credential = config.credentials.current();
-        let over_tls = config.credentials.is_over_tls();
         match channel::dial(stream, over_tls, &credential, &config.context, deadline).await {
             Ok(stream) => Ok(Self::start(stream, address, config, credential)),
             Err(error @ AuthError::Broken { .. }) => Err(unreachable(error.to_string())),
@@ -184,8 +198,8 @@ impl Shared {
         waiting.calls.clear();
     }
 
-    async fn read(&self, read_half: impl AsyncRead + Unpin, answers: &WeakOutbox) -> ReadError {
-        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
+    async fn read(&self, read_half: ReadHalf, answers: &WeakOutbox) -> ReadError {
+        let mut reader = BufReader::with_capacity(read_half.buffer_bytes(), read_half);
         loop {
             if let Err(error) = self.read_one(&mut reader, answers).await {
                 return error;

@@ -12,6 +12,8 @@ use crate::tls::Accepts;
 /// Timeout for a peer that does not use its grant, that stops in the middle of a frame, or that
 /// accepts no bytes while other calls wait for the memory of its replies.
 const GRANT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Default of `local_bytes_max`: 63 connections.
+const LOCAL_BYTES_MAX: usize = 64 << 20;
 /// Default name of a cluster.
 pub const DEFAULT_CLUSTER: &str = "default";
 
@@ -40,6 +42,9 @@ pub struct ServerConfig {
     pub unauthenticated_max: usize,
     /// Maximum number of unauthenticated connections per address.
     pub unauthenticated_per_address_max: usize,
+    /// Memory shared with clients on this machine, for their connections. A user's processes get at
+    /// most half of it. A client without shared memory uses TCP.
+    pub local_bytes_max: usize,
     /// Maximum calls of each class in flight per connection, and maximum pending offers.
     pub calls_per_connection_max: usize,
     /// Admission budgets, by the class of the call.
@@ -74,6 +79,7 @@ impl ServerConfig {
             connections_per_address_max: 1024,
             unauthenticated_max: 256,
             unauthenticated_per_address_max: 16,
+            local_bytes_max: LOCAL_BYTES_MAX,
             calls_per_connection_max: 1024,
             budgets: vec![Budget::default()],
             handshake_timeout: Duration::from_secs(5),
@@ -91,6 +97,8 @@ impl ServerConfig {
 pub struct ServerStats {
     /// Authenticated connections.
     pub connections: AtomicU64,
+    /// Those of them that use shared memory; the others use TCP.
+    pub local_connections: AtomicU64,
     /// Connections that failed authentication or exceeded a limit.
     pub refused: AtomicU64,
     /// Unauthenticated connections that were evicted by newer ones.

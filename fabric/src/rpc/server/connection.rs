@@ -26,13 +26,12 @@ use crate::auth::ticket::Grant;
 use crate::deadline::Deadline;
 use crate::fault::{Fault, FaultCode};
 use crate::rpc::frame::{
-    Header, Kind, Outgoing, READ_BUFFER_BYTES, ReadError, read_body, read_header, skip_body,
-    write_frames,
+    Header, Kind, Outgoing, ReadError, read_body, read_header, skip_body, write_frames,
 };
 use crate::rpc::handshake::{PeerAuth, unix_now};
 use crate::rpc::message::{DIRECT_BYTES_MAX, Payload, Reply, encode};
 use crate::rpc::not_after::ConnectionClock;
-use crate::rpc::stream::Stream;
+use crate::rpc::stream::{ReadHalf, Stream};
 
 /// Replies queued for their connection. A full queue blocks only its connection's reader.
 const OUTBOX_MAX: usize = 1024;
@@ -161,10 +160,10 @@ impl<S: Service> Shared<S> {
 
     async fn read(
         self: &Arc<Self>,
-        read_half: impl AsyncRead + Unpin,
+        read_half: ReadHalf,
         state: &Arc<ConnectionState>,
     ) -> Result<(), ReadError> {
-        let mut reader = BufReader::with_capacity(READ_BUFFER_BYTES, read_half);
+        let mut reader = BufReader::with_capacity(read_half.buffer_bytes(), read_half);
         loop {
             let limits = &self.config.limits;
             let header = read_header(&mut reader, limits, self.config.stall_timeout).await?;

@@ -18,12 +18,13 @@ mod turns;
 mod unauthenticated;
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
@@ -34,8 +35,9 @@ use self::poll_mutex::{PollMutex, poll_exclusive};
 use self::unauthenticated::Unauthenticated;
 use super::channel::{Acceptor, Incoming};
 use super::error::ServerError;
+use super::local::{self, Door, Opened};
 use super::shutdown::Shutdown;
-use super::stream::prepare;
+use super::stream::{Stream, prepare};
 use crate::deadline::Deadline;
 
 pub use self::budget::Budget;
@@ -48,6 +50,7 @@ pub use self::service::{Call, Peer, Service, decode_request};
 pub struct Server {
     config: Arc<ServerConfig>,
     listener: TcpListener,
+    door: Option<Door>,
     address: SocketAddr,
     acceptor: Acceptor,
     stats: Arc<ServerStats>,
@@ -70,7 +73,9 @@ impl Server {
         })?;
         let listener = TcpListener::bind(address).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
-        Ok(Self { config: Arc::new(config), listener, address, acceptor, stats: Arc::default() })
+        let door = open_door(address, &config);
+        let (config, stats) = (Arc::new(config), Arc::default());
+        Ok(Self { config, listener, door, address, acceptor, stats })
     }
 
     /// Local address, with the actual port if port 0 was requested.
@@ -94,14 +99,24 @@ impl Server {
         });
         let mut connections = JoinSet::new();
         let mut number = 0;
+        // The address that a connection over TCP inside the machine would come from.
+        let here = match self.address.ip() {
+            ip if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, 0).into(),
+            ip => (ip, 0).into(),
+        };
         loop {
             let incoming = tokio::select! {
                 () = shutdown.requested() => break,
                 Some(_) = connections.join_next() => continue,
-                incoming = self.listener.accept() => incoming,
+                incoming = self.listener.accept() => {
+                    incoming.map(|(stream, address)| (Socket::Tcp(stream), address))
+                }
+                incoming = accept_local(self.door.as_ref()) => {
+                    incoming.map(|socket| (socket, here))
+                }
             };
             match incoming {
-                Ok((stream, address)) => {
+                Ok((socket, address)) => {
                     number += 1;
                     let peer = Peer { address, connection: number };
                     let (end, evicted) = oneshot::channel();
@@ -110,7 +125,7 @@ impl Server {
                     // Dropping the evicted connection's sender closes it.
                     drop(loser);
                     let (shared, table) = (Arc::clone(&shared), Arc::clone(&table));
-                    connections.spawn(connection(shared, table, stream, peer, evicted));
+                    connections.spawn(connection(shared, table, socket, peer, evicted));
                 }
                 // Most likely out of descriptors: wait until some are closed.
                 Err(error) => {
@@ -119,12 +134,40 @@ impl Server {
                 }
             }
         }
+        // In this order: a successor that gets the port also gets the name.
+        drop(self.door);
         drop(self.listener);
         let drained = shared.budgets.drained();
         if tokio::time::timeout(shared.config.drain_timeout, drained).await.is_err() {
             tracing::warn!(context = shared.config.context, "shutdown aborted running calls");
         }
         connections.shutdown().await;
+    }
+}
+
+/// The door for clients of this machine; `None` if shared memory is not served.
+fn open_door(address: SocketAddr, config: &ServerConfig) -> Option<Door> {
+    if !config.tls.plain() || config.local_bytes_max == 0 {
+        return None;
+    }
+    let context = &config.context;
+    Door::open(address, config.local_bytes_max)
+        .inspect_err(|error| {
+            tracing::warn!(context, %address, %error, "no shared memory: local clients use TCP");
+        })
+        .ok()
+}
+
+/// A connection that has not authenticated.
+enum Socket {
+    Tcp(TcpStream),
+    Local(UnixStream, Arc<Opened>),
+}
+
+async fn accept_local(door: Option<&Door>) -> io::Result<Socket> {
+    match door {
+        Some(door) => Ok(Socket::Local(door.accept().await?, Arc::clone(&door.opened))),
+        None => std::future::pending().await,
     }
 }
 
@@ -238,18 +281,27 @@ impl Drop for ConnectionSlot {
 async fn connection<S: Service>(
     shared: Arc<Shared<S>>,
     table: Arc<ConnectionTable>,
-    stream: TcpStream,
+    socket: Socket,
     peer: Peer,
     evicted: oneshot::Receiver<()>,
 ) {
     let (stats, config) = (&shared.stats, &shared.config);
     let context = &config.context;
     let deadline = Deadline::after(config.handshake_timeout);
-    if let Err(error) = prepare(&stream, config.class) {
-        tracing::debug!(context, address = %peer.address, %error, "socket options");
-    }
     let ring = config.keys.current();
-    let handshake = table.acceptor.accept(stream, &ring, &config.cluster, context, deadline);
+    let handshake = async {
+        match socket {
+            Socket::Tcp(stream) => {
+                if let Err(error) = prepare(&stream, config.class) {
+                    tracing::debug!(context, address = %peer.address, %error, "socket options");
+                }
+                table.acceptor.accept(stream, &ring, &config.cluster, context, deadline).await
+            }
+            Socket::Local(socket, opened) => {
+                local::accept(socket, &opened, &ring, &config.cluster, context, deadline).await
+            }
+        }
+    };
     let result = tokio::select! {
         result = poll_exclusive(&table.handshakes, handshake) => result,
         // The sender is dropped when another connection evicts this one.
@@ -261,6 +313,10 @@ async fn connection<S: Service>(
         Ok(Incoming::Silent) => {
             stats.silent.fetch_add(1, Relaxed);
             tracing::debug!(context, address = %peer.address, "connection closed unused");
+            return;
+        }
+        Ok(Incoming::NoMemory) => {
+            tracing::debug!(context, "no shared memory left: a local client uses TCP");
             return;
         }
         Err(error) => {
@@ -286,5 +342,6 @@ async fn connection<S: Service>(
         return;
     };
     stats.connections.fetch_add(1, Relaxed);
+    stats.local_connections.fetch_add(u64::from(matches!(stream, Stream::Local(_))), Relaxed);
     shared.serve(stream, peer, peer_auth).await;
 }

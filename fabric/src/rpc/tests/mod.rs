@@ -3,6 +3,7 @@ mod frame_test;
 mod identity_test;
 mod incast;
 mod load;
+mod local_test;
 mod memory_test;
 mod not_after_test;
 mod rpc_test;
