@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::handshake::{self, PeerAuth, broken, within};
+use super::local::Accepted;
 use super::stream::{Metered, Stream};
 use crate::auth::credentials::Credential;
 use crate::auth::handshake::{Hello, MAGIC_BYTES};
@@ -60,6 +61,18 @@ pub(super) enum Incoming {
     Silent,
     /// The peer has authenticated, and no shared memory is left for it: it will use TCP.
     NoMemory,
+}
+
+impl From<Accepted> for Incoming {
+    fn from(accepted: Accepted) -> Self {
+        match accepted {
+            Accepted::Connected(link, peer_auth) => {
+                Self::Authenticated(Stream::Local(link.into()), peer_auth)
+            }
+            Accepted::Silent => Self::Silent,
+            Accepted::NoMemory => Self::NoMemory,
+        }
+    }
 }
 
 /// The modes that a service accepts, and its contexts.

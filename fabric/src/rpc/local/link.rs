@@ -25,7 +25,7 @@ pub(super) const fn link_bytes(capacity: usize) -> usize {
     2 * ring_bytes(capacity)
 }
 
-/// Which end of the connection this process is.
+/// The end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Server,

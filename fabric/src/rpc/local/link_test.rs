@@ -76,14 +76,14 @@ async fn what_a_peer_wrote_before_its_end_arrives() {
     let (server, client, _) = pair();
     let (mut reader, mut writer) = client.split();
     let (_theirs, mut to_us) = server.split();
-    to_us.write_all(b"last words").await.unwrap();
+    to_us.write_all(b"before the end").await.unwrap();
     drop((_theirs, to_us));
     // This side learns of the end before it reads.
     let error = within(writer.write_all(&numbers(2 * CAPACITY))).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     let mut received = Vec::new();
     within(reader.read_to_end(&mut received)).await.unwrap();
-    assert_eq!(received, b"last words");
+    assert_eq!(received, b"before the end");
 }
 
 #[tokio::test]

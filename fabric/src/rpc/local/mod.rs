@@ -32,9 +32,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use self::link::{Side, link_bytes};
 use self::memory::{Memory, Share};
-use super::channel::Incoming;
-use super::handshake::{self, broken, within};
-use super::stream::Stream;
+use super::handshake::{self, PeerAuth, broken, within};
 use crate::auth::AuthError;
 use crate::auth::credentials::Credential;
 use crate::auth::keys::KeyRing;
@@ -60,7 +58,7 @@ pub(super) struct Door {
     pub(super) opened: Arc<Opened>,
 }
 
-/// What the connections of a door share.
+/// The state that the connections of a door share.
 pub(super) struct Opened {
     name: String,
     memory: Arc<Memory>,
@@ -104,7 +102,7 @@ fn listening_for(address: SocketAddr) -> Vec<SocketAddr> {
     addresses
 }
 
-/// What both sides prove in addition to their credentials: that they mean the same door.
+/// Both sides prove this in addition to their credentials: they mean the same door.
 fn binding(name: &str) -> Vec<u8> {
     format!("shared memory {name}").into_bytes()
 }
@@ -164,6 +162,15 @@ fn connect(name: &str) -> io::Result<UnixStream> {
     UnixStream::from_std(socket.into())
 }
 
+/// Result of accepting a connection.
+pub(super) enum Accepted {
+    Connected(Link, PeerAuth),
+    /// The peer disconnected before its first byte.
+    Silent,
+    /// The peer has authenticated, and no memory is left for it: it will use TCP.
+    NoMemory,
+}
+
 /// Authenticates an incoming connection, then gives it memory.
 pub(super) async fn accept(
     mut socket: UnixStream,
@@ -172,15 +179,14 @@ pub(super) async fn accept(
     cluster: &str,
     context: &str,
     deadline: Deadline,
-) -> Result<Incoming, AuthError> {
+) -> Result<Accepted, AuthError> {
     let binding = binding(&door.name);
     let handshake =
         handshake::accept(&mut socket, ring, cluster, context, &binding, deadline).await?;
-    let Some(peer_auth) = handshake else { return Ok(Incoming::Silent) };
+    let Some(peer_auth) = handshake else { return Ok(Accepted::Silent) };
     let user = socket.peer_cred().map_err(broken(context))?.uid();
-    let Some(share) = door.memory.take(user) else { return Ok(Incoming::NoMemory) };
-    let link = offer(socket, share).map_err(broken(context))?;
-    Ok(Incoming::Authenticated(Stream::Local(link.into()), peer_auth))
+    let Some(share) = door.memory.take(user) else { return Ok(Accepted::NoMemory) };
+    Ok(Accepted::Connected(offer(socket, share).map_err(broken(context))?, peer_auth))
 }
 
 /// Creates the memory of an authenticated connection and sends it to the client.

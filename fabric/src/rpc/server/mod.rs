@@ -298,7 +298,9 @@ async fn connection<S: Service>(
                 table.acceptor.accept(stream, &ring, &config.cluster, context, deadline).await
             }
             Socket::Local(socket, opened) => {
-                local::accept(socket, &opened, &ring, &config.cluster, context, deadline).await
+                local::accept(socket, &opened, &ring, &config.cluster, context, deadline)
+                    .await
+                    .map(Incoming::from)
             }
         }
     };
