@@ -180,10 +180,10 @@ async fn a_confirmation_continues_after_a_death_of_mgmtd() {
 async fn versions_of_another_cluster_prove_nothing() {
     let mut cluster = Cluster::whole().await;
     let before = cluster.routing();
-    let mut stranger = FakeNode::new(7);
-    stranger.data = DataFolder::Of(ClusterId(99));
-    stranger.received = RoutingVersion(u64::MAX >> 1);
-    let refused = cluster.manager.heartbeat_with(stranger.report(), cluster.now).await;
+    let mut foreign_node = FakeNode::new(7);
+    foreign_node.data = DataFolder::Of(ClusterId(99));
+    foreign_node.received = RoutingVersion(u64::MAX >> 1);
+    let refused = cluster.manager.heartbeat_with(foreign_node.report(), cluster.now).await;
     assert!(matches!(refused, Err(MgmtdError::OtherCluster { .. })), "{refused:?}");
     cluster.step().await;
     assert_eq!(cluster.routing(), before);

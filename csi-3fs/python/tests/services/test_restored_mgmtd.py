@@ -154,7 +154,7 @@ def test_an_operator_decides_if_the_newest_replica_is_lost(pods: Pods) -> None:
         assert len(places) == 3
         for place in places:
             promotion = json.loads(client.promote(place["target"], apply=False))
-            # Replica 2 was told by its record that it was serving with replica 3.
+            # The record of replica 2 shows that it was serving with replica 3.
             assert 3 in [node for _, node in promotion["served_last"]]
             client.promote(place["target"], apply=True)
         pods.wait_states(all_serve)

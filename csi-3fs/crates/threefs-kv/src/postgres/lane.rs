@@ -29,7 +29,7 @@ pub(crate) enum Outcome {
     NotExecuted(String),
     /// It was not executed, and a repetition fails as well.
     Failed(KvError),
-    /// It may have been executed; no server can tell.
+    /// It may have been executed: no server knows.
     Unknown(String),
 }
 

@@ -106,7 +106,7 @@ impl LoadTarget {
     /// Commits the load: services can serve the store.
     ///
     /// # Errors
-    /// As [`LoadTarget::put`]; [`KvError::CommitUnknown`] if no server tells the outcome.
+    /// As [`LoadTarget::put`]; [`KvError::CommitUnknown`] if no server knows the outcome.
     pub(crate) async fn finish(mut self) -> Result<(), KvError> {
         self.flush().await?;
         let (schema, version) = (&self.server.schema, self.point.version);
