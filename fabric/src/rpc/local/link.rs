@@ -83,7 +83,7 @@ impl Bell {
     fn new(socket: UnixStream, share: Option<Share>) -> io::Result<Self> {
         let socket = socket.into_std()?;
         let inherited = fork::close_in_children(&socket);
-        // Not for writing: that the peer has read a byte wakes nobody.
+        // Not for writing: that the peer has read a byte wakes no writer.
         // SAFETY: the socket owns its descriptor, which stays the same and open until the `AsyncFd`
         // that owns the socket is dropped. Only a forked child has another file there, and it does
         // not run the runtime.

@@ -2,11 +2,11 @@
 //!
 //! A server that accepts connections without TLS also listens on an abstract UNIX socket, whose name
 //! is derived from its TCP address. Abstract names belong to the network namespace, as addresses do:
-//! where a name leads, the address leads. A client whose TCP connection would not leave the machine
+//! a name reaches the process that its address reaches. A client whose TCP connection would not leave the machine
 //! tries the name first. If anything fails, it uses TCP.
 //!
 //! Both sides authenticate over the UNIX socket, as over TCP. The proofs also cover the name
-//! ([`binding`]), so that no process can forward them between two doors, or between a door and a
+//! ([`binding`]), so that no process can forward them between two listeners, or between a listener and a
 //! port. Then the server creates the memory, within its limits ([`memory`]), and passes it to the
 //! client: two rings ([`ring`]), one for each direction. Frames use them as they use TCP ([`link`]).
 //! The socket carries the bytes that wake the other side, and is closed by the kernel when a process
@@ -42,8 +42,8 @@ use crate::shm::Segment;
 
 pub(super) use self::link::{Link, LinkReader, LinkWriter};
 
-/// Bytes of each of the two rings of a connection. Smaller ones cost more wake-ups, larger ones more
-/// misses of the processor's cache.
+/// Bytes of each of the two rings of a connection. Measured: smaller ones need more wake-ups, larger
+/// ones more time with many replies in flight.
 const RING_BYTES: usize = 512 << 10;
 /// Rings that a client accepts.
 const RING_BYTES_MAX: usize = 16 << 20;
@@ -53,18 +53,18 @@ pub(super) const CONNECTION_BYTES: usize = link_bytes(RING_BYTES);
 const OFFER_BYTES: usize = 4;
 
 /// The listening socket of a server. Closed when dropped.
-pub(super) struct Door {
+pub(super) struct LocalListener {
     listener: UnixListener,
     pub(super) opened: Arc<Opened>,
 }
 
-/// The state that the connections of a door share.
+/// The state that the connections of a listener share.
 pub(super) struct Opened {
     name: String,
     memory: Arc<Memory>,
 }
 
-impl Door {
+impl LocalListener {
     /// Listens for the server of a TCP address, which shares at most this much memory.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ fn listening_for(address: SocketAddr) -> Vec<SocketAddr> {
     addresses
 }
 
-/// Both sides prove this in addition to their credentials: they mean the same door.
+/// Both sides prove this in addition to their credentials: they mean the same listener.
 fn binding(name: &str) -> Vec<u8> {
     format!("shared memory {name}").into_bytes()
 }
@@ -174,18 +174,18 @@ pub(super) enum Accepted {
 /// Authenticates an incoming connection, then gives it memory.
 pub(super) async fn accept(
     mut socket: UnixStream,
-    door: &Opened,
+    listener: &Opened,
     ring: &KeyRing,
     cluster: &str,
     context: &str,
     deadline: Deadline,
 ) -> Result<Accepted, AuthError> {
-    let binding = binding(&door.name);
+    let binding = binding(&listener.name);
     let handshake =
         handshake::accept(&mut socket, ring, cluster, context, &binding, deadline).await?;
     let Some(peer_auth) = handshake else { return Ok(Accepted::Silent) };
     let user = socket.peer_cred().map_err(broken(context))?.uid();
-    let Some(share) = door.memory.take(user) else { return Ok(Accepted::NoMemory) };
+    let Some(share) = listener.memory.take(user) else { return Ok(Accepted::NoMemory) };
     Ok(Accepted::Connected(offer(socket, share).map_err(broken(context))?, peer_auth))
 }
 

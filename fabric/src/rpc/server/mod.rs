@@ -35,7 +35,7 @@ use self::poll_mutex::{PollMutex, poll_exclusive};
 use self::unauthenticated::Unauthenticated;
 use super::channel::{Acceptor, Incoming};
 use super::error::ServerError;
-use super::local::{self, Door, Opened};
+use super::local::{self, LocalListener, Opened};
 use super::shutdown::Shutdown;
 use super::stream::{Stream, prepare};
 use crate::deadline::Deadline;
@@ -50,7 +50,7 @@ pub use self::service::{Call, Peer, Service, decode_request};
 pub struct Server {
     config: Arc<ServerConfig>,
     listener: TcpListener,
-    door: Option<Door>,
+    local_listener: Option<LocalListener>,
     address: SocketAddr,
     acceptor: Acceptor,
     stats: Arc<ServerStats>,
@@ -73,9 +73,9 @@ impl Server {
         })?;
         let listener = TcpListener::bind(address).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
-        let door = open_door(address, &config);
+        let local_listener = open_local(address, &config);
         let (config, stats) = (Arc::new(config), Arc::default());
-        Ok(Self { config, listener, door, address, acceptor, stats })
+        Ok(Self { config, listener, local_listener, address, acceptor, stats })
     }
 
     /// Local address, with the actual port if port 0 was requested.
@@ -111,7 +111,7 @@ impl Server {
                 incoming = self.listener.accept() => {
                     incoming.map(|(stream, address)| (Socket::Tcp(stream), address))
                 }
-                incoming = accept_local(self.door.as_ref()) => {
+                incoming = accept_local(self.local_listener.as_ref()) => {
                     incoming.map(|socket| (socket, here))
                 }
             };
@@ -135,7 +135,7 @@ impl Server {
             }
         }
         // In this order: a successor that gets the port also gets the name.
-        drop(self.door);
+        drop(self.local_listener);
         drop(self.listener);
         let drained = shared.budgets.drained();
         if tokio::time::timeout(shared.config.drain_timeout, drained).await.is_err() {
@@ -145,13 +145,13 @@ impl Server {
     }
 }
 
-/// The door for clients of this machine; `None` if shared memory is not served.
-fn open_door(address: SocketAddr, config: &ServerConfig) -> Option<Door> {
+/// The listener for clients of this machine; `None` if shared memory is not served.
+fn open_local(address: SocketAddr, config: &ServerConfig) -> Option<LocalListener> {
     if !config.tls.plain() || config.local_bytes_max == 0 {
         return None;
     }
     let context = &config.context;
-    Door::open(address, config.local_bytes_max)
+    LocalListener::open(address, config.local_bytes_max)
         .inspect_err(|error| {
             tracing::warn!(context, %address, %error, "no shared memory: local clients use TCP");
         })
@@ -164,9 +164,9 @@ enum Socket {
     Local(UnixStream, Arc<Opened>),
 }
 
-async fn accept_local(door: Option<&Door>) -> io::Result<Socket> {
-    match door {
-        Some(door) => Ok(Socket::Local(door.accept().await?, Arc::clone(&door.opened))),
+async fn accept_local(listener: Option<&LocalListener>) -> io::Result<Socket> {
+    match listener {
+        Some(listener) => Ok(Socket::Local(listener.accept().await?, Arc::clone(&listener.opened))),
         None => std::future::pending().await,
     }
 }

@@ -187,18 +187,18 @@ async fn a_relay_to_the_port_is_found_out() {
 }
 
 #[tokio::test]
-async fn a_relay_to_the_door_of_another_name_is_found_out() {
+async fn a_relay_to_the_listener_of_another_name_is_refused() {
     let running = serve("0.0.0.0:0", |_| {}).await;
     let (real, exact) = (running.address.clone(), format!("127.0.0.1:{}", port(&running)));
     let _relay = squat(format!("fabric-rpc {exact}"), move |mut socket| {
-        let door =
+        let listener =
             rustix::net::SocketAddrUnix::new_abstract_name(format!("fabric-rpc {real}").as_bytes())
                 .unwrap();
         async move {
             let (family, kind) =
                 (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM);
             let onward = rustix::net::socket(family, kind, None).unwrap();
-            rustix::net::connect(&onward, &door).unwrap();
+            rustix::net::connect(&onward, &listener).unwrap();
             let onward = std::os::unix::net::UnixStream::from(onward);
             onward.set_nonblocking(true).unwrap();
             let mut onward = UnixStream::from_std(onward).unwrap();

@@ -244,7 +244,7 @@ impl Server {
     }
 }
 
-/// Whether a process has not ended; one that nobody has waited for counts as ended.
+/// Whether a process has not ended; one whose status was not collected counts as ended.
 fn runs(process: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
     stat.is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|it| it.starts_with(" Z")))
