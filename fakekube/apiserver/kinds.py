@@ -62,6 +62,8 @@ KINDS: Final = (
     custom("flyerquotas", "FlyerQuota"),
     custom("flyertopologies", "FlyerTopology"),
     custom("nodehealths", "NodeHealth"),
+    custom("threefsclusters", "ThreeFSCluster", namespaced=True),
+    Kind("poddisruptionbudgets", "PodDisruptionBudget", "policy", status=True, generation=True),
 )  # fmt: skip
 
 __all__ = ["KINDS", "Kind", "custom"]

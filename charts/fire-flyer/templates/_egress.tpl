@@ -95,3 +95,15 @@ egress:
 policyTypes: [Ingress]
 {{- end }}
 {{- end }}
+
+{{/* Exporters next to the mgmtd of ThreeFSClusters, in any namespace. */}}
+{{- define "fire-flyer.egress-exporters" -}}
+- to:
+    - namespaceSelector: {}
+      podSelector:
+        matchLabels:
+          app.kubernetes.io/name: fire-flyer
+          app.kubernetes.io/component: threefs-mgmtd
+  ports:
+    - {port: {{ .Values.monitoring.port }}, protocol: TCP}
+{{- end }}

@@ -151,6 +151,8 @@ metadata:
   {{- include "fire-flyer.metadata" . | nindent 2 }}
 spec:
   maxUnavailable: 1
+  # Otherwise a second pod that does not start could be neither replaced nor moved.
+  unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
       {{- include "fire-flyer.selector" . | nindent 6 }}

@@ -26,15 +26,21 @@ STATUS = {
     },
     "domains": {"violations_total": 2},
     "unconfirmed": {"chains": [{"chain": 3, "reason": "none"}], "unknown_targets": []},
-    "moves": {"under_way": [{"stalled": None}, {"stalled": {"cause": "dead_node"}}]},
+    "moves": {
+        "leaving": [2],
+        "under_way": [{"stalled": None}, {"stalled": {"cause": "dead_node"}}],
+    },
     "routing": {
         "nodes": {"1": {"location": "A//h1"}, "2": {"location": "//h2"}, "3": {"location": "A"}},
         "chains": {
-            "1": {"targets": [{"state": "SERVING"}, {"state": "SYNCING"}]},
-            "2": {"targets": [{"state": "LASTSRV"}, {"state": "OFFLINE"}]},
+            "1": {"targets": [{"node": 1, "state": "SERVING"}, {"node": 2, "state": "SYNCING"}]},
+            "2": {"targets": [{"node": 1, "state": "LASTSRV"}, {"node": 3, "state": "OFFLINE"}]},
         },
     },
-    "mgmtds": [{"address": "a:1", "state": "serving"}, {"address": "b:1", "state": "standby"}],
+    "mgmtds": [
+        {"address": "a:1", "state": "serving", "leads": True},
+        {"address": "b:1", "state": "standby", "leads": False},
+    ],
     "metas": [{"address": "a:2", "state": "serving"}, {"address": "b:2", "state": "unreachable"}],
 }
 
@@ -52,6 +58,8 @@ def test_a_status_becomes_metrics() -> None:
         'threefs_service_up{address="b:1",service="mgmtd"} 1.0',
         'threefs_service_up{address="a:2",service="meta"} 1.0',
         'threefs_service_up{address="b:2",service="meta"} 0.0',
+        'threefs_mgmtd_primary{address="a:1"} 1.0',
+        'threefs_mgmtd_primary{address="b:1"} 0.0',
         'threefs_nodes{state="alive"} 1.0',
         'threefs_nodes{state="dead"} 1.0',
         'threefs_targets{state="serving"} 1.0',
@@ -67,6 +75,13 @@ def test_a_status_becomes_metrics() -> None:
         "threefs_unknown_targets 0.0",
         'threefs_moves{state="running"} 1.0',
         'threefs_moves{state="stalled"} 1.0',
+        'threefs_storage_draining{storage="1"} 0.0',
+        'threefs_storage_draining{storage="2"} 1.0',
+        'threefs_storage_replicas{storage="1"} 2.0',
+        'threefs_storage_replicas{storage="2"} 1.0',
+        'threefs_storage_replicas{storage="3"} 1.0',
+        'threefs_storage_sole_replicas{storage="1"} 1.0',
+        'threefs_storage_sole_replicas{storage="2"} 0.0',
         'threefs_nodes_without_domain{level="zone"} 1.0',
         'threefs_nodes_without_domain{level="rack"} 0.0',
         'threefs_nodes_without_domain{level="host"} 1.0',

@@ -100,6 +100,14 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
             up = service["state"] in ("serving", "standby")
             service_up.add_metric([kind, service["address"]], float(up))
     yield service_up
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_mgmtd_primary",
+            "1 if the mgmtd at this address is the primary, 0 if it is a standby.",
+            labels=["address"],
+        ),
+        {service["address"]: float(service["leads"]) for service in status["mgmtds"]},
+    )
     states = Counter(place["state"].lower() for chain in chains for place in chain["targets"])
     yield _filled(
         GaugeMetricFamily("threefs_targets", "Targets by state.", labels=["state"]),
@@ -141,6 +149,15 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
             ),
             {"running": len(moves["under_way"]) - stalled, "stalled": stalled},
         )
+        yield _filled(
+            GaugeMetricFamily(
+                "threefs_storage_draining",
+                "1 if the storage service is being drained, or is drained; otherwise 0.",
+                labels=["storage"],
+            ),
+            {str(node["node"]): float(node["node"] in moves["leaving"]) for node in nodes},
+        )
+    yield from _replica_families(status)
     yield _filled(
         GaugeMetricFamily(
             "threefs_nodes_without_domain",
@@ -174,6 +191,33 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
             "threefs_used_bytes", "Used bytes of a storage service.", labels=["storage"]
         ),
         {str(node["node"]): node["used_bytes"] for node in nodes},
+    )
+
+
+def _replica_families(status: dict[str, Any]) -> Iterable[Metric]:
+    """Replicas by storage service, and those that serve alone; 0 for a service without any."""
+    replicas = Counter({node["node"]: 0 for node in status["cluster"]["nodes"]})
+    sole = Counter(replicas)
+    for chain in status["routing"]["chains"].values():
+        replicas.update(place["node"] for place in chain["targets"])
+        serving = [place["node"] for place in chain["targets"] if place["state"] == "SERVING"]
+        if len(serving) == 1:
+            sole.update(serving)
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_storage_replicas",
+            "Replicas of chains on a storage service, in any state.",
+            labels=["storage"],
+        ),
+        {str(node): count for node, count in replicas.items()},
+    )
+    yield _filled(
+        GaugeMetricFamily(
+            "threefs_storage_sole_replicas",
+            "Chains of which only this storage service has a serving replica.",
+            labels=["storage"],
+        ),
+        {str(node): count for node, count in sole.items()},
     )
 
 

@@ -26,6 +26,7 @@ RESOURCES = {
     kind.plural: kind
     for kind in (
         known.FLYERJOBS, known.FLYERQUOTAS, known.FLYERTOPOLOGIES, known.NODEHEALTHS,
+        known.THREEFSCLUSTERS,
     )
 }  # fmt: skip
 KINDS = {kind.plural: kind.kind for kind in crd.KINDS}
@@ -46,8 +47,8 @@ async def client_as(kinds: Cluster | MemoryCluster, user: str, *groups: str, nod
 
 def object_of(plural: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name}
-    if plural == names.PLURAL_JOBS:
-        metadata["namespace"] = "default"
+    if namespace_of(plural):
+        metadata["namespace"] = namespace_of(plural)
     return {
         "apiVersion": names.API_VERSION, "kind": KINDS[plural], "metadata": metadata, **body,
     }  # fmt: skip
@@ -65,7 +66,7 @@ async def create_object(
 
 
 def namespace_of(plural: str) -> str:
-    return "default" if plural == names.PLURAL_JOBS else ""
+    return "default" if RESOURCES[plural].namespaced else ""
 
 
 async def delete_object(api: Api, plural: str, name: str) -> None:

@@ -16,6 +16,7 @@ from flyer.sim import sample_job
 from .real_api import RESOURCES, create_object, delete_object, object_of, send_invalid_edit
 from .rule_cases import CASES, NODES, TEMPLATE, TIME, Case, job, status
 from .shape_cases import SHAPES, Shape
+from .threefs_rule_cases import THREEFS_CASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from flyer.kube.apiserver import Api
 
     from testcluster.handle import Cluster
+
+
+ALL_CASES = [*CASES, *THREEFS_CASES]
 
 
 def schemas(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,7 +58,7 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
         pattern = re.sub(r"%[ds]", ".*", re.escape(text.replace("\\'", "'")))
         assert any(
             re.fullmatch(pattern, case.message)
-            for case in CASES
+            for case in ALL_CASES
             if (case.plural, case.path, case.policy) == (plural, path, False)
         ), (plural, path, rule["message"])
 
@@ -68,7 +72,7 @@ def test_every_message_names_a_field_and_a_remedy() -> None:
         assert re.search(r"(: [a-z]|, [a-z])", words), rule
 
 
-RULES = [case for case in CASES if not case.policy]
+RULES = [case for case in ALL_CASES if not case.policy]
 
 
 @pytest.mark.parametrize("case", RULES, ids=[case.name for case in RULES])

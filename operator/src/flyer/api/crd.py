@@ -20,6 +20,7 @@ from flyer.api.nodehealth import NodeHealth
 from flyer.api.policies import admission_policies
 from flyer.api.rules import Rule, message_expression
 from flyer.api.schemas import structural_schema
+from flyer.api.threefscluster import NAME_RULE, ThreeFSCluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,6 +148,21 @@ KINDS = (
             ("Message", "string", ".status.message", True),
             ("Since", "date", ".status.since", True),
         ),
+    ),
+    Kind(
+        ThreeFSCluster, names.KIND_THREEFS, names.PLURAL_THREEFS, "tfs", "Namespaced",
+        (
+            ("Phase", "string", ".status.phase", False),
+            ("Ready", "string", ".status.ready", False),
+            ("Storage", "integer", ".status.storage.ready", False),
+            ("Capacity", "string", ".status.capacity", False),
+            ("Used", "string", ".status.used", False),
+            ("Version", "string", ".status.version", False),
+            _AGE,
+            ("Degraded", "integer", ".status.chains.degraded", True),
+            ("Unavailable", "integer", ".status.chains.unavailable", True),
+        ),
+        (NAME_RULE,),
     ),
 )  # fmt: skip
 

@@ -9,11 +9,13 @@ KIND_JOB: Final = "FlyerJob"
 KIND_QUOTA: Final = "FlyerQuota"
 KIND_TOPOLOGY: Final = "FlyerTopology"
 KIND_HEALTH: Final = "NodeHealth"
+KIND_THREEFS: Final = "ThreeFSCluster"
 
 PLURAL_JOBS: Final = "flyerjobs"
 PLURAL_QUOTAS: Final = "flyerquotas"
 PLURAL_TOPOLOGIES: Final = "flyertopologies"
 PLURAL_HEALTHS: Final = "nodehealths"
+PLURAL_THREEFS: Final = "threefsclusters"
 
 # The one FlyerTopology of a cluster.
 TOPOLOGY_NAME: Final = "cluster"
@@ -40,11 +42,13 @@ __all__ = [
     "KIND_HEALTH",
     "KIND_JOB",
     "KIND_QUOTA",
+    "KIND_THREEFS",
     "KIND_TOPOLOGY",
     "MANAGER",
     "PLURAL_HEALTHS",
     "PLURAL_JOBS",
     "PLURAL_QUOTAS",
+    "PLURAL_THREEFS",
     "PLURAL_TOPOLOGIES",
     "QUEUE_LABEL",
     "REASON_ANNOTATION",

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flyer.engine import Event, Node
+    from flyer.kube.handlers import Handlers
+    from flyer.kube.threefs.controller import ThreeFSClusters
 
 __all__ = ["main", "operate"]
 
 _GC_THRESHOLDS: Final = (100_000, 50, 100)
+THREEFS_CONCURRENCY_MAX: Final = 4
+"""Concurrent API calls for ThreeFSClusters."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,6 +89,7 @@ class _Operator:
         self._api = api
         self._metrics = metrics
         self._gateway: Gateway | None = None  # of the current or latest term
+        self._term_api: Api | None = None  # fenced for that term
         self._gateway_metrics = GatewayMetrics(metrics.registry)
         self._certificates = CertificateManager(
             api,
@@ -123,13 +128,33 @@ class _Operator:
         gc.freeze()
 
     async def _handle(self, term: LeaderTerm) -> None:
+        async with asyncio.TaskGroup() as group:
+            if self._settings.handlers:
+                group.create_task(self._handlers(term).run(), name="handlers")
+            if self._settings.threefs_clusters and self._term_api is not None:
+                group.create_task(self._threefs_clusters(self._term_api).run(), name="threefs")
+
+    def _handlers(self, term: LeaderTerm) -> Handlers:
         from flyer.kube.handlers import Handlers
 
         def nodes() -> list[Node]:
             return [state.node for state in term.state.nodes.values()]
 
-        if self._settings.handlers:
-            await Handlers(nodes, kubeconfig=self._settings.kubeconfig).run()
+        return Handlers(nodes, kubeconfig=self._settings.kubeconfig)
+
+    def _threefs_clusters(self, api: Api) -> ThreeFSClusters:
+        from flyer.kube.threefs.controller import ThreeFSClusters
+        from flyer.kube.threefs.settings import ClusterSettings
+
+        settings = self._settings
+        # Separate slots: its calls never delay those of the scheduler.
+        slots = asyncio.Semaphore(THREEFS_CONCURRENCY_MAX)
+        return ThreeFSClusters(
+            api.with_limiter(slots),
+            ClusterSettings(
+                cluster_domain=settings.cluster_domain, metrics_port=settings.metrics_port
+            ),
+        )
 
     def _pod_settings(self) -> PodSettings:
         certificates = self._certificates.current
@@ -153,6 +178,7 @@ class _Operator:
     def _term(
         self, api: Api, epoch: int, raise_epoch: Callable[[int], Awaitable[int]]
     ) -> LeaderTerm:
+        self._term_api = api
         dependencies = Dependencies(
             pod_settings=self._pod_settings,
             outcome_of=outcome_of,

@@ -47,6 +47,9 @@ class Settings:
     handlers: bool = True
     """Run the kopf handlers of FlyerQuota and FlyerTopology while leading."""
 
+    threefs_clusters: bool = False
+    """Run ThreeFSClusters while leading."""
+
     sidecar_image: str = "fireflyer/controller"
     collectives_image: str = "fireflyer/collectives"
     image_pull_policy: str = "IfNotPresent"

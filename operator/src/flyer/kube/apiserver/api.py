@@ -184,13 +184,19 @@ class Api(Streams):
         *,
         uid: str = "",
         grace_seconds: int | None = None,
+        propagation: str = "",
     ) -> None:
-        """Delete the object; NotFoundError may mean that a previous try was performed."""
+        """Delete the object; NotFoundError may mean that a previous try was performed.
+
+        `propagation`: what happens to the objects that it owns, if not the default of its kind.
+        """
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if uid:
             options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
+        if propagation:
+            options["propagationPolicy"] = propagation
         await self._call("delete", "DELETE", resource, namespace, name, body=options)
 
     async def delete_all(self, resource: Resource, namespace: str, **selectors: str) -> None:

@@ -10,11 +10,14 @@ from flyer.api import GROUP, VERSION
 from flyer.kube.apiserver.errors import NotFoundError
 
 __all__ = [
+    "BUDGETS",
     "CLAIMS",
+    "CONFIGMAPS",
     "EVENTS",
     "FLYERJOBS",
     "FLYERQUOTAS",
     "FLYERTOPOLOGIES",
+    "JOBS",
     "JOB_EVENTS",
     "LEASES",
     "NAMESPACES",
@@ -22,7 +25,11 @@ __all__ = [
     "NODES",
     "PODS",
     "SECRETS",
+    "SERVICEACCOUNTS",
+    "SERVICES",
+    "STATEFULSETS",
     "STORAGECLASSES",
+    "THREEFSCLUSTERS",
     "TOKENREVIEWS",
     "WEBHOOKS",
     "Resource",
@@ -76,4 +83,11 @@ WEBHOOKS: Final = Resource(
 FLYERJOBS: Final = Resource(GROUP, VERSION, "flyerjobs")
 FLYERQUOTAS: Final = Resource(GROUP, VERSION, "flyerquotas", namespaced=False)
 FLYERTOPOLOGIES: Final = Resource(GROUP, VERSION, "flyertopologies", namespaced=False)
+THREEFSCLUSTERS: Final = Resource(GROUP, VERSION, "threefsclusters")
+STATEFULSETS: Final = Resource("apps", "v1", "statefulsets")
+JOBS: Final = Resource("batch", "v1", "jobs")
+SERVICES: Final = Resource("", "v1", "services")
+CONFIGMAPS: Final = Resource("", "v1", "configmaps")
+SERVICEACCOUNTS: Final = Resource("", "v1", "serviceaccounts")
+BUDGETS: Final = Resource("policy", "v1", "poddisruptionbudgets")
 NODEHEALTHS: Final = Resource(GROUP, VERSION, "nodehealths", namespaced=False)

@@ -1,0 +1,136 @@
+"""Health of a 3FS, read from the metrics that the exporter next to mgmtd serves.
+
+The page is read with a deadline and a size limit and parsed in a thread: its size grows with the
+number of storage services, and it must not delay the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Health", "NodeState", "health_of", "read_health"]
+
+PAGE_BYTES_MAX: Final = 8 << 20
+PAGE_SECONDS: Final = 20.0
+"""The exporter waits up to 5 s for mgmtd, and as long for storage services that are down."""
+_NEEDED: Final = ("threefs_chains", "threefs_storage_replicas", "threefs_storage_sole_replicas")
+_READ: Final = (
+    "threefs_up", *_NEEDED, "threefs_storage_draining", "threefs_capacity_bytes",
+    "threefs_used_bytes", "threefs_mgmtd_primary",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One storage service, as mgmtd knows it."""
+
+    replicas: int = 0
+    sole_replicas: int = 0
+    """Chains of which no other service has a serving replica."""
+    draining: bool = False
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A 3FS whose mgmtd responds."""
+
+    whole: int = 0
+    degraded: int = 0
+    unavailable: int = 0
+    nodes: dict[int, NodeState] = field(default_factory=dict)
+    primaries: frozenset[str] = frozenset()
+    """Addresses of the primary mgmtd."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every replica of every chain serves."""
+        return self.whole > 0 and self.degraded == 0 and self.unavailable == 0
+
+
+def health_of(page: str) -> Health | None:
+    """The health on a page of metrics; None: mgmtd does not respond, or metrics are missing."""
+    samples: dict[str, dict[str, float]] = {}
+    try:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name not in _READ:
+                    continue
+                if not math.isfinite(sample.value):
+                    return None
+                label = next(iter(sample.labels.values()), "")
+                samples.setdefault(sample.name, {})[label] = sample.value
+    except ValueError:
+        return None
+    if samples.get("threefs_up") != {"": 1.0} or any(name not in samples for name in _NEEDED):
+        return None
+    chains = samples["threefs_chains"]
+    numbers = [
+        int(label) for label in samples["threefs_storage_replicas"]
+        if label.isdecimal() and len(label) < 10
+    ]  # fmt: skip
+
+    def value(name: str, number: int) -> int:
+        return int(samples.get(name, {}).get(str(number), 0))
+
+    return Health(
+        whole=int(chains.get("whole", 0)),
+        degraded=int(chains.get("degraded", 0)),
+        unavailable=int(chains.get("unavailable", 0)),
+        nodes={
+            number: NodeState(
+                replicas=value("threefs_storage_replicas", number),
+                sole_replicas=value("threefs_storage_sole_replicas", number),
+                draining=value("threefs_storage_draining", number) > 0,
+                capacity_bytes=value("threefs_capacity_bytes", number),
+                used_bytes=value("threefs_used_bytes", number),
+            )
+            for number in numbers
+        },
+        primaries=frozenset(
+            label for label, leads in samples.get("threefs_mgmtd_primary", {}).items() if leads
+        ),
+    )
+
+
+async def read_health(addresses: Sequence[str], port: int) -> Health | None:
+    """The health from the first exporter that knows it; None after `PAGE_SECONDS`."""
+    timeout = aiohttp.ClientTimeout(total=PAGE_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        pages = [asyncio.create_task(_read(session, address, port)) for address in addresses]
+        try:
+            for page in asyncio.as_completed(pages):
+                health = await page
+                if health is not None:
+                    return health
+        finally:
+            for task in pages:
+                task.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+    return None
+
+
+async def _read(session: aiohttp.ClientSession, address: str, port: int) -> Health | None:
+    host = f"[{address}]" if ":" in address else address
+    try:
+        async with session.get(f"http://{host}:{port}/metrics", allow_redirects=False) as response:
+            if response.status != 200:
+                return None
+            page = bytearray()
+            async for chunk in response.content.iter_chunked(1 << 16):
+                page += chunk
+                if len(page) > PAGE_BYTES_MAX:
+                    return None
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+    return await asyncio.to_thread(health_of, bytes(page).decode(errors="replace"))

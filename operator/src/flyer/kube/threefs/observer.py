@@ -1,0 +1,105 @@
+"""Reads one ThreeFSCluster: its StatefulSets, pods, claims, Jobs and the health of its 3FS."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from flyer.kube.apiserver.errors import NotFoundError
+from flyer.kube.apiserver.resources import CLAIMS, JOBS, PODS, STATEFULSETS
+from flyer.kube.threefs.jobs import DRAIN_JOB, KEEP_JOB
+from flyer.kube.threefs.names import KINDS, LABEL_COMPONENT, LABEL_INSTANCE, component
+from flyer.kube.threefs.observed import (
+    Observed,
+    drain_job_of,
+    ordinal_of_claim,
+    pods_of,
+    set_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from flyer.api import ThreeFSCluster
+    from flyer.kube.apiserver import Api
+    from flyer.kube.apiserver.resources import Resource
+    from flyer.kube.threefs.health import Health
+    from flyer.kube.threefs.observed import Pod
+
+__all__ = ["ClusterObserver", "find"]
+
+Object = dict[str, Any]
+
+
+async def find(api: Api, resource: Resource, name: str, namespace: str) -> Object | None:
+    """The object, if it exists."""
+    try:
+        return await api.get(resource, name, namespace)
+    except NotFoundError:
+        return None
+
+
+@dataclass
+class ClusterObserver:
+    """Observes one cluster repeatedly."""
+
+    api: Api
+    health_of: Callable[[Sequence[str]], Awaitable[Health | None]]
+    _ready: dict[tuple[str, float], float] = field(default_factory=dict, init=False)
+    """When a readiness was first observed, by this process's clock: nodes have other ones."""
+
+    async def stateful_sets(self, namespace: str) -> dict[str, Object | None]:
+        """The StatefulSets by service."""
+        return {
+            kind: await find(self.api, STATEFULSETS, component(kind), namespace) for kind in KINDS
+        }
+
+    async def observe(self, cluster: ThreeFSCluster, sets: dict[str, Object | None]) -> Observed:
+        """Everything that a plan needs."""
+        namespace, uid = cluster.metadata.namespace, cluster.metadata.uid
+        instance = f"{LABEL_INSTANCE}={cluster.metadata.name}"
+        values = await self.api.list(PODS, namespace, labelSelector=instance)
+        claims = await self.api.list(
+            CLAIMS, namespace, labelSelector=f"{instance},{LABEL_COMPONENT}={component('storage')}"
+        )
+        jobs = {
+            value["metadata"]["name"]: drain_job_of(value, values)
+            for value in await self.api.list(JOBS, namespace, labelSelector=instance)
+            if uid in [owner["uid"] for owner in value["metadata"].get("ownerReferences") or ()]
+        }
+        pods = {kind: pods_of(values, kind) for kind in KINDS}
+        addresses = [pod.address for pod in pods["mgmtd"] if pod.address and not pod.deleting]
+        health = await self.health_of(addresses) if addresses else None
+        return Observed(
+            now=time.time(),
+            pods=self._timed(pods),
+            sets={kind: set_of(value) for kind, value in sets.items() if value is not None},
+            health=health,
+            drain=jobs.get(DRAIN_JOB),
+            keep=jobs.get(KEEP_JOB),
+            ending_claims=_ordinals(
+                claim for claim in claims if "deletionTimestamp" in claim["metadata"]
+            ),
+            lost_claims=_ordinals(
+                claim for claim in claims if (claim.get("status") or {}).get("phase") == "Lost"
+            ),
+        )
+
+    def _timed(self, pods: dict[str, tuple[Pod, ...]]) -> dict[str, tuple[Pod, ...]]:
+        """The pods, with the time at which this process first observed their readiness."""
+        now, before, self._ready = time.time(), self._ready, {}
+
+        def timed(pod: Pod) -> Pod:
+            if pod.ready_since is None:
+                return pod
+            key = pod.uid, pod.ready_since
+            self._ready[key] = before.get(key, now)
+            return replace(pod, ready_since=self._ready[key])
+
+        return {kind: tuple(timed(pod) for pod in of_kind) for kind, of_kind in pods.items()}
+
+
+def _ordinals(claims: Any) -> frozenset[int]:
+    ordinals = (ordinal_of_claim(claim["metadata"]["name"]) for claim in claims)
+    return frozenset(ordinal for ordinal in ordinals if ordinal is not None)

@@ -1,0 +1,238 @@
+"""Status of a ThreeFSCluster from what is observed and planned. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flyer.api import (
+    ChainCount,
+    ClusterPhase,
+    ServiceCount,
+    StorageNode,
+    StorageState,
+    ThreeFSClusterStatus,
+)
+from flyer.api.conditions import Condition
+from flyer.kube.threefs.names import KINDS, component, node_id, replicas_of
+
+if TYPE_CHECKING:
+    from flyer.api import ThreeFSCluster
+    from flyer.kube.threefs.health import NodeState
+    from flyer.kube.threefs.observed import Observed, Pod
+    from flyer.kube.threefs.plan import Plan
+
+__all__ = ["refused_status", "status_of"]
+
+_NAMES_MAX: Final = 5
+_DIGEST_CHARS: Final = 19  # sha256: and 12 digits
+_MESSAGE_CHARS_MAX: Final = 1024
+Verdict = tuple[str, bool, str, str]
+
+
+def refused_status(
+    generation: int | None,
+    before: ThreeFSClusterStatus | None,
+    reason: str,
+    message: str,
+    now: float,
+) -> ThreeFSClusterStatus:
+    """The status of a cluster that the operator does not run."""
+    status = before or ThreeFSClusterStatus()
+    verdicts = [("Accepted", False, reason, message)]
+    return status.replace(
+        phase=ClusterPhase.BLOCKED,
+        conditions=_conditions(verdicts, status, generation, now),
+        observed_generation=generation,
+    )
+
+
+def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeFSClusterStatus:
+    """The status of a cluster that the operator runs."""
+    before = cluster.status or ThreeFSClusterStatus()
+    counts = {kind: _count(observed, kind) for kind in KINDS}
+    desired = sum(step.replicas.values())
+    health = observed.health
+    verdicts = [
+        ("Accepted", True, "Accepted", "the operator runs this cluster"),
+        _available(observed),
+        _progressing(cluster, observed, step, before),
+        _degraded(observed),
+        _upgrade_blocked(step),
+    ]
+    nodes = health.nodes.values() if health is not None else ()
+    return ThreeFSClusterStatus(
+        phase=_phase({kind: holds for kind, holds, _, _ in verdicts}, step, before),
+        ready=f"{sum(count.ready for count in counts.values())}/{desired}",
+        capacity=_size(sum(node.capacity_bytes for node in nodes)) if nodes else before.capacity,
+        used=_size(sum(node.used_bytes for node in nodes)) if nodes else before.used,
+        version=_version(observed) or before.version,
+        mgmtd=counts["mgmtd"],
+        meta=counts["meta"],
+        storage=counts["storage"],
+        chains=None
+        if health is None
+        else ChainCount(
+            whole=health.whole, degraded=health.degraded, unavailable=health.unavailable
+        ),
+        storage_nodes=tuple(_node(pod, observed) for pod in observed.of("storage")[:1000]),
+        conditions=_conditions(verdicts, before, cluster.metadata.generation, observed.now),
+        observed_generation=cluster.metadata.generation,
+    )
+
+
+def _count(observed: Observed, kind: str) -> ServiceCount:
+    pods, service = observed.of(kind), observed.sets.get(kind)
+    revision = "" if service is None else service.revision
+    return ServiceCount(
+        replicas=len(pods),
+        ready=sum(pod.ready for pod in pods),
+        updated=sum(pod.revision == revision for pod in pods),
+    )
+
+
+def _available(observed: Observed) -> Verdict:
+    health = observed.health
+    if health is None:
+        return "Available", False, "ManagerUnreachable", "mgmtd does not respond"
+    if not health.whole and not health.degraded:
+        return "Available", False, "NoChains", "no chain serves yet"
+    if health.unavailable:
+        message = (
+            f"{health.unavailable} chains have no serving replica: see `threefs status`; if their "
+            "disks are lost, choose other copies with `threefs promote`"
+        )
+        return "Available", False, "ChainsUnavailable", message
+    if not any(pod.ready for pod in observed.of("meta")):
+        return "Available", False, "NoMetadataService", "no pod of meta is ready"
+    return "Available", True, "Serving", f"{health.whole + health.degraded} chains serve"
+
+
+def _progressing(
+    cluster: ThreeFSCluster, observed: Observed, step: Plan, before: ThreeFSClusterStatus
+) -> Verdict:
+    if step.resize.note:
+        reason = "DrainFailed" if step.resize.failed else "Resizing"
+        return "Progressing", not step.resize.failed, reason, step.resize.note
+    if step.replacing:
+        return "Progressing", True, "Replacing", step.replacing
+    if step.upgrading:
+        return "Progressing", True, "Upgrading", step.upgrading
+    missing = [
+        f"{component(kind)}: {len(observed.of(kind))} of {replicas_of(cluster, kind)} pods exist"
+        for kind in KINDS
+        if len(observed.of(kind)) != replicas_of(cluster, kind)
+    ]
+    if missing:
+        return "Progressing", True, "Resizing", "; ".join(missing)
+    if not before.version and not _version(observed):
+        return "Progressing", True, "Creating", "waiting for all pods to be ready"
+    return "Progressing", False, "Complete", "all pods are of the latest specification"
+
+
+def _degraded(observed: Observed) -> Verdict:
+    pods = [pod for kind in KINDS for pod in observed.of(kind) if not pod.ready]
+    parts = [_describe(pod) for pod in pods[:_NAMES_MAX]]
+    if len(pods) > _NAMES_MAX:
+        parts.append(f"{len(pods) - _NAMES_MAX} more pods are not ready")
+    parts += [
+        f"the volume of claim data-{component('storage')}-{ordinal} is lost: delete the claim, and "
+        "the pod gets another one"
+        for ordinal in sorted(observed.lost_claims)[:_NAMES_MAX]
+    ]
+    health = observed.health
+    if health is not None and (health.degraded or health.unavailable):
+        parts.append(f"{health.degraded} chains degraded, {health.unavailable} unavailable")
+    reason = "PodsNotReady" if pods else "ReplicasMissing" if parts else "Healthy"
+    return "Degraded", bool(parts), reason, "; ".join(parts) or "all pods are ready"
+
+
+def _upgrade_blocked(step: Plan) -> Verdict:
+    if step.upgrade_blocked:
+        message = f"{step.upgrade_blocked}: correct spec.image, or restore the previous one"
+        return "UpgradeBlocked", True, "PodNotReady", message
+    return "UpgradeBlocked", False, "NotBlocked", "no upgrade is blocked"
+
+
+def _describe(pod: Pod) -> str:
+    return f"{pod.name} is not ready" + (f": {pod.problem}" if pod.problem else "")
+
+
+def _phase(holds: dict[str, bool], step: Plan, before: ThreeFSClusterStatus) -> ClusterPhase:
+    if holds["UpgradeBlocked"] or step.resize.failed:
+        return ClusterPhase.BLOCKED
+    if not before.version and not holds["Available"]:
+        return ClusterPhase.CREATING
+    if holds["Progressing"]:
+        return ClusterPhase.PROGRESSING
+    if holds["Degraded"] or not holds["Available"]:
+        return ClusterPhase.DEGRADED
+    return ClusterPhase.READY
+
+
+def _node(pod: Pod, observed: Observed) -> StorageNode:
+    health = observed.health
+    node = None if health is None else health.nodes.get(node_id(pod.ordinal))
+    state, message = _state(pod, node, observed)
+    return StorageNode(
+        name=pod.name,
+        state=state,
+        replicas=0 if node is None else node.replicas,
+        message=message[:_MESSAGE_CHARS_MAX],
+    )
+
+
+def _state(pod: Pod, node: NodeState | None, observed: Observed) -> tuple[StorageState, str]:
+    if pod.ordinal in observed.ending_claims:
+        return StorageState.REPLACING, "its claim is being deleted"
+    if pod.ordinal in observed.lost_claims:
+        return StorageState.FAILED, "the volume of its claim is lost"
+    if not pod.ready:
+        state = StorageState.FAILED if pod.problem else StorageState.STARTING
+        return state, pod.problem or ("it is being deleted" if pod.deleting else "")
+    if node is not None and node.draining:
+        state = StorageState.DRAINING if node.replicas else StorageState.DRAINED
+        return state, f"{node.replicas} replicas are left" if node.replicas else ""
+    return StorageState.SERVING, ""
+
+
+def _version(observed: Observed) -> str:
+    """Tag or digest of the image that all pods run and serve with; empty: they differ."""
+    pods = [pod for kind in KINDS for pod in observed.of(kind)]
+    images = {pod.image for pod in pods}
+    kinds = [kind for kind in KINDS if observed.of(kind)]
+    if len(images) != 1 or len(kinds) != len(KINDS) or not all(pod.ready for pod in pods):
+        return ""
+    (image,) = images
+    name, at, digest = image.partition("@")
+    tag = name.rpartition("/")[2].partition(":")[2]
+    return tag or (digest[:_DIGEST_CHARS] if at else "latest")
+
+
+def _conditions(
+    verdicts: list[Verdict], before: ThreeFSClusterStatus, generation: int | None, now: float
+) -> tuple[Condition, ...]:
+    since = {condition.type: condition for condition in before.conditions}
+
+    def time_of(kind: str, text: str) -> float:
+        old = since.get(kind)
+        return old.last_transition_time if old is not None and old.status == text else now
+
+    return tuple(
+        Condition(
+            type=kind,
+            status="True" if holds else "False",
+            reason=reason,
+            message=message[: 4 * _MESSAGE_CHARS_MAX],
+            last_transition_time=time_of(kind, "True" if holds else "False"),
+            observed_generation=generation,
+        )
+        for kind, holds, reason, message in verdicts
+    )
+
+
+def _size(count: float) -> str:
+    units: Any = iter(("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    unit = next(units)
+    while count >= 1024 and unit != "PiB":
+        count, unit = count / 1024, next(units)
+    return f"{count:.0f}{unit}" if unit == "B" else f"{count:.1f}{unit}"
