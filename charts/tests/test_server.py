@@ -179,7 +179,7 @@ def test_a_rollback_keeps_secrets_and_definitions(installation: Installation) ->
         for definition in cluster.get("customresourcedefinitions")
         if definition["spec"]["group"] == "fireflyer.dev"
     }
-    assert len(definitions) == 4
+    assert len(definitions) == 5
     installation.upgrade(**{"operator.replicas": 3})
 
     installation.helm("rollback", RELEASE, "1")
