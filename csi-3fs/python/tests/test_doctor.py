@@ -285,12 +285,19 @@ def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     return result.returncode, document
 
 
+def problems(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the cluster: the machine may have mounts of other clusters."""
+    return [
+        it for it in document["findings"] if it["severity"] == "problem" and it["name"] != "mounts"
+    ]
+
+
 def test_a_running_cluster_and_then_a_stopped_service(start_cluster: Callable[..., Any]) -> None:
     cluster = start_cluster()
     cluster.wait_whole()
-    status, document = doctor("--cluster", str(cluster.file))
+    _, document = doctor("--cluster", str(cluster.file))
+    assert problems(document) == [], "the cluster is sound"
     of_cluster = {it["name"]: it for it in document["findings"]}
-    assert (status, of_cluster["chains"]["severity"]) == (0, "ok"), document
     assert of_cluster["storage connections"]["detail"] == "3 of 3 accept connections"
 
     cluster.kill("storage-2", signal.SIGSTOP)
@@ -300,9 +307,9 @@ def test_a_running_cluster_and_then_a_stopped_service(start_cluster: Callable[..
         "dead node",
     )
     status, document = doctor("--cluster", str(cluster.file))
-    problems = [it for it in document["findings"] if it["severity"] == "problem"]
+    details = [it["detail"] for it in problems(document)]
     assert status == 1
-    assert any("node-2" in it["detail"] and "dead" in it["detail"] for it in problems), problems
+    assert any("node-2" in detail and "dead" in detail for detail in details), details
     cluster.kill("storage-2", signal.SIGCONT)
 
 
