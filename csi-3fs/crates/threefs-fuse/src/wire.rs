@@ -117,6 +117,8 @@ pub(crate) mod set {
 pub(crate) const O_APPEND: u32 = 0o2000;
 /// Flag of a write: of a page, not of a system call.
 const WRITE_CACHE: u32 = 1 << 0;
+/// Flag of a write: clears the set-user-ID and set-group-ID bits of the file.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// The kernel neither reads nor writes its pages through this open file.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
 /// The kernel keeps its cached pages of a file.

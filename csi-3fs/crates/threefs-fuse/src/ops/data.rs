@@ -7,13 +7,13 @@ use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_client::{ClientError, FileHandle};
 use threefs_core::ids::InodeId;
-use threefs_meta::Written;
+use threefs_meta::{At, MetaChange, Written};
 
 use super::TRUNCATIONS_MAX;
 use crate::daemon::{Call, Daemon};
 use crate::files::OpenFile;
 use crate::locks::LockSession;
-use crate::wire::{Body, Fields, is_append};
+use crate::wire::{Body, Fields, WRITE_KILL_SUIDGID, is_append};
 
 /// Maximum number of unreported ranges of a file; a write that finds more reports them first. A
 /// report has room for these and for what all running requests may add.
@@ -50,16 +50,44 @@ impl Daemon {
         let (handle, offset) =
             (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
         let size = fields.u32().ok_or(Errno::INVAL)? as usize;
+        let flags = fields.u32().ok_or(Errno::INVAL)?;
         let payload =
             call.request.body.slice_ref(call.request.body.get(40..40 + size).ok_or(Errno::INVAL)?);
         let id = self.inode(call.request.node);
         let open = self.file_of(call, handle).await?;
+        if flags & WRITE_KILL_SUIDGID != 0 {
+            self.clear_set_id(call, id).await?;
+        }
         if self.shares_appends() && is_append(call.request) {
             self.append(call, &open, offset, payload).await?;
         } else {
             self.write_payload(id, &open, offset, payload, call.deadline).await?;
         }
         Ok(Body::default().u32(size as u32).u32(0))
+    }
+
+    /// Clears the set-user-ID and set-group-ID bits of a file that its caller is about to write. The
+    /// kernel requests it for files with direct I/O only, and clears the bits of others itself.
+    async fn clear_set_id(&self, call: &Call<'_>, id: InodeId) -> Result<(), Errno> {
+        let mode = self.stat(call, id).await?.mode;
+        let group_bit = if mode & 0o010 == 0 { 0 } else { 0o2000 };
+        let kept = mode & !(0o4000 | group_bit);
+        if kept == mode {
+            return Ok(());
+        }
+        let change = MetaChange::SetAttributes {
+            at: At::inode(id),
+            follow: false,
+            mode: Some(kept),
+            uid: None,
+            gid: None,
+            accessed: None,
+            modified: None,
+        };
+        // Without the number of the request: it may be repeated.
+        let operation = format!("clear the set-id bits of {id}");
+        let cleared = self.notify(&operation, change, call.deadline).await;
+        cleared.map(drop).map_err(|error| self.errno_of(&operation, &error, true))
     }
 
     /// Writes bytes of an open file: durable when it returns, except for the length, which is
