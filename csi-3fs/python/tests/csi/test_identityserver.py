@@ -32,6 +32,7 @@ def test_capabilities(driver: Driver) -> None:
         rpc.EXPAND_VOLUME,
         rpc.GET_VOLUME,
         rpc.VOLUME_CONDITION,
+        rpc.MODIFY_VOLUME,
         rpc.SINGLE_NODE_MULTI_WRITER,
     }
     node_rpc = csi.NodeServiceCapability.RPC
