@@ -60,8 +60,8 @@ class EtcdStore(StrictModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                "self.endpoints.all(address, address.startsWith('https:')) ? self.tlsSecret != '' :"
-                " self.endpoints.all(address, address.startsWith('http:')) && self.tlsSecret == ''",
+                "self.endpoints.all(each, each.startsWith('https:')) ? self.tlsSecret != '' :"
+                " self.endpoints.all(each, each.startsWith('http:')) && self.tlsSecret == ''",
                 "spec.metadata.etcd.tlsSecret: is needed with https endpoints only, and https is "
                 "for all endpoints or none: use https for all of them and set tlsSecret, or "
                 "neither",
