@@ -1,8 +1,8 @@
 """Credentials of the etcd members of one machine, new at every start of the supervisor.
 
 An authority that exists only during the call signs one certificate, with which members accept
-clients and each other. So whoever can read the key, the supervisor's user, has access, and nothing
-has to be renewed: the members and the services end with the supervisor.
+clients and each other. So every process that can read the key has access: those of the supervisor's
+user. Nothing has to be renewed: the members and the services end with the supervisor.
 """
 
 from __future__ import annotations
