@@ -26,7 +26,7 @@ KUBECTL: dict[str, set[str]] = {
     "annotate": {"--overwrite"},
     "apply": {"-f"},
     "cordon": set(),
-    "create": {"-f", "--from-file", "--clusterrole", "--group", "--hard"},
+    "create": {"-f", "--from-file", "--from-literal", "--clusterrole", "--group", "--hard"},
     "delete": {"--all", "-f", "--wait"},
     "describe": set(),
     "exec": {"-c"},
