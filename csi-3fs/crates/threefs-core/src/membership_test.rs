@@ -130,6 +130,22 @@ fn a_store_without_the_data_does_not_lead() {
     assert_eq!(chain.targets[0].state, LastSrv);
 }
 
+/// Replica 1 was moved away in version 4, and has learned it before the others.
+#[test]
+fn the_record_of_a_target_that_has_left_shows_the_chain_without_it() {
+    let dumped = chain(3, &ALL);
+    let mut without = chain(4, &ALL);
+    without.targets.retain(|place| place.target != TargetId(1));
+    let left = record(1, without.clone());
+    let records = [left.clone(), record(2, dumped.clone()), record(3, dumped.clone())];
+    assert_eq!(confirmed(&dumped, &records), Ok(vec![(2, LastSrv), (3, LastSrv)]));
+    // It was a new member when it learned version 4, and is the last to learn that it syncs.
+    let syncs = chain(5, &[Syncing, Serving, Serving]);
+    let records = [left, record(2, syncs.clone()), record(3, syncs.clone())];
+    let expected = vec![(2, LastSrv), (3, LastSrv), (1, Offline)];
+    assert_eq!(confirmed(&dumped, &records), Ok(expected));
+}
+
 #[test]
 fn different_records_of_one_version_are_a_conflict() {
     let dumped = chain(3, &ALL);

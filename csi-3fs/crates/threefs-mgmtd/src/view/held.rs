@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use threefs_core::heartbeat::SeenRouting;
-use threefs_core::ids::{ChainId, ChainVersion, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ChainVersion, NodeId, StoreId, TargetId};
 use threefs_core::membership::{MembershipRecord, Unproven, confirm, hold, newest};
 use threefs_core::routing::{Chain, ChainTarget};
 use threefs_core::time::Millis;
@@ -14,8 +14,17 @@ use crate::config::Timers;
 use crate::report::{UnconfirmedChain, UnconfirmedReport, UnknownTarget};
 use crate::view::View;
 
-/// The records of each chain.
-pub(crate) type Records<'a> = BTreeMap<ChainId, BTreeMap<TargetId, &'a MembershipRecord>>;
+/// The records of each chain, with the nodes that report them.
+pub(crate) type Records<'a> = BTreeMap<ChainId, Vec<Reported<'a>>>;
+type Reported<'a> = (NodeId, &'a MembershipRecord);
+
+fn reported<'a, 'b>(records: &'b Records<'a>, chain: ChainId) -> &'b [Reported<'a>] {
+    records.get(&chain).map_or(&[], Vec::as_slice)
+}
+
+fn records_of<'a>(reported: &[Reported<'a>]) -> impl Iterator<Item = &'a MembershipRecord> {
+    reported.iter().map(|(_, record)| *record)
+}
 
 impl View {
     /// Whether a node has seen newer state than this store has: it was restored from a backup.
@@ -28,16 +37,17 @@ impl View {
         seen.version > self.routing.version || seen.records.iter().any(is_newer)
     }
 
-    /// The reported records by chain. A record counts for the node that it names.
+    /// The reported records by chain, without copies of another node's. The record of a target that
+    /// has left its chain names no node, and may be the only trace of the chain without it.
     pub(crate) fn records(&self) -> Records<'_> {
         let mut records = Records::new();
         for (node, last) in &self.heartbeats {
-            let own = |record: &&MembershipRecord| {
-                record.chain.place(record.target).is_some_and(|place| place.node == *node)
+            let counts = |record: &&MembershipRecord| {
+                record.chain.place(record.target).is_none_or(|place| place.node == *node)
                     && !self.routing.retired.contains(&record.target)
             };
-            for record in last.records.iter().filter(own) {
-                records.entry(record.chain.id).or_default().insert(record.target, record);
+            for record in last.records.iter().filter(counts) {
+                records.entry(record.chain.id).or_default().push((*node, record));
             }
         }
         records
@@ -47,13 +57,20 @@ impl View {
         &self,
         newest: &Chain,
         held: ChainVersion,
-        records: &BTreeMap<TargetId, &MembershipRecord>,
+        records: &[Reported<'_>],
     ) -> Result<(Chain, Vec<(TargetId, StoreId)>), Unproven> {
+        let of_members: BTreeMap<TargetId, &MembershipRecord> = records
+            .iter()
+            .filter(|(node, record)| {
+                newest.place(record.target).is_some_and(|place| place.node == *node)
+            })
+            .map(|(_, record)| (record.target, *record))
+            .collect();
         let empty = newest.targets.iter().filter_map(|place| {
             let line = self.report_of(place.node, place.target).filter(|line| line.chunks == 0)?;
             Some((place.target, line.store?))
         });
-        confirm(newest, held, records, &self.stores, &empty.collect())
+        confirm(newest, held, &of_members, &self.stores, &empty.collect())
     }
 
     /// Whether no target of a held chain serves any more by a lease of the lost mgmtd: all of them
@@ -81,9 +98,8 @@ impl View {
         (records, timers, now): (&Records<'_>, &Timers, Millis),
         changes: &mut Changes,
     ) {
-        let none = BTreeMap::new();
-        let records = records.get(&chain.id).unwrap_or(&none);
-        let Ok(newest) = newest(known, records.values().copied()) else { return };
+        let records = reported(records, chain.id);
+        let Ok(newest) = newest(known, records_of(records)) else { return };
         if let Ok((next, stores)) = self.confirm(newest, chain.version, records) {
             if !self.has_stopped(newest, chain.version, timers, now) {
                 return;
@@ -124,9 +140,8 @@ impl View {
     /// Why a held chain is not confirmed, if it is not about to be.
     pub(crate) fn unproven(&self, id: ChainId, records: &Records<'_>) -> Option<Unproven> {
         let (known, held) = (self.held.get(&id)?, self.routing.chains.get(&id)?.version);
-        let none = BTreeMap::new();
-        let records = records.get(&id).unwrap_or(&none);
-        newest(known, records.values().copied())
+        let records = reported(records, id);
+        newest(known, records_of(records))
             .and_then(|newest| self.confirm(newest, held, records))
             .err()
     }
