@@ -210,7 +210,7 @@ class History(RandomCluster):
         for name in ended:
             pod = Pod(key, attempt, name, uid)
             if pod in self.pods and self._stands(name):
-                self.pods.discard(pod)
+                self._end(pod)
                 self._inbox += [
                     PodExited(key, attempt, name, outcome, uid=uid),
                     NodeEmptied(name, key, attempt, uid=uid),

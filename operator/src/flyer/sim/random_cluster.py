@@ -98,6 +98,7 @@ class RandomCluster:
         self._late_reports: list[Event] = []
         self._exited: set[tuple[str, int, str]] = set()  # reported exits: uid, attempt, node
         self._uids: dict[str, str] = {}  # objects of the engine's jobs, by key
+        self._ended: set[Pod] = set()  # observed by this driver
         self._waiting: set[str] = set()  # names of objects that wait for an earlier one to end
         self.epoch = 1
         self.teams: dict[str, str] = {}
@@ -168,6 +169,7 @@ class RandomCluster:
             self._do(action)
         submitted = {event.job.key for event in events if isinstance(event, JobSubmitted)}
         for key in sorted((before.jobs.keys() | submitted) - self.state.jobs.keys()):
+            self._ended = {pod for pod in self._ended if pod.job != key}
             self._uids.pop(key, None)
             if key in self._waiting:
                 self._waiting.discard(key)
@@ -191,9 +193,13 @@ class RandomCluster:
 
     def _stop(self, stop: Stop) -> None:
         for name in stop.nodes:
-            self.pods.discard(Pod(stop.job, stop.attempt, name, stop.uid))
+            self._end(Pod(stop.job, stop.attempt, name, stop.uid))
             if self._stands(name):
                 self._inbox.append(NodeEmptied(name, stop.job, stop.attempt, uid=stop.uid))
+
+    def _end(self, pod: Pod) -> None:
+        self.pods.discard(pod)
+        self._ended.add(pod)
 
     def _commit(self, commit: Commit) -> None:
         key, status = commit.job, commit.status
@@ -235,7 +241,8 @@ class RandomCluster:
             self._inbox.append(StartPending(key, attempt, names[-1:], uid=uid))
         else:
             self._inbox.append(GangStarted(key, attempt, uid=uid))
-        self.pods |= {Pod(key, attempt, name, uid) for name in names}
+        # Sent again after a rebuild: pods that have ended since are not replaced.
+        self.pods |= {Pod(key, attempt, name, uid) for name in names} - self._ended
 
     def _stands(self, name: str) -> bool:
         state = self.state.nodes.get(name)
@@ -250,6 +257,7 @@ class RandomCluster:
             if isinstance(event, (JobRemoved, QuotaRemoved, TeamObserved))
         ]
         self._late_reports = []
+        self._ended.clear()
         self._rebuild()
 
     def _rebuild(self) -> None:
