@@ -22,6 +22,7 @@ use super::call_slots::CallSlot;
 use super::config::{ServerConfig, ServerStats};
 use super::reply_memory::ReplyMemory;
 use super::service::{Call, Peer, Service};
+use super::usage::{Caller, ConnectionUsage, USAGE_CLASS, UsageTable};
 use crate::auth::ticket::Grant;
 use crate::deadline::Deadline;
 use crate::fault::{Fault, FaultCode};
@@ -41,6 +42,7 @@ pub(super) struct Shared<S> {
     pub config: Arc<ServerConfig>,
     pub stats: Arc<ServerStats>,
     pub budgets: Budgets,
+    pub usage: Arc<UsageTable>,
 }
 
 /// Held by a call until its reply is written.
@@ -57,6 +59,7 @@ type Outbox = mpsc::Sender<Outgoing<Option<InFlight>>>;
 struct ConnectionState {
     peer: Peer,
     grant: Grant,
+    usage: Arc<ConnectionUsage>,
     outbox: Outbox,
     clock: ConnectionClock,
     /// Slots for calls and for offers, per class: a full class does not delay the others.
@@ -103,6 +106,7 @@ impl<S: Service> Shared<S> {
         let state = Arc::new(ConnectionState {
             peer,
             grant: peer_auth.grant.clone(),
+            usage: self.usage.start(Caller::new(&peer_auth.grant, peer.address.ip())),
             outbox,
             clock: ConnectionClock::start(),
             calls: self.budgets.each_class(self.config.calls_per_connection_max),
@@ -200,6 +204,10 @@ impl<S: Service> Shared<S> {
             self.reply(state, id, Ok(Reply::default()), None).await;
             return Ok(());
         }
+        if header.class == USAGE_CLASS {
+            self.reply(state, id, self.report_usage(&state.grant), None).await;
+            return Ok(());
+        }
         let (deadline, expires) = match header.kind {
             Kind::NotAfter => {
                 let expires = state.clock.instant_of(header.time_ms);
@@ -216,6 +224,7 @@ impl<S: Service> Shared<S> {
         let reply_memory = ReplyMemory::new(replies, state.owner(), deadline, state.closed.clone());
         let in_flight = InFlight { _reply_memory: Some(reply_memory.clone()), ..in_flight };
         let (class, peer, grant) = (header.class, state.peer, state.grant.clone());
+        state.usage.call(class, message.len() + payload.len());
         let call = Call { message, payload, deadline, expires, peer, grant, class, reply_memory };
         self.stats.calls.fetch_add(1, Relaxed);
         tokio::spawn(Arc::clone(self).call(call, id, in_flight, Arc::clone(state)));
@@ -270,6 +279,12 @@ impl<S: Service> Shared<S> {
         });
     }
 
+    /// Usage of the server by all callers, which a tenant must not see.
+    fn report_usage(&self, grant: &Grant) -> Result<Reply, Fault> {
+        grant.require_service("a report of all callers")?;
+        Reply::of(&self.usage.report())
+    }
+
     fn overloaded(&self, class: u8) -> Fault {
         self.stats.overloaded.fetch_add(1, Relaxed);
         let detail = format!("too many calls or bytes of class {class} are in flight");
@@ -283,6 +298,7 @@ impl<S: Service> Shared<S> {
         in_flight: InFlight,
         state: Arc<ConnectionState>,
     ) {
+        let class = call.class;
         // A separate task, so that the caller receives a reply even if the handler panics.
         let shared = Arc::clone(&self);
         let handler = tokio::spawn(async move { shared.service.handle(call).await });
@@ -290,6 +306,9 @@ impl<S: Service> Shared<S> {
             tracing::error!(context = self.config.context, %error, "handler panicked");
             Err(Fault::internal("the handler panicked; see the server's log"))
         });
+        if let Ok(reply) = &result {
+            state.usage.reply(class, reply.message.len() + reply.payload.len());
+        }
         self.reply(&state, id, result, Some(in_flight)).await;
     }
 

@@ -16,6 +16,7 @@ mod reply_memory;
 mod service;
 mod turns;
 mod unauthenticated;
+mod usage;
 
 use std::collections::HashMap;
 use std::io;
@@ -33,6 +34,7 @@ use self::call_slots::volume_limit;
 use self::connection::Shared;
 use self::poll_mutex::{PollMutex, poll_exclusive};
 use self::unauthenticated::Unauthenticated;
+use self::usage::UsageTable;
 use super::channel::{Acceptor, Incoming};
 use super::error::ServerError;
 use super::local::{self, LocalListener, Opened};
@@ -45,6 +47,7 @@ pub use self::config::{DEFAULT_CLUSTER, ServerConfig, ServerStats};
 pub use self::credit::{CreditRequest, Credits};
 pub use self::reply_memory::ReplyMemory;
 pub use self::service::{Call, Peer, Service, decode_request};
+pub use self::usage::{Caller, Count, Counts, ROWS_MAX, USAGE_CLASS, Usage};
 
 /// A bound server port.
 pub struct Server {
@@ -94,6 +97,7 @@ impl Server {
         let shared = Arc::new(Shared {
             service,
             budgets: Budgets::new(&self.config.budgets),
+            usage: UsageTable::new(self.config.budgets.len()),
             config: self.config,
             stats: self.stats,
         });

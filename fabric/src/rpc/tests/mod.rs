@@ -9,3 +9,4 @@ mod not_after_test;
 mod rpc_test;
 mod tls_limits_test;
 mod tls_test;
+mod usage_test;
