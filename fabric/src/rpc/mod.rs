@@ -46,7 +46,7 @@ pub use message::{DIRECT_BYTES_MAX, Limits, Payload, Reply, decode, encode};
 pub use not_after::NotAfter;
 pub use server::{
     Budget, Call, Caller, Count, Counts, CreditRequest, Credits, DEFAULT_CLUSTER, Peer, ROWS_MAX,
-    ReplyMemory, Server, ServerConfig, ServerStats, Service, USAGE_CLASS, Usage, decode_request,
+    ReplyMemory, Server, ServerConfig, ServerStats, Service, Usage, decode_request,
 };
 pub use shutdown::{Shutdown, ShutdownHandle};
 

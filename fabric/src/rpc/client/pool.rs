@@ -17,6 +17,7 @@ use crate::deadline::Deadline;
 use crate::rpc::error::{Executed, RpcError};
 use crate::rpc::message::{Payload, Reply, decode, encode};
 use crate::rpc::not_after::NotAfter;
+use crate::rpc::server::{USAGE_CLASS, USAGE_REQUEST, Usage};
 
 /// Configuration of a pool.
 #[derive(Clone, Debug)]
@@ -162,6 +163,20 @@ impl Pool {
         let (message, payload) = (encode(request)?, Payload::empty());
         let reply =
             self.call_idempotent(message, payload, attempt_timeout, deadline, not_after).await?;
+        decode(&reply.message)
+    }
+
+    /// Usage of the server by all callers since the previous report on the connection, for holders
+    /// of the cluster's key. For a pool of one connection, which reports nothing else.
+    ///
+    /// # Errors
+    /// Any [`RpcError`]; an older server answers with [`FaultCode::BadRequest`].
+    ///
+    /// [`FaultCode::BadRequest`]: crate::rpc::FaultCode::BadRequest
+    pub async fn usage(&self, deadline: Deadline) -> Result<Usage, RpcError> {
+        let options = CallOptions { class: USAGE_CLASS, ..CallOptions::default() };
+        let message = Bytes::from_static(&USAGE_REQUEST);
+        let reply = self.call_with(message, Payload::empty(), deadline, options).await?;
         decode(&reply.message)
     }
 

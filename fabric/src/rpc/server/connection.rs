@@ -22,7 +22,7 @@ use super::call_slots::CallSlot;
 use super::config::{ServerConfig, ServerStats};
 use super::reply_memory::ReplyMemory;
 use super::service::{Call, Peer, Service};
-use super::usage::{Caller, ConnectionUsage, USAGE_CLASS, UsageTable};
+use super::usage::{Caller, ConnectionUsage, USAGE_CLASS, UsageReader, UsageTable};
 use crate::auth::ticket::Grant;
 use crate::deadline::Deadline;
 use crate::fault::{Fault, FaultCode};
@@ -59,7 +59,8 @@ type Outbox = mpsc::Sender<Outgoing<Option<InFlight>>>;
 struct ConnectionState {
     peer: Peer,
     grant: Grant,
-    usage: Arc<ConnectionUsage>,
+    usage: ConnectionUsage,
+    usage_reader: Mutex<UsageReader>,
     outbox: Outbox,
     clock: ConnectionClock,
     /// Slots for calls and for offers, per class: a full class does not delay the others.
@@ -107,6 +108,7 @@ impl<S: Service> Shared<S> {
             peer,
             grant: peer_auth.grant.clone(),
             usage: self.usage.start(Caller::new(&peer_auth.grant, peer.address.ip())),
+            usage_reader: Mutex::default(),
             outbox,
             clock: ConnectionClock::start(),
             calls: self.budgets.each_class(self.config.calls_per_connection_max),
@@ -191,6 +193,12 @@ impl<S: Service> Shared<S> {
         state: &Arc<ConnectionState>,
     ) -> Result<(), ReadError> {
         let id = header.request_id;
+        if header.class == USAGE_CLASS {
+            // Not admitted as a call: it must be answered when the calls of others fill the budgets.
+            skip_body(reader, &header, self.config.stall_timeout).await?;
+            self.reply(state, id, self.report_usage(state), None).await;
+            return Ok(());
+        }
         let Some(in_flight) = self.admit(&header, state) else {
             skip_body(reader, &header, self.config.stall_timeout).await?;
             self.reply(state, id, Err(self.overloaded(header.class)), None).await;
@@ -202,10 +210,6 @@ impl<S: Service> Shared<S> {
         if header.kind == Kind::Request && message.is_empty() && payload.is_empty() {
             // An empty request only reads the clock.
             self.reply(state, id, Ok(Reply::default()), None).await;
-            return Ok(());
-        }
-        if header.class == USAGE_CLASS {
-            self.reply(state, id, self.report_usage(&state.grant), None).await;
             return Ok(());
         }
         let (deadline, expires) = match header.kind {
@@ -280,9 +284,10 @@ impl<S: Service> Shared<S> {
     }
 
     /// Usage of the server by all callers, which a tenant must not see.
-    fn report_usage(&self, grant: &Grant) -> Result<Reply, Fault> {
-        grant.require_service("a report of all callers")?;
-        Reply::of(&self.usage.report())
+    fn report_usage(&self, state: &ConnectionState) -> Result<Reply, Fault> {
+        state.grant.require_service("a report of all callers")?;
+        let mut reader = state.usage_reader.lock().unwrap_or_else(PoisonError::into_inner);
+        Reply::of(&self.usage.report(&mut reader))
     }
 
     fn overloaded(&self, class: u8) -> Fault {

@@ -47,7 +47,8 @@ pub use self::config::{DEFAULT_CLUSTER, ServerConfig, ServerStats};
 pub use self::credit::{CreditRequest, Credits};
 pub use self::reply_memory::ReplyMemory;
 pub use self::service::{Call, Peer, Service, decode_request};
-pub use self::usage::{Caller, Count, Counts, ROWS_MAX, USAGE_CLASS, Usage};
+pub use self::usage::{Caller, Count, Counts, ROWS_MAX, Usage};
+pub(super) use self::usage::{USAGE_CLASS, USAGE_REQUEST};
 
 /// A bound server port.
 pub struct Server {

@@ -57,8 +57,8 @@ pub(super) struct Running {
     pub(super) address: String,
     pub(super) stats: Arc<ServerStats>,
     gate: Arc<Semaphore>,
-    handle: ShutdownHandle,
-    task: JoinHandle<()>,
+    pub(super) handle: ShutdownHandle,
+    pub(super) task: JoinHandle<()>,
 }
 
 pub(super) async fn serve(address: &str, change: impl FnOnce(&mut ServerConfig)) -> Running {
