@@ -398,6 +398,13 @@ class Client:
         """
         return self._native.scrub(start, targets)
 
+    def usage(self) -> str:
+        """Calls and bytes of each service by its callers since the previous call, as JSON.
+
+        The first call starts the measurement and reports no callers. Needs the cluster's key.
+        """
+        return self._native.usage()
+
     def rebalance(self, *, apply: bool = False) -> str:
         """Return the moves that balance the storage nodes, as JSON.
 

@@ -22,6 +22,7 @@
 //! | `trim` | truncation and removal of chunks, for the metadata service |
 //! | [`status`] | cluster status |
 //! | [`scrub`] | scrubs of all targets |
+//! | [`usage`] | load of all services by their callers |
 //!
 //! `docs/internals/write-path.md` follows a write through these modules and the services.
 //!
@@ -48,6 +49,7 @@ mod storage;
 mod trash;
 mod trim;
 mod update;
+pub mod usage;
 mod volumes;
 mod window;
 mod write;
@@ -79,6 +81,7 @@ use read_batch::Batches;
 use routing::Routing;
 use storage::Peers;
 use update::Channels;
+use usage::UsageConnections;
 use window::Window;
 
 /// A replica is slow if a read takes longer than this fraction of the time after which it is sent to
@@ -106,6 +109,7 @@ struct Inner {
     read_turn: AtomicUsize,
     near: Near,
     batches: Batches,
+    usage: UsageConnections,
 }
 
 impl Client {
@@ -132,6 +136,7 @@ impl Client {
             read_turn: AtomicUsize::new(0),
             near: Near::new(config.location.clone(), config.read_attempt_timeout / SLOW_PARTS),
             batches: Batches::default(),
+            usage: UsageConnections::new(&config),
             config,
         };
         Self(Arc::new(inner), lease)

@@ -346,6 +346,12 @@ impl Client {
         serde_json::to_string(&scrubs).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    fn usage(&self, py: Python<'_>) -> PyResult<String> {
+        let live = self.live()?;
+        let loads = live.wait(py, live.client.usage())?;
+        serde_json::to_string(&loads).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
     fn rebalance(&self, py: Python<'_>, apply: bool) -> PyResult<String> {
         let live = self.live()?;
         let plan = live.wait(py, live.client.rebalance(apply))?;

@@ -13,6 +13,7 @@ from threefs.cli.doctor import doctor
 from threefs.cli.fsck import fsck
 from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, bytes_of
+from threefs.cli.top import top
 from threefs.cli.trash_commands import trash_commands
 from threefs.errors import ThreeFSError
 from threefs.etcd import DEFAULT_PREFIX, EtcdOptions, Metadata
@@ -34,6 +35,7 @@ app = typer.Typer(
 
 app.command()(doctor)
 app.command()(fsck)
+app.command()(top)
 app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
 app.add_typer(credential_commands, name="credential")
