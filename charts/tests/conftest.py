@@ -119,3 +119,11 @@ def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
 
 def containers(pod: Object) -> list[Object]:
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {item["name"]: item.get("value") for item in container["env"]}
+
+
+def volumes(pod: Object) -> dict[str, Object]:
+    return {volume["name"]: volume for volume in pod["spec"]["volumes"]}

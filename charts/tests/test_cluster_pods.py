@@ -18,6 +18,16 @@ ETCD = {
     "threefs.etcd.user": "threefs",
     "threefs.etcd.passwordSecret": "etcd-user",
 }
+POSTGRES = {
+    "threefs.postgres.hosts": ["pg-0.pg:5432", "pg-1.pg:5433"],
+    "threefs.postgres.database": "rows",
+    "threefs.postgres.user": "fire-flyer",
+    "threefs.postgres.schema": "threefs_2",
+    "threefs.postgres.passwordSecret": "pg-user",
+    "threefs.postgres.tlsSecret": "pg-tls",
+    "threefs.postgres.clientCertificate": True,
+    "threefs.postgres.requireStandby": False,
+}
 PLACED = {
     "global.imagePullSecrets": [{"name": "registry"}],
     "threefs.tls.enabled": True,
@@ -30,7 +40,8 @@ PLACED = {
     "threefs.meta.volume.storageClass": "fast",
     "threefs.meta.resources.limits.memory": "8Gi",
 }
-VALUES: list[dict[str, Any]] = [{}, ETCD, PLACED, {**ETCD, **PLACED}]
+VALUES: list[dict[str, Any]] = [{}, ETCD, POSTGRES, PLACED, {**ETCD, **PLACED}]
+IDS = ["default", "etcd", "postgres", "placed", "all"]
 
 
 def cluster_of(objects: Rendered) -> ThreeFSCluster:
@@ -69,7 +80,7 @@ def _decimal(volume: Object) -> Object:
     return {source: content}
 
 
-@pytest.mark.parametrize("values", VALUES, ids=["default", "etcd", "placed", "all"])
+@pytest.mark.parametrize("values", VALUES, ids=IDS)
 def test_pods_and_claims_are_those_of_the_chart(render: Render, values: dict[str, Any]) -> None:
     by_chart, by_operator = render(**values), render(**values, **OPERATOR)
     assert not by_operator.of("StatefulSet")
@@ -83,7 +94,7 @@ def test_pods_and_claims_are_those_of_the_chart(render: Render, values: dict[str
         assert actual["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-@pytest.mark.parametrize("values", VALUES, ids=["default", "etcd", "placed", "all"])
+@pytest.mark.parametrize("values", VALUES, ids=IDS)
 def test_other_objects_are_those_of_the_chart(render: Render, values: dict[str, Any]) -> None:
     by_chart, by_operator = render(**values), render(**values, **OPERATOR)
     for wanted in small_objects(cluster_of(by_operator), ClusterSettings()):

@@ -4,21 +4,13 @@ from typing import Any
 
 import pytest
 
-from charts.tests.conftest import Object, Render, containers, pods, template
+from charts.tests.conftest import Render, containers, pods, template, variables, volumes
 
 PLAIN = {"threefs.etcd.endpoints": ["http://etcd-0.etcd:2379", "http://etcd-1.etcd:12379"]}
 SECURE = {
     "threefs.etcd.endpoints": ["https://etcd-0.etcd:2379"],
     "threefs.etcd.tlsSecret": "etcd-client",
 }
-
-
-def variables(container: Object) -> dict[str, str]:
-    return {item["name"]: item.get("value") for item in container["env"]}
-
-
-def volumes(pod: Object) -> dict[str, Object]:
-    return {volume["name"]: volume for volume in pod["spec"]["volumes"]}
 
 
 def test_services_in_etcd_have_no_volume_and_storage_keeps_its_own(render: Render) -> None:
@@ -138,7 +130,10 @@ def test_only_pods_that_use_etcd_may_connect_to_its_ports(render: Render) -> Non
             {"threefs.etcd.user": "x", "threefs.etcd.passwordSecret": "y"},
             ["endpoints is empty", "name every member"],
         ),
-        ({"threefs.backup.enabled": True}, ["needs threefs.etcd.endpoints", "kubectl exec"]),
+        (
+            {"threefs.backup.enabled": True},
+            ["needs threefs.etcd.endpoints or threefs.postgres.hosts", "kubectl exec"],
+        ),
         (
             {
                 **PLAIN,

@@ -38,10 +38,10 @@
 {{- end }}
 {{- end }}
 
-{{/* The members of etcd, at the ports of the endpoints. */}}
-{{- define "fire-flyer.egress-etcd" -}}
+{{/* The members of etcd or the servers of PostgreSQL, at the configured ports. */}}
+{{- define "fire-flyer.egress-store" -}}
 {{- $ports := list }}
-{{- range .Values.threefs.etcd.endpoints }}
+{{- range concat .Values.threefs.etcd.endpoints .Values.threefs.postgres.hosts }}
 {{- $ports = append $ports (regexFind "[0-9]+$" . | int) }}
 {{- end }}
 {{- if $ports }}
@@ -49,7 +49,8 @@
     {{- range uniq $ports }}
     - {port: {{ . }}, protocol: TCP}
     {{- end }}
-  {{- with .Values.networkPolicies.egress.etcdTo }}
+  {{- $egress := .Values.networkPolicies.egress }}
+  {{- with eq (include "fire-flyer.store" .) "etcd" | ternary $egress.etcdTo $egress.postgresTo }}
   to:
     {{- toYaml . | nindent 4 }}
   {{- end }}

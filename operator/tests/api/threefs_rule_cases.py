@@ -12,6 +12,9 @@ def threefs(**spec: Any) -> Json:
     return {"spec": {"image": "r/threefs:1", "metadata": {"etcd": etcd}, **spec}}
 
 
+POSTGRES = {"hosts": ["pg-rw:5432"], "passwordSecret": "pg-user"}
+
+
 def on_cluster(name: str, message: str, edit: Json, at: str | None = None, **before: Any) -> Case:
     return Case(name, "threefsclusters", {"spec": edit}, message, threefs(**before), at=at)
 
@@ -43,7 +46,7 @@ THREEFS_CASES = [
     ),
     on_cluster(
         "two stores of metadata",
-        "spec.metadata: has one store: set either etcd or embedded",
+        "spec.metadata: has one store: set either etcd, postgres or embedded",
         {"metadata": {"embedded": {}}},
     ),
     on_cluster(
@@ -76,9 +79,65 @@ THREEFS_CASES = [
         {"metadata": {"etcd": {"user": "threefs"}}},
     ),
     on_cluster(
+        "rows from etcd to PostgreSQL",
+        "spec.metadata: the rows stay where they are: create another ThreeFSCluster to use "
+        "another store or other volumes",
+        {"metadata": {"etcd": None, "postgres": POSTGRES}},
+    ),
+    on_cluster(
+        "rows from PostgreSQL to volumes",
+        "spec.metadata: the rows stay where they are: create another ThreeFSCluster to use "
+        "another store or other volumes",
+        {"metadata": {"postgres": None, "embedded": {}}},
+        metadata={"postgres": POSTGRES},
+    ),
+    on_cluster(
+        "etcd and PostgreSQL",
+        "spec.metadata: has one store: set either etcd, postgres or embedded",
+        {"metadata": {"postgres": POSTGRES}},
+    ),
+    on_cluster(
+        "PostgreSQL without a password",
+        "spec.metadata.postgres.passwordSecret: is needed to authenticate, unless "
+        "clientCertificate is true: set it to a Secret with the password of user",
+        {"metadata": {"postgres": {"passwordSecret": ""}}},
+        metadata={"postgres": POSTGRES},
+    ),
+    on_cluster(
+        "a certificate for PostgreSQL without its Secret",
+        "spec.metadata.postgres.clientCertificate: needs tlsSecret, which has the certificate: set "
+        "tlsSecret",
+        {"metadata": {"postgres": {"clientCertificate": True}}},
+        metadata={"postgres": POSTGRES},
+    ),
+    Case(
+        "a schema that PostgreSQL reserves",
+        "threefsclusters",
+        {},
+        "spec.metadata.postgres.schema: starts with pg_, which PostgreSQL reserves: use another "
+        "name",
+        threefs(metadata={"postgres": {**POSTGRES, "schema": "pg_3fs"}}),
+    ),
+    on_cluster(
+        "another schema in PostgreSQL",
+        "spec.metadata.postgres: threefs/other cannot replace threefs/threefs, where the rows are: "
+        "create another ThreeFSCluster",
+        {"metadata": {"postgres": {"schema": "other"}}},
+        "spec.metadata.postgres.schema",
+        metadata={"postgres": POSTGRES},
+    ),
+    on_cluster(
+        "another database in PostgreSQL",
+        "spec.metadata.postgres: other/threefs cannot replace threefs/threefs, where the rows are: "
+        "create another ThreeFSCluster",
+        {"metadata": {"postgres": {"database": "other"}}},
+        "spec.metadata.postgres.schema",
+        metadata={"postgres": POSTGRES},
+    ),
+    on_cluster(
         "two metadata services on one volume",
         "spec.metadata.embedded: is used by one mgmtd and one meta: set mgmtd.replicas and "
-        "meta.replicas to 1, or use etcd",
+        "meta.replicas to 1, or use etcd or postgres",
         {"meta": {"replicas": 2}},
         metadata={"embedded": {}},
     ),

@@ -26,7 +26,7 @@ tolerations: {{ toJson .tolerations }}
 {{- end }}
 {{- if ne (int $threefs.nodeFailureMs) 10000 }}{{ $only = append $only "threefs.nodeFailureMs" }}{{ end }}
 {{- if include "fire-flyer.located" . }}{{ $only = append $only "threefs.storage.topology" }}{{ end }}
-{{- if and (not $threefs.etcd.endpoints) (ne $threefs.mgmtd.volume.storageClass $threefs.meta.volume.storageClass) }}
+{{- if and (not (include "fire-flyer.store" .)) (ne $threefs.mgmtd.volume.storageClass $threefs.meta.volume.storageClass) }}
 {{- $only = append $only "threefs.meta.volume.storageClass (other than that of mgmtd)" }}
 {{- end }}
 {{- if $only }}

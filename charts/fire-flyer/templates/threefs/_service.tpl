@@ -4,7 +4,7 @@ dict root kind (mgmtd, meta, storage) values replicas required advertise env
 */}}
 {{- define "fire-flyer.threefs" }}
 {{- $name := printf "threefs-%s" .kind }}
-{{- $etcd := include "fire-flyer.in-etcd" . }}
+{{- $shared := and (ne .kind "storage") (include "fire-flyer.store" .root) }}
 {{- $component := dict "root" .root "component" $name "name" $name "required" .required }}
 apiVersion: v1
 kind: Service
@@ -44,7 +44,7 @@ spec:
       terminationGracePeriodSeconds: 30
       {{- $apart := include "fire-flyer.apart" $component | fromYaml }}
       {{- include "fire-flyer.placement" (dict "root" .root "values" .values "priorityClass" .root.Values.priorityClasses.storage "affinity" $apart) | nindent 6 }}
-      {{- if and .values.volume.hostPath (not $etcd) }}
+      {{- if and .values.volume.hostPath (not $shared) }}
       # A hostPath belongs to root; it is meant for tests and for disks that an administrator prepares.
       securityContext:
         runAsUser: 0
@@ -75,8 +75,8 @@ spec:
             {{- if eq .kind "storage" }}
             {{- include "fire-flyer.location-env" .root | nindent 12 }}
             {{- end }}
-            {{- if $etcd }}
-            {{- include "fire-flyer.etcd-env" .root | nindent 12 }}
+            {{- if $shared }}
+            {{- include "fire-flyer.store-env" .root | nindent 12 }}
             {{- else }}
             - name: THREEFS_DATA
               value: /data
@@ -120,8 +120,8 @@ spec:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}
           volumeMounts:
-            {{- if $etcd }}
-            {{- include "fire-flyer.etcd-mounts" .root | nindent 12 }}
+            {{- if $shared }}
+            {{- include "fire-flyer.store-mounts" .root | nindent 12 }}
             {{- else }}
             - name: data
               mountPath: /data
@@ -173,13 +173,13 @@ spec:
         {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: 64Mi}
-        {{- if $etcd }}
-        {{- include "fire-flyer.etcd-volumes" .root | nindent 8 }}
+        {{- if $shared }}
+        {{- include "fire-flyer.store-volumes" .root | nindent 8 }}
         {{- else if .values.volume.hostPath }}
         - name: data
           hostPath: {path: {{ .values.volume.hostPath }}, type: DirectoryOrCreate}
         {{- end }}
-  {{- if not (or $etcd .values.volume.hostPath) }}
+  {{- if not (or $shared .values.volume.hostPath) }}
   volumeClaimTemplates:
     - metadata:
         name: data

@@ -100,7 +100,7 @@ class MgmtdSpec(Placement):
         ge=1,
         le=5,
         description="Number of services: one primary and its standbys. More than one needs "
-        "metadata.etcd. Range: 1 to 5. Default: 1.",
+        "metadata.etcd or metadata.postgres. Range: 1 to 5. Default: 1.",
     )
     resources: ResourceAmounts = Field(
         default=_resources("50m", "64Mi", "512Mi"), description="Resources of each service."
@@ -115,7 +115,7 @@ class MetaSpec(Placement):
         ge=1,
         le=64,
         description="Number of services, each of which serves every client. More than one needs "
-        "metadata.etcd. Range: 1 to 64. Default: 1.",
+        "metadata.etcd or metadata.postgres. Range: 1 to 64. Default: 1.",
     )
     chunk_size: str = Field(
         default="1Mi",
@@ -276,7 +276,7 @@ class ThreeFSClusterSpec(StrictModel):
         description="PriorityClass of the pods. If empty, they have the default priority.",
     )
     metadata: MetadataStore = Field(
-        description="Store of the rows of mgmtd and meta: etcd, or embedded on volumes."
+        description="Store of the rows of mgmtd and meta: etcd, PostgreSQL, or embedded on volumes."
     )
     mgmtd: MgmtdSpec = Field(default=MgmtdSpec(), description="Cluster manager of the 3FS.")
     meta: MetaSpec = Field(default=MetaSpec(), description="Metadata service of the 3FS.")
@@ -293,9 +293,10 @@ class ThreeFSClusterSpec(StrictModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                "has(self.metadata.etcd) || (self.mgmtd.replicas == 1 && self.meta.replicas == 1)",
+                "!has(self.metadata.embedded) || "
+                "(self.mgmtd.replicas == 1 && self.meta.replicas == 1)",
                 "spec.metadata.embedded: is used by one mgmtd and one meta: set mgmtd.replicas and "
-                "meta.replicas to 1, or use etcd",
+                "meta.replicas to 1, or use etcd or postgres",
                 "",
                 ".metadata.embedded",
             ),
@@ -304,8 +305,10 @@ class ThreeFSClusterSpec(StrictModel):
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:
-        if self.metadata.etcd is None and (self.mgmtd.replicas, self.meta.replicas) != (1, 1):
-            raise ValueError("metadata.embedded permits one mgmtd and one meta: use etcd")
+        if self.metadata.embedded and (self.mgmtd.replicas, self.meta.replicas) != (1, 1):
+            raise ValueError(
+                "metadata.embedded permits one mgmtd and one meta: use etcd or postgres"
+            )
         return self
 
 

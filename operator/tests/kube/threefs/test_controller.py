@@ -148,6 +148,25 @@ async def test_a_cluster_with_the_rows_of_another_one_is_refused(kubernetes, unt
     assert {stateful["metadata"]["namespace"] for stateful in sets} == {NAMESPACE}
 
 
+async def test_clusters_share_a_database_with_different_schemas_only(kubernetes, until):
+    kubernetes.store.create("namespaces", {"metadata": {"name": "other"}})
+    postgres = {"hosts": ["pg-0:5432", "pg-1:5432"], "passwordSecret": "pg-user"}
+    kubernetes.create(metadata={"postgres": postgres})
+    await until(lambda: phase(kubernetes) == "Ready")
+    same = {**postgres, "hosts": ["pg-1:5432"]}
+    kubernetes.create("far", "other", metadata={"postgres": same})
+    await until(
+        lambda: kubernetes.condition("Accepted", "far", "other").get("reason") == "Conflict"
+    )
+    message = kubernetes.condition("Accepted", "far", "other")["message"]
+    assert "default/main" in message
+    assert "such as threefs_2" in message
+    kubernetes.store.create("namespaces", {"metadata": {"name": "third"}})
+    own = {**postgres, "schema": "threefs_2"}
+    kubernetes.create("apart", "third", metadata={"postgres": own})
+    await until(lambda: kubernetes.status("apart", "third").get("phase") == "Ready")
+
+
 async def test_objects_of_another_owner_are_not_touched(kubernetes, until):
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x", "controller": True}
     foreign = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.threefs.names import PORTS, addresses, component, labels, selector
+from flyer.kube.threefs.stores import shared_store, store_mounts, store_values, store_volumes
 
 if TYPE_CHECKING:
     from flyer.api import ThreeFSCluster
@@ -40,7 +41,6 @@ _CLUSTER_MOUNTS: Final = (
     {"name": "cluster", "mountPath": "/etc/threefs", "readOnly": True},
     {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the container
 )
-_ETCD_FILES: Final = "/etc/threefs-etcd"
 
 
 def pod_template(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> Object:
@@ -50,7 +50,7 @@ def pod_template(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) 
     containers = [_service(cluster, kind, settings)]
     if kind == "mgmtd":
         containers.append(_exporter(cluster, settings))
-    volumes = _etcd_volumes(cluster) if _in_etcd(cluster, kind) else []
+    store = shared_store(cluster, kind)
     pod: Object = {
         "serviceAccountName": "threefs",
         "automountServiceAccountToken": False,
@@ -58,7 +58,7 @@ def pod_template(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) 
         **pod_basics(cluster, placement),
         "affinity": {"podAntiAffinity": _apart(cluster, kind)},
         "containers": containers,
-        "volumes": [*shared_volumes(cluster), *volumes],
+        "volumes": [*shared_volumes(cluster), *store_volumes(store)],
     }
     return {"metadata": {"labels": labels(cluster, component(kind))}, "spec": pod}
 
@@ -105,8 +105,8 @@ def shared_volumes(cluster: ThreeFSCluster) -> list[Object]:
 
 def _service(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> Object:
     port = {"port": kind}
-    in_etcd = _in_etcd(cluster, kind)
-    data = [] if in_etcd else [{"name": "data", "mountPath": "/data"}]
+    store = shared_store(cluster, kind)
+    data = [] if store else [{"name": "data", "mountPath": "/data"}]
     return {
         **container(cluster, kind, ["threefs-service", kind]),
         "env": _environment(cluster, kind, settings),
@@ -123,7 +123,8 @@ def _service(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> O
         },
         "resources": _resources(getattr(cluster.spec, kind).resources.to_object()),
         "volumeMounts": [
-            *(_etcd_mounts(cluster) if in_etcd else data),
+            *data,
+            *store_mounts(store),
             *_CLUSTER_MOUNTS,
         ],
     }  # fmt: skip
@@ -159,7 +160,8 @@ def _environment(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) 
     values: dict[str, str] = {"THREEFS_LISTEN": f"0.0.0.0:{PORTS[kind]}"}
     if advertise := _advertised(cluster, kind, settings.cluster_domain):
         values["THREEFS_ADVERTISE"] = advertise
-    values |= _etcd_values(cluster) if _in_etcd(cluster, kind) else {"THREEFS_DATA": "/data"}
+    store = shared_store(cluster, kind)
+    values |= store_values(store) if store else {"THREEFS_DATA": "/data"}
     values |= {
         "THREEFS_KEY_FILE": "/etc/threefs/key",
         "THREEFS_TLS": _text(spec.tls.enabled),
@@ -209,63 +211,6 @@ def _apart(cluster: ThreeFSCluster, kind: str) -> Object:
         return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     preferred = {"weight": 100, "podAffinityTerm": term}
     return {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
-
-
-# -- etcd --------------------------------------------------------------------------------------
-
-
-def _in_etcd(cluster: ThreeFSCluster, kind: str) -> bool:
-    return kind != "storage" and cluster.spec.metadata.etcd is not None
-
-
-def _etcd_values(cluster: ThreeFSCluster) -> dict[str, str]:
-    etcd = cluster.spec.metadata.etcd
-    assert etcd is not None, "not in etcd"
-    values = {
-        "THREEFS_ETCD_ENDPOINTS": ",".join(etcd.endpoints), "THREEFS_ETCD_PREFIX": etcd.prefix,
-    }  # fmt: skip
-    if etcd.tls_secret:
-        values["THREEFS_ETCD_CA_FILE"] = f"{_ETCD_FILES}/tls/ca.crt"
-    if etcd.client_certificate:
-        values["THREEFS_ETCD_CERT_FILE"] = f"{_ETCD_FILES}/tls/tls.crt"
-        values["THREEFS_ETCD_KEY_FILE"] = f"{_ETCD_FILES}/tls/tls.key"
-    if etcd.user:
-        values["THREEFS_ETCD_USER"] = etcd.user
-        values["THREEFS_ETCD_PASSWORD_FILE"] = f"{_ETCD_FILES}/user/password"
-    return values
-
-
-def _etcd_mounts(cluster: ThreeFSCluster) -> list[Object]:
-    return [
-        {
-            "name": volume["name"],
-            "mountPath": f"{_ETCD_FILES}/{volume['name'][5:]}",
-            "readOnly": True,
-        }
-        for volume in _etcd_volumes(cluster)
-    ]
-
-
-def _etcd_volumes(cluster: ThreeFSCluster) -> list[Object]:
-    etcd = cluster.spec.metadata.etcd
-    assert etcd is not None, "not in etcd"
-    files = ["ca.crt", *(("tls.crt", "tls.key") if etcd.client_certificate else ())]
-    secrets = (
-        ("etcd-tls", etcd.tls_secret, files),
-        ("etcd-user", etcd.password_secret, ["password"]),
-    )
-    return [
-        {
-            "name": name,
-            "secret": {
-                "secretName": secret,
-                "defaultMode": 0o440,
-                "items": [{"key": key, "path": key} for key in keys],
-            },
-        }
-        for name, secret, keys in secrets
-        if secret
-    ]
 
 
 def _resources(amounts: Object) -> Object:

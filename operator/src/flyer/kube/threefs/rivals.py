@@ -1,4 +1,4 @@
-"""ThreeFSClusters that exclude each other: of one namespace, or of one prefix in etcd. Pure."""
+"""ThreeFSClusters that exclude each other: of one namespace, or with the same rows. Pure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def rival_of(cluster: ThreeFSCluster, others: Iterable[ThreeFSCluster]) -> str:
                 f"spec.metadata.etcd.prefix: {prefix} of these endpoints has the rows of {name}: "
                 "use another prefix, such as /3fs-2"
             )
+        if schema := _shared_schema(cluster, other):
+            return (
+                f"spec.metadata.postgres.schema: {schema} of this database has the rows of {name}: "
+                f"use another schema, such as {schema}_2"
+            )
     return ""
 
 
@@ -41,3 +46,11 @@ def _shared_prefix(cluster: ThreeFSCluster, other: ThreeFSCluster) -> str:
         return ""
     first, second = f"{one.prefix}/", f"{two.prefix}/"
     return one.prefix if first.startswith(second) or second.startswith(first) else ""
+
+
+def _shared_schema(cluster: ThreeFSCluster, other: ThreeFSCluster) -> str:
+    one, two = cluster.spec.metadata.postgres, other.spec.metadata.postgres
+    if one is None or two is None or not set(one.hosts) & set(two.hosts):
+        return ""
+    same = (one.database, one.schema_) == (two.database, two.schema_)
+    return one.schema_ if same else ""
