@@ -19,6 +19,7 @@ mod history;
 mod manager;
 mod mutations;
 mod simulation;
+pub mod snapshots;
 mod store;
 mod topology;
 
