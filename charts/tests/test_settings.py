@@ -103,6 +103,57 @@ def test_3fs_and_its_driver_read_their_settings(
     assert variables(container(render, owner, name)).keys() <= names
 
 
+def test_labels_of_the_node_plugin_become_the_topology(
+    render: Render, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from threefs.csi import main as driver
+    from threefs.csi.volumes.topology import parse_topology
+
+    labels = {"example.com/storage": "yes", "kubernetes.io/os": "linux"}
+    objects = render(**{
+        "csi.topologyKeys": ["example.com/storage"],
+        "csi.node.nodeSelector": labels,
+        "csi.mountManager.nodeSelector": labels,
+    })  # fmt: skip
+    templates = dict(pods(objects))
+    for owner in ("Deployment/threefs-csi-controller", "DaemonSet/threefs-csi-node"):
+        [process] = [each for each in containers(templates[owner]) if each["name"] == "driver"]
+        for name, value in variables(process).items():
+            monkeypatch.setenv(name, value)
+        text = driver._parser().parse_args(process["command"][1:]).topology
+        segment = parse_topology(text).segment()
+        assert segment is not None
+        assert dict(segment.segments) == {"example.com/storage": "yes"}
+        monkeypatch.undo()
+    assert templates["DaemonSet/threefs-csi-node"]["spec"]["nodeSelector"] == labels
+
+
+@pytest.mark.parametrize("keys", [[], ["example.com/storage"]])
+def test_the_provisioner_reads_all_nodes_for_a_topology_only(
+    render: Render, keys: list[str]
+) -> None:
+    labels = {"example.com/storage": "yes"}
+    objects = render(**{"csi.topologyKeys": keys, "csi.node.nodeSelector": labels})
+    [pod] = [pod for owner, pod in pods(objects) if owner == "Deployment/threefs-csi-controller"]
+    [provisioner] = [each for each in containers(pod) if each["name"] == "provisioner"]
+    assert (f"--feature-gates=Topology={'true' if keys else 'false'}") in provisioner["args"]
+    assert ("--immediate-topology=false" in provisioner["args"]) == bool(keys)
+    [role] = [
+        item
+        for item in objects.of("ClusterRole")
+        if item["metadata"]["name"].endswith("csi-controller")
+    ]
+    [nodes] = [rule for rule in role["rules"] if rule["resources"] == ["nodes"]]
+    assert nodes["verbs"] == (["get", "list", "watch"] if keys else ["get"])
+
+
+def test_a_topology_that_nodes_may_lack_is_refused() -> None:
+    result = template({"csi.topologyKeys": ["topology.kubernetes.io/zone"]})
+    assert result.returncode != 0
+    assert "csi.topologyKeys has topology.kubernetes.io/zone" in result.stderr
+    assert "Add the label to csi.node.nodeSelector" in result.stderr
+
+
 def located(render: Render, **values: str) -> tuple[Object, Rendered]:
     """The pod of the storage services, and all objects."""
     objects = render(**{f"threefs.storage.topology.{name}": each for name, each in values.items()})

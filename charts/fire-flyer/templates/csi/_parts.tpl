@@ -32,7 +32,23 @@ projected:
 threefs-issuer.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
 {{- end }}
 
+{{/* Labels of the nodes on which volumes are accessible, KEY=VALUE with commas. */}}
+{{- define "fire-flyer.csi-topology" -}}
+{{- $labels := list }}
+{{- range $key := .Values.csi.topologyKeys }}
+{{- if not (hasKey $.Values.csi.node.nodeSelector $key) }}
+{{- fail (printf "csi.topologyKeys has %s, which csi.node.nodeSelector does not have: volumes would be restricted to nodes with a label that nodes with the node plugin may lack. Add the label to csi.node.nodeSelector and csi.mountManager.nodeSelector, or remove the key" $key) }}
+{{- end }}
+{{- $labels = append $labels (printf "%s=%s" $key (index $.Values.csi.node.nodeSelector $key)) }}
+{{- end }}
+{{- join "," $labels }}
+{{- end }}
+
 {{- define "fire-flyer.csi-environment" -}}
+{{- with include "fire-flyer.csi-topology" . }}
+- name: THREEFS_TOPOLOGY
+  value: {{ . | quote }}
+{{- end }}
 - name: THREEFS_TICKET_SECONDS
   value: {{ .Values.csi.issuer.ticketSeconds | quote }}
 - name: THREEFS_LOG_LEVEL

@@ -24,6 +24,7 @@ from threefs.csi.tickets.key_issuer import KeyIssuer
 from threefs.csi.tickets.ticket_store import TicketStore
 from threefs.csi.volumes.clusters import Clusters
 from threefs.csi.volumes.node_claims import NodeClaims
+from threefs.csi.volumes.topology import Topology
 
 from .doubles.directories import MemoryDirectories, MemoryTicket
 from .doubles.mount_manager import MemoryMountManager
@@ -50,6 +51,7 @@ class Driver:
     mount_manager: MemoryMountManager = field(default_factory=MemoryMountManager)
     metrics: Metrics = field(default_factory=Metrics)
     name: str = DRIVER
+    topology: Topology = field(default_factory=Topology)
     issuer: Issuer | None = None
     """Issuer of the node's tickets; default: issued with the key."""
     now: float = 0.0
@@ -94,14 +96,21 @@ class Driver:
         self.server = make_server(endpoint, 8, self.metrics)
         self.metrics.registry.register(NodeCollector(self.mount_manager))
         stubs.add_IdentityServicer_to_server(
-            IdentityServer(self.name, is_ready=lambda: True), self.server
+            IdentityServer(self.name, is_ready=lambda: True, has_topology=bool(self.topology)),
+            self.server,
         )
         stubs.add_ControllerServicer_to_server(
-            ControllerServer(clusters, GIBIBYTE, self.metrics), self.server
+            ControllerServer(clusters, GIBIBYTE, self.metrics, self.topology), self.server
         )
         claims = NodeClaims("node-a", lambda: self.now)
         self.node = NodeServer(
-            "node-a", self.tickets, self.mount_manager, self.inline, self.metrics, claims
+            "node-a",
+            self.tickets,
+            self.mount_manager,
+            self.inline,
+            self.metrics,
+            claims,
+            self.topology,
         )
         stubs.add_NodeServicer_to_server(self.node, self.server)
         self.server.start()

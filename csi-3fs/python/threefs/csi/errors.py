@@ -111,7 +111,7 @@ class NoPermission(CsiError):
 
 
 class Exhausted(CsiError):
-    """3FS is full."""
+    """3FS is full, or has no space where the volume has to be accessible."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 

@@ -50,6 +50,7 @@ def _run(args: argparse.Namespace) -> None:
         "ticket_seconds": _ticket_seconds(args.ticket_seconds),
         "log_level": args.log_level,
         "driver_name": args.driver_name,
+        "topology": args.topology,
     }
     if args.process == "controller":
         run_controller(
@@ -135,6 +136,7 @@ def _common(command: argparse.ArgumentParser, metrics_port: str) -> None:
     add("--default-size", default=_env("THREEFS_DEFAULT_SIZE", "1Gi"))
     add("--ticket-seconds", type=float, default=_env("THREEFS_TICKET_SECONDS", "7200"))
     add("--driver-name", default=_env("THREEFS_CSI_DRIVER", DRIVER))
+    add("--topology", default=_env("THREEFS_TOPOLOGY", ""))
     add("--log-level", default=_env("THREEFS_LOG_LEVEL", "info"))
 
 

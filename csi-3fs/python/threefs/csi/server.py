@@ -32,6 +32,7 @@ from threefs.csi.tickets.kubernetes import ApiServer
 from threefs.csi.tickets.review import Policy
 from threefs.csi.tickets.ticket_store import TicketStore
 from threefs.csi.volumes.clusters import Clusters
+from threefs.csi.volumes.topology import parse_topology
 
 if TYPE_CHECKING:
     from threefs.csi.settings import ControllerSettings, NodeSettings
@@ -78,9 +79,12 @@ def run_controller(settings: ControllerSettings) -> None:
     metrics = Metrics()
     clusters = Clusters(settings.clusters, settings.timeout_seconds)
     server = make_server(settings.endpoint, settings.workers, metrics)
-    identity = IdentityServer(settings.driver_name, is_ready=lambda: bool(clusters.names()))
+    topology = parse_topology(settings.topology)
+    identity = IdentityServer(
+        settings.driver_name, is_ready=lambda: bool(clusters.names()), has_topology=bool(topology)
+    )
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    controller = ControllerServer(clusters, settings.default_size_bytes, metrics)
+    controller = ControllerServer(clusters, settings.default_size_bytes, metrics, topology)
     csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     serve(metrics, settings.metrics_port)
     if not settings.issuer_listen:
@@ -130,9 +134,10 @@ def run_node(settings: NodeSettings) -> None:
             return False
 
     server = make_server(settings.endpoint, settings.workers, metrics)
-    identity = IdentityServer(settings.driver_name, is_ready=is_ready)
+    topology = parse_topology(settings.topology)
+    identity = IdentityServer(settings.driver_name, is_ready=is_ready, has_topology=bool(topology))
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    node = NodeServer(settings.node_id, tickets, mount_manager, inline, metrics)
+    node = NodeServer(settings.node_id, tickets, mount_manager, inline, metrics, topology=topology)
     csi_pb2_grpc.add_NodeServicer_to_server(node, server)
     serve(metrics, settings.metrics_port)
     stop = threading.Event()

@@ -22,6 +22,7 @@
 | `--issuer` | `THREEFS_ISSUER` | | yes | | none: the node has the key and issues itself |
 | `--issuer-ca` | `THREEFS_ISSUER_CA` | | yes | | `/etc/threefs/issuer/ca.crt` |
 | `--issuer-token` | `THREEFS_ISSUER_TOKEN` | | yes | | `/etc/threefs/issuer/token` |
+| `--topology` | `THREEFS_TOPOLOGY` | yes | yes | | none; KEY=VALUE of nodes with volumes |
 | `--driver-name` | `THREEFS_CSI_DRIVER` | yes | yes | | `3fs.csi.fireflyer.dev` |
 | `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
 
@@ -60,6 +61,7 @@ class DriverSettings:
     ticket_seconds: float = TICKET_SECONDS
     log_level: str = "info"
     driver_name: str = DRIVER
+    topology: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.services.requests import check_fits, first_unsupported, page_of, size_of
 from threefs.csi.services.volume_locks import VolumeLocks
 from threefs.csi.volumes.parameters import Parameters, parse_mutable
+from threefs.csi.volumes.topology import Topology
 from threefs.csi.volumes.volume_id import VolumeId, check_name
 from threefs.csi.volumes.volumes import Volumes
 
@@ -44,8 +45,15 @@ CAPABILITIES = (
 class ControllerServer(csi_pb2_grpc.ControllerServicer):
     """Calls for one volume are serialized; calls for different volumes run concurrently."""
 
-    def __init__(self, clusters: Clusters, default_size_bytes: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        clusters: Clusters,
+        default_size_bytes: int,
+        metrics: Metrics,
+        topology: Topology | None = None,
+    ) -> None:
         self._clusters = clusters
+        self._topology = topology or Topology()
         self._metrics = metrics
         self._default_size_bytes = default_size_bytes
         self._locks = VolumeLocks()
@@ -72,6 +80,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             raise InvalidArgument(
                 "volume_content_source: this driver only creates empty volumes; omit dataSource"
             )
+        self._topology.check(request.accessibility_requirements)
         parameters = Parameters.parse(request.parameters)
         limits = parse_mutable(request.mutable_parameters)
         parameters = replace(
@@ -88,7 +97,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
                 volume = volumes.create(volume_id, name, size_bytes, parameters)
             else:
                 check_fits(volume, request.capacity_range, parameters)
-        return csi.CreateVolumeResponse(volume=_described(volume))
+        return csi.CreateVolumeResponse(volume=self._described(volume))
 
     def DeleteVolume(
         self, request: csi.DeleteVolumeRequest, context: grpc.ServicerContext
@@ -151,7 +160,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
                 condition = self._condition(volume, down[volume_id.cluster])
                 status = csi.ListVolumesResponse.VolumeStatus(volume_condition=condition)
                 entries.append(
-                    csi.ListVolumesResponse.Entry(volume=_described(volume), status=status)
+                    csi.ListVolumesResponse.Entry(volume=self._described(volume), status=status)
                 )
         return csi.ListVolumesResponse(entries=entries, next_token=next_token)
 
@@ -160,7 +169,10 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
     ) -> csi.GetCapacityResponse:
         """Return the space for new volumes of a class; quotas reserve nothing, so it is shared."""
         parameters = Parameters.parse(request.parameters)
-        if first_unsupported(request.volume_capabilities):
+        elsewhere = request.HasField("accessible_topology") and not self._topology.includes(
+            request.accessible_topology
+        )
+        if elsewhere or first_unsupported(request.volume_capabilities):
             return csi.GetCapacityResponse(available_capacity=0)
         space = self._clusters.of(parameters.cluster).statfs("/")
         return csi.GetCapacityResponse(
@@ -216,7 +228,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
         status = csi.ControllerGetVolumeResponse.VolumeStatus(
             volume_condition=self._condition(volume, self._chains_down(volume.id.cluster))
         )
-        return csi.ControllerGetVolumeResponse(volume=_described(volume), status=status)
+        return csi.ControllerGetVolumeResponse(volume=self._described(volume), status=status)
 
     def _chains_down(self, cluster: str) -> int:
         status: dict[str, Any] = json.loads(self._clusters.of(cluster).status())["cluster"]
@@ -238,6 +250,13 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             )
         return HEALTHY
 
+    def _described(self, volume: Volume) -> csi.Volume:
+        return csi.Volume(
+            volume_id=str(volume.id),
+            capacity_bytes=volume.capacity_bytes,
+            accessible_topology=self._topology.accessible(),
+        )
+
     def _volumes(self, cluster: str) -> Volumes:
         return Volumes(cluster, self._clusters.of(cluster))
 
@@ -254,10 +273,6 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
 
 
 HEALTHY = csi.VolumeCondition(abnormal=False, message="serving")
-
-
-def _described(volume: Volume) -> csi.Volume:
-    return csi.Volume(volume_id=str(volume.id), capacity_bytes=volume.capacity_bytes)
 
 
 def _require(name: str, value: str) -> None:

@@ -23,8 +23,11 @@ __all__ = ["IdentityServer"]
 class IdentityServer(csi_pb2_grpc.IdentityServicer):
     """Answers without requests to 3FS: an unreachable cluster must not restart the driver."""
 
-    def __init__(self, name: str, *, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, name: str, *, is_ready: Callable[[], bool], has_topology: bool = False
+    ) -> None:
         self._name = name
+        self._has_topology = has_topology
         self._is_ready = is_ready
 
     def GetPluginInfo(
@@ -36,13 +39,16 @@ class IdentityServer(csi_pb2_grpc.IdentityServicer):
     def GetPluginCapabilities(
         self, request: csi.GetPluginCapabilitiesRequest, context: grpc.ServicerContext
     ) -> csi.GetPluginCapabilitiesResponse:
-        """Return the capabilities: a controller, and expansion of volumes in use."""
+        """Return the capabilities: a controller, expansion of volumes in use, a topology."""
         capability = csi.PluginCapability
-        service = capability.Service(type=capability.Service.CONTROLLER_SERVICE)
+        service = capability.Service
+        kinds = [service.CONTROLLER_SERVICE]
+        if self._has_topology:
+            kinds.append(service.VOLUME_ACCESSIBILITY_CONSTRAINTS)
+        capabilities = [capability(service=service(type=kind)) for kind in kinds]
         online = capability.VolumeExpansion(type=capability.VolumeExpansion.ONLINE)
-        return csi.GetPluginCapabilitiesResponse(
-            capabilities=[capability(service=service), capability(volume_expansion=online)]
-        )
+        capabilities.append(capability(volume_expansion=online))
+        return csi.GetPluginCapabilitiesResponse(capabilities=capabilities)
 
     def Probe(self, request: csi.ProbeRequest, context: grpc.ServicerContext) -> csi.ProbeResponse:
         """Return ready once a cluster is configured and, on a node, the mount manager answers."""

@@ -32,6 +32,7 @@ from threefs.csi.services.requests import access_of, check_path
 from threefs.csi.services.volume_locks import VolumeLocks
 from threefs.csi.services.volume_stats import condition_of, usage_of
 from threefs.csi.volumes.node_claims import NodeClaims
+from threefs.csi.volumes.topology import Topology
 from threefs.csi.volumes.volume_id import ID_BYTES_MAX, VolumeId
 from threefs.csi.volumes.volumes import DATA
 from threefs.errors import ThreeFSError
@@ -75,6 +76,7 @@ class NodeServer(csi_pb2_grpc.NodeServicer):
         inline: InlineVolumes,
         metrics: Metrics,
         claims: NodeClaims | None = None,
+        topology: Topology | None = None,
     ) -> None:
         self._node_id = node_id
         self._tickets = tickets
@@ -83,6 +85,7 @@ class NodeServer(csi_pb2_grpc.NodeServicer):
         self._metrics = metrics
         self._locks = VolumeLocks()
         self._claims = claims or NodeClaims(node_id)
+        self._topology = topology or Topology()
 
     def NodeGetCapabilities(
         self, request: csi.NodeGetCapabilitiesRequest, context: grpc.ServicerContext
@@ -96,8 +99,10 @@ class NodeServer(csi_pb2_grpc.NodeServicer):
     def NodeGetInfo(
         self, request: csi.NodeGetInfoRequest, context: grpc.ServicerContext
     ) -> csi.NodeGetInfoResponse:
-        """Return the node's id; without a limit of volumes or a topology."""
-        return csi.NodeGetInfoResponse(node_id=self._node_id)
+        """Return the node's id and topology; without a limit of volumes."""
+        return csi.NodeGetInfoResponse(
+            node_id=self._node_id, accessible_topology=self._topology.segment()
+        )
 
     def NodeStageVolume(
         self, request: csi.NodeStageVolumeRequest, context: grpc.ServicerContext
