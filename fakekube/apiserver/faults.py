@@ -55,6 +55,7 @@ class Fault:
     times: int = 1
     code: int = 500
     reason: str = "InternalError"
+    message: str = "injected"
     retry_after_seconds: int | None = None
     seconds: float = 0.0
     every: int = 1

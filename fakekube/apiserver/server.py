@@ -192,7 +192,10 @@ class ApiServer:
         if fault.do == "refuse":
             self._note(call, fault.code)
             raise ApiRefusal(
-                fault.code, fault.reason, "injected", retry_after_seconds=fault.retry_after_seconds
+                fault.code,
+                fault.reason,
+                fault.message,
+                retry_after_seconds=fault.retry_after_seconds,
             )
         return _cut(request)
 

@@ -11,6 +11,7 @@ from flyer.kube.apiserver.errors import (
     NotFoundError,
     OverloadedError,
     UnreachableError,
+    error_of,
 )
 from flyer.kube.apiserver.resources import CLAIMS, FLYERJOBS, NODES, PODS
 
@@ -29,7 +30,7 @@ from fakekube.generators.samples import job_object as job
     ],
 )
 async def test_temporary_errors_are_retried(api_server, connect, fault):
-    api = connect(answer_seconds=0.3)
+    api = connect(answer_seconds=3.0)  # the first answer may take a second on a busy host
     api_server.faults.add(fault)
     created = await api.create(FLYERJOBS, job("a"), "default")
     assert created["metadata"]["uid"]
@@ -114,6 +115,27 @@ async def test_temporary_admission_errors_are_retried(api_server, connect, words
     checks.append(lambda _before, _after: answers.pop() if answers else None)
     await connect().create(FLYERJOBS, job("a"), "default")
     assert not answers
+
+
+@pytest.mark.parametrize(
+    ("words", "lasting"),
+    [
+        ('pods "p" is forbidden: exceeded quota: q, requested: pods=1, used: pods=1', True),
+        ('pods "p" is forbidden: failed quota: q: must specify limits.cpu', True),
+        ('pods "p" is forbidden: violates PodSecurity "restricted:latest": privileged', True),
+        ("ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", True),
+        ('admission webhook "w" denied the request: no', True),
+        ('pods "p" is forbidden: maximum cpu usage per Container is 1, but limit is 2', True),
+        ('pods "p" is forbidden: status unknown for quota: q, resources: pods', False),
+        ('pods "p" is forbidden: error looking up service account a/b: not found', False),
+        ('User "o" cannot create resource "pods" in API group "" in the namespace "a"', False),
+        ("Unauthorized", False),
+    ],
+)
+def test_refusals_by_quotas_and_policies_last(words, lasting):
+    error = error_of("create pods", 403, "Forbidden", words)
+    assert isinstance(error, ForbiddenError)
+    assert error.lasting is lasting
 
 
 async def test_permanent_errors_are_raised_immediately(api_server, connect):

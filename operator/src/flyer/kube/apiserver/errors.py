@@ -24,6 +24,11 @@ _NOT_READY = re.compile(
     r"failed to configure (?:policy|binding): |not yet ready to handle request"
     r"|error looking up service account [^/ ]+/default: serviceaccount \"default\" not found"
 )
+# Refusals by a quota, a LimitRange, Pod Security, an admission policy or a webhook.
+_LASTING = re.compile(
+    r"exceeded quota|failed quota|violates PodSecurity|denied (?:the )?request"
+    r"|(?:maximum|minimum) \S+ usage per|limit to request ratio"
+)
 
 
 class ApiError(Exception):
@@ -70,6 +75,15 @@ class InvalidError(ApiError):
 
 class ForbiddenError(ApiError):
     """401 or 403: not permitted, or the namespace is being deleted."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a quota or a policy refused it, which does not change within seconds.
+
+        Other causes may: an expired token, a role or service account that the server does not know
+        yet, a quota whose use is not counted yet.
+        """
+        return bool(_LASTING.search(str(self)))
 
 
 class OverloadedError(ApiError):

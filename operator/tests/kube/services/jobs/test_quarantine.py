@@ -401,8 +401,9 @@ async def test_pods_that_are_forbidden_wait_and_cost_no_restart(cluster, until):
     cluster.nodes("A")
     cluster.operator(start_backoff_seconds=1000.0)  # which is for failures that pass by themselves
     full = Fault(
-        "refuse", verb="create", resource="pods", code=403, reason="Forbidden", times=10**6
-    )
+        "refuse", verb="create", resource="pods", code=403, reason="Forbidden", times=10**6,
+        message="exceeded quota: gpus, requested: 8, used: 8, limited: 8",
+    )  # fmt: skip
     cluster.server.faults.add(full)
     cluster.submit("a", maxRestarts=0)
 

@@ -227,12 +227,13 @@ async def test_a_conflict_of_a_create_costs_no_restart(cluster, until):
     assert cluster.status("job").history.attempt == 1
 
 
-async def test_an_outage_during_a_start_costs_no_restart(cluster, until):
+@pytest.mark.parametrize(("code", "reason"), [(503, "x"), (401, "Unauthorized"), (403, "role")])
+async def test_an_outage_during_a_start_costs_no_restart(cluster, until, code, reason):
     cluster.nodes("AA")
     cluster.operator(LEASE, refused_backoff_seconds=1000.0)  # which is for full quotas
     cluster.submit("first")
     await until(lambda: cluster.phase("first") is Phase.RUNNING)
-    fault = Fault("refuse", verb="create", resource="pods", code=503, reason="x", times=10**6)
+    fault = Fault("refuse", verb="create", resource="pods", code=code, reason=reason, times=10**6)
     cluster.server.faults.add(fault)
     cluster.submit("job")
     await until(lambda: cluster.status("job").history.refusals)

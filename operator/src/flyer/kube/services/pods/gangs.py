@@ -295,8 +295,7 @@ class Gangs:
             log.warning("%s: attempt %d cannot start now: %s", start.job, start.attempt, error)
             gang.failed = True
             why = str(error)[:1000]
-            # A full quota or a policy does not change within seconds.
-            transient = not isinstance(error, ForbiddenError)
+            transient = not (isinstance(error, ForbiddenError) and error.lasting)
             self._enqueue(StartRefused(start.job, start.attempt, why, transient, uid=start.uid))
         finally:
             gang.settled = True
