@@ -127,6 +127,69 @@ async def test_services_are_removed_after_their_drain(kubernetes, until):
     assert not kubernetes.replaced
 
 
+async def test_pods_with_the_labels_of_a_cluster_are_not_its_pods(kubernetes, until):
+    """A page of metrics of another pod, for example, could end the wait of a restart."""
+    await created(kubernetes, until)
+    [mgmtd] = kubernetes.pods("mgmtd")
+    for kind in ("mgmtd", "storage"):
+        name = f"x-{kind}-9"
+        labels = {**mgmtd["metadata"]["labels"], "app.kubernetes.io/component": f"threefs-{kind}"}
+        pod = {"metadata": {"name": name, "labels": labels}, "spec": mgmtd["spec"]}
+        kubernetes.store.create("pods", {"apiVersion": "v1", "kind": "Pod", **pod}, NAMESPACE)
+        status = {**mgmtd["status"], "podIP": "192.0.2.66"}
+        kubernetes.store.patch("pods", name, {"status": status}, NAMESPACE, "status")
+    looks = len(kubernetes.asked)
+    await until(lambda: len(kubernetes.asked) > looks + 2)
+    assert kubernetes.asked[-1] == ["192.0.2.1"]
+    kubernetes.edit(image="r/threefs:2")
+    await until(lambda: kubernetes.status().get("version") == "2")
+    assert kubernetes.status()["storage"]["replicas"] == 4
+    assert {pod["metadata"]["name"] for pod in kubernetes.store.all("pods")} >= {
+        "x-mgmtd-9", "x-storage-9",
+    }  # fmt: skip
+
+
+async def test_a_refused_eviction_is_reported_and_delays_no_drain(kubernetes, until, api_server):
+    await created(kubernetes, until)
+    for resource, code in (("pods/eviction", 429), ("pods/eviction", 403)):
+        api_server.faults.add(
+            Fault("refuse", resource=resource, code=code, times=1_000_000, retry_after_seconds=100)
+        )
+        kubernetes.edit(image=f"r/threefs:{code}")
+        await until(lambda: "waiting: " in kubernetes.condition("Progressing")["message"])
+        assert kubernetes.condition("Progressing")["reason"] == "Upgrading"
+        assert kubernetes.condition("Accepted")["status"] == "True"
+        assert not kubernetes.replaced
+        if code == 403:
+            kubernetes.edit(storage={"replicas": 3})
+            await until(lambda: kubernetes.store.find("jobs", "threefs-drain", NAMESPACE))
+        api_server.faults.clear()
+        await until(lambda code=code: kubernetes.status().get("version") == str(code))
+        kubernetes.replaced.clear()
+
+
+async def test_mgmtd_waits_for_no_service_that_was_removed_before_the_first_chain(
+    kubernetes, until
+):
+    kubernetes.health = Health(nodes={1: NodeState(), 2: NodeState()})
+    kubernetes.create()
+    await until(lambda: kubernetes.condition("Available").get("reason") == "NoChains")
+
+    def expected():
+        [service, _] = kubernetes.stateful_set("mgmtd")["spec"]["template"]["spec"]["containers"]
+        [nodes] = [each for each in service["env"] if each["name"] == "THREEFS_STORAGE_NODES"]
+        return nodes["value"]
+
+    assert expected() == "4"
+    kubernetes.edit(storage={"replicas": 2})
+    await until(lambda: expected() == "2")
+    await until(lambda: kubernetes.replaced == ["threefs-mgmtd-0"])
+    kubernetes.health = Health(2, nodes={1: NodeState(2), 2: NodeState(2)})
+    kubernetes.edit(storage={"replicas": 3})
+    await until(lambda: len(kubernetes.pods("storage")) == 3)
+    assert expected() == "2", "chains exist"
+
+
 async def test_a_second_cluster_of_a_namespace_is_refused(kubernetes, until):
     await created(kubernetes, until)
     kubernetes.create("second")

@@ -197,7 +197,6 @@ def changed(kind, **changes) -> dict:
         (upgrade(health=None), "mgmtd does not respond"),
         (upgrade(health=Health(3, degraded=1)), "1 degraded"),
         (upgrade(health=Health(3, unavailable=1)), "1 unavailable"),
-        (upgrade(health=Health()), "0 whole"),
         (upgrade(pods=changed("storage", ready_since=None)), "threefs-storage-0 is not ready"),
         (upgrade(pods=changed("storage", ready_since=1000.0 - SETTLE_SECONDS + 1)), "ready less"),
         (upgrade(pods={**upgrade().pods, "storage": pods("storage", 3)}), "3 of 4 pods"),
@@ -223,9 +222,37 @@ def test_nothing_is_waited_for_without_a_reason():
 def test_a_pod_that_hangs_is_replaced_after_ten_minutes_if_the_others_are_ready():
     hangs = changed("storage", ready_since=None, started_at=1000.0 - STUCK_SECONDS)
     assert plan(cluster(), upgrade(pods=hangs)).restart.pod.name == "threefs-storage-0"
+    moment = changed("storage", ready_since=None, unready_since=999.0, started_at=0.0)
+    step = plan(cluster(), upgrade(pods=moment))
+    assert (step.restart, step.upgrade_blocked) == (None, ""), "it has worked until now"
     two = {**hangs, "storage": (hangs["storage"][0], replace(hangs["storage"][1], ready_since=None),
                                 *hangs["storage"][2:])}  # fmt: skip
     assert plan(cluster(), upgrade(pods=two)).restart is None
+
+
+def test_a_pod_that_was_unready_for_a_moment_does_not_block_the_upgrade():
+    moment = changed("storage", ready_since=None, unready_since=999.0, started_at=0.0,
+                     revision="new")  # fmt: skip
+    assert plan(cluster(), upgrade(pods=moment)).upgrade_blocked == ""
+    hangs = changed("storage", ready_since=None, unready_since=300.0, started_at=0.0,
+                    revision="new")  # fmt: skip
+    blocked = plan(cluster(), upgrade(pods=hangs)).upgrade_blocked
+    assert "is not ready for 10 minutes" in blocked
+
+
+def test_a_cluster_without_chains_is_upgraded():
+    assert plan(cluster(), upgrade(health=Health())).restart.reason == "upgrade"
+
+
+def test_services_whose_stateful_set_is_missing_are_drained_before_they_are_removed():
+    claims = frozenset(range(6))
+    step = plan(cluster(), Observed(now=1000.0, claims=claims))
+    assert step.replicas["storage"] == 6
+    assert plan(cluster(), Observed(now=1000.0, claims=frozenset({0}))).replicas["storage"] == 4
+    health = Health(6, nodes={node: NodeState(2) for node in range(1, 7)})
+    sets = {"storage": ServiceSet(6, "r")}
+    step = plan(cluster(), Observed(1005.0, sets=sets, health=health, claims=claims))
+    assert (step.replicas["storage"], step.resize.drain) == (6, {5, 6})
 
 
 @pytest.mark.parametrize("seed", range(60))

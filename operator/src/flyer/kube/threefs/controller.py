@@ -26,12 +26,13 @@ from flyer.kube.apiserver.errors import (
     ForbiddenError,
     InvalidError,
     NotFoundError,
+    OverloadedError,
 )
 from flyer.kube.apiserver.resources import JOBS, PODS, THREEFSCLUSTERS
 from flyer.kube.threefs.health import read_health
 from flyer.kube.threefs.jobs import drain_job
 from flyer.kube.threefs.observer import ClusterObserver
-from flyer.kube.threefs.plan import plan
+from flyer.kube.threefs.plan import plan, refused
 from flyer.kube.threefs.report import refused_status, status_of
 from flyer.kube.threefs.rivals import rival_of
 from flyer.kube.threefs.writer import ConflictingObjectError, Writer
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
     from flyer.kube.apiserver import Api
     from flyer.kube.threefs.health import Health
-    from flyer.kube.threefs.plan import Plan
+    from flyer.kube.threefs.resize import Resize
+    from flyer.kube.threefs.rollout import Restart
     from flyer.kube.threefs.settings import ClusterSettings
 
 __all__ = ["ThreeFSClusters"]
@@ -148,26 +150,36 @@ class ThreeFSClusters:
         self._writer.check(cluster, sets)
         observed = await observer.observe(cluster, sets)
         step = plan(cluster, observed)
-        if not await self._writer.write_sets(cluster, sets, step.replicas):
-            # Otherwise the pods and the revision are older than the StatefulSet.
-            await self._perform(cluster, step)
+        # Otherwise the pods and the revision are older than the StatefulSet.
+        if not await self._writer.write_sets(cluster, sets, step.replicas, observed.health):
+            await self._resize(cluster, step.resize)
+            if why := await self._restart(cluster.metadata.namespace, step.restart):
+                step = refused(step, why)
         return status_of(cluster, observed, step)
 
-    async def _perform(self, cluster: ThreeFSCluster, step: Plan) -> None:
-        namespace, size = cluster.metadata.namespace, step.resize
-        if step.restart is not None:
-            pod = step.restart.pod
-            log.info("evicting pod %s/%s: %s", namespace, pod.name, step.restart.reason)
-            eviction = {
-                "apiVersion": "policy/v1", "kind": "Eviction",
-                "metadata": {"name": pod.name, "namespace": namespace},
-                "deleteOptions": {"preconditions": {"uid": pod.uid}},
-            }  # fmt: skip
-            try:
-                # Not a deletion: disruption budgets apply, also those of administrators.
-                await self._api.post(PODS, pod.name, namespace, "eviction", eviction)
-            except NotFoundError:
-                log.info("pod %s/%s is deleted already", namespace, pod.name)
+    async def _restart(self, namespace: str, restart: Restart | None) -> str:
+        """Evict a pod. Returns why a disruption budget or a webhook refused it; empty: none did."""
+        if restart is None:
+            return ""
+        pod = restart.pod
+        log.info("evicting pod %s/%s: %s", namespace, pod.name, restart.reason)
+        eviction = {
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }  # fmt: skip
+        try:
+            # Not a deletion: disruption budgets apply, also those of administrators.
+            await self._api.post(PODS, pod.name, namespace, "eviction", eviction)
+        except NotFoundError:
+            log.info("pod %s/%s is deleted already", namespace, pod.name)
+        except (ForbiddenError, InvalidError, OverloadedError) as error:
+            log.warning("pod %s/%s was not evicted: %s", namespace, pod.name, error)
+            return str(error)
+        return ""
+
+    async def _resize(self, cluster: ThreeFSCluster, size: Resize) -> None:
+        namespace = cluster.metadata.namespace
         if size.suspend:
             await self._api.merge(JOBS, size.suspend, {"spec": {"suspend": True}}, namespace)
         for name in size.remove:

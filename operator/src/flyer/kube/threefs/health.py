@@ -53,9 +53,14 @@ class Health:
     """Addresses of the primary mgmtd."""
 
     @property
+    def has_chains(self) -> bool:
+        """Whether chains exist. Without them there is no data."""
+        return self.whole + self.degraded + self.unavailable > 0
+
+    @property
     def healthy(self) -> bool:
         """Whether every replica of every chain serves."""
-        return self.whole > 0 and self.degraded == 0 and self.unavailable == 0
+        return self.degraded == 0 and self.unavailable == 0
 
 
 def health_of(page: str) -> Health | None:

@@ -25,6 +25,7 @@ from flyer.kube.threefs.podspecs import pod_template
 
 if TYPE_CHECKING:
     from flyer.api import ThreeFSCluster
+    from flyer.kube.threefs.health import Health
     from flyer.kube.threefs.settings import ClusterSettings
 
 __all__ = [
@@ -222,8 +223,12 @@ def written(stored: Object, wanted: Object) -> Object | None:
     return None if value == stored else value
 
 
-def first_size(stored: Object | None, cluster: ThreeFSCluster) -> int:
-    """Storage services at the creation, as the StatefulSet of mgmtd records."""
+def first_size(stored: Object | None, cluster: ThreeFSCluster, health: Health | None) -> int:
+    """Storage services at the creation, as the StatefulSet of mgmtd records.
+
+    Fewer if the number was lowered before there were chains: mgmtd would wait for the others.
+    """
     annotations = {} if stored is None else stored["metadata"].get("annotations") or {}
-    text = str(annotations.get(FIRST_SIZE_ANNOTATION, ""))
-    return int(text) if text.isdecimal() else replicas_of(cluster, "storage")
+    text, now = str(annotations.get(FIRST_SIZE_ANNOTATION, "")), replicas_of(cluster, "storage")
+    first = int(text) if text.isdecimal() else now
+    return min(first, now) if health is not None and not health.has_chains else first

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api.timestamps import parse_timestamp
-from flyer.kube.threefs.names import LABEL_COMPONENT, NODES_ANNOTATION, component
+from flyer.kube.threefs.names import NODES_ANNOTATION, component
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +34,8 @@ class Pod:
     address: str = ""
     ready_since: float | None = None
     """None: not ready."""
+    unready_since: float = 0.0
+    """When it was first observed not to be ready; 0: it is ready."""
     started_at: float = 0.0
     """Time of its creation."""
     running: bool = True
@@ -96,18 +98,26 @@ class Observed:
     """Ordinals of the storage services whose claim is being deleted."""
     lost_claims: frozenset[int] = frozenset()
     """Ordinals of those whose claim has lost its volume."""
+    claims: frozenset[int] = frozenset()
+    """Ordinals of those that have a claim which is not being deleted."""
 
     def of(self, kind: str) -> tuple[Pod, ...]:
         """The pods of a service."""
         return self.pods.get(kind, ())
 
 
-def pods_of(values: Iterable[Object], kind: str) -> tuple[Pod, ...]:
-    """The pods of a service among the pods of a cluster."""
+def pods_of(values: Iterable[Object], kind: str, stateful_set: Object | None) -> tuple[Pod, ...]:
+    """The pods of a service's StatefulSet. Others may have their labels."""
+    if stateful_set is None:
+        return ()
+    uid = stateful_set["metadata"]["uid"]
     pods = [
         _pod(value, kind)
         for value in values
-        if (value["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == component(kind)
+        if any(
+            owner.get("controller") and owner["uid"] == uid
+            for owner in value["metadata"].get("ownerReferences") or ()
+        )
         and _ordinal(value["metadata"]["name"]) is not None
     ]
     return tuple(sorted(pods, key=lambda pod: pod.ordinal))
@@ -174,6 +184,8 @@ def _pod(value: Object, kind: str) -> Pod:
     ordinal = _ordinal(meta["name"])
     assert ordinal is not None, meta["name"]
     containers = _by("name", value["spec"]["containers"])
+    changed_at = _time(ready.get("lastTransitionTime"))
+    is_ready = ready.get("status") == "True"
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -181,9 +193,8 @@ def _pod(value: Object, kind: str) -> Pod:
         revision=(meta.get("labels") or {}).get("controller-revision-hash", ""),
         image=containers.get(kind, {}).get("image", ""),
         address=status.get("podIP", ""),
-        ready_since=_time(ready.get("lastTransitionTime"))
-        if ready.get("status") == "True"
-        else None,
+        ready_since=changed_at if is_ready else None,
+        unready_since=0.0 if is_ready else changed_at,
         started_at=_time(meta.get("creationTimestamp")),
         running="running" in ((statuses.get(kind) or {}).get("state") or {}),
         deleting="deletionTimestamp" in meta,

@@ -46,8 +46,8 @@ class ClusterObserver:
 
     api: Api
     health_of: Callable[[Sequence[str]], Awaitable[Health | None]]
-    _ready: dict[tuple[str, float], float] = field(default_factory=dict, init=False)
-    """When a readiness was first observed, by this process's clock: nodes have other ones."""
+    _changed: dict[tuple[str, bool, float], float] = field(default_factory=dict, init=False)
+    """When pods were first observed to be ready, or not: nodes have other clocks."""
 
     async def stateful_sets(self, namespace: str) -> dict[str, Object | None]:
         """The StatefulSets by service."""
@@ -68,7 +68,7 @@ class ClusterObserver:
             for value in await self.api.list(JOBS, namespace, labelSelector=instance)
             if uid in [owner["uid"] for owner in value["metadata"].get("ownerReferences") or ()]
         }
-        pods = {kind: pods_of(values, kind) for kind in KINDS}
+        pods = {kind: pods_of(values, kind, sets[kind]) for kind in KINDS}
         addresses = [pod.address for pod in pods["mgmtd"] if pod.address and not pod.deleting]
         health = await self.health_of(addresses) if addresses else None
         return Observed(
@@ -78,6 +78,9 @@ class ClusterObserver:
             health=health,
             drain=jobs.get(DRAIN_JOB),
             keep=jobs.get(KEEP_JOB),
+            claims=_ordinals(
+                claim for claim in claims if "deletionTimestamp" not in claim["metadata"]
+            ),
             ending_claims=_ordinals(
                 claim for claim in claims if "deletionTimestamp" in claim["metadata"]
             ),
@@ -87,15 +90,16 @@ class ClusterObserver:
         )
 
     def _timed(self, pods: dict[str, tuple[Pod, ...]]) -> dict[str, tuple[Pod, ...]]:
-        """The pods, with the time at which this process first observed their readiness."""
-        now, before, self._ready = time.time(), self._ready, {}
+        """The pods, with the time at which this process first observed whether they are ready."""
+        now, before, self._changed = time.time(), self._changed, {}
 
         def timed(pod: Pod) -> Pod:
-            if pod.ready_since is None:
-                return pod
-            key = pod.uid, pod.ready_since
-            self._ready[key] = before.get(key, now)
-            return replace(pod, ready_since=self._ready[key])
+            is_ready = pod.ready_since is not None
+            key = pod.uid, is_ready, pod.ready_since or pod.unready_since
+            since = self._changed[key] = before.get(key, now)
+            if is_ready:
+                return replace(pod, ready_since=since)
+            return replace(pod, unready_since=since)
 
         return {kind: tuple(timed(pod) for pod in of_kind) for kind, of_kind in pods.items()}
 

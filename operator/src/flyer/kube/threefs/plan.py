@@ -6,7 +6,7 @@ says what it waits for; the next step observes again, so nothing is remembered b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flyer.kube.threefs.names import KINDS, node_id, replicas_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flyer.api import ThreeFSCluster
     from flyer.kube.threefs.observed import Observed
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "plan", "refused"]
 
 REPLACE_AGAIN_SECONDS = 60.0
 """A new pod may exist before the claim that is being deleted is gone."""
@@ -38,13 +38,20 @@ class Plan:
     """What the replacement of a claim does or waits for; empty: none is replaced."""
 
 
+def refused(step: Plan, why: str) -> Plan:
+    """The step, if the restart of its pod was refused, as by a disruption budget."""
+    if step.replacing:
+        return replace(step, replacing=f"{step.replacing}; waiting: {why}")
+    return replace(step, upgrading=f"{step.upgrading}; waiting: {why}")
+
+
 def plan(cluster: ThreeFSCluster, observed: Observed) -> Plan:
     """The next step."""
     size = resize(cluster.spec.storage.replicas, observed)
     replicas = {kind: replicas_of(cluster, kind) for kind in KINDS}
     if size.replicas is not None:
         replicas["storage"] = size.replicas
-    replace, replacing = _replacement(observed)
+    replacement, replacing = _replacement(observed)
     restart, waits = next_restart(observed)
     old = [pod for kind in KINDS for pod in outdated(observed, kind)]
     upgrading = ""
@@ -54,7 +61,7 @@ def plan(cluster: ThreeFSCluster, observed: Observed) -> Plan:
             upgrading += f"; waiting: {waits}"
     return Plan(
         replicas=replicas,
-        restart=replace or restart,
+        restart=replacement or restart,
         resize=size,
         upgrading=upgrading,
         upgrade_blocked=blocked_by(observed) if old else "",

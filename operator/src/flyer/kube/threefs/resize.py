@@ -44,7 +44,8 @@ def resize(want: int, observed: Observed) -> Resize:
     """The next step towards the desired number of storage services."""
     service = observed.sets.get("storage")
     if service is None:
-        return Resize()
+        # Services with data are drained before they are removed, also if their StatefulSet was.
+        return Resize(max([want, *(ordinal + 1 for ordinal in observed.claims)]))
     live, keep = service.replicas, observed.keep
     if keep is not None and not keep.ended:
         return Resize(live, note=f"cancelling the drain of {_names(keep.nodes)}")

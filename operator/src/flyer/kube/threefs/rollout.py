@@ -22,7 +22,7 @@ SETTLE_SECONDS: Final = NODE_FAILURE_SECONDS + 5.0
 """Time for which a pod has to be ready. Until a service that was killed counts as dead, mgmtd may
 report the state before its restart."""
 STUCK_SECONDS: Final = 600.0
-"""Time after which a pod that runs but does not become ready counts as not working."""
+"""Time after which a pod that runs but is not ready counts as not working."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def blocked_by(observed: Observed) -> str:
                 continue
             if pod.problem:
                 return f"{pod.name} does not become ready: {pod.problem}"
-            if observed.now - pod.started_at >= STUCK_SECONDS:
+            if _is_stuck(pod, observed):
                 return f"{pod.name} is not ready for {STUCK_SECONDS / 60:.0f} minutes; see its log"
     return ""
 
@@ -120,8 +120,12 @@ def _does_not_work(pod: Pod, observed: Observed, kind: str) -> bool:
     if not pod.running:
         return True
     others = [other for other in observed.of(kind) if other is not pod]
-    stuck = observed.now - pod.started_at >= STUCK_SECONDS
-    return stuck and all(other.ready for other in others)
+    return _is_stuck(pod, observed) and all(other.ready for other in others)
+
+
+def _is_stuck(pod: Pod, observed: Observed) -> bool:
+    """Not its age decides: a pod that has worked for days may be unready for a moment."""
+    return observed.now - max(pod.started_at, pod.unready_since) >= STUCK_SECONDS
 
 
 def _first(old: list[Pod], observed: Observed, kind: str) -> Pod:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from flyer.api import ThreeFSCluster
     from flyer.kube.apiserver import Api
+    from flyer.kube.threefs.health import Health
     from flyer.kube.threefs.settings import ClusterSettings
 
 __all__ = ["ConflictingObjectError", "Writer"]
@@ -85,10 +86,14 @@ class Writer:
                 self._check_one(cluster, {**stored, "kind": "StatefulSet"})
 
     async def write_sets(
-        self, cluster: ThreeFSCluster, sets: dict[str, Object | None], replicas: dict[str, int]
+        self,
+        cluster: ThreeFSCluster,
+        sets: dict[str, Object | None],
+        replicas: dict[str, int],
+        health: Health | None,
     ) -> bool:
         """Write the StatefulSets; whether one has changed."""
-        first = first_size(sets["mgmtd"], cluster)
+        first = first_size(sets["mgmtd"], cluster, health)
         settings = replace(self._settings, first_storage_nodes=first)
         any_changed = False
         for kind in KINDS:
