@@ -54,7 +54,7 @@ class Health:
 
     @property
     def has_chains(self) -> bool:
-        """Whether chains exist. Without them there is no data."""
+        """Whether chains exist: without them, nothing can be lost."""
         return self.whole + self.degraded + self.unavailable > 0
 
     @property
