@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,11 @@ def waits_for(*nodes: int) -> Callable[[dict[str, Any]], bool]:
     return waits
 
 
+def leaves(node: int, states: dict[int, list[str]]) -> bool:
+    """Whether no target of the node serves any more."""
+    return "SERVING" not in states[node]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("newest_stops", [True, False], ids=["all-stop", "newest-keeps-running"])
@@ -104,7 +110,7 @@ def test_an_old_dump_and_a_stale_replica_that_starts_first_lose_nothing(
         for name, parts in (("storage-0", ("/0", "/1", "/2")), ("storage-1", ("/3", "/4", "/5"))):
             pods.stop(name, signal.SIGKILL)
             node = int(name[-1]) + 1
-            pods.wait_states(lambda states, node=node: "SERVING" not in states[node])  # type: ignore[misc]
+            pods.wait_states(partial(leaves, node))
             for part in parts:
                 client.write_file(part, files[part])
         if newest_stops:

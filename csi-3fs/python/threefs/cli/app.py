@@ -11,7 +11,7 @@ from threefs.cli.backup import backup_commands
 from threefs.cli.credential_commands import credential_commands
 from threefs.cli.doctor import doctor
 from threefs.cli.fsck import fsck
-from threefs.cli.options import Cluster, Format
+from threefs.cli.options import Cluster, Format, Timeout
 from threefs.cli.output import Output, bytes_of
 from threefs.cli.top import top
 from threefs.cli.trash_commands import trash_commands
@@ -41,9 +41,6 @@ app.add_typer(backup_commands("mgmtd"))
 app.add_typer(credential_commands, name="credential")
 app.add_typer(trash_commands, name="trash")
 
-Timeout = Annotated[
-    float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
-]
 DEFAULT_STATE = Path("/run/threefs/mounts")
 State = Annotated[
     Path,

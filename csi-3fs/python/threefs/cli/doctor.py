@@ -1,10 +1,6 @@
 """`threefs doctor`: the command and its options."""
 
-from typing import Annotated
-
-import typer
-
-from threefs.cli.options import Cluster, Format
+from threefs.cli.options import Cluster, Format, Timeout
 from threefs.cli.output import Output
 
 __all__ = ["doctor"]
@@ -13,9 +9,7 @@ __all__ = ["doctor"]
 def doctor(
     cluster: Cluster = None,
     output: Format = Output.TABLE,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
-    ] = 10.0,
+    timeout: Timeout = 10.0,
 ) -> None:
     """Check this machine, its connections to a cluster, and the cluster; change nothing.
 

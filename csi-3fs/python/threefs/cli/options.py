@@ -7,7 +7,7 @@ import typer
 
 from threefs.cli.output import Output
 
-__all__ = ["Cluster", "Format"]
+__all__ = ["Cluster", "Format", "Timeout"]
 
 Cluster = Annotated[
     Path | None,
@@ -19,3 +19,6 @@ Cluster = Annotated[
     ),
 ]
 Format = Annotated[Output, typer.Option("--output", "-o", help="table or json.")]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
+]

@@ -15,148 +15,93 @@ from threefs.shared_store import SharedStore
 __all__ = ["with_shared_store"]
 
 
-def _etcd_options(
-    *,
-    etcd_endpoints: Annotated[
-        str,
-        typer.Option(
-            envvar="THREEFS_ETCD_ENDPOINTS",
-            help="http://host:port or https://host:port of each etcd member, with commas.",
-        ),
-    ] = "",
-    etcd_prefix: Annotated[
-        str,
-        typer.Option(
-            envvar="THREEFS_ETCD_PREFIX",
-            help="Prefix of this cluster's keys in etcd, such as /3fs.",
-        ),
-    ] = DEFAULT_PREFIX,
-    etcd_ca_file: Annotated[
-        Path | None,
-        typer.Option(envvar="THREEFS_ETCD_CA_FILE", help="Certificate authority of the members."),
-    ] = None,
-    etcd_cert_file: Annotated[
-        Path | None,
-        typer.Option(envvar="THREEFS_ETCD_CERT_FILE", help="Client certificate for etcd."),
-    ] = None,
-    etcd_key_file: Annotated[
-        Path | None,
-        typer.Option(envvar="THREEFS_ETCD_KEY_FILE", help="Key of the client certificate."),
-    ] = None,
-    etcd_user: Annotated[str, typer.Option(envvar="THREEFS_ETCD_USER", help="User of etcd.")] = "",
-    etcd_password_file: Annotated[
-        Path | None,
-        typer.Option(envvar="THREEFS_ETCD_PASSWORD_FILE", help="File with the user's password."),
-    ] = None,
-    etcd_accept_restored: Annotated[
-        bool,
-        typer.Option(
-            "--etcd-accept-restored",
-            envvar="THREEFS_ETCD_ACCEPT_RESTORED",
-            help="Accept once that etcd was restored from an older backup: later changes are lost.",
-        ),
-    ] = False,
-) -> EtcdOptions:
-    return EtcdOptions(
-        endpoints=etcd_endpoints,
-        prefix=etcd_prefix,
-        ca_file=etcd_ca_file,
-        cert_file=etcd_cert_file,
-        key_file=etcd_key_file,
-        user=etcd_user,
-        password_file=etcd_password_file,
-        accept_restored=etcd_accept_restored,
-    )
+def _option(name: str, kind: Any, default: Any, text: str, *flags: str) -> inspect.Parameter:
+    """A parameter of a command, with an option and an environment variable of its name."""
+    option = typer.Option(*flags, envvar=f"THREEFS_{name.upper()}", help=text)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
 
 
-def _postgres_options(
-    *,
-    postgres_url: Annotated[
+# Their names are those of the fields of `EtcdOptions`, after the prefix.
+ETCD = (
+    _option(
+        "etcd_endpoints",
         str,
-        typer.Option(
-            envvar="THREEFS_POSTGRES_URL",
-            help="postgresql://USER@HOST:PORT/DATABASE without a password, with commas between "
-            "several HOST:PORT.",
-        ),
-    ] = "",
-    postgres_schema: Annotated[
+        "",
+        "http://host:port or https://host:port of each etcd member, with commas.",
+    ),
+    _option(
+        "etcd_prefix", str, DEFAULT_PREFIX, "Prefix of this cluster's keys in etcd, such as /3fs."
+    ),
+    _option("etcd_ca_file", Path | None, None, "Certificate authority of the members."),
+    _option("etcd_cert_file", Path | None, None, "Client certificate for etcd."),
+    _option("etcd_key_file", Path | None, None, "Key of the client certificate."),
+    _option("etcd_user", str, "", "User of etcd."),
+    _option("etcd_password_file", Path | None, None, "File with the user's password."),
+    _option(
+        "etcd_accept_restored",
+        bool,
+        False,
+        "Accept once that etcd was restored from an older backup: later changes are lost.",
+        "--etcd-accept-restored",
+    ),
+)
+# Those of `PostgresOptions`.
+POSTGRES = (
+    _option(
+        "postgres_url",
         str,
-        typer.Option(
-            envvar="THREEFS_POSTGRES_SCHEMA",
-            help="Start of the names of this cluster's schemas, such as threefs.",
-        ),
-    ] = DEFAULT_SCHEMA,
-    postgres_ca_file: Annotated[
+        "",
+        "postgresql://USER@HOST:PORT/DATABASE without a password, with commas between several "
+        "HOST:PORT.",
+    ),
+    _option(
+        "postgres_schema",
+        str,
+        DEFAULT_SCHEMA,
+        "Start of the names of this cluster's schemas, such as threefs.",
+    ),
+    _option(
+        "postgres_ca_file",
         Path | None,
-        typer.Option(
-            envvar="THREEFS_POSTGRES_CA_FILE",
-            help="Certificate authority of the servers. Without it, TLS is not used.",
-        ),
-    ] = None,
-    postgres_cert_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="THREEFS_POSTGRES_CERT_FILE", help="Client certificate for PostgreSQL."
-        ),
-    ] = None,
-    postgres_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="THREEFS_POSTGRES_KEY_FILE", help="Key of PostgreSQL's client certificate."
-        ),
-    ] = None,
-    postgres_password_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="THREEFS_POSTGRES_PASSWORD_FILE",
-            help="File with the password of PostgreSQL's user.",
-        ),
-    ] = None,
-    postgres_require_standby: Annotated[
+        None,
+        "Certificate authority of the servers. Without it, TLS is not used.",
+    ),
+    _option("postgres_cert_file", Path | None, None, "Client certificate for PostgreSQL."),
+    _option("postgres_key_file", Path | None, None, "Key of PostgreSQL's client certificate."),
+    _option(
+        "postgres_password_file", Path | None, None, "File with the password of PostgreSQL's user."
+    ),
+    _option(
+        "postgres_require_standby",
         bool,
-        typer.Option(
-            "--postgres-require-standby/--no-postgres-require-standby",
-            envvar="THREEFS_POSTGRES_REQUIRE_STANDBY",
-            help="Refuse a server without a synchronous standby.",
-        ),
-    ] = True,
-    postgres_accept_restored: Annotated[
+        True,
+        "Refuse a server without a synchronous standby.",
+        "--postgres-require-standby/--no-postgres-require-standby",
+    ),
+    _option(
+        "postgres_accept_restored",
         bool,
-        typer.Option(
-            "--postgres-accept-restored",
-            envvar="THREEFS_POSTGRES_ACCEPT_RESTORED",
-            help="Accept once that PostgreSQL was restored elsewhere: later changes are lost.",
-        ),
-    ] = False,
-) -> PostgresOptions:
-    return PostgresOptions(
-        url=postgres_url,
-        schema=postgres_schema,
-        ca_file=postgres_ca_file,
-        cert_file=postgres_cert_file,
-        key_file=postgres_key_file,
-        password_file=postgres_password_file,
-        require_standby=postgres_require_standby,
-        accept_restored=postgres_accept_restored,
-    )
+        False,
+        "Accept once that PostgreSQL was restored elsewhere: later changes are lost.",
+        "--postgres-accept-restored",
+    ),
+)
 
 
 def with_shared_store(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameter `shared` of a command by the options of both kinds of store."""
     signature = inspect.signature(command, eval_str=True)
-    etcd = inspect.signature(_etcd_options).parameters
-    postgres = inspect.signature(_postgres_options).parameters
     parameters = [each for each in signature.parameters.values() if each.name != "shared"]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        shared = SharedStore(
-            _etcd_options(**{name: values.pop(name) for name in etcd}),
-            _postgres_options(**{name: values.pop(name) for name in postgres}),
+        etcd, postgres = (
+            {each.name.removeprefix(prefix): values.pop(each.name) for each in options}
+            for prefix, options in (("etcd_", ETCD), ("postgres_", POSTGRES))
         )
-        command(**values, shared=shared)
+        command(**values, shared=SharedStore(EtcdOptions(**etcd), PostgresOptions(**postgres)))
 
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*parameters, *etcd.values(), *postgres.values()]
-    )
+    # Typer reads the options from there.
+    run.__dict__["__signature__"] = signature.replace(parameters=[*parameters, *ETCD, *POSTGRES])
     return run

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from threefs.cli.options import Cluster, Format
+from threefs.cli.options import Cluster, Format, Timeout
 from threefs.cli.output import Output
 from threefs.exit_status import EXIT_FAILED
 
@@ -18,9 +18,6 @@ trash_commands = typer.Typer(
 Volume = Annotated[str, typer.Argument(help="Directory in 3FS with a quota.")]
 Paths = Annotated[
     list[str] | None, typer.Argument(help="Paths below the volume; with all that is below them.")
-]
-Timeout = Annotated[
-    float, typer.Option(help="Seconds that one operation may wait for services.", min=0.1)
 ]
 Id = Annotated[str | None, typer.Option("--id", help="One entry, as listed.")]
 

@@ -8,6 +8,7 @@ user. Nothing has to be renewed: the members and the services end with the super
 from __future__ import annotations
 
 import datetime as dt
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,11 @@ SKEW = dt.timedelta(days=1)
 
 def check_installed() -> None:
     """Refuse a missing optional package with the command that installs it."""
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as error:
+    if find_spec("cryptography") is None:
         raise Unavailable(
             "the package `cryptography` is missing; the certificates of etcd members need it: "
             "`pip install 'threefs[etcd]'`"
-        ) from error
+        )
 
 
 def write_credentials(folder: Path, address: str) -> tuple[Path, Path, Path]:
