@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.threefs.names import COMPONENT_DRAIN, NODES_ANNOTATION, labels
 from flyer.kube.threefs.objects import metadata
-from flyer.kube.threefs.podspecs import container, pod_basics, shared_volumes
+from flyer.kube.threefs.podspecs import (
+    CLUSTER_MOUNTS,
+    container,
+    pod_basics,
+    shared_volumes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -39,10 +44,7 @@ def drain_job(cluster: ThreeFSCluster, nodes: Collection[int], *, cancel: bool) 
                 **container(cluster, "drain", [*command, "--cluster", "/etc/threefs/cluster.json"]),
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "resources": _RESOURCES,
-                "volumeMounts": [
-                    {"name": "cluster", "mountPath": "/etc/threefs", "readOnly": True},
-                    {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the container
-                ],
+                "volumeMounts": list(CLUSTER_MOUNTS),
             }
         ],
         "volumes": shared_volumes(cluster),

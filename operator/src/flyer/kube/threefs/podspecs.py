@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flyer.api.threefscluster import Placement
     from flyer.kube.threefs.settings import ClusterSettings
 
-__all__ = ["NODE_FAILURE_SECONDS", "container", "pod_template", "shared_volumes"]
+__all__ = ["CLUSTER_MOUNTS", "NODE_FAILURE_SECONDS", "container", "pod_template", "shared_volumes"]
 
 Object = dict[str, Any]
 
@@ -37,7 +37,7 @@ _RESTRICTED_POD: Final = {
 _METRICS_RESOURCES: Final = {
     "requests": {"cpu": "10m", "memory": "48Mi"}, "limits": {"memory": "128Mi"},
 }  # fmt: skip
-_CLUSTER_MOUNTS: Final = (
+CLUSTER_MOUNTS: Final = (
     {"name": "cluster", "mountPath": "/etc/threefs", "readOnly": True},
     {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - in the container
 )
@@ -125,7 +125,7 @@ def _service(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> O
         "volumeMounts": [
             *data,
             *store_mounts(store),
-            *_CLUSTER_MOUNTS,
+            *CLUSTER_MOUNTS,
         ],
     }  # fmt: skip
 
@@ -151,7 +151,7 @@ def _exporter(cluster: ThreeFSCluster, settings: ClusterSettings) -> Object:
             "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 6,
         },
         "resources": _METRICS_RESOURCES,
-        "volumeMounts": list(_CLUSTER_MOUNTS),
+        "volumeMounts": list(CLUSTER_MOUNTS),
     }  # fmt: skip
 
 
@@ -164,8 +164,8 @@ def _environment(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) 
     values |= store_values(store) if store else {"THREEFS_DATA": "/data"}
     values |= {
         "THREEFS_KEY_FILE": "/etc/threefs/key",
-        "THREEFS_TLS": _text(spec.tls.enabled),
-        "THREEFS_TLS_TRANSITION": _text(spec.tls.transition),
+        "THREEFS_TLS": str(spec.tls.enabled).lower(),
+        "THREEFS_TLS_TRANSITION": str(spec.tls.transition).lower(),
     }
     if kind == "mgmtd":
         values |= {
@@ -215,7 +215,3 @@ def _apart(cluster: ThreeFSCluster, kind: str) -> Object:
 
 def _resources(amounts: Object) -> Object:
     return {key: value for key, value in amounts.items() if value}
-
-
-def _text(value: bool) -> str:  # noqa: FBT001
-    return "true" if value else "false"
