@@ -10,11 +10,12 @@ use crate::clients::open_files::OpenFiles;
 use crate::ops::dedup::answers;
 use crate::ops::detach::{clear_directory, detach_tree};
 use crate::ops::file::written_rows;
+use crate::ops::locks::drop_append_lease;
 use crate::ops::trash::purge_before;
 use crate::ops::volume::quota;
 use crate::ops::volume::quota::Charge;
 use crate::ops::{OpError, drop_link, load_named, queue, store};
-use crate::protocol::{EntryKind, InodeKind, LockKind, Nanoseconds};
+use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 use crate::written::Written;
 
@@ -195,8 +196,7 @@ impl Operation for FinishRemovals<'_> {
             txn.clear_range(KeyRange::prefix(&rows::holds(id)));
             txn.clear(&rows::trim(id));
             txn.clear(&rows::recount(id));
-            // Left by a lost holder.
-            txn.clear(&rows::locks(id, LockKind::Append));
+            drop_append_lease(txn, id).await?;
             written_rows::clear(txn, id);
             txn.clear(&removal.key);
         }

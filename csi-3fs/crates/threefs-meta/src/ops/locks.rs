@@ -9,7 +9,9 @@ mod append;
 mod deadlock;
 mod session;
 
-pub(crate) use append::{AppendHolder, ReadRecall, RecallAppends, check_truncation};
+pub(crate) use append::{
+    AppendHolder, ReadRecall, RecallAppends, check_truncation, drop_append_lease,
+};
 
 pub(crate) use session::{
     DropLocks, EndLockSession, ForgetLocks, RenewLockSession, StartLockSession,
@@ -115,6 +117,15 @@ fn answer(answer: LockAnswer) -> MetaReply {
     MetaReply::Lock(answer)
 }
 
+/// Whether a file was not removed. Without a conflict: each report of a length writes the inode.
+async fn exists(txn: &mut Transaction, inode: InodeId) -> Result<bool, KvError> {
+    let key = rows::inode(inode);
+    Ok(match txn.snapshot_get(&key).await? {
+        Some(value) => !InodeRow::decode(&key, &value)?.dead,
+        None => false,
+    })
+}
+
 /// `LockChange::Set`.
 pub(crate) struct SetLock<'a> {
     pub client: ClientId,
@@ -140,13 +151,7 @@ impl Operation for SetLock<'_> {
         let Some(row) = session(txn, self.client, self.session).await? else {
             return Ok(answer(LockAnswer::Lost));
         };
-        // Without a conflict: each report of a length writes the inode.
-        let key = rows::inode(inode);
-        let exists = match txn.snapshot_get(&key).await? {
-            Some(value) => !InodeRow::decode(&key, &value)?.dead,
-            None => false,
-        };
-        if !exists {
+        if !exists(txn, inode).await? {
             return Err(not_found("", inode));
         }
         let wanted = Wanted::of(self.client, self.lock);

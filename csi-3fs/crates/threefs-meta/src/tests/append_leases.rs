@@ -100,6 +100,35 @@ async fn a_truncation_waits_until_the_lease_of_another_client_is_released() {
     assert_eq!(one.set(lease(file), None).await, LockAnswer::Granted);
 }
 
+/// A mount keeps the lease of a file after it was closed. Rows that stayed would count against the
+/// locks of its volume.
+#[tokio::test]
+async fn the_lease_of_a_removed_file_leaves_no_rows() {
+    let fixture = Fixture::memory().await;
+    let (one, two) = (Holder::start(&fixture, 1).await, Holder::start(&fixture, 2).await);
+    for name in ["/released", "/waited", "/lost"] {
+        let file = fixture.create(name).await.id;
+        assert_eq!(one.set(lease(file), Some(1)).await, LockAnswer::Granted);
+        if name == "/waited" {
+            assert_eq!(two.set(lease(file), Some(1)).await, LockAnswer::Waiting);
+        }
+        fixture.change(MetaChange::Unlink { at: At::path(name) }).await.unwrap();
+        fixture.collect_all().await;
+        assert_eq!(fixture.stat(name).await.ok(), None);
+        if name == "/lost" {
+            break;
+        }
+        for holder in [&one, &two] {
+            assert_eq!(holder.clear(lease(file)).await, RELEASED);
+        }
+        assert_eq!(rows_of_locks(&fixture.store).await, (2, 2), "{name}: the sessions");
+    }
+    for holder in [one, two] {
+        holder.change(LockChange::End { session: 5 }).await.unwrap();
+    }
+    assert_eq!(rows_of_locks(&fixture.store).await, (0, 0));
+}
+
 /// Its last appends may not be in the file's length.
 #[tokio::test]
 async fn a_lost_holder_is_reported_until_a_holder_releases_the_lease() {

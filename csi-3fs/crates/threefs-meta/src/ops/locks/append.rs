@@ -44,6 +44,19 @@ pub(crate) async fn check_truncation(
     }
 }
 
+/// Removes the row of a removed file's lease that a lost holder has left. The clients that hold it or
+/// wait for it release it, with their rows, as those of other locks.
+pub(crate) async fn drop_append_lease(
+    txn: &mut Transaction,
+    inode: InodeId,
+) -> Result<(), KvError> {
+    let locks = locks_of(txn, inode, LockKind::Append).await?;
+    if locks.append_holder().is_none() && !locks.has_waiting() {
+        txn.clear(&rows::locks(inode, LockKind::Append));
+    }
+    Ok(())
+}
+
 /// The client that holds the append lease of a file for which others wait.
 pub(crate) struct AppendHolder(pub InodeId);
 

@@ -4,7 +4,7 @@ use threefs_core::ids::{ClientId, InodeId};
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::ops::OpError;
-use crate::ops::locks::{answer, count, locks_of, session, write_locks};
+use crate::ops::locks::{answer, count, exists, locks_of, session, write_locks};
 use crate::protocol::{LockAnswer, LockKind, MetaReply};
 use crate::rows::{self, LockSessionRow};
 
@@ -109,7 +109,8 @@ impl Operation for DropLocks {
         for (key, _) in &page {
             let (owner, inode) = rows::locked_of_key(key)?;
             let mut locks = locks_of(txn, inode, owner.kind).await?;
-            if owner.kind == LockKind::Append && locks.holds(owner) {
+            let appended = owner.kind == LockKind::Append && locks.holds(owner);
+            if appended && exists(txn, inode).await? {
                 locks.mark_lost();
             }
             locks.remove(owner);
