@@ -8,6 +8,7 @@ use tokio_postgres::error::{Severity, SqlState};
 
 use super::config::{Connector, PostgresConfig};
 use super::head::{Head, Id, Point, broken};
+use super::statements::COMMITS_KEPT;
 use crate::KvError;
 
 /// Why a call failed.
@@ -108,13 +109,25 @@ impl Server {
         }
     }
 
-    /// Checks that the history of a server contains the newest known commit.
+    /// Checks that the history of a server, which is at commit `now`, contains the newest known one.
     ///
     /// # Errors
     /// All further calls fail.
-    pub(crate) fn check_history(&self, floor: Point, batch: Option<Id>) -> Result<(), KvError> {
+    pub(crate) fn check_history(
+        &self,
+        floor: Point,
+        batch: Option<Id>,
+        now: u64,
+    ) -> Result<(), KvError> {
         match batch {
             Some(batch) if batch == floor.batch => Ok(()),
+            None if now.saturating_sub(floor.version) > COMMITS_KEPT => {
+                Err(self.fail(self.broken(format!(
+                    "this process was cut off for more than {COMMITS_KEPT} commits, from {} to \
+                     {now}, so the histories cannot be compared: restart it",
+                    floor.version
+                ))))
+            }
             _ => Err(self.gone_back(floor.version, floor.version)),
         }
     }
@@ -266,8 +279,10 @@ mod tests {
     #[test]
     fn the_newest_commit_must_be_in_the_history_of_a_new_server() {
         let floor = Point { version: 5, batch: [1; 16] };
-        assert_eq!(server().check_history(floor, Some([1; 16])), Ok(()));
-        assert!(server().check_history(floor, Some([2; 16])).is_err());
-        assert!(server().check_history(floor, None).is_err());
+        assert_eq!(server().check_history(floor, Some([1; 16]), 9), Ok(()));
+        assert!(server().check_history(floor, Some([2; 16]), 9).is_err());
+        let error = |now| server().check_history(floor, None, now).unwrap_err().to_string();
+        assert!(error(5 + COMMITS_KEPT).contains("another history"));
+        assert!(error(6 + COMMITS_KEPT).contains("cut off"), "its row was removed");
     }
 }

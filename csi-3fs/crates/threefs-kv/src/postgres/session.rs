@@ -13,7 +13,7 @@ use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket};
 use super::head::{Head, Id, signed};
 use super::server::{CallError, Server};
 
-/// Timeout for a connection to any host, with its checks.
+/// Timeout for a connection to any host, and for the check of its history.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Settings of each session. Locks are waited for briefly, so that callers can repeat; a session
 /// whose process stops ends its transaction. A timeout of statements would end the wait for the
@@ -100,14 +100,17 @@ impl Session {
             "SELECT {}, (SELECT id FROM {schema}.commits WHERE version = $1) FROM {schema}.head",
             Head::COLUMNS
         );
-        let row = self.client.query_one(&statement, &[&signed(floor.version)]).await;
-        let row = row.map_err(|error| server.classify(&error))?;
+        let version = signed(floor.version);
+        let values: [Value<'_>; 1] = [&version];
+        let read = self.client.query_one(&statement, &values);
+        let row = server.call(CONNECT_TIMEOUT, read).await?;
         let head = Head::parse(&row).map_err(|error| server.classify(&error))?;
         server.observe(&head, floor).map_err(CallError::Refused)?;
         if floor.version > 0 {
             let batch: Option<&[u8]> = row.try_get(6).map_err(|error| server.classify(&error))?;
             let batch = batch.and_then(|id| Id::try_from(id).ok());
-            server.check_history(floor, batch).map_err(CallError::Refused)?;
+            let checked = server.check_history(floor, batch, head.point.version);
+            checked.map_err(CallError::Refused)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::head::Head;
 
 /// Commits whose rows are kept. They decide lost replies and prove the history for a minute, and
 /// notify watches.
-const COMMITS_KEPT: i64 = 50_000;
+pub(crate) const COMMITS_KEPT: u64 = 50_000;
 
 pub(crate) struct Statements {
     /// Waits for the lock of the store.
