@@ -63,7 +63,10 @@ impl Daemon {
         let lease = loop {
             match self.appends.add(&self.journal, inode) {
                 Some(lease) => break lease,
-                None => tokio::time::sleep(RETRY).await,
+                None => {
+                    self.appends.request_room();
+                    tokio::time::sleep(RETRY).await;
+                }
             }
         };
         tokio::time::sleep_until(lease.release_after().into()).await;
