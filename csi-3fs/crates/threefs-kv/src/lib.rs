@@ -30,6 +30,7 @@ mod postgres;
 mod rekey;
 mod resolver;
 pub mod rows;
+mod seen;
 mod store;
 mod transaction;
 mod watch;

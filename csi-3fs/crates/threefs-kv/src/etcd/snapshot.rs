@@ -1,6 +1,6 @@
 //! Snapshot: the reads of a transaction, and the revisions of what they have returned.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::BoxFuture;
@@ -9,6 +9,7 @@ use super::members::Members;
 use super::reads::Reads;
 use super::revisions::At;
 use super::rows::Rows;
+use crate::seen::SeenRows;
 use crate::{KeyRange, KvError, Row, Seen, Snapshot};
 
 /// Time without a reply after which a read fails.
@@ -16,18 +17,17 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct EtcdSnapshot {
     reads: Reads,
-    seen: Mutex<Seen>,
+    seen: SeenRows,
 }
 
 impl EtcdSnapshot {
     pub(crate) fn new(members: Arc<Members>, rows: Rows, at: At) -> Self {
-        Self { reads: Reads::new(members, rows, at, TIMEOUT), seen: Mutex::default() }
+        Self { reads: Reads::new(members, rows, at, TIMEOUT), seen: SeenRows::default() }
     }
 
     async fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
         let row = self.reads.row(key).await?;
-        self.see([(key.to_vec(), row.as_ref().map_or(0, |(_, revision)| *revision))]);
-        Ok(row.map(|(value, _)| value))
+        Ok(self.seen.row(key, row))
     }
 
     async fn read_range(&self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
@@ -37,14 +37,10 @@ impl EtcdSnapshot {
             && let Some(page) = pages.next(limit - rows.len()).await?
         {
             let seen = page.iter().map(|(key, _, revision)| (key.clone(), *revision));
-            self.see(seen);
+            self.seen.rows(seen);
             rows.extend(page.into_iter().map(|(key, value, _)| (key, value)));
         }
         Ok(rows)
-    }
-
-    fn see(&self, rows: impl IntoIterator<Item = (Vec<u8>, u64)>) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(rows);
     }
 }
 
@@ -66,6 +62,6 @@ impl Snapshot for EtcdSnapshot {
     }
 
     fn into_seen(self: Box<Self>) -> Seen {
-        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.seen.into_inner()
     }
 }

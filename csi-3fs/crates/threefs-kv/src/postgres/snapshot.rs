@@ -1,12 +1,11 @@
 //! Snapshot: the reads of a transaction, and the versions of the rows that they returned.
 
-use std::sync::{Mutex, PoisonError};
-
 use fabric::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::group::Request;
 use super::snapshots::Shared;
+use crate::seen::SeenRows;
 use crate::{KeyRange, KvError, Row, Seen, Snapshot};
 
 /// Maximum number of rows of one statement, whose values are in memory at once.
@@ -14,12 +13,12 @@ const ROWS_MAX: usize = 512;
 
 pub(crate) struct PostgresSnapshot {
     shared: Shared,
-    seen: Mutex<Seen>,
+    seen: SeenRows,
 }
 
 impl PostgresSnapshot {
     pub(crate) fn new(shared: Shared) -> Self {
-        Self { shared, seen: Mutex::default() }
+        Self { shared, seen: SeenRows::default() }
     }
 
     async fn ask<T>(
@@ -34,8 +33,7 @@ impl PostgresSnapshot {
 
     async fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
         let row = self.ask(|reply| Request::Row { key: key.to_vec(), reply }).await?;
-        self.see([(key.to_vec(), row.as_ref().map_or(0, |(_, version)| *version))]);
-        Ok(row.map(|(value, _)| value))
+        Ok(self.seen.row(key, row))
     }
 
     async fn read_range(&self, range: &KeyRange, limit: usize) -> Result<Vec<Row>, KvError> {
@@ -48,14 +46,10 @@ impl PostgresSnapshot {
                 Some((last, ..)) if page.len() == limit => rest = rest.after(last),
                 _ => rest.start.clone_from(&rest.end),
             }
-            self.see(page.iter().map(|(key, _, version)| (key.clone(), *version)));
+            self.seen.rows(page.iter().map(|(key, _, version)| (key.clone(), *version)));
             rows.extend(page.into_iter().map(|(key, value, _)| (key, value)));
         }
         Ok(rows)
-    }
-
-    fn see(&self, rows: impl IntoIterator<Item = (Vec<u8>, u64)>) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(rows);
     }
 }
 
@@ -77,6 +71,6 @@ impl Snapshot for PostgresSnapshot {
     }
 
     fn into_seen(self: Box<Self>) -> Seen {
-        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.seen.into_inner()
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use threefs_kv::{KeyRange, KvError, Store};
 
-use crate::backends::{get, put, start, with_bounds};
+use crate::backends::{get, put, start, try_start, with_bounds};
 use crate::cluster::Cluster;
 use crate::proxy::{COMMIT_BYTES_MIN, Proxy};
 
@@ -111,37 +111,51 @@ pub(crate) async fn numbers(store: &Store, prefix: &[u8]) -> BTreeSet<u64> {
     rows.iter().map(|(key, _)| u64::from_be_bytes(key[2..].try_into().unwrap())).collect()
 }
 
+/// The number of transactions of [`write_until`]; `None` without a reply.
+pub(crate) async fn count(store: &Store) -> Option<i64> {
+    let value = try_start(store).await.ok()?.get(b"count").await.ok()??;
+    Some(i64::from_le_bytes(value.try_into().unwrap()))
+}
+
+/// Starts [`write_until`]; the returned function ends it, and checks that exactly the acknowledged
+/// transactions exist. It returns the longest time without one.
+pub(crate) fn start_writers(store: &Store) -> impl AsyncFnOnce() -> Duration {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (store, stopped) = (store.clone(), Arc::clone(&stop));
+    let writers = {
+        let store = store.clone();
+        tokio::spawn(async move { write_until(&store, stopped).await })
+    };
+    async move || {
+        stop.store(true, SeqCst);
+        // An outcome that is unknown would end a writer.
+        let (acknowledged, gap) = writers.await.unwrap();
+        let (first, second) = (numbers(&store, b"a/").await, numbers(&store, b"b/").await);
+        assert_eq!(first, second, "a transaction exists partially");
+        let lost: Vec<_> = acknowledged.difference(&first).collect();
+        assert!(lost.is_empty(), "lost {lost:?}");
+        assert_eq!(first, acknowledged, "commits reported as not executed exist");
+        assert_eq!(count(&store).await.unwrap() as usize, first.len());
+        println!("{} commits, longest gap {gap:?}", first.len());
+        gap
+    }
+}
+
 async fn leader_fails(fail: impl Fn(&mut Cluster, usize), repair: impl Fn(&mut Cluster, usize)) {
     let Some(mut cluster) = Cluster::start(3, &with_bounds(&[FAST])) else { return };
     let store = Store::etcd(cluster.config()).await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let writers = {
-        let (store, stop) = (store.clone(), Arc::clone(&stop));
-        tokio::spawn(async move { write_until(&store, stop).await })
-    };
-    let count = async || {
-        let value = store.begin().await.ok()?.get(b"count").await.ok()??;
-        Some(i64::from_le_bytes(value.try_into().unwrap()))
-    };
+    let check = start_writers(&store);
     for _ in 0..3 {
-        let before = eventually("no commits", count).await;
+        let before = eventually("no commits", async || count(&store).await).await;
         let leader = cluster.leader().await;
         fail(&mut cluster, leader);
         eventually("no commits without the leader", async || {
-            count().await.filter(|now| *now > before + 100)
+            count(&store).await.filter(|now| *now > before + 100)
         })
         .await;
         repair(&mut cluster, leader);
     }
-    stop.store(true, SeqCst);
-    let (acknowledged, gap) = writers.await.unwrap();
-    let (first, second) = (numbers(&store, b"a/").await, numbers(&store, b"b/").await);
-    assert_eq!(first, second, "a transaction exists partially");
-    let lost: Vec<_> = acknowledged.difference(&first).collect();
-    assert!(lost.is_empty(), "lost {lost:?}");
-    assert_eq!(first, acknowledged, "commits reported as not executed exist");
-    assert_eq!(count().await.unwrap() as usize, first.len());
-    println!("{} commits, longest gap {gap:?}", first.len());
+    let gap = check().await;
     assert!(gap < Duration::from_secs(30), "{gap:?} without a commit");
 }
 
