@@ -16,7 +16,7 @@ from flyer.kube.threefs.health import Health, NodeState
 from flyer.kube.threefs.settings import ClusterSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from flyer.kube.apiserver import Api
 
@@ -44,6 +44,8 @@ class Kubernetes:
         self.replaced: list[str] = []
         self._created: set[str] = set()
         self.hang: asyncio.Event | None = None
+        self.before_health: Callable[[], Awaitable[None]] | None = None
+        """Called once, after the pods were read and before the health is."""
         self._clock = 1_800_000_000.0
 
     async def health_of(self, addresses: Sequence[str]) -> Health | None:
@@ -51,6 +53,9 @@ class Kubernetes:
         if self.hang is not None and not self.hang.is_set():
             self.hang.set()
             await asyncio.Event().wait()
+        if before := self.before_health:
+            self.before_health = None
+            await before()
         return self.health
 
     def create(self, name: str = "main", namespace: str = NAMESPACE, **spec: Any) -> None:

@@ -190,6 +190,46 @@ async def test_mgmtd_waits_for_no_service_that_was_removed_before_the_first_chai
     assert expected() == "2", "chains exist"
 
 
+async def test_a_pod_that_was_replaced_meanwhile_is_not_evicted(kubernetes, until):
+    await created(kubernetes, until)
+
+    revision = kubernetes.stateful_set("storage")["status"]["updateRevision"]
+
+    async def replace_the_next_pod():
+        if kubernetes.stateful_set("storage")["status"]["updateRevision"] == revision:
+            kubernetes.before_health = replace_the_next_pod
+            return
+        kubernetes.store.delete("pods", "threefs-storage-3", NAMESPACE, {"gracePeriodSeconds": 0})
+        await until(lambda: kubernetes.replaced)
+
+    kubernetes.edit(image="r/threefs:2")
+    kubernetes.before_health = replace_the_next_pod
+    await until(lambda: kubernetes.status().get("version") == "2")
+    storage = [name for name in kubernetes.replaced if "storage" in name]
+    assert storage == [f"threefs-storage-{n}" for n in (3, 2, 1, 0)]
+
+
+async def test_the_job_of_another_owner_proves_no_drain(kubernetes, until):
+    await created(kubernetes, until)
+    empty = {**kubernetes.health.nodes, 4: NodeState(0, draining=True)}
+    kubernetes.health = Health(4, nodes=empty)
+    labels = kubernetes.pods("storage")[0]["metadata"]["labels"]
+    job = {
+        "apiVersion": "batch/v1", "kind": "Job", "spec": {},
+        "metadata": {
+            "name": "threefs-drain", "labels": labels,
+            "annotations": {"fireflyer.dev/storage-nodes": "4"},
+        },
+    }  # fmt: skip
+    kubernetes.store.create("jobs", job, NAMESPACE)
+    kubernetes.end_job("threefs-drain", "Complete")
+    kubernetes.edit(storage={"replicas": 3})
+    await until(lambda: "draining node-4" in kubernetes.condition("Progressing")["message"])
+    looks = len(kubernetes.asked)
+    await until(lambda: len(kubernetes.asked) > looks + 3)
+    assert kubernetes.stateful_set("storage")["spec"]["replicas"] == 4
+
+
 async def test_a_second_cluster_of_a_namespace_is_refused(kubernetes, until):
     await created(kubernetes, until)
     kubernetes.create("second")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from flyer.kube.threefs.health import Health, NodeState
-from flyer.kube.threefs.observed import DrainJob, Observed, Pod, ServiceSet
+from flyer.kube.threefs.observed import DrainJob, Observed, Pod, ServiceSet, drain_job_of
 from flyer.kube.threefs.plan import plan
 from flyer.kube.threefs.rollout import SETTLE_SECONDS, STUCK_SECONDS
 
@@ -107,6 +107,18 @@ def test_a_drain_that_is_taken_back_is_stopped_before_it_is_cancelled():
     assert simulation.draining == {2}
     assert (simulation.drain, simulation.keep) == (None, None)
     assert simulation.replicas["storage"] == 5
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Succeeded", "Failed"])
+def test_a_suspended_drain_has_stopped_once_its_pods_have_ended(phase):
+    job = {
+        "metadata": {"name": "threefs-drain", "uid": "j"},
+        "spec": {"suspend": True},
+        "status": {"conditions": [{"type": "Suspended", "status": "True"}]},
+    }
+    pod = {"metadata": {"ownerReferences": [{"uid": "j"}]}, "status": {"phase": phase}}
+    other = {"metadata": {"ownerReferences": [{"uid": "k"}]}, "status": {"phase": "Running"}}
+    assert drain_job_of(job, [pod, other]).stopped is (phase in ("Succeeded", "Failed"))
 
 
 def test_a_drain_without_space_keeps_its_services():
