@@ -68,6 +68,15 @@ def test_a_refusal_that_needs_a_change_pauses_long(new_harness: Callable[..., An
     assert pause(harness) == 60
 
 
+def test_a_failure_that_counts_pauses_long(new_harness: Callable[..., Any]) -> None:
+    """A short outage, for example of a registry, must not use up all restarts."""
+    harness = new_harness()
+    harness.submit("a", 2, maxRestarts=2)
+    harness.step(StartFailed(A, 1, "no such image", ("a0",), job_fault=True))
+    assert pause(harness) == 60
+    assert harness.status("a").history.restarts_without_progress == 1
+
+
 def test_a_transient_refusal_ends_preemptions_for_a_short_time(
     new_harness: Callable[..., Any],
 ) -> None:
