@@ -51,12 +51,12 @@ with context.wrap_socket(socket.create_connection((host, int(port))), server_hos
 async def test_a_gang_starts_is_suspended_and_releases_its_nodes(control: Control) -> None:
     started_at = time.monotonic()
     pods = await control.start("gpt", STEPS)
-    await control.watch(pods, GangStarted)
+    started = await control.watch(pods, GangStarted)
     print(f"created to running: {time.monotonic() - started_at:.1f} s")
     await control.event(ProgressReported)
     asked_at = time.time()
-    job = f"{control.namespace}/gpt"
-    control.gateway.signal(Signal(job, 1, asked_at + 60, "Preempted", "lab/other"))
+    signal = Signal(started.job, 1, asked_at + 60, "Preempted", "lab/other", uid=started.uid)
+    control.gateway.signal(signal)
     await control.event(SuspendReceived)
     print(f"acknowledged after {(time.time() - asked_at) * 1000:.0f} ms")
     await control.event(Released)
