@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from threefs._native import RawQuota, RawStat
+    from threefs._native import ChunkAudit, RawQuota, RawStat
     from threefs.file import Buffer
 
 __all__ = [
@@ -404,6 +404,10 @@ class Client:
         The first call starts the measurement and reports no callers. Needs the cluster's key.
         """
         return self._native.usage()
+
+    def audit(self) -> ChunkAudit:
+        """Start an audit of all chunks against the metadata. Needs the cluster's key."""
+        return self._native.audit()
 
     def rebalance(self, *, apply: bool = False) -> str:
         """Return the moves that balance the storage nodes, as JSON.

@@ -22,6 +22,7 @@
 //! | `trim` | truncation and removal of chunks, for the metadata service |
 //! | [`status`] | cluster status |
 //! | [`scrub`] | scrubs of all targets |
+//! | [`audit`] | chunks against the tree: leaked and missing ones |
 //! | [`usage`] | load of all services by their callers |
 //!
 //! `docs/internals/write-path.md` follows a write through these modules and the services.
@@ -30,6 +31,7 @@
 //! same request under the same tag or id, so nothing is executed twice.
 
 mod absent;
+pub mod audit;
 mod breaker;
 mod capabilities;
 mod claims;
@@ -165,6 +167,8 @@ impl Client {
     }
 }
 
+#[cfg(test)]
+mod audit_test;
 #[cfg(test)]
 mod cluster_test;
 #[cfg(test)]

@@ -204,7 +204,7 @@ impl Client {
         Ok(end.min(range.end.max(range.start)))
     }
 
-    async fn forget_on(
+    pub(crate) async fn forget_on(
         &self,
         what: &OperationName,
         chain: ChainId,

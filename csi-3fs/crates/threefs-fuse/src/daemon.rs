@@ -257,7 +257,8 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::StatMany { .. }
         | MetaQuery::StatChunks { .. }
         | MetaQuery::Lock(_)
-        | MetaQuery::Trash(_) => false,
+        | MetaQuery::Trash(_)
+        | MetaQuery::Audit(_) => false,
     }
 }
 

@@ -10,6 +10,7 @@
 //!   subdirectories have separate rows that are written without being read.
 
 mod attributes;
+mod audit;
 mod dedup;
 mod detach;
 mod file;
@@ -27,6 +28,7 @@ mod volume;
 
 pub(crate) use attributes::set_attributes::SetAttributes;
 pub(crate) use attributes::xattr::{GetAttribute, ListAttributes, SetAttribute};
+pub(crate) use audit::{AuditFiles, AuditNames, AuditUnknown, AuditWritten, NAMES_MAX};
 pub(crate) use dedup::Dedup;
 pub(crate) use dedup::answers::AnswerBudget;
 pub(crate) use file::length::{ReportLengths, Reserve};

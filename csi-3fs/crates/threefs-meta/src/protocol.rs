@@ -7,6 +7,7 @@
 //! a retry after a lost reply, even after a restart of the service, gets the first answer and
 //! changes nothing.
 
+mod audit;
 mod change;
 pub(crate) mod inode;
 pub(crate) mod limits;
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::error::MetaError;
 use crate::identity::Identity;
 pub use crate::written::{REPORT_RANGES_MAX, Written};
+pub use audit::{AUDIT_RANGES_MAX, AuditAnswer, AuditQuery, AuditedFile, WrittenCursor};
 pub use change::{
     LengthReport, MetaChange, RenameMode, RequestId, Reservation, SessionId, SetMode, SetTime,
 };

@@ -60,6 +60,8 @@ pub(crate) use trash::*;
 
 use crate::protocol::{EntryKind, Inode, InodeKind, Nanoseconds};
 
+pub(crate) const INODES: &[u8] = b"INOD";
+pub(crate) const NAMES: &[u8] = b"DENT";
 pub(crate) const REMOVALS: &[u8] = b"GCQU";
 pub(crate) const DEAD: &[u8] = b"GCDE";
 pub(crate) const TOMBSTONES: &[u8] = b"GCLA";

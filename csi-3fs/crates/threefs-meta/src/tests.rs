@@ -2,6 +2,7 @@
 
 mod answers;
 mod append_leases;
+mod audit;
 mod backends;
 mod check;
 mod concurrent;

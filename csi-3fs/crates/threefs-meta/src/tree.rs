@@ -3,6 +3,7 @@
 //! Each request becomes one operation on the store; its external inputs (time, fresh inodes,
 //! chains) are drawn before. The reply is sent once the store reports the commit durable.
 
+mod audit;
 mod change;
 mod checks;
 mod layouts;
@@ -221,6 +222,7 @@ impl Tree {
             .into()),
             MetaQuery::Lock(query) => Box::pin(self.query_locks(query, deadline)).await,
             MetaQuery::Trash(query) => Box::pin(self.query_trash(caller, query, deadline)).await,
+            MetaQuery::Audit(query) => Box::pin(self.query_audit(query, deadline)).await,
             MetaQuery::PathOf { directory } => {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }

@@ -16,6 +16,7 @@ use threefs_meta::{At, Inode, InodeKind, QuotaUse};
 use threefs_mgmtd::DrainChange;
 
 use crate::addresses::Addresses;
+use crate::audit::ChunkAudit;
 use crate::buffer::{BorrowedViews, View};
 use crate::errors;
 use crate::file::File;
@@ -350,6 +351,12 @@ impl Client {
         let live = self.live()?;
         let loads = live.wait(py, live.client.usage())?;
         serde_json::to_string(&loads).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn audit(&self, py: Python<'_>) -> PyResult<ChunkAudit> {
+        let live = self.live()?;
+        let audit = live.wait(py, live.client.audit())?;
+        Ok(ChunkAudit::new(live, audit))
     }
 
     fn rebalance(&self, py: Python<'_>, apply: bool) -> PyResult<String> {

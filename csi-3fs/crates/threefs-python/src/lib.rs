@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | `addresses` | addresses of services in arguments and configuration |
+//! | `audit` | an audit of chunks against the tree |
 //! | `backup` | dumps of the services' stores |
 //! | `buffer` | memory of Python objects without a copy |
 //! | `client` | the client's methods, blocking, with the GIL released |
@@ -16,6 +17,7 @@
 //! | `store` | the store in the configuration of mgmtd and meta |
 
 mod addresses;
+mod audit;
 mod backup;
 mod buffer;
 mod client;
@@ -61,6 +63,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("MOUNT_READS_OFFSET", threefs_fuse::READS_OFFSET)?;
     module.add_class::<rings::RingMemory>()?;
     module.add_class::<rings::PyRing>()?;
+    module.add_class::<audit::ChunkAudit>()?;
     module.add_class::<client::Client>()?;
     module.add_class::<file::File>()
 }

@@ -1,4 +1,4 @@
-"""`threefs fsck`: checks the metadata of a cluster against itself."""
+"""`threefs fsck`: checks the metadata of a cluster against itself, or its chunks against it."""
 
 import json
 import tempfile
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from threefs.cli.options import Format
+from threefs.cli.fsck_chunks import check_chunks
+from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, print_json
 from threefs.cli.shared_store import with_shared_store
 from threefs.cli.store import Data, progress, store_json
@@ -30,18 +31,42 @@ def fsck(
             help="Folder for the dump of a store, as large as its rows. Default: $TMPDIR."
         ),
     ] = None,
+    chunks: Annotated[
+        bool,
+        typer.Option("--chunks", help="Check the chunks of a running cluster against it instead."),
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="With --chunks: remove chunks that are leaked.")
+    ] = False,
+    grace: Annotated[
+        float,
+        typer.Option(help="Seconds after which --repair looks leaked inodes up again.", min=0),
+    ] = 60.0,
+    cluster: Cluster = None,
     output: Format = Output.TABLE,
     shared: SharedStore = NO_SHARED_STORE,
 ) -> None:
-    """Check metadata against itself: names, inodes, links, quotas, queues, trash.
+    """Check metadata against itself, or with --chunks all chunks against it.
 
-    All rows are of one moment, so the services may be running, and every finding is a fault.
-    Nothing is changed. Chunks are not read: `threefs scrub` checks those. Memory: about 600 bytes
-    for each inode. Exit status: 1 if something is wrong.
+    Metadata: names, inodes, links, quotas, queues, trash. All rows are of one moment, so the
+    services may be running, and every finding is a fault. Nothing is changed. Memory: about 600
+    bytes for each inode. Exit status: 1 if something is wrong.
+
+    Chunks: those whose inode does not exist (leaked), and those of files that were written and do
+    not exist (missing; holes are not). Contents are not read: `threefs scrub` checks those. The
+    cluster may be used meanwhile: --repair removes only chunks of inodes that can never exist
+    again. Exit status: 1 if something is missing, leaked and not removed, or was not read.
 
     Examples: threefs fsck --data /data/meta ; threefs fsck --file meta.dump -o json ;
-    threefs fsck --etcd-endpoints http://etcd-0:2379
+    threefs fsck --etcd-endpoints http://etcd-0:2379 ; threefs fsck --chunks --repair
     """
+    if chunks:
+        if file is not None or data is not None:
+            raise InvalidArgument("--chunks checks a running cluster: pass --cluster, not a store")
+        check_chunks(cluster, output, repair=repair, grace_seconds=grace)
+        return
+    if repair:
+        raise InvalidArgument("--repair removes leaked chunks: pass --chunks, too")
     if file is not None:
         if data is not None or shared.config("meta") is not None:
             raise InvalidArgument(f"pass --file, or a store with --data, {SHARED_STORES}")

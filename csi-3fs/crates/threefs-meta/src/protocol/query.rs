@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::protocol::inode::At;
-use crate::protocol::{LockQuery, TrashQuery};
+use crate::protocol::{AuditQuery, LockQuery, TrashQuery};
 
 /// A query. Linearizable: it sees every change that was answered before it was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,4 +97,6 @@ pub enum MetaQuery {
     Lock(LockQuery),
     /// Queries a trash. Answered with [`MetaReply::Trash`].
     Trash(TrashQuery),
+    /// Compares storage with the tree. Answered with [`MetaReply::Audit`].
+    Audit(AuditQuery),
 }

@@ -7,7 +7,7 @@ use threefs_core::ids::InodeId;
 use crate::error::MetaError;
 use crate::protocol::change::SessionId;
 use crate::protocol::inode::{Entry, Inode};
-use crate::protocol::{LockAnswer, TrashAnswer};
+use crate::protocol::{AuditAnswer, LockAnswer, TrashAnswer};
 
 /// A quota and its usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +84,8 @@ pub enum MetaReply {
     Lock(LockAnswer),
     /// Answer about a trash.
     Trash(TrashAnswer),
+    /// Answer to an audit.
+    Audit(AuditAnswer),
 }
 
 /// Role of a service among those over one store.

@@ -1,8 +1,10 @@
 //! Upper bounds of reply sizes, which the service reserves before it builds a reply.
 
+use crate::ops::NAMES_MAX;
 use crate::protocol::{
-    ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, BATCH_MAX, LIST_LIMIT_MAX, MetaChange, MetaQuery,
-    MetaRequest, NAME_BYTES_MAX, PATH_BYTES_MAX, TRASH_PAGE_MAX, TrashQuery,
+    ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, AUDIT_RANGES_MAX, AuditQuery, BATCH_MAX,
+    LIST_LIMIT_MAX, MetaChange, MetaQuery, MetaRequest, NAME_BYTES_MAX, PATH_BYTES_MAX,
+    TRASH_PAGE_MAX, TrashQuery,
 };
 use crate::written::RANGES_MAX;
 
@@ -55,6 +57,12 @@ fn of_query(query: &MetaQuery) -> usize {
             limit as usize * (NAME_BYTES_MAX + ENTRY_BYTES)
         }
         MetaQuery::StatMany { at } => inodes(at.len()),
+        MetaQuery::Audit(AuditQuery::Files { limit, .. }) => inodes((*limit as usize).max(2)),
+        MetaQuery::Audit(AuditQuery::Written { .. }) => AUDIT_RANGES_MAX * 10 + 64,
+        MetaQuery::Audit(AuditQuery::Names { .. }) => {
+            (NAMES_MAX + 1) * (NAME_BYTES_MAX + ENTRY_BYTES)
+        }
+        MetaQuery::Audit(AuditQuery::Unknown { inodes }) => inodes.len().min(BATCH_MAX) * 10 + 64,
         MetaQuery::StatChunks { chunks, .. } => INODE_BYTES + chunks.len().min(BATCH_MAX) * 10,
         MetaQuery::Capabilities { inodes } => capabilities(inodes.len()),
         MetaQuery::GetAttribute { .. } => ATTRIBUTE_BYTES_MAX,
@@ -88,7 +96,9 @@ mod tests {
 
     use super::*;
     use crate::identity::Identity;
-    use crate::protocol::{At, Entry, EntryKind, Inode, InodeKind, MetaReply, MetaResult};
+    use crate::protocol::{
+        At, AuditAnswer, AuditedFile, Entry, EntryKind, Inode, InodeKind, MetaReply, MetaResult,
+    };
     use crate::{Nanoseconds, Written};
 
     fn encoded(reply: MetaReply) -> usize {
@@ -148,6 +158,14 @@ mod tests {
             changed: time,
             quota: Some(InodeId(u64::MAX)),
         };
+        let InodeKind::File { layout, written, .. } = inode.kind.clone() else { unreachable!() };
+        let files = vec![AuditedFile { inode: inode.id, layout, written }; BATCH_MAX];
+        let inodes = vec![inode.id; BATCH_MAX];
+        let page = MetaReply::Audit(AuditAnswer::Files { inodes, files, more: true });
+        for limit in [BATCH_MAX as u32, u32::MAX] {
+            let files = query(MetaQuery::Audit(AuditQuery::Files { after: inode.id, limit }));
+            assert!(encoded(page.clone()) <= files);
+        }
         let at = vec![At::path("/"); BATCH_MAX];
         let reply = MetaReply::Inodes(vec![Ok(inode); BATCH_MAX]);
         assert!(encoded(reply) <= query(MetaQuery::StatMany { at }));

@@ -167,6 +167,7 @@ impl Tree {
                     | MetaQuery::Status
                     | MetaQuery::Role
                     | MetaQuery::Trash(TrashQuery::Count)
+                    | MetaQuery::Audit(_)
                     | MetaQuery::Capabilities { .. },
                 ..
             }
@@ -250,9 +251,10 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
     match request {
         MetaRequest::Query { query, .. } => match query {
             MetaQuery::PathOf { .. } => control("the path of a directory"),
-            MetaQuery::Status | MetaQuery::Role | MetaQuery::Trash(TrashQuery::Count) => {
-                control("the state of the service")
-            }
+            MetaQuery::Status
+            | MetaQuery::Role
+            | MetaQuery::Trash(TrashQuery::Count)
+            | MetaQuery::Audit(_) => control("the state of the service"),
             MetaQuery::GetAttribute { at, name } => reserved(ticket, at, name),
             MetaQuery::Open { access, .. } if ticket.read_only && access & WRITE != 0 => {
                 Err(read_only(ticket))

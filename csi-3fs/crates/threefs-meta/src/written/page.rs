@@ -44,18 +44,25 @@ impl Page {
     /// The reverse of [`Page::decode`].
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut runs = Vec::new();
-        let mut bit = 0;
-        while let Some(first) = self.next(bit, true) {
-            let end = self.next(first, false).unwrap_or(PAGE_BITS);
+        for (first, end) in self.runs() {
             // Both are below 4,096.
             runs.extend((first as u16).to_le_bytes());
             runs.extend((end as u16 - 1).to_le_bytes());
-            bit = end;
         }
         if runs.len() < BITMAP_BYTES {
             return runs;
         }
         self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// Its runs of bits, first and end of each.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut bit = 0;
+        std::iter::from_fn(move || {
+            let first = self.next(bit, true)?;
+            bit = self.next(first, false).unwrap_or(PAGE_BITS);
+            Some((first, bit))
+        })
     }
 
     /// Sets the bits from `first` up to `end`.

@@ -11,7 +11,7 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::ops::OpError;
-use crate::protocol::MetaError;
+use crate::protocol::{MetaError, WrittenCursor};
 use crate::rows;
 use crate::written::Written;
 use crate::written::page::{PAGE_BITS, PAGE_SHIFT, Page};
@@ -152,6 +152,38 @@ pub(crate) async fn written_among(
         }
     }
     Ok(written)
+}
+
+/// The chunks of some pages that follow a place, at most `ranges_max` ranges, and the place of the last
+/// page if more may follow.
+pub(crate) async fn page_after(
+    txn: &mut Transaction,
+    inode: InodeId,
+    after: Option<WrittenCursor>,
+    ranges_max: usize,
+) -> Result<(Written, Option<WrittenCursor>), KvError> {
+    let mut range = KeyRange::prefix(&rows::written_of(inode));
+    if let Some(WrittenCursor { level, page }) = after {
+        range = range.after(&rows::written(inode, level, u64::from(page)));
+    }
+    // A page has at most half as many ranges as bits.
+    let pages_max = ranges_max / (PAGE_BITS as usize / 2);
+    let (mut written, mut next) = (Written::default(), None);
+    let found = txn.snapshot_range(&range, pages_max).await?;
+    for (key, value) in &found {
+        let corrupt = || KvError::bad_row(key, "not a page of chunks");
+        let [level, a, b, c, d] = *key.get(12..).unwrap_or_default() else { return Err(corrupt()) };
+        let page = u32::from_be_bytes([a, b, c, d]);
+        let bits = Page::decode(value).ok_or_else(corrupt)?;
+        let (base, shift) = (u64::from(page) * PAGE_BITS, PAGE_SHIFT * u32::from(level));
+        for (first, end) in bits.runs() {
+            // The last chunk of a full page of the highest level has the highest index.
+            let chunk = |at: u64| u32::try_from(at).unwrap_or(u32::MAX);
+            written.add(chunk((base + first) << shift), chunk(((base + end) << shift) - 1));
+        }
+        next = Some(WrittenCursor { level, page });
+    }
+    Ok((written, next.filter(|_| found.len() == pages_max)))
 }
 
 /// Whether a bit is set, or a bit of a higher level that covers it.
