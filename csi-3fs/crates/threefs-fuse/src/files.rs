@@ -133,12 +133,12 @@ impl Files {
         let file = Arc::clone(file);
         drop(open);
         let mut state = file.state();
-        let (dirty, same) = (state.dirty, self.is_same(inode));
+        let same = self.is_same(inode);
         state.learn(inode);
         state.handles += handles;
         drop(state);
         self.remember(inode);
-        (file, same || dirty)
+        (file, same)
     }
 
     /// Records that the kernel's pages will be of this inode's content.
@@ -298,6 +298,26 @@ mod tests {
         assert_eq!(state.reserved, 100);
         state.end_session();
         assert_eq!((state.has_session, state.reserved), (false, 10));
+    }
+
+    /// The other mount's change is not in the kernel's pages, whatever this mount has yet to report.
+    #[test]
+    fn an_unreported_write_does_not_keep_pages_that_another_mount_has_changed() {
+        let files = Files::default();
+        let with_content = |version: u64, count: u64| {
+            let mut inode = Inode { version, ..file(10, 1) };
+            if let InodeKind::File { content, .. } = &mut inode.kind {
+                *content = count;
+            }
+            inode
+        };
+        let open = |inode: &Inode| files.open(FileHandle::of("file", inode).unwrap(), inode, 1);
+        let (opened, same) = open(&with_content(1, 5));
+        assert!(!same, "nothing is known of its pages");
+        assert!(open(&with_content(1, 5)).1);
+        opened.state().dirty = true;
+        assert!(open(&with_content(1, 5)).1, "only this mount has written");
+        assert!(!open(&with_content(2, 6)).1, "another mount has written");
     }
 
     #[test]
