@@ -40,7 +40,11 @@ class ServiceCount(Model):
 
     replicas: int = Field(ge=0, description="Number of pods that the service has at present.")
     ready: int = Field(ge=0, description="Number of pods that are ready.")
-    updated: int = Field(ge=0, description="Number of pods of the latest specification.")
+    updated: int = Field(
+        ge=0,
+        description="Number of pods of the latest specification. 0 until the StatefulSet "
+        "controller has observed it.",
+    )
 
 
 class ChainCount(Model):

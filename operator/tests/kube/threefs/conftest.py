@@ -46,6 +46,8 @@ class Kubernetes:
         self.hang: asyncio.Event | None = None
         self.before_health: Callable[[], Awaitable[None]] | None = None
         """Called once, after the pods were read and before the health is."""
+        self.paused = False
+        """Whether the StatefulSet controller is down."""
         self._clock = 1_800_000_000.0
 
     async def health_of(self, addresses: Sequence[str]) -> Health | None:
@@ -75,6 +77,14 @@ class Kubernetes:
         conditions = self.status(name, namespace).get("conditions") or []
         return next((each for each in conditions if each["type"] == kind), {})
 
+    def statuses(self, generation: int) -> list[dict[str, Any]]:
+        """All statuses of the cluster that were stored for a generation, in order."""
+        stored = [
+            change.after.object.get("status") or {}
+            for change in self.store.table("threefsclusters").history
+        ]
+        return [status for status in stored if status.get("observedGeneration") == generation]
+
     def stateful_set(self, kind: str) -> dict[str, Any]:
         return self.store.get("statefulsets", f"threefs-{kind}", NAMESPACE)
 
@@ -86,7 +96,7 @@ class Kubernetes:
     async def run(self) -> None:
         """Act on StatefulSets until cancelled."""
         while True:
-            for stateful in self.store.all("statefulsets"):
+            for stateful in [] if self.paused else self.store.all("statefulsets"):
                 self._reconcile(stateful)
             await asyncio.sleep(0.005)
 

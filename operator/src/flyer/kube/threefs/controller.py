@@ -150,11 +150,13 @@ class ThreeFSClusters:
         self._writer.check(cluster, sets)
         observed = await observer.observe(cluster, sets)
         step = plan(cluster, observed)
-        # Otherwise the pods and the revision are older than the StatefulSet.
-        if not await self._writer.write_sets(cluster, sets, step.replicas, observed.health):
-            await self._resize(cluster, step.resize)
-            if why := await self._restart(cluster.metadata.namespace, step.restart):
-                step = refused(step, why)
+        if changes := await self._writer.write_sets(cluster, sets, step.replicas, observed.health):
+            # Pods and revisions are older than these StatefulSets: nothing else is done.
+            observed = observed.after_writing(changes)
+            return status_of(cluster, observed, plan(cluster, observed))
+        await self._resize(cluster, step.resize)
+        if why := await self._restart(cluster.metadata.namespace, step.restart):
+            step = refused(step, why)
         return status_of(cluster, observed, step)
 
     async def _restart(self, namespace: str, restart: Restart | None) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.api.timestamps import parse_timestamp
 from flyer.kube.threefs.names import NODES_ANNOTATION, component
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from flyer.kube.threefs.health import Health
 
@@ -104,6 +104,19 @@ class Observed:
     def of(self, kind: str) -> tuple[Pod, ...]:
         """The pods of a service."""
         return self.pods.get(kind, ())
+
+    def revision(self, kind: str) -> str:
+        """The revision that pods of a service should have; empty: its controller will set it."""
+        service = self.sets.get(kind)
+        return service.revision if service is not None and service.settled else ""
+
+    def after_writing(self, kinds: Collection[str]) -> Observed:
+        """The same, when the StatefulSets of these services were written after it was observed."""
+        sets = {
+            kind: replace(service, settled=service.settled and kind not in kinds)
+            for kind, service in self.sets.items()
+        }
+        return replace(self, sets=sets)
 
 
 def pods_of(values: Iterable[Object], kind: str, stateful_set: Object | None) -> tuple[Pod, ...]:

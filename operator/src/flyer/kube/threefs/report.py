@@ -81,12 +81,11 @@ def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeF
 
 
 def _count(observed: Observed, kind: str) -> ServiceCount:
-    pods, service = observed.of(kind), observed.sets.get(kind)
-    revision = "" if service is None else service.revision
+    pods, revision = observed.of(kind), observed.revision(kind)
     return ServiceCount(
         replicas=len(pods),
         ready=sum(pod.ready for pod in pods),
-        updated=sum(pod.revision == revision for pod in pods),
+        updated=sum(bool(revision) and pod.revision == revision for pod in pods),
     )
 
 
@@ -124,6 +123,9 @@ def _progressing(
     ]
     if missing:
         return "Progressing", True, "Resizing", "; ".join(missing)
+    if updating := [kind for kind in KINDS if not observed.revision(kind)]:
+        message = f"waiting for the StatefulSet controller: update of {', '.join(updating)}"
+        return "Progressing", True, "Updating", message
     if not before.version and not _version(observed):
         return "Progressing", True, "Creating", "waiting for all pods to be ready"
     return "Progressing", False, "Complete", "all pods are of the latest specification"

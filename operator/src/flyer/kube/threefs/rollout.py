@@ -35,10 +35,8 @@ class Restart:
 
 def outdated(observed: Observed, kind: str) -> list[Pod]:
     """Pods of an earlier specification."""
-    service = observed.sets.get(kind)
-    if service is None or not service.settled or not service.revision:
-        return []
-    return [pod for pod in observed.of(kind) if pod.revision != service.revision]
+    revision = observed.revision(kind)
+    return [pod for pod in observed.of(kind) if revision and pod.revision != revision]
 
 
 def next_restart(observed: Observed) -> tuple[Restart | None, str]:
@@ -62,9 +60,9 @@ def next_restart(observed: Observed) -> tuple[Restart | None, str]:
 def blocked_by(observed: Observed) -> str:
     """The pod of the latest specification that does not become ready; empty: none."""
     for kind in KINDS:
-        service = observed.sets.get(kind)
+        revision = observed.revision(kind)
         for pod in observed.of(kind):
-            if service is None or pod.revision != service.revision or pod.ready or pod.deleting:
+            if not revision or pod.revision != revision or pod.ready or pod.deleting:
                 continue
             if pod.problem:
                 return f"{pod.name} does not become ready: {pod.problem}"
@@ -76,7 +74,7 @@ def blocked_by(observed: Observed) -> str:
 def _waits_for(observed: Observed, kind: str) -> str:
     """Why no pod of this service may be restarted now, nor any of a later one."""
     service, pods = observed.sets.get(kind), observed.of(kind)
-    if service is None or not service.settled:
+    if service is None or not observed.revision(kind):
         return f"the StatefulSet of {kind} is being updated"
     if len(pods) < service.replicas:
         return f"{kind}: {len(pods)} of {service.replicas} pods exist"

@@ -91,22 +91,22 @@ class Writer:
         sets: dict[str, Object | None],
         replicas: dict[str, int],
         health: Health | None,
-    ) -> bool:
-        """Write the StatefulSets; whether one has changed."""
+    ) -> list[str]:
+        """Write the StatefulSets that have to change; their services."""
         first = first_size(sets["mgmtd"], cluster, health)
         settings = replace(self._settings, first_storage_nodes=first)
-        any_changed = False
+        changes = []
         for kind in KINDS:
             wanted, stored = stateful_set(cluster, kind, replicas[kind], settings), sets[kind]
             if stored is None:
                 await self._create(STATEFULSETS, wanted)
-                any_changed = True
+                changes.append(kind)
                 continue
             changed = written({**stored, "kind": "StatefulSet"}, wanted)
             if changed is not None:
                 await self._api.replace(STATEFULSETS, {**changed, "apiVersion": "apps/v1"})
-                any_changed = True
-        return any_changed
+                changes.append(kind)
+        return changes
 
     async def _create(self, resource: Any, wanted: Object) -> None:
         try:
