@@ -48,6 +48,8 @@ class Kubernetes:
         """Called once, after the pods were read and before the health is."""
         self.paused = False
         """Whether the StatefulSet controller is down."""
+        self.refused: set[str] = set()
+        """StatefulSets whose pods cannot be created."""
         self._clock = 1_800_000_000.0
 
     async def health_of(self, addresses: Sequence[str]) -> Health | None:
@@ -118,7 +120,7 @@ class Kubernetes:
                 with contextlib.suppress(Exception):
                     self.store.delete("pods", name, meta["namespace"], {"gracePeriodSeconds": 0})
             names.discard(name)
-        for name in sorted(names):
+        for name in [] if meta["name"] in self.refused else sorted(names):
             self._create_pod(stateful, name, revision)
 
     def _create_pod(self, stateful: dict[str, Any], name: str, revision: str) -> None:

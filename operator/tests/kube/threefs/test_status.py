@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from flyer.api.timestamps import format_timestamp
 from flyer.kube.threefs import rollout
+
+from fakekube import Fault
 
 from .conftest import NAMESPACE
 
@@ -95,3 +100,82 @@ async def test_a_change_without_effect_on_pods_replaces_none(kubernetes, until):
     kubernetes.paused = False
     await ready(kubernetes, until)
     assert not kubernetes.replaced
+
+
+def event(kubernetes, name, message, age_seconds=0.0, kind="meta", **fields):
+    """An event of the StatefulSet of a service."""
+    uid = kubernetes.stateful_set(kind)["metadata"]["uid"]
+    value = {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": name}, "type": "Warning",
+        "reason": "FailedCreate", "message": message,
+        "involvedObject": {"kind": "StatefulSet", "name": f"threefs-{kind}", "uid": uid},
+        "lastTimestamp": format_timestamp(time.time() - age_seconds), **fields,
+    }  # fmt: skip
+    kubernetes.store.create("events", value, NAMESPACE)
+
+
+async def without_a_pod_of_meta(kubernetes, until):
+    kubernetes.refused = {"threefs-meta"}
+    kubernetes.create()
+    await until(lambda: "0 of 1 pods" in kubernetes.condition("Progressing").get("message", ""))
+
+
+def message(kubernetes):
+    return kubernetes.condition("Progressing")["message"]
+
+
+async def test_a_pod_that_cannot_be_created_has_its_reason_in_the_status(kubernetes, until):
+    await without_a_pod_of_meta(kubernetes, until)
+    event(kubernetes, "older", "create Pod failed: another reason", age_seconds=300.0)
+    event(kubernetes, "newest", "create Pod failed:\n exceeded quota: small", age_seconds=200.0)
+    # Of an earlier StatefulSet of this name; others are not failed creations.
+    other = {"kind": "StatefulSet", "name": "threefs-meta", "uid": "other"}
+    event(kubernetes, "foreign", "create Pod failed: foreign", involvedObject=other)
+    event(kubernetes, "normal", "create Pod successful", type="Normal")
+    event(kubernetes, "deletion", "delete Pod failed", reason="FailedDelete")
+    why = "threefs-meta: 0 of 1 pods exist: FailedCreate: create Pod failed: exceeded quota: small"
+    await until(lambda: why in message(kubernetes))
+    await looked(kubernetes, until)
+    assert message(kubernetes) == why
+    kubernetes.refused = set()
+    await ready(kubernetes, until)
+    assert "quota" not in message(kubernetes)
+
+
+async def test_the_reason_is_recent_and_bounded(kubernetes, until):
+    await without_a_pod_of_meta(kubernetes, until)
+    event(kubernetes, "old", "create Pod failed: old", age_seconds=3600.0)
+    await looked(kubernetes, until)
+    assert "FailedCreate" not in message(kubernetes)
+    micro = {"lastObservedTime": format_timestamp(time.time()), "count": 3}
+    event(kubernetes, "series", "x" * 1000, lastTimestamp=None, series=micro)
+    await until(lambda: "FailedCreate" in message(kubernetes))
+    assert message(kubernetes).count("x" * 300) == 1
+    assert message(kubernetes).count("x") < 420
+
+
+async def test_an_upgrade_that_waits_for_a_pod_names_why_it_is_not_created(kubernetes, until):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    kubernetes.refused = {"threefs-storage"}
+    event(kubernetes, "quota", "exceeded quota: small", kind="storage")
+    kubernetes.edit(storage=REQUESTS)
+    why = "waiting: threefs-storage: 3 of 4 pods exist: FailedCreate: exceeded quota: small"
+    await until(lambda: why in message(kubernetes))
+    await looked(kubernetes, until)
+    assert len(kubernetes.pods("storage")) == 3, "no other pod is evicted"
+    kubernetes.refused = set()
+    await ready(kubernetes, until)
+
+
+async def test_without_the_right_to_read_events_the_numbers_are_reported(
+    kubernetes, until, api_server
+):
+    api_server.faults.add(
+        Fault("refuse", verb="list", resource="events", code=403, reason="Forbidden", times=10_000)
+    )
+    await without_a_pod_of_meta(kubernetes, until)
+    event(kubernetes, "quota", "exceeded quota: small")
+    await looked(kubernetes, until)
+    assert "FailedCreate" not in message(kubernetes)
+    assert kubernetes.condition("Accepted")["status"] == "True"

@@ -59,6 +59,8 @@ class ServiceSet:
     """Revision of the pods that its controller creates now."""
     settled: bool = True
     """Whether its controller has seen the latest specification."""
+    problem: str = ""
+    """Why it has fewer pods than it should have, if an event reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,14 @@ class Observed:
         """The revision that pods of a service should have; empty: its controller will set it."""
         service = self.sets.get(kind)
         return service.revision if service is not None and service.settled else ""
+
+    def missing(self, kind: str, desired: int) -> str:
+        """How many pods of a service exist and why no more; empty: the desired number."""
+        count, service = len(self.of(kind)), self.sets.get(kind)
+        if count == desired:
+            return ""
+        why = f": {service.problem}" if service is not None and service.problem else ""
+        return f"{component(kind)}: {count} of {desired} pods exist{why}"
 
     def after_writing(self, kinds: Collection[str]) -> Observed:
         """The same, when the StatefulSets of these services were written after it was observed."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.kube.apiserver.errors import NotFoundError
 from flyer.kube.apiserver.resources import CLAIMS, JOBS, PODS, STATEFULSETS
+from flyer.kube.threefs.creation import failed_creation
 from flyer.kube.threefs.jobs import DRAIN_JOB, KEEP_JOB
 from flyer.kube.threefs.names import KINDS, LABEL_COMPONENT, LABEL_INSTANCE, component
 from flyer.kube.threefs.observed import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from flyer.kube.apiserver import Api
     from flyer.kube.apiserver.resources import Resource
     from flyer.kube.threefs.health import Health
-    from flyer.kube.threefs.observed import Pod
+    from flyer.kube.threefs.observed import Pod, ServiceSet
 
 __all__ = ["ClusterObserver", "find"]
 
@@ -74,7 +75,11 @@ class ClusterObserver:
         return Observed(
             now=time.time(),
             pods=self._timed(pods),
-            sets={kind: set_of(value) for kind, value in sets.items() if value is not None},
+            sets={
+                kind: await self._set(value, len(pods[kind]))
+                for kind, value in sets.items()
+                if value is not None
+            },
             health=health,
             drain=jobs.get(DRAIN_JOB),
             keep=jobs.get(KEEP_JOB),
@@ -88,6 +93,14 @@ class ClusterObserver:
                 claim for claim in claims if (claim.get("status") or {}).get("phase") == "Lost"
             ),
         )
+
+    async def _set(self, value: Object, pods: int) -> ServiceSet:
+        """A StatefulSet, with the reason if it has created fewer pods than it should have."""
+        service, metadata = set_of(value), value["metadata"]
+        if pods >= service.replicas:
+            return service
+        why = await failed_creation(self.api, metadata["namespace"], metadata["uid"])
+        return replace(service, problem=why)
 
     def _timed(self, pods: dict[str, tuple[Pod, ...]]) -> dict[str, tuple[Pod, ...]]:
         """The pods, with the time at which this process first observed whether they are ready."""

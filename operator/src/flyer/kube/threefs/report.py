@@ -116,13 +116,9 @@ def _progressing(
         return "Progressing", True, "Replacing", step.replacing
     if step.upgrading:
         return "Progressing", True, "Upgrading", step.upgrading
-    missing = [
-        f"{component(kind)}: {len(observed.of(kind))} of {replicas_of(cluster, kind)} pods exist"
-        for kind in KINDS
-        if len(observed.of(kind)) != replicas_of(cluster, kind)
-    ]
-    if missing:
-        return "Progressing", True, "Resizing", "; ".join(missing)
+    counts = [observed.missing(kind, replicas_of(cluster, kind)) for kind in KINDS]
+    if any(counts):
+        return "Progressing", True, "Resizing", "; ".join(filter(None, counts))
     if updating := [kind for kind in KINDS if not observed.revision(kind)]:
         message = f"waiting for the StatefulSet controller: update of {', '.join(updating)}"
         return "Progressing", True, "Updating", message

@@ -77,7 +77,7 @@ def _waits_for(observed: Observed, kind: str) -> str:
     if service is None or not observed.revision(kind):
         return f"the StatefulSet of {kind} is being updated"
     if len(pods) < service.replicas:
-        return f"{kind}: {len(pods)} of {service.replicas} pods exist"
+        return observed.missing(kind, service.replicas)
     for pod in pods:
         if not pod.ready:
             return f"{pod.name} is not ready" + (f": {pod.problem}" if pod.problem else "")
