@@ -3,6 +3,7 @@
 //! The snapshot is a dump, which is consistent while services change the store, so every
 //! contradiction in it is a fault. A [`Checker`] keeps a few numbers for each inode.
 
+mod corrections;
 mod counters;
 mod tree;
 
@@ -13,12 +14,12 @@ use serde::Serialize;
 use threefs_core::ids::InodeId;
 use threefs_kv::{DumpError, KvError, Report};
 
-use crate::protocol::{EntryKind, InodeKind, SESSION_ROW_BYTES, TrashId};
+use crate::protocol::{Correction, EntryKind, InodeKind, SESSION_ROW_BYTES, TrashId};
 use crate::restore::DUMP_KIND;
 use crate::rows::{
-    self, ANSWER_BYTES, ANSWERS, AnswerRow, DEAD, DentryRow, InodeRow, QuotaRow, REMOVALS,
-    RemovalRow, SCHEMA, SCHEMA_VERSION, SESSIONS, SessionRow, TOMBSTONES, TRASH, TrashRow,
-    TrashedDirectoryRow,
+    self, ANSWER_BYTES, ANSWERS, AnswerRow, DEAD, DentryRow, InodeRow, QuotaRow, REMOVALS, REPAIR,
+    RemovalRow, RepairRow, SCHEMA, SCHEMA_VERSION, SESSIONS, SessionRow, TOMBSTONES, TRASH,
+    TrashRow, TrashedDirectoryRow,
 };
 
 /// Findings that are kept; further ones are counted.
@@ -47,6 +48,13 @@ pub struct Checked {
     pub findings_total: u64,
     /// The first ones, at most 1000.
     pub findings: Vec<Finding>,
+    /// Rows that cannot be read. With any, no correction is known: they may count.
+    pub unreadable_rows: u64,
+    /// The repair that had started before the snapshot, unless it has applied corrections.
+    pub repair: Option<u64>,
+    /// Corrections of the counters that contradict what they count, the first ones; see
+    /// [`Correction`].
+    pub corrections: Vec<Correction>,
 }
 
 /// Checks a dump of metadata.
@@ -75,6 +83,7 @@ pub fn check(file: &Path, report: Report<'_>) -> Result<Checked, DumpError> {
 
 /// What the check needs of an inode.
 struct Node {
+    version: u64,
     kind: EntryKind,
     links: u32,
     quota: Option<InodeId>,
@@ -138,6 +147,7 @@ impl Checker {
     pub(crate) fn row(&mut self, key: &[u8], value: &[u8]) {
         if let Err(error) = self.take(key, value) {
             let inode = rows::inode_of_key(key).unwrap_or(InodeId(0));
+            self.found.unreadable_rows += 1;
             self.add("row", inode, error.to_string());
         }
     }
@@ -190,6 +200,10 @@ impl Checker {
             ANSWER_BYTES => {
                 self.answer_counters.insert(rows::inode_of_key(key)?, counter(key, value)?);
             }
+            _ if key == REPAIR => {
+                let row: RepairRow = rows::decode(key, value)?;
+                self.found.repair = (row.next_step == 0).then_some(row.repair);
+            }
             _ => {}
         }
         Ok(())
@@ -202,6 +216,7 @@ impl Checker {
             _ => 0,
         };
         let node = Node {
+            version: row.inode.version,
             kind,
             links: row.inode.links,
             quota: row.inode.quota,
@@ -274,6 +289,9 @@ impl Checker {
             .collect();
         for (id, prefix) in without {
             self.add("row", id, format!("has a row {prefix} but no inode"));
+        }
+        if self.found.unreadable_rows > 0 {
+            self.found.corrections.clear();
         }
         self.found.inodes = self.inodes.len() as u64;
         self.found.findings.sort_by_key(|finding| (finding.inode, finding.kind));

@@ -59,12 +59,12 @@ pub use client::{MetaClient, MetaClientError};
 pub use config::{DEAD_GRACE_MS, MetaConfig, TreeConfig};
 pub use identity::{Identity, Role};
 pub use protocol::{
-    AUDIT_RANGES_MAX, At, AuditAnswer, AuditQuery, AuditedFile, Entry, EntryKind, Inode, InodeKind,
-    LayoutDefaults, LengthReport, LockAnswer, LockChange, LockKind, LockQuery, LockRequest,
-    MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest, MetaResult, Nanoseconds, QuotaUse,
-    RECALLS_MAX, RenameMode, RequestId, Reservation, SessionId, SetMode, SetTime, SpecialKind,
-    TRASH_PAGE_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId, TrashQuery, Written,
-    WrittenCursor,
+    AUDIT_RANGES_MAX, At, AuditAnswer, AuditQuery, AuditedFile, CORRECTIONS_PER_STEP, Correction,
+    Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, LockAnswer, LockChange,
+    LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
+    MetaResult, Nanoseconds, QuotaUse, RECALLS_MAX, RenameMode, RequestId, Reservation, SessionId,
+    SetMode, SetTime, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId,
+    TrashQuery, Written, WrittenCursor,
 };
 pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;

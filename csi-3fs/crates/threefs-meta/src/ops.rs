@@ -21,6 +21,7 @@ pub(crate) mod locks;
 mod lookup;
 mod namespace;
 mod registration;
+mod repair;
 mod scope;
 mod services;
 mod trash;
@@ -51,6 +52,7 @@ pub(crate) use namespace::special::MakeSpecial;
 pub(crate) use registration::{
     FinishRegistration, LatestRegistration, StartRegistration, WriteClaim,
 };
+pub(crate) use repair::{Repair, StartRepair};
 pub(crate) use scope::{PartitionByScope, ScopePartition, Terms, outside};
 pub(crate) use services::{
     CheckService, EndRound, EndedRound, Fenced, Join, Lead, ListServices, RemoveService, Renew,

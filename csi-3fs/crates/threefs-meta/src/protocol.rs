@@ -9,6 +9,7 @@
 
 mod audit;
 mod change;
+mod correction;
 pub(crate) mod inode;
 pub(crate) mod limits;
 mod lock;
@@ -26,6 +27,7 @@ pub use audit::{AUDIT_RANGES_MAX, AuditAnswer, AuditQuery, AuditedFile, WrittenC
 pub use change::{
     LengthReport, MetaChange, RenameMode, RequestId, Reservation, SessionId, SetMode, SetTime,
 };
+pub use correction::{CORRECTIONS_PER_STEP, Correction};
 pub use inode::{At, Entry, EntryKind, Inode, InodeKind, LayoutDefaults, Nanoseconds, SpecialKind};
 pub use limits::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, BATCH_MAX, LIST_LIMIT_MAX, METADATA_BYTES_MIN,

@@ -34,6 +34,7 @@
 //! | `OWNR` | see `threefs_kv::Owner` | the keys of the cluster that owns the store |
 //! | `META` name | u64 | the next free inode, the schema version, the generation of the store, the round of the removal queues |
 //! | `METAtree`, `METAcluster`, `METAprocess` | u128 | ids of the tree, of its cluster, and of the service that started last |
+//! | `METArepair` | `RepairRow` | the repair of counters that started last |
 //! | `METAclaim` | `Claim` | why the store may differ from the one registered with mgmtd |
 //!
 //! Numbers in keys are big endian, so that files created together are adjacent. Values are
@@ -84,6 +85,7 @@ pub(crate) const PROCESS: &[u8] = b"METAprocess";
 /// The id of the cluster.
 pub const CLUSTER: &[u8] = b"METAcluster";
 pub(crate) const CLAIM: &[u8] = b"METAclaim";
+pub(crate) const REPAIR: &[u8] = b"METArepair";
 pub(crate) const SCHEMA: &[u8] = b"METAschema";
 pub(crate) const QUOTA_EXCESS: &[u8] = b"QEXC";
 pub(crate) const QUOTA_INODES: &[u8] = b"QINO";
@@ -140,6 +142,13 @@ pub(crate) struct RecountRow {
 pub(crate) struct Uptime {
     pub run_id: u64,
     pub ms: u64,
+}
+
+/// The repair of counters that started last; see `ops::repair`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RepairRow {
+    pub repair: u64,
+    pub next_step: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use threefs_core::ids::InodeId;
 
 use crate::check::Checker;
+use crate::protocol::Correction;
 use crate::rows::{ALL_VOLUMES, REMOVED};
 
 /// Maximum depth of nested quotas.
@@ -19,14 +20,17 @@ impl Checker {
                 *expected.entry(parent).or_default() += 1;
             }
         }
-        let mut findings = Vec::new();
+        let (mut findings, mut corrections) = (Vec::new(), Vec::new());
         for (id, node) in &self.inodes {
             let counted = self.subdirectories.get(id).copied().unwrap_or_default();
             let actual = expected.get(id).copied().unwrap_or_default();
             if node.parent.is_some_and(|it| it != REMOVED) && counted != actual {
                 findings.push((*id, format!("counts {counted} subdirectories and has {actual}")));
+                let more = actual.saturating_sub(counted);
+                corrections.push(Correction::Subdirectories { directory: *id, more });
             }
         }
+        self.correct_all(corrections);
         for (id, detail) in findings {
             self.add("links", id, detail);
         }
@@ -35,7 +39,8 @@ impl Checker {
     /// The use of each quota is the sum over its inodes.
     pub(super) fn check_quotas(&mut self) {
         let mut expected: HashMap<InodeId, [i64; 4]> = HashMap::new();
-        let mut findings = Vec::new();
+        let (mut findings, mut nested_too_deep) = (Vec::new(), false);
+        let mut errors: HashMap<InodeId, [i64; 4]> = HashMap::new();
         for (id, node) in self.inodes.iter().filter(|(_, node)| node.charged) {
             let charges =
                 [node.charged_end.saturating_sub(node.excess), node.excess, 1, node.metadata_bytes];
@@ -49,6 +54,7 @@ impl Checker {
                     break;
                 };
                 if depth == NESTED_MAX {
+                    nested_too_deep = true;
                     findings.push((*id, format!("is below more than {NESTED_MAX} quotas")));
                     break;
                 }
@@ -62,6 +68,10 @@ impl Checker {
         for id in self.quotas.keys() {
             let used = self.usage.get(id).copied().unwrap_or_default();
             let sums = expected.get(id).copied().unwrap_or_default();
+            if used != sums {
+                let error = std::array::from_fn(|at| used[at].saturating_sub(sums[at]));
+                errors.insert(*id, error);
+            }
             for ((used, sum), what) in used.into_iter().zip(sums).zip(WHAT) {
                 if used != sum {
                     findings.push((*id, format!("its quota counts {used} {what}, they are {sum}")));
@@ -70,6 +80,9 @@ impl Checker {
         }
         for (id, detail) in findings {
             self.add("quota", id, detail);
+        }
+        if !nested_too_deep {
+            self.correct_quotas(&errors);
         }
     }
 
@@ -86,6 +99,8 @@ impl Checker {
                 let of = if id == ALL_VOLUMES { "all volumes" } else { "the volume" };
                 let detail = format!("answers of {of} have {bytes} bytes and count as {counted}");
                 self.add("answers", id, detail);
+                let more = bytes.saturating_sub(counted);
+                self.correct_all([Correction::Answers { volume: id, more }]);
             }
         }
     }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use threefs_core::ids::InodeId;
 
 use crate::check::Checker;
+use crate::check::corrections::correction;
 use crate::protocol::{EntryKind, ROOT};
 use crate::rows::{REMOVED, TrashedDirectoryRow};
 
@@ -61,7 +62,7 @@ impl Checker {
 
     /// Links match names; what has no name is queued or in the trash; directories form a tree.
     pub(super) fn check_inodes(&mut self) {
-        let mut findings = Findings::new();
+        let (mut findings, mut corrections) = (Findings::new(), Vec::new());
         if !self.inodes.contains_key(&ROOT) {
             findings.push(("directory", ROOT, "the root does not exist".into()));
         }
@@ -131,6 +132,9 @@ impl Checker {
                 );
                 findings.push(("charge", *id, detail));
             }
+            if !removed {
+                corrections.extend(correction(*id, node, names, expected));
+            }
             if node.charged && node.charged_end < node.needed_end.saturating_add(node.excess) {
                 let detail = format!(
                     "is charged up to byte {}, {} of them as excess, and needs {}",
@@ -140,6 +144,7 @@ impl Checker {
             }
         }
         self.add_all(findings);
+        self.correct_all(corrections);
     }
 
     /// Walks up from a directory to one that is known to be connected, or to a removed one.

@@ -1,5 +1,5 @@
-//! Queries that compare storage with the tree: files with the chunks that must exist, and inodes that
-//! do not exist.
+//! Requests of checks: files with the chunks that must exist, inodes that do not exist, and
+//! corrections of counters.
 //!
 //! Added after version 3 of the protocol was in use: a service of an earlier release refuses these
 //! requests as ones that it cannot decode. They need the cluster's key.
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClusterId, InodeId};
 use threefs_core::layout::Layout;
 
+use crate::protocol::Correction;
 use crate::written::Written;
 
 /// Maximum number of ranges in an answer to [`AuditQuery::Written`].
@@ -43,6 +44,23 @@ pub enum AuditQuery {
     Unknown {
         /// At most [`BATCH_MAX`](crate::protocol::BATCH_MAX).
         inodes: Vec<InodeId>,
+    },
+    /// Starts a repair of counters and ends an earlier one. Snapshots that are taken from now on have
+    /// its row. Answered with [`MetaReply::Done`](crate::protocol::MetaReply::Done).
+    StartRepair {
+        /// A random number.
+        repair: u64,
+    },
+    /// Applies corrections, once however often it is sent. Answered with
+    /// [`MetaReply::Done`](crate::protocol::MetaReply::Done).
+    Repair {
+        /// The number of the repair, which must be the one that started last.
+        repair: u64,
+        /// 0, 1, 2, …: the next step of this repair, or an earlier one, which changes nothing.
+        step: u64,
+        /// At most [`CORRECTIONS_PER_STEP`](crate::protocol::CORRECTIONS_PER_STEP), computed from a
+        /// snapshot with the row of this repair.
+        corrections: Vec<Correction>,
     },
 }
 

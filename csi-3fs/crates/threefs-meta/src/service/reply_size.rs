@@ -63,6 +63,7 @@ fn of_query(query: &MetaQuery) -> usize {
             (NAMES_MAX + 1) * (NAME_BYTES_MAX + ENTRY_BYTES)
         }
         MetaQuery::Audit(AuditQuery::Unknown { inodes }) => inodes.len().min(BATCH_MAX) * 10 + 64,
+        MetaQuery::Audit(AuditQuery::StartRepair { .. } | AuditQuery::Repair { .. }) => 64,
         MetaQuery::StatChunks { chunks, .. } => INODE_BYTES + chunks.len().min(BATCH_MAX) * 10,
         MetaQuery::Capabilities { inodes } => capabilities(inodes.len()),
         MetaQuery::GetAttribute { .. } => ATTRIBUTE_BYTES_MAX,

@@ -1,9 +1,9 @@
-//! Execution of the queries of an audit.
+//! Execution of the requests of checks.
 
 use fabric::deadline::Deadline;
 
 use crate::ops::{self, OpError};
-use crate::protocol::{AuditQuery, MetaReply};
+use crate::protocol::{AuditQuery, CORRECTIONS_PER_STEP, MetaError, MetaReply};
 use crate::tree::{Tree, check_batch};
 
 impl Tree {
@@ -30,6 +30,25 @@ impl Tree {
                 check_batch("inodes", inodes.len())?;
                 self.store.transact(deadline, &ops::AuditUnknown(inodes)).await
             }
+            AuditQuery::StartRepair { repair } => {
+                self.store.transact(deadline, &ops::StartRepair(*repair)).await
+            }
+            AuditQuery::Repair { repair, step, corrections } => {
+                check_corrections(corrections.len())?;
+                let repair = ops::Repair { repair: *repair, step: *step, corrections };
+                self.store.transact(deadline, &repair).await
+            }
         }
     }
+}
+
+fn check_corrections(count: usize) -> Result<(), MetaError> {
+    if count <= CORRECTIONS_PER_STEP {
+        return Ok(());
+    }
+    Err(MetaError::Invalid {
+        field: "corrections".into(),
+        value: format!("{count} corrections"),
+        reason: format!("must be at most {CORRECTIONS_PER_STEP}; send several steps"),
+    })
 }
