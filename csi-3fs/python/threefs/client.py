@@ -409,6 +409,14 @@ class Client:
         """Start an audit of all chunks against the metadata. Needs the cluster's key."""
         return self._native.audit()
 
+    def start_repair(self) -> int:
+        """Start a repair of counters of the metadata. Needs the cluster's key."""
+        return self._native.start_repair()
+
+    def repair(self, repair: int, corrections: str) -> None:
+        """Apply corrections, as JSON, of a snapshot that was taken after the start of the repair."""
+        self._native.repair(repair, corrections)
+
     def rebalance(self, *, apply: bool = False) -> str:
         """Return the moves that balance the storage nodes, as JSON.
 

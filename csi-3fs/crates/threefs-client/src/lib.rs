@@ -23,6 +23,7 @@
 //! | [`status`] | cluster status |
 //! | [`scrub`] | scrubs of all targets |
 //! | [`audit`] | chunks against the tree: leaked and missing ones |
+//! | `repair` | corrections of counters of the metadata |
 //! | [`usage`] | load of all services by their callers |
 //!
 //! `docs/internals/write-path.md` follows a write through these modules and the services.
@@ -44,6 +45,7 @@ mod metadata;
 mod near;
 mod read;
 mod read_batch;
+mod repair;
 mod routing;
 pub mod scrub;
 pub mod status;

@@ -17,6 +17,7 @@ mod quota;
 mod recount;
 mod removal;
 mod renewals;
+mod repair;
 mod scope;
 mod services;
 mod trash;

@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
 use threefs_core::ids::{NodeId, TargetId};
 use threefs_core::location::Location;
-use threefs_meta::{At, Inode, InodeKind, QuotaUse};
+use threefs_meta::{At, Correction, Inode, InodeKind, QuotaUse};
 use threefs_mgmtd::DrainChange;
 
 use crate::addresses::Addresses;
@@ -357,6 +357,19 @@ impl Client {
         let live = self.live()?;
         let audit = live.wait(py, live.client.audit())?;
         Ok(ChunkAudit::new(live, audit))
+    }
+
+    fn start_repair(&self, py: Python<'_>) -> PyResult<u64> {
+        let live = self.live()?;
+        live.wait(py, live.client.start_repair())
+    }
+
+    /// `corrections`: those of `store_check`, as JSON.
+    fn repair(&self, py: Python<'_>, repair: u64, corrections: &str) -> PyResult<()> {
+        let live = self.live()?;
+        let corrections: Vec<Correction> = serde_json::from_str(corrections)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        live.wait(py, live.client.repair(repair, &corrections))
     }
 
     fn rebalance(&self, py: Python<'_>, apply: bool) -> PyResult<String> {

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from threefs.cli.fsck_chunks import check_chunks
+from threefs.cli.fsck_repair import repair_counters
 from threefs.cli.options import Cluster, Format
 from threefs.cli.output import Output, print_json
 from threefs.cli.shared_store import with_shared_store
@@ -36,7 +37,12 @@ def fsck(
         typer.Option("--chunks", help="Check the chunks of a running cluster against it instead."),
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="With --chunks: remove chunks that are leaked.")
+        bool,
+        typer.Option(
+            "--repair",
+            help="Correct counters of the running cluster --cluster, whose store is read; with "
+            "--chunks: remove chunks that are leaked.",
+        ),
     ] = False,
     grace: Annotated[
         float,
@@ -49,8 +55,9 @@ def fsck(
     """Check metadata against itself, or with --chunks all chunks against it.
 
     Metadata: names, inodes, links, quotas, queues, trash. All rows are of one moment, so the
-    services may be running, and every finding is a fault. Nothing is changed. Memory: about 600
-    bytes for each inode. Exit status: 1 if something is wrong.
+    services may be running, and every finding is a fault. Memory: about 600 bytes for each inode.
+    --repair corrects counters (usage of quotas, links, subdirectories, answers) while the cluster
+    is used, and checks again. Exit status: 1 if something is wrong, or stays wrong.
 
     Chunks: those whose inode does not exist (leaked), and those of files that were written and do
     not exist (missing; holes are not). Contents are not read: `threefs scrub` checks those. The
@@ -58,29 +65,39 @@ def fsck(
     again. Exit status: 1 if something is missing, leaked and not removed, or was not read.
 
     Examples: threefs fsck --data /data/meta ; threefs fsck --file meta.dump -o json ;
-    threefs fsck --etcd-endpoints http://etcd-0:2379 ; threefs fsck --chunks --repair
+    threefs fsck --etcd-endpoints http://etcd-0:2379 ; threefs fsck --chunks --repair ;
+    threefs fsck --data /data/meta --repair --cluster cluster.json
     """
     if chunks:
         if file is not None or data is not None:
             raise InvalidArgument("--chunks checks a running cluster: pass --cluster, not a store")
         check_chunks(cluster, output, repair=repair, grace_seconds=grace)
         return
-    if repair:
-        raise InvalidArgument("--repair removes leaked chunks: pass --chunks, too")
+    if repair and file is not None:
+        raise InvalidArgument("--repair corrects a running cluster: pass its store, not --file")
     if file is not None:
         if data is not None or shared.config("meta") is not None:
             raise InvalidArgument(f"pass --file, or a store with --data, {SHARED_STORES}")
         checked = _check(file)
     else:
         store = store_json("meta", data, shared)
-        with tempfile.TemporaryDirectory(prefix="threefs-fsck-", dir=scratch) as folder:
-            checked = _check(_dump(store, Path(folder)))
+        if repair:
+            checked = repair_counters(cluster, lambda: _check_store(store, scratch))
+        else:
+            checked = _check_store(store, scratch)
+    del checked["repair"]
+    checked["correctable"] = len(checked.pop("corrections"))
     if output is Output.JSON:
         print_json(checked)
     else:
         _show(checked)
     if checked["findings_total"]:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _check_store(store: str, scratch: Path | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="threefs-fsck-", dir=scratch) as folder:
+        return _check(_dump(store, Path(folder)))
 
 
 def _dump(store: str, folder: Path) -> Path:
@@ -111,5 +128,11 @@ def _show(checked: dict[str, Any]) -> None:
         typer.echo(f"{finding['kind']}: inode {finding['inode']} {finding['detail']}")
     if more := checked["findings_total"] - len(checked["findings"]):
         typer.echo(f"and {more} more")
+    if repaired := checked.get("corrected"):
+        typer.echo(f"{repaired} counters were corrected")
+    if checked["unreadable_rows"]:
+        typer.echo(f"counters cannot be corrected: {checked['unreadable_rows']} rows are unreadable")
+    elif checked["correctable"]:
+        typer.echo(f"correct {checked['correctable']} counters with `threefs fsck --repair`")
     result = f"{checked['findings_total']} findings" if checked["findings"] else "consistent"
     typer.echo(f"{checked['rows']} rows, {checked['inodes']} inodes: {result}")
