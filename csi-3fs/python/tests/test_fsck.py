@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -132,3 +133,76 @@ def test_the_dump_of_a_store_is_removed(cluster: Any, tmp_path: Path) -> None:
     assert result.returncode != 0
     assert "has no store" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def plant(cluster: Any, directory: int, dump: Path) -> None:
+    """Stop the cluster and make counters of a directory wrong."""
+    store = store_of(cluster)
+    command = [sys.executable, "-m", "threefs", "meta"]
+    options = ["--data", store, "--file", str(dump)]
+    cluster.stop()
+    subprocess.run([*command, "dump", *options], check=True, capture_output=True, timeout=120)
+    number = directory.to_bytes(8, "big")
+    wrong = {b"QINO" + number: 5, b"QBYT" + number: 1 << 30, b"DSUB" + number: -1}
+    rows = []
+    for key, value in rows_of(dump.read_bytes()):
+        if (error := wrong.pop(key, 0)) != 0:
+            count = int.from_bytes(value, "little", signed=True)
+            value = (count + error).to_bytes(8, "little", signed=True)
+        rows.append((key, value))
+    assert not wrong
+    dump.write_bytes(dump_of(rows))
+    shutil.rmtree(store)
+    subprocess.run([*command, "load", *options], check=True, capture_output=True, timeout=120)
+
+
+def test_planted_errors_are_corrected_under_load(
+    start_cluster: Any, cluster: Any, tmp_path: Path
+) -> None:
+    own = start_cluster("data")
+    with own.client() as client:
+        client.mkdir("/volume/deep", parents=True)
+        client.set_quota("/volume", bytes_max=1 << 40)
+        client.write_file("/volume/file", b"x" * 5000)
+        directory = client.stat("/volume").inode
+    plant(own, directory, tmp_path / "meta.dump")
+    own = start_cluster("data")
+    own.wait_whole()
+    result = fsck("--data", store_of(own))
+    assert result.returncode == 1
+    assert "correct 2 counters with `threefs fsck --repair`" in result.stdout
+    # The store of another cluster does not have the start of the repair.
+    repair = ("--repair", "--cluster", str(own.file))
+    result = fsck("--data", store_of(cluster), *repair)
+    assert result.returncode == 2
+    assert "is not the store of the cluster" in result.stderr
+
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def change() -> None:
+        try:
+            with own.client() as other:
+                while not ended.is_set():
+                    other.mkdir("/volume/other")
+                    other.write_file("/volume/other/file", b"y" * 9000)
+                    other.rmtree("/volume/other")
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        result = fsck("--data", store_of(own), *repair, "-o", "json")
+    finally:
+        ended.set()
+        thread.join()
+    assert errors == []
+    assert result.returncode == 0, result.stdout + result.stderr
+    checked = json.loads(result.stdout)
+    assert (checked["corrected"], checked["correctable"], checked["findings"]) == (2, 0, [])
+    with own.client() as client:
+        quota = client.quota("/volume")
+        assert quota is not None
+        assert quota.inodes_used == 2
+        assert quota.bytes_used < 1 << 30

@@ -150,8 +150,8 @@ def test_chunks_are_those_of_a_cluster(cluster: Any, options: list[str], problem
     assert problem in result.stderr
 
 
-def test_a_repair_is_one_of_chunks(cluster: Any) -> None:
+def test_a_repair_is_one_of_a_running_cluster() -> None:
     command = [sys.executable, "-m", "threefs", "fsck", "--repair", "--file", "/x"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert result.returncode == 2
-    assert "--chunks" in result.stderr
+    assert "pass its store, not --file" in result.stderr

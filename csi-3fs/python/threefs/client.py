@@ -414,7 +414,7 @@ class Client:
         return self._native.start_repair()
 
     def repair(self, repair: int, corrections: str) -> None:
-        """Apply corrections, as JSON, of a snapshot that was taken after the start of the repair."""
+        """Apply the corrections, as JSON, of a snapshot taken after the start of the repair."""
         self._native.repair(repair, corrections)
 
     def rebalance(self, *, apply: bool = False) -> str:

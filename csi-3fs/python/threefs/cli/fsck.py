@@ -131,7 +131,9 @@ def _show(checked: dict[str, Any]) -> None:
     if repaired := checked.get("corrected"):
         typer.echo(f"{repaired} counters were corrected")
     if checked["unreadable_rows"]:
-        typer.echo(f"counters cannot be corrected: {checked['unreadable_rows']} rows are unreadable")
+        typer.echo(
+            f"counters cannot be corrected: {checked['unreadable_rows']} rows are unreadable"
+        )
     elif checked["correctable"]:
         typer.echo(f"correct {checked['correctable']} counters with `threefs fsck --repair`")
     result = f"{checked['findings_total']} findings" if checked["findings"] else "consistent"
