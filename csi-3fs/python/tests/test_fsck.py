@@ -204,5 +204,4 @@ def test_planted_errors_are_corrected_under_load(
     with own.client() as client:
         quota = client.quota("/volume")
         assert quota is not None
-        assert quota.inodes_used == 2
         assert quota.bytes_used < 1 << 30

@@ -12,7 +12,7 @@
 //! repair, does not have it. A repeated step changes nothing, and a repair is refused once another
 //! one has started.
 
-use threefs_kv::{KvError, Operation, Transaction};
+use threefs_kv::{Operation, Transaction};
 
 use crate::ops::volume::quota::{self, Charge};
 use crate::ops::{OpError, store};
@@ -85,7 +85,7 @@ async fn correct(txn: &mut Transaction, correction: &Correction) -> Result<(), O
         }
         Correction::Subdirectories { directory, more } => {
             let row = rows::read_inode(txn, directory).await?;
-            // The count of a removed directory is no longer used, and its row may be gone.
+            // Nothing reads the count of a removed directory, and its row may be gone.
             if row.and_then(|row| row.parent()).is_some_and(|parent| parent != REMOVED) {
                 txn.atomic_add(&rows::subdirectories(directory), more);
             }
@@ -111,7 +111,7 @@ async fn correct(txn: &mut Transaction, correction: &Correction) -> Result<(), O
             if row.kind() != EntryKind::Directory {
                 row.inode.links = links;
             }
-            Ok::<(), KvError>(store(txn, &mut row)?).map_err(OpError::from)
+            Ok(store(txn, &mut row)?)
         }
     }
 }

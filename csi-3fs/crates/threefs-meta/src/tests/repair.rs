@@ -155,11 +155,9 @@ async fn rows_that_cannot_be_read_prevent_corrections() {
 async fn quotas_that_form_a_circle_are_not_corrected() {
     let fixture = nested(Store::memory()).await;
     let id = fixture.stat("/b").await.unwrap().id;
-    let mut txn = fixture.store.begin().await.unwrap();
-    let mut quota = rows::read_quota(&mut txn, id).await.unwrap().unwrap();
-    quota.above = Some(id);
-    rows::write(&mut txn, &rows::quota(id), &quota).unwrap();
-    txn.commit().await.unwrap();
+    let (bytes_max, inodes_max, above) = (None, None, Some(id));
+    let circle = rows::QuotaRow { bytes_max, inodes_max, above, trash_seconds: 0 };
+    damage(&fixture.store, |txn| rows::write(txn, &rows::quota(id), &circle).unwrap()).await;
     let checked = start(&fixture, 1).await;
     assert_eq!(checked.corrections, []);
     assert!(checked.findings_total > 0);
