@@ -163,8 +163,8 @@ class PostgresStore(StrictModel):
     )
     require_standby: bool = Field(
         default=True,
-        description="Whether services refuse a server without a synchronous standby, with which "
-        "acknowledged changes are lost. Default: true.",
+        description="Whether services refuse a server without a synchronous standby. The failure "
+        "of such a server loses acknowledged changes. Default: true.",
     )
 
     model_config = ConfigDict(
