@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from flyer.kube.apiserver import Api
 
-__all__ = ["MESSAGE_CHARS_MAX", "failed_creation"]
+__all__ = ["failed_creation"]
 
 Object = dict[str, Any]
 
