@@ -37,6 +37,12 @@ class Rendered(list[Object]):
         [match] = [item for item in self.of(kind) if item["metadata"]["name"] == name]
         return match
 
+    def policies_with_egress(self, rule: Object) -> set[str]:
+        """Names of the NetworkPolicies that have this rule."""
+        policies = self.of("NetworkPolicy")
+        having = [item for item in policies if rule in (item["spec"].get("egress") or [])]
+        return {item["metadata"]["name"] for item in having}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

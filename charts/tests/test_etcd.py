@@ -107,11 +107,7 @@ def test_only_pods_that_use_etcd_may_connect_to_its_ports(render: Render) -> Non
         "ports": [{"port": 2379, "protocol": "TCP"}, {"port": 12379, "protocol": "TCP"}],
         "to": peers,
     }
-    allowed = {
-        policy["metadata"]["name"]
-        for policy in objects.of("NetworkPolicy")
-        if rule in (policy["spec"].get("egress") or [])
-    }
+    allowed = objects.policies_with_egress(rule)
     assert allowed == {"threefs-mgmtd", "threefs-meta", "threefs-backup"}
 
 

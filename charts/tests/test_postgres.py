@@ -135,11 +135,7 @@ def test_only_pods_that_use_postgres_may_connect_to_its_ports(render: Render) ->
         "ports": [{"port": 5432, "protocol": "TCP"}, {"port": 15432, "protocol": "TCP"}],
         "to": peers,
     }
-    allowed = {
-        policy["metadata"]["name"]
-        for policy in objects.of("NetworkPolicy")
-        if rule in (policy["spec"].get("egress") or [])
-    }
+    allowed = objects.policies_with_egress(rule)
     assert allowed == {"threefs-mgmtd", "threefs-meta", "threefs-backup"}
 
 
