@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from threefs.cli.output import printable
 from threefs.cli.top_rates import Caller, Sort, Top, top_of
-from threefs.cli.top_table import printable, screen
+from threefs.cli.top_table import screen
 
 
 def load(operations: int = 0, read_bytes: int = 0, written_bytes: int = 0) -> dict[str, int]:

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
+from threefs.cli.output import (
+    Output,
+    describe_bytes,
+    print_json,
+    printable,
+    stdout_console,
+)
 from threefs.cli.store import progress
-from threefs.cli.top_table import printable
 from threefs.client import connect
 from threefs.exit_status import EXIT_FAILED
 

@@ -17,6 +17,7 @@ __all__ = [
     "bytes_of",
     "describe_bytes",
     "print_json",
+    "printable",
     "stderr_console",
     "stdout_console",
 ]
@@ -58,6 +59,14 @@ def describe_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("unreachable")
+
+
+def printable(name: str) -> str:
+    """The name with characters escaped that could move the cursor or reorder a line."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in name
+    )
 
 
 def bytes_of(text: str) -> int:

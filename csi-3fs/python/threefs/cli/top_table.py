@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from threefs.cli.output import describe_bytes
+from threefs.cli.output import describe_bytes, printable
 from threefs.cli.top_rates import KINDS, CallerRates
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from threefs.cli.top_rates import Caller, Service, Sort, Top
 
-__all__ = ["printable", "screen"]
+__all__ = ["screen"]
 
 NAME_COLUMNS_MIN = 12
 """Columns of a terminal for a volume, and for a client; less important figures make room."""
@@ -145,14 +145,6 @@ def _line(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-def printable(name: str) -> str:
-    """The name with characters escaped that could move the cursor or reorder a line."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in name
-    )
 
 
 def _count(number: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from threefs.cli.output import Output, describe_bytes, print_json
+from threefs.cli.output import Output, describe_bytes, print_json, printable
 from threefs.client import connect
 from threefs.durations import seconds_of
 from threefs.errors import Exists, InvalidArgument, NotFound, ThreeFSError
@@ -56,7 +56,7 @@ def list_trash(
     for entry in shown:
         removed = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry.removed_ms / 1000))
         size = describe_bytes(entry.size) if entry.kind == "file" else entry.kind
-        sys.stdout.write(f"{entry.id:28} {removed:19} {size:>10}  {_printable(entry)}\n")
+        sys.stdout.write(f"{entry.id:28} {removed:19} {size:>10}  {_shown_path(entry)}\n")
     if more:
         sys.stderr.write(f"threefs: more than {limit} entries; --limit shows more\n")
     elif not shown and seconds == 0:
@@ -153,7 +153,5 @@ def _is_below(path: str | None, prefix: str) -> bool:
     return not prefix or path == prefix or path.startswith(f"{prefix}/")
 
 
-def _printable(entry: TrashEntry) -> str:
-    """The path, without characters that a terminal interprets."""
-    path = entry.path if entry.path is not None else f"(gone)/{entry.name}"
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in path)
+def _shown_path(entry: TrashEntry) -> str:
+    return printable(entry.path if entry.path is not None else f"(gone)/{entry.name}")
