@@ -77,6 +77,14 @@ impl ChunkAudit {
         Ok(more)
     }
 
+    /// Bytes of the chunks that were compared, and leaked inodes that were removed, so far.
+    fn progress(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let audit = self.take(py)?;
+        let done = (audit.report().bytes, audit.report().removed.inodes);
+        self.put_back(audit);
+        Ok(done)
+    }
+
     /// What was found, as JSON.
     fn report(&self, py: Python<'_>) -> PyResult<String> {
         let audit = self.take(py)?;

@@ -13,6 +13,7 @@ from threefs.cli.output import (
     describe_bytes,
     print_json,
     printable,
+    stderr_console,
     stdout_console,
 )
 from threefs.cli.store import progress
@@ -39,9 +40,10 @@ def check_chunks(
         audit = client.audit()
         _compare(client, audit)
         _find_paths(audit)
-        if repair and _report(audit)["leaked"]["inodes"]:
-            _remove(audit, grace_seconds)
         report = _report(audit)
+        if repair and (leaked := report["leaked"]["inodes"]):
+            _remove(audit, leaked, grace_seconds)
+            report = _report(audit)
     if output is Output.JSON:
         print_json(report)
     else:
@@ -66,7 +68,7 @@ def _compare(client: Client, audit: ChunkAudit) -> None:
     total = _stored_bytes(client)
     with progress("compare") as show:
         while audit.step():
-            done = _report(audit)["bytes"]
+            done, _ = audit.progress()
             show(done, max(total, done))
 
 
@@ -86,12 +88,13 @@ def _find_paths(audit: ChunkAudit) -> None:
                 pass
 
 
-def _remove(audit: ChunkAudit, grace_seconds: float) -> None:
+def _remove(audit: ChunkAudit, total: int, grace_seconds: float) -> None:
+    stderr_console().print(f"looking {total} leaked inodes up again in {grace_seconds:g} s")
     time.sleep(grace_seconds)
-    total = _report(audit)["leaked"]["inodes"]
     with progress("remove") as show:
         while audit.remove_leaked():
-            show(_report(audit)["removed"]["inodes"], total)
+            _, removed = audit.progress()
+            show(removed, total)
 
 
 def _show(report: dict[str, Any], *, repair: bool) -> None:

@@ -74,7 +74,8 @@ pub struct AuditReport {
     pub leaked: Removed,
     /// Missing chunks.
     pub missing_chunks: u64,
-    /// Files with missing chunks; at most 1000 are listed.
+    /// Files with missing chunks; at most 1000 are listed. Those that are not listed count once for
+    /// each chain and page.
     pub missing_files: u64,
     /// The files with missing chunks.
     pub missing: Vec<MissingChunks>,
