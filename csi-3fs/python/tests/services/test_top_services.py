@@ -91,13 +91,18 @@ def test_two_clients_of_two_volumes(
         stack.enter_context(repeated(lambda: reader.batch_read([("/file", 0, None)])))
         stack.enter_context(repeated(lambda: writer.batch_write([("/file", 0, data)], create=True)))
 
-        def both() -> tuple[dict[str, Any], ...] | None:
+        def both() -> tuple[dict[str, Any], dict[str, Any]] | None:
             status, top = measured(cluster)
             assert status == 0
             rows = {(it["volume"], it["host"]): it for it in top["callers"]}
-            found = (rows.get((inodes["reads"], "node-r")), rows.get((inodes["writes"], "node-w")))
-            active = all(row and sum(row["storage"].values()) > 0 for row in found)
-            return found if active else None  # type: ignore[return-value]
+            read, written = (
+                rows.get((inodes["reads"], "node-r")),
+                rows.get((inodes["writes"], "node-w")),
+            )
+            if read is None or written is None:
+                return None
+            active = all(sum(row["storage"].values()) > 0 for row in (read, written))
+            return (read, written) if active else None
 
         read, written = cluster.wait_for(both, SECONDS, "measurement with both clients")
     assert read["path"] == f"{folder}/reads"
