@@ -464,7 +464,7 @@ def test_a_repeated_installation_and_one_without_permission(
 
 
 def test_a_reserved_port_can_be_bound_with_so_reuseaddr() -> None:
-    from flyer.sidecar.rendezvous_port import reserve_port
+    from flyer.job.rendezvous_port import reserve_port
 
     with reserve_port() as holder:
         port = holder.getsockname()[1]

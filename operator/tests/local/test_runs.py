@@ -264,6 +264,12 @@ def test_earlier_errors_of_peers_do_not_hide_the_cause(bench, cause):
         assert run.returncode == 100
 
 
+def test_the_master_port_is_held_until_rank_0_listens(bench):
+    run = bench.flyer("run", bench.manifest(script="held_port.py"), "--cluster", bench.cluster())
+    assert run.returncode == 0, run.stderr
+    assert "held: Address already in use" in run.stdout
+
+
 @pytest.mark.torch
 def test_the_error_names_an_occupied_master_port_and_the_next_attempt_has_another(bench):
     run = bench.flyer(

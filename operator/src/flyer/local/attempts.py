@@ -29,10 +29,12 @@ from flyer.engine import (
 from flyer.job.fork_server import ForkServerError
 from flyer.job.key_file import KEY_FILE, write_private
 from flyer.job.pod import PodSpecError
+from flyer.job.rendezvous_port import reserve_port
 from flyer.local.gateway import Gateway
-from flyer.local.pod_specs import LOCAL_ADDRESS, pod_specs, unused_port
+from flyer.local.pod_specs import LOCAL_ADDRESS, pod_specs
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Coroutine
 
     from flyer.api import FlyerJob
@@ -66,7 +68,7 @@ class Attempt:
     ) -> None:
         self.job = job
         self.start = start
-        self.port = 0
+        self._port: socket.socket | None = None
         self.folder = paths.job_logs(start.job) / f"attempt-{start.attempt}"
         digest = hashlib.sha256(start.job.encode()).hexdigest()[:8]
         self.gateway = Gateway(
@@ -79,6 +81,17 @@ class Attempt:
             self._log_interval_seconds = min(LOG_INTERVAL_SECONDS, progress_deadline.seconds / 4)
         self._log_bytes = 0
         self._log_reported_at = 0.0
+
+    def reserve_port(self) -> int:
+        """The port for rank 0, held until `close`: another `flyer` may start a job meanwhile."""
+        self._port = reserve_port()
+        return int(self._port.getsockname()[1])
+
+    async def close(self) -> None:
+        """Release the port and close the socket of the job."""
+        if self._port is not None:
+            self._port.close()
+        await self.gateway.close()
 
     @property
     def progress(self) -> ProgressView | None:
@@ -132,7 +145,7 @@ class Attempts:
         attempt = Attempt(job, start, self._paths, self._report, show)
         self._attempts[start.job] = attempt
         if existing is not None:
-            self._spawn(existing.gateway.close())
+            self._spawn(existing.close())
         attempt.starting = self._spawn(self._start(attempt))
 
     def signal(self, signal: Signal) -> None:
@@ -160,14 +173,14 @@ class Attempts:
         if current.starting is not None and not current.starting.done():
             return
         del self._attempts[job]
-        self._spawn(current.gateway.close())
+        self._spawn(current.close())
 
     async def close(self) -> None:
         """Close the sockets of all attempts."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(value.gateway.close() for value in self._attempts.values()))
+        await asyncio.gather(*(value.close() for value in self._attempts.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -188,7 +201,7 @@ class Attempts:
             topology.write_text(json.dumps(self._topology(attempt), indent=1))
             key = attempt.folder / KEY_FILE
             write_private(key, secrets.token_hex(KEY_BYTES))
-            attempt.port = unused_port({value.port for value in self._attempts.values()})
+            master_port = attempt.reserve_port()
             await attempt.gateway.start()
             specs = pod_specs(
                 attempt.job,
@@ -198,7 +211,7 @@ class Attempts:
                 socket_path=attempt.gateway.path,
                 logs=attempt.folder,
                 run=attempt.folder / "nodes",
-                master_port=attempt.port,
+                master_port=master_port,
             )
             await self._pods.start_gang(start.job, start.attempt, specs)
         except (OSError, ForkServerError, PodSpecError) as error:

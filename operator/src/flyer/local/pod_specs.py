@@ -7,9 +7,7 @@ Images are not pulled: a pod is a process.
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,17 +25,12 @@ __all__ = [
     "LOCAL_ADDRESS",
     "pod_specs",
     "refusals",
-    "unused_port",
     "with_folder",
 ]
 
 # The manifest's folder: relative paths of its template start there.
 FOLDER_ANNOTATION: Final = "local.fireflyer.dev/folder"
 LOCAL_ADDRESS: Final = "127.0.0.1"
-# Below the kernel's range of ephemeral ports, so that no outgoing connection takes the master port
-# before rank 0 binds it.
-PORTS: Final = range(18000, 32000)
-PORT_TRIES: Final = 200
 
 
 def refusals(job: FlyerJob) -> Iterator[str]:
@@ -134,19 +127,3 @@ def pod_specs(
         )
         for index, node in enumerate(start.assignment.nodes)
     ]
-
-
-def unused_port(ports: set[int]) -> int:
-    """A loopback port without a listener that no running attempt uses."""
-    for port in random.sample(PORTS, PORT_TRIES):
-        if port in ports:
-            continue
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((LOCAL_ADDRESS, port))
-            except OSError:
-                continue
-            return port
-    raise OSError(
-        f"none of {PORT_TRIES} ports tried between {PORTS.start} and {PORTS.stop - 1} is free"
-    )

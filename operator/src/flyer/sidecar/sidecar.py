@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from flyer.job.failure import write_atomically
 from flyer.job.protocol import SuspendCode, Welcome
+from flyer.job.rendezvous_port import reserve_port
 from flyer.job.server import JobServer
 from flyer.sidecar.launch import LauncherServer
 from flyer.sidecar.relay import Relay
-from flyer.sidecar.rendezvous_port import reserve_port
 from flyer.sidecar.state import SidecarState
 from flyer.sidecar.wire import GivenUp, LauncherState, Order, Saved
 
