@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -253,11 +253,11 @@ async fn read_bytes(
     if length == 0 {
         return Ok(Bytes::new());
     }
-    // Not zeroed first: `read_buf` fills spare capacity.
-    let mut buffer = BytesMut::with_capacity(length);
+    let (mut buffer, start) = empty_buffer(length);
     let mut limited = reader.take(length as u64);
-    while buffer.len() < length {
-        let step = length.min(buffer.len() + STEP_BYTES);
+    let end = start + length;
+    while buffer.len() < end {
+        let step = end.min(buffer.len() + STEP_BYTES);
         within(stall_timeout, async {
             while buffer.len() < step {
                 if limited.read_buf(&mut buffer).await? == 0 {
@@ -268,7 +268,24 @@ async fn read_bytes(
         })
         .await?;
     }
-    Ok(buffer.freeze())
+    Ok(buffer.freeze().slice(start..))
+}
+
+/// Payloads of this size start at a multiple of [`ALIGNMENT_BYTES`], so that a storage service can
+/// write them with O_DIRECT.
+const ALIGNED_BYTES_MIN: usize = 64 << 10;
+const ALIGNMENT_BYTES: usize = 4 << 10;
+
+/// Memory for `length` bytes from the returned offset.
+fn empty_buffer(length: usize) -> (BytesMut, usize) {
+    // Not zeroed: `read_buf` fills spare capacity.
+    if length < ALIGNED_BYTES_MIN {
+        return (BytesMut::with_capacity(length), 0);
+    }
+    let mut buffer = BytesMut::with_capacity(length + ALIGNMENT_BYTES);
+    let start = buffer.as_ptr().align_offset(ALIGNMENT_BYTES).min(ALIGNMENT_BYTES);
+    buffer.put_bytes(0, start);
+    (buffer, start)
 }
 
 /// An outgoing frame. `hold` is dropped when the frame has been written, not before.

@@ -3,6 +3,7 @@
 
 use std::io;
 
+mod direct;
 mod folder;
 
 pub use folder::{Folder, FolderFile};
@@ -27,6 +28,11 @@ pub trait DiskFile: Send + Sync + 'static {
     /// # Errors
     /// As [`Self::write_at`].
     fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Whether [`Self::write_to_device`] writes large aligned `bytes` without a copy.
+    fn bypasses_cache(&self) -> bool {
+        false
+    }
 
     /// All writes that have returned are durable when this returns.
     ///

@@ -21,7 +21,7 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::accounting::ReserveWait;
 use crate::budget::{Reservation, ReserveCallback};
-use crate::disk::{Disk, Folder};
+use crate::disk::{Disk, DiskFile, Folder};
 use crate::index::Inner;
 use crate::log::Record;
 use crate::plan;
@@ -201,7 +201,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
         let joint = !small && !logged && self.is_flushed_with_log(&runs);
         // Otherwise the flush of the data file would write the data of all updates in turn.
-        let cached = logged || !self.shared_flush;
+        let cached = logged || !(self.shared_flush || self.data.bypasses_cache());
         let appended = self.write_runs(&placed, &plan.write, cached).and_then(|()| {
             let (state, content) = plan.finish(update, &base, &placed);
             let data = if logged { plan.write.to_vec() } else { Vec::new() };

@@ -6,12 +6,13 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use threefs_core::chunk::BLOCK_BYTES;
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 
+use super::direct::DirectWriter;
 use super::{Disk, DiskFile};
 
 /// `f_type` of ext4.
@@ -97,6 +98,8 @@ impl Disk for Folder {
 #[derive(Debug)]
 pub struct FolderFile {
     file: File,
+    /// Opened by the first use: the log has none.
+    direct: OnceLock<Option<DirectWriter>>,
     /// Further descriptors, each used by one write to the device at a time: the kernel reports an
     /// error of writing back once to each.
     writers: Mutex<Writers>,
@@ -111,7 +114,12 @@ struct Writers {
 
 impl FolderFile {
     fn new(file: File) -> Self {
-        Self { file, writers: Mutex::default(), writer_returned: Condvar::new() }
+        let (direct, writers) = (OnceLock::new(), Mutex::default());
+        Self { file, direct, writers, writer_returned: Condvar::new() }
+    }
+
+    fn direct(&self) -> Option<&DirectWriter> {
+        self.direct.get_or_init(|| DirectWriter::of(&self.file)).as_ref()
     }
 
     /// Calls `write` with a descriptor that no other thread uses, once one of [`WRITERS_MAX`] is
@@ -192,10 +200,19 @@ impl DiskFile for FolderFile {
     }
 
     fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        if let Some(direct) = self.direct()
+            && direct.accepts(bytes, offset)
+        {
+            return direct.write_at(bytes, offset);
+        }
         self.with_writer(|writer| {
             writer.write_all_at(bytes, offset)?;
             write_back(writer, offset, bytes.len())
         })
+    }
+
+    fn bypasses_cache(&self) -> bool {
+        self.direct().is_some()
     }
 
     fn sync_data(&self) -> io::Result<()> {
