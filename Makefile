@@ -91,8 +91,10 @@ bench-collectives: install ## HFReduce, Gloo, Open MPI, MPICH and the machine's 
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json
-bench-storage: install ## 3FS and fio on the same disk
+bench-storage: install ## 3FS, fio and GlusterFS on the same disk
 	@scripts/bootstrap fio=fio
+	@scripts/bootstrap glusterfs-server=glusterd glusterfs-client=mount.glusterfs \
+	    || echo "bench-storage: continuing without GlusterFS" >&2
 	$(PYTHON) -m bench.storage
 .PHONY: bench-storage-load
 bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are stopped, 120 readers of which half stop

@@ -1,8 +1,10 @@
-"""Benchmark of 3FS and fio on one disk: durable batch writes and reads of three replicas.
+"""Benchmark of 3FS, fio and GlusterFS on one disk: durable writes and reads of three replicas.
 
 A round runs every measurement once, so that a slow minute of the machine hits all of them; a figure
 is the median over the rounds. Three replicas on one disk write every byte three times: the bound
 of a three-replica write is a third of what three writers reach together (`fio --numjobs=3`).
+Files of a mount are compared with those of a local directory and, if it is installed, of a
+GlusterFS volume with three replicas.
 
     python -m bench.storage [--size 1G] [--rounds 3] [--output build/bench/storage.json]
 """
@@ -16,14 +18,14 @@ import shutil
 import statistics
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import threefs
 from threefs.cli.output import bytes_of, describe_bytes
 
-from bench import storage_mount, storage_random
+from bench import storage_gluster, storage_mount, storage_random
 from bench.report import OUTPUT, machine, say, write_json
 from bench.storage_load import TIMEOUT_SECONDS, serving
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 64 << 20
 BLOCK_BYTES = 1 << 20
 PATH = "/bench"
+PEER = "GlusterFS"
 
 
 def fio(folder: Path, size: int, *, rw: str, jobs: int = 1) -> float:
@@ -113,20 +116,25 @@ def _mounts(folder: Path, client: threefs.Client) -> Iterator[dict[str, Path]]:
     if not storage_mount.can_mount():
         yield {}
         return
-    with storage_mount.mounted(folder / "cluster" / "cluster.json", folder, client) as places:
+    with ExitStack() as stack:
+        cluster = folder / "cluster" / "cluster.json"
+        places = stack.enter_context(storage_mount.mounted(cluster, folder, client))
+        if storage_gluster.is_installed():
+            places[PEER] = stack.enter_context(storage_gluster.volume(folder / "gluster"))
+        else:
+            say(f"{PEER} is not installed (`make bench-storage` installs it)")
         yield {"local": local, **places}
 
 
 def shown(name: str, rate: float) -> str:
     """With its unit."""
-    counts = ("creates/s", "reads/s")
-    if any(count in name for count in counts):
+    if "/s" in name:
         return f"{rate:,.0f}/s"
     return f"{describe_bytes(rate)}/s"
 
 
 def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
-    """Medians and the ratios that matter."""
+    """Medians and ratios: to a limit of the disk, and to the peer."""
     median = {name: statistics.median(values) for name, values in rates.items()}
     write, read_rate = median["3FS write, 3 replicas"], median["3FS read, cached"]
     ratios = {
@@ -143,6 +151,10 @@ def summary(rates: dict[str, list[float]], size: int) -> dict[str, Any]:
             ratios[f"{name}: read / fio read"] = (
                 median[f"{name}: read"] / median["fio read, 1 reader"]
             )
+    for name in [name for name in median if name.startswith(f"{PEER}: ")]:
+        work = name.removeprefix(f"{PEER}: ")
+        for place in ("mount", "mount, write-back"):
+            ratios[f"{place} / {PEER}: {work}"] = median[f"{place}: {work}"] / median[name]
     return {
         "config": {
             "bytes": size,
@@ -178,13 +190,13 @@ def main() -> None:
         shutil.rmtree(arguments.folder, ignore_errors=True)
     write_json(arguments.output, result)
     print(f"# {describe_bytes(size)}, batches of {describe_bytes(BATCH_BYTES)}, median of rounds")
-    print(f"{'measurement':<44} {'rate':>14} {'spread':>8}")
+    print(f"{'measurement':<64} {'rate':>14} {'spread':>8}")
     for name, rate in result["per_second"].items():
         values = result["rounds"][name]
         spread = (max(values) - min(values)) / rate
-        print(f"{name:<44} {shown(name, rate):>14} {spread:>8.0%}")
+        print(f"{name:<64} {shown(name, rate):>14} {spread:>8.0%}")
     for name, ratio in result["ratios"].items():
-        print(f"{name:<44} {ratio:>14.2f}")
+        print(f"{name:<64} {ratio:>14.2f}")
 
 
 if __name__ == "__main__":

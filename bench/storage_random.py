@@ -1,7 +1,7 @@
-"""Random 4 KiB reads of `bench/storage.py`: through a mount, through rings, and of a local file.
+"""Random 4 KiB reads and writes of `bench/storage.py`: in each directory, and through rings.
 
 None of them uses the page cache of the reading kernel: the local file is read from the disk, the
-files of 3FS from the page cache of its services.
+files of 3FS and GlusterFS from the page cache of their services.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["steps"]
 
 BLOCK_BYTES = 4096
-SECONDS = 5
+SECONDS = 4
 THREADS = 16
 IN_FLIGHT = 256
 TIMEOUT = timedelta(seconds=60)
 
 
-def threads(path: Path) -> float:
-    """Reads per second of threads that each wait for one read (fio, O_DIRECT)."""
+def threads(path: Path, *options: str, rw: str, jobs: int) -> float:
+    """Operations per second of threads that each wait for one (fio)."""
     command = [
-        *("fio", "--name=bench", f"--filename={path}", "--rw=randread", f"--bs={BLOCK_BYTES}"),
-        *("--direct=1", "--ioengine=psync", f"--numjobs={THREADS}", "--thread"),
+        *("fio", "--name=bench", f"--filename={path}", f"--rw={rw}", f"--bs={BLOCK_BYTES}"),
+        *("--ioengine=psync", f"--numjobs={jobs}", "--thread", *options),
         *(f"--runtime={SECONDS}", "--time_based", "--group_reporting", "--output-format=json"),
     ]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-    return float(json.loads(result.stdout)["jobs"][0]["read"]["iops"])
+    return float(json.loads(result.stdout)["jobs"][0][rw.removeprefix("rand")]["iops"])
 
 
 def rings(path: Path, mount: Path) -> float:
@@ -77,9 +77,14 @@ def rings(path: Path, mount: Path) -> float:
 def steps(places: dict[str, Path]) -> dict[str, Callable[[], float]]:
     """The measurements, of files that `storage_mount` has written."""
     result: dict[str, Callable[[], float]] = {}
-    for name in ("local", "mount"):
-        label = f"{name}: 4 KiB random reads/s, {THREADS} threads"
-        result[label] = partial(threads, places[name] / "file")
+    for name, folder in places.items():
+        run = partial(threads, folder / "file")
+        for rw, work in (("randread", "reads"), ("randwrite", "writes")):
+            label = f"{name}: 4 KiB random {work}/s, {THREADS} threads"
+            result[label] = partial(run, "--direct=1", rw=rw, jobs=THREADS)
+        for jobs, writers in ((1, "1 thread"), (8, "8 threads")):
+            label = f"{name}: 4 KiB O_SYNC writes/s, {writers}"
+            result[label] = partial(run, "--sync=1", rw="randwrite", jobs=jobs)
     label = f"rings: 4 KiB random reads/s, {IN_FLIGHT} in flight"
     result[label] = partial(rings, places["mount"] / "file", places["mount"])
     return result
