@@ -22,9 +22,6 @@ macro_rules! id {
 }
 
 id!(
-    /// A node (machine or process) that runs a storage service.
-    NodeId(u32), "node-");
-id!(
     /// A storage target: one replica on one disk. It belongs to one chain permanently.
     TargetId(u64), "target-");
 id!(
@@ -54,6 +51,48 @@ id!(
 id!(
     /// A channel of a client: carries one update at a time.
     ChannelId(u32), "channel-");
+
+/// One disk of a storage service: the unit that mgmtd registers, grants leases to, measures, drains
+/// and places replicas on. The first disk of service 3 is `node-3`, disk 2 of it `node-3.2`.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct NodeId(pub u32);
+
+impl NodeId {
+    /// Ids of one disk number: those of the services. Decimal, so that `2000003` can be read.
+    const SERVICES: u32 = 1_000_000;
+    /// Highest number of a disk of a service.
+    pub const DISK_MAX: u32 = 255;
+
+    /// The id of a disk of this node's service; `None` above [`Self::DISK_MAX`].
+    #[must_use]
+    pub fn of_disk(self, disk: u32) -> Option<Self> {
+        (disk <= Self::DISK_MAX).then(|| Self(disk * Self::SERVICES + self.0 % Self::SERVICES))
+    }
+
+    /// The id of its service, which is that of the service's first disk.
+    #[must_use]
+    pub fn service(self) -> Self {
+        Self(self.0 % Self::SERVICES)
+    }
+
+    /// Its number in its service.
+    #[must_use]
+    pub fn disk(self) -> u32 {
+        self.0 / Self::SERVICES
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.disk() {
+            0 => write!(f, "node-{}", self.0),
+            disk => write!(f, "node-{}.{disk}", self.service().0),
+        }
+    }
+}
 
 impl ChainVersion {
     /// A lower bound of the versions in this era ([`RoutingVersion::era`]): a chain changes less

@@ -32,7 +32,7 @@ pub struct MgmtdConfig {
 /// The initial chains of a new cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// Chains are created once this many nodes have registered.
+    /// Chains are created once this many storage services have registered a disk.
     pub nodes: u32,
     /// Targets of a chain, each on another node.
     pub replicas: u32,

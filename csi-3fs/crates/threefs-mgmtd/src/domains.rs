@@ -113,14 +113,16 @@ impl Manager {
         let nodes: Vec<NodeId> = view.nodes.keys().copied().collect();
         let alive = nodes.iter().all(|node| view.is_alive(*node, &self.timers, now));
         let may_make = view.may_make_chains(&self.timers, now);
-        if nodes.len() < self.bootstrap.nodes as usize || !alive || !may_make {
+        // A service registers its disks one after the other; later ones get chains as new nodes do.
+        let services: BTreeSet<NodeId> = nodes.iter().map(|node| node.service()).collect();
+        if services.len() < self.bootstrap.nodes as usize || !alive || !may_make {
             return Ok(());
         }
         let (chains, rule) = self.first_chains(view, now);
         let make = MakeChains { fence: view.fence, nodes: &chains };
         let new_chains = self.store.transact(deadline(), &make).await?;
         let Some((version, chains, table)) = new_chains else { return Ok(()) };
-        let level = rule.level().map_or("node".into(), |level| level.to_string());
+        let level = rule.level().map_or("service".into(), |level| level.to_string());
         tracing::info!(
             chains = chains.len(),
             nodes = nodes.len(),

@@ -237,7 +237,7 @@ pub struct ClusterStatus {
     pub primary: String,
     /// The newest routing version.
     pub routing_version: RoutingVersion,
-    /// Nodes required before the initial chains are created.
+    /// Storage services required before the initial chains are created.
     pub nodes_expected: u32,
     /// All registered nodes.
     pub nodes: Vec<NodeStatus>,

@@ -42,7 +42,7 @@ impl Placement {
         let reasons = [
             (dead, "dead"),
             (full, "full, of unknown capacity, or had a move abandoned in the last ten minutes"),
-            (near, "in a zone, rack or host with too many replicas of the chain"),
+            (near, "in a service, zone, rack or host with too many replicas of the chain"),
             (leaving, "drained too"),
         ];
         let reasons: Vec<String> = reasons

@@ -5,6 +5,10 @@ use threefs_core::location::Level;
 
 use super::{Placement, Rule, Use, WEIGHT_MAX};
 
+/// Index of the limit of a service.
+const SERVICE: usize = Level::ALL.len();
+const LIMITS: usize = SERVICE + 1;
+
 /// A chain of a [`Layout`].
 #[derive(Clone, Debug)]
 pub(super) struct Row {
@@ -30,9 +34,11 @@ pub(super) struct Layout {
     pub costs: Vec<u64>,
     /// Number of chains that two nodes share.
     pairs: Vec<u16>,
-    caps: [Option<u32>; 3],
-    /// The domain of each node at each level. A node of unknown domain has a separate one.
-    domains: Vec<[u32; 3]>,
+    /// Limits of the levels, and of a service.
+    caps: [Option<u32>; LIMITS],
+    /// The domain of each node at each level, and its service. A node of unknown domain has a
+    /// separate one.
+    domains: Vec<[u32; LIMITS]>,
 }
 
 impl Layout {
@@ -48,11 +54,12 @@ impl Layout {
             loads: vec![0; count],
             costs: sites.clone().map(|site| scale / u64::from(site.weight.max(1))).collect(),
             pairs: vec![0; count * count],
-            caps: Level::ALL.map(|level| rule.cap_of(level)),
-            domains: vec![[0; 3]; count],
+            caps: [Some(1); LIMITS],
+            domains: vec![[0; LIMITS]; count],
             ids,
         };
         for level in Level::ALL {
+            layout.caps[level as usize] = rule.cap_of(level);
             let names = placement.nodes.values().map(|site| site.location.domain(level));
             let mut first = std::collections::BTreeMap::new();
             for (node, name) in names.enumerate() {
@@ -60,6 +67,10 @@ impl Layout {
                 layout.domains[node][level as usize] =
                     name.map_or(number, |name| *first.entry(name).or_insert(number));
             }
+        }
+        let mut first = std::collections::BTreeMap::new();
+        for (node, id) in placement.nodes.keys().enumerate() {
+            layout.domains[node][SERVICE] = *first.entry(id.service()).or_insert(node as u32);
         }
         for (id, chain) in &placement.chains {
             let index = |node| layout.ids.binary_search(node).ok();
@@ -120,9 +131,8 @@ impl Layout {
 
     /// Whether two nodes are in one domain that can have only one replica of a chain.
     pub(super) fn are_exclusive(&self, one: usize, other: usize) -> bool {
-        let levels = Level::ALL.map(|level| level as usize).into_iter();
         let same = |level: usize| self.domains[one][level] == self.domains[other][level];
-        one == other || levels.filter(|it| self.caps[*it] == Some(1)).any(same)
+        one == other || (0..LIMITS).filter(|it| self.caps[*it] == Some(1)).any(same)
     }
 
     /// Whether `to` can join a chain in place of `without`, such that no domain gets above its limit
@@ -132,33 +142,38 @@ impl Layout {
         if nodes.contains(&to) {
             return false;
         }
-        (0..Level::ALL.len()).all(|level| {
+        (0..LIMITS).all(|level| {
             let Some(cap) = self.caps[level] else { return true };
             let domain = |node: usize| self.domains[node][level];
             let inside = |node: &&usize| {
                 Some(**node) != without
-                    && self.states[**node] != Use::Leaving
+                    && self.counts(**node, level)
                     && domain(**node) == domain(to)
             };
-            let stays = without.is_some_and(|from| {
-                self.states[from] != Use::Leaving && domain(from) == domain(to)
-            });
+            let stays =
+                without.is_some_and(|from| self.counts(from, level) && domain(from) == domain(to));
             stays || (nodes.iter().filter(inside).count() as u32) < cap
         })
     }
 
+    /// Whether a replica on a node counts for a limit. One on a draining node leaves, but the drain
+    /// may be cancelled, so that it counts for the limit of its service.
+    fn counts(&self, node: usize, level: usize) -> bool {
+        level == SERVICE || self.states[node] != Use::Leaving
+    }
+
     /// Replicas of a chain above the limits.
     pub(super) fn excess(&self, nodes: &[usize]) -> u32 {
-        let staying = || nodes.iter().filter(|node| self.states[**node] != Use::Leaving);
         let of_level = |level: usize| {
             let Some(cap) = self.caps[level] else { return 0 };
             let domain = |node: &usize| self.domains[*node][level];
-            let mut domains: Vec<u32> = staying().map(domain).collect();
+            let counted = nodes.iter().filter(|node| self.counts(**node, level));
+            let mut domains: Vec<u32> = counted.map(domain).collect();
             domains.sort_unstable();
             let runs = domains.chunk_by(|one, other| one == other);
             runs.map(|run| (run.len() as u32).saturating_sub(cap)).sum()
         };
-        (0..Level::ALL.len()).map(of_level).sum()
+        (0..LIMITS).map(of_level).sum()
     }
 
     /// Change of the cost of pairs if `to` joins a chain in place of `from`.

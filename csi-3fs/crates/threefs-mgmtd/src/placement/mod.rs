@@ -1,10 +1,11 @@
 //! Placement of replicas on storage nodes: initial chains, additional chains, and the moves that
 //! drain nodes, restore the domain rule and balance nodes. Pure and deterministic.
 //!
-//! **Domain rule** ([`rule`]). Replicas of a chain are on different nodes, and in different hosts,
-//! racks and zones as far as the topology allows it: of every level, a domain has at most as many
-//! replicas of a chain as are needed to place all of them. No step violates the rule; a chain that
-//! violates it, because the topology has changed, is moved.
+//! **Domain rule** ([`rule`]). Replicas of a chain are on different storage services: a node is one
+//! disk of a service. They are in different hosts, racks and zones as far as the topology allows it:
+//! of every level, a domain has at most as many replicas of a chain as are needed to place all of
+//! them. No step violates the rule; a chain that violates it, because the topology has changed, is
+//! moved.
 //!
 //! **Load.** Nodes get replicas in proportion to their capacity. A balancing move is made only if it
 //! reduces the sum of `load² / capacity`. Without domains, and with equal nodes and chains, the
@@ -139,7 +140,8 @@ impl Placement {
     fn excess(&self, rule: &Rule, nodes: &BTreeSet<NodeId>) -> u32 {
         let sites = nodes.iter().filter_map(|node| self.nodes.get(node));
         let stays = sites.filter(|site| site.state != Use::Leaving);
-        rule.excess(stays.map(|site| &site.location))
+        let services: BTreeSet<NodeId> = nodes.iter().map(|node| node.service()).collect();
+        rule.excess(stays.map(|site| &site.location)) + (nodes.len() - services.len()) as u32
     }
 
     fn state(&self, node: NodeId) -> Option<Use> {
@@ -176,3 +178,7 @@ pub(crate) fn sizes(bytes: &BTreeMap<ChainId, u64>) -> BTreeMap<ChainId, u32> {
 #[cfg(test)]
 #[path = "placement_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "disks_test.rs"]
+mod disks_test;

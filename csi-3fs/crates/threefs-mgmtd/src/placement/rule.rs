@@ -112,13 +112,12 @@ impl Rule {
         replicas: u32,
     ) -> u64 {
         let share = |weight: u64| OVERLOAD_MAX * u64::from(replicas) * weight;
-        let node = |site: &Site| total.min(share(u64::from(site.weight)));
         let inner = Level::ALL.into_iter().filter(|inner| *inner > level);
         let inner = inner.filter_map(|inner| Some((inner, self.cap_of(inner)?))).next();
         let domain = |inside: &Vec<Named<'_>>| {
             let supply = match inner {
                 Some((inner, cap)) => self.supply(inside, inner, cap, total, replicas),
-                None => inside.iter().map(|(_, site)| node(site)).sum(),
+                None => services(inside).map(|weight| total.min(share(weight))).sum(),
             };
             supply.min(u64::from(cap) * total).min(share(weight(inside)))
         };
@@ -128,6 +127,15 @@ impl Rule {
 
 fn weight(sites: &[Named<'_>]) -> u64 {
     sites.iter().map(|(_, site)| u64::from(site.weight)).sum()
+}
+
+/// The weight of each service: it takes one replica of a chain, on one of its disks.
+fn services(sites: &[Named<'_>]) -> impl Iterator<Item = u64> {
+    let mut services: BTreeMap<NodeId, u64> = BTreeMap::new();
+    for (node, site) in sites {
+        *services.entry(node.service()).or_default() += u64::from(site.weight);
+    }
+    services.into_values()
 }
 
 /// The nodes of each domain, and each node without one.
