@@ -19,6 +19,7 @@
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
 //! | [`scrub`] | schedule, pace and comparison of scrubs |
 //! | [`terms`] | chunks of a file that a capability permits to update |
+//! | [`disks`] | which of the disks that are found a storage service serves, and under which ids |
 //! | [`error`] | errors of the storage service, and the remedy for each |
 //! | [`chunk`] | the state of one chunk |
 //! | [`forgotten`] | inodes whose chunks were dropped permanently |
@@ -27,6 +28,7 @@
 pub mod chain;
 pub mod checksum;
 pub mod chunk;
+pub mod disks;
 pub mod error;
 pub mod forgotten;
 pub mod heartbeat;

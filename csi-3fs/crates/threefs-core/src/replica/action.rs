@@ -133,7 +133,7 @@ pub enum Event {
     /// Another target has replaced this one (`crate::moves`): it must stop serving before mgmtd
     /// removes it from the chain.
     Retire,
-    /// The service is shutting down: this replica permanently stops serving and reports OFFLINE.
+    /// Its disk or its service ends: this replica permanently stops serving and reports OFFLINE.
     Leave,
     /// Time has passed: [`super::Replica::next_wakeup`] is due.
     Tick,
@@ -318,7 +318,7 @@ pub enum Alert {
         /// This target.
         target: TargetId,
     },
-    /// Its service is shutting down: it stops serving.
+    /// Its disk or its service ends: it stops serving.
     Left {
         /// This target.
         target: TargetId,
@@ -367,7 +367,7 @@ impl fmt::Display for Alert {
                 write!(f, "{target} was replaced by another target and stops serving")
             }
             Self::Left { target } => {
-                write!(f, "{target} stops serving: its service is shutting down")
+                write!(f, "{target} stops serving: its disk or its service ends")
             }
             Self::SuccessorFull { target, successor } => {
                 write!(f, "{successor} has no space left: updates wait on {target}")

@@ -61,7 +61,7 @@ pub struct Replica {
     config: Config,
     chain: Option<Chain>,
     data_state: DataState,
-    // The service is shutting down: the replica never serves again.
+    // Its disk or its service ends: the replica never serves again.
     leaving: bool,
     serve_until: Option<Millis>,
     // While set, this target had no space for a sync and stays OFFLINE.
