@@ -9,7 +9,8 @@ use threefs_core::location::Location;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorageConfig {
-    /// Id of this node; stable across restarts.
+    /// Id of this service, which is the node id of its first disk; stable across restarts. At most
+    /// 999,999: higher ones are those of further disks.
     pub node_id: u32,
     /// host:port to listen on.
     pub listen: String,
@@ -32,9 +33,13 @@ pub struct StorageConfig {
     /// other.
     #[serde(default)]
     pub tls_transition: bool,
-    /// Folder of the targets; each target has a subfolder.
+    /// Folder of the first disk; each target has a subfolder.
     pub data: PathBuf,
-    /// Maximum number of bytes that all targets may hold together; 0 = the size of their disk.
+    /// Folders of further disks. With any, each path may have any disk of this service, and one that
+    /// is missing does not keep the others from being served.
+    #[serde(default)]
+    pub disks: Vec<PathBuf>,
+    /// Maximum number of bytes that all targets of a disk may hold together; 0 = the size of the disk.
     #[serde(default)]
     pub capacity_bytes: u64,
     /// Memory for requests and replies in flight, over all classes (`admission`). The service's
@@ -51,15 +56,15 @@ pub struct StorageConfig {
     /// How long a target whose disk became full during a sync stays OFFLINE.
     #[serde(default = "default_full_wait_ms")]
     pub full_wait_ms: u64,
-    /// How long a node that shuts down waits for mgmtd to redirect its clients; 0 = no wait.
+    /// How long a disk that ends waits for mgmtd to redirect its clients; 0 = no wait.
     /// Without the wait, clients notice only when the node is declared dead.
     #[serde(default)]
     pub drain_ms: u64,
     /// Seconds from the start of a scrub of a target to the start of the next; 0 = only on request.
     #[serde(default = "default_scrub_interval_s")]
     pub scrub_interval_s: u64,
-    /// Bytes that the scrubs of all targets together read per second at most; a quarter of that
-    /// while clients use the node.
+    /// Bytes that the scrubs of all targets of a disk read per second at most; a quarter of that
+    /// while clients use the disk.
     #[serde(default = "default_scrub_bytes_per_second")]
     pub scrub_bytes_per_second: u64,
 }

@@ -1,4 +1,4 @@
-//! Context shared by the targets of a node: clock, peers and routing.
+//! Context shared by the targets of a node, which is one disk: clock, peers and routing.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,7 +15,7 @@ use crate::peers::Peers;
 /// Context shared by the targets of a node.
 pub(crate) struct NodeContext {
     pub(crate) clock: Clock,
-    pub(crate) peers: Peers,
+    pub(crate) peers: Arc<Peers>,
     /// Notified when a target's report has changed, so that mgmtd learns of it before the next
     /// heartbeat is due.
     pub(crate) report_changed: Notify,
@@ -29,7 +29,7 @@ pub(crate) struct NodeContext {
 
 impl NodeContext {
     /// Must be called in the runtime that makes the calls.
-    pub(crate) fn new(peers: Peers) -> Self {
+    pub(crate) fn new(peers: Arc<Peers>) -> Self {
         Self {
             clock: Clock::start(),
             peers,

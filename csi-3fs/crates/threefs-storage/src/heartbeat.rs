@@ -6,7 +6,9 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 use threefs_core::heartbeat::Heartbeat;
 use threefs_core::location::Location;
+use threefs_core::routing::RoutingInfo;
 use threefs_mgmtd::{MgmtdClient, MgmtdClientError, MgmtdError};
+use tokio::sync::watch;
 
 use crate::node::Node;
 
@@ -17,8 +19,8 @@ const INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// Longest interval.
 const INTERVAL_MAX: Duration = Duration::from_secs(10);
 
-/// Sends heartbeats until mgmtd rejects this process permanently: another incarnation of the node
-/// has replaced it, or its data belongs to another cluster.
+/// Sends heartbeats until mgmtd rejects this node permanently: another incarnation of it has replaced
+/// it, or its data belongs to another cluster.
 pub(crate) async fn send(
     node: Arc<Node>,
     mgmtd: MgmtdClient,
@@ -59,12 +61,13 @@ pub(crate) async fn send(
     }
 }
 
-/// Passes every routing change to the node. Never returns.
-pub(crate) async fn follow(node: Arc<Node>, mgmtd: MgmtdClient) {
-    let follower = mgmtd.follow();
-    let mut routing = follower.receiver();
+/// Passes every routing change to the node until the follower is dropped. `routing` has not been
+/// read, so the first change is the current routing.
+pub(crate) async fn follow(node: Arc<Node>, mut routing: watch::Receiver<Arc<RoutingInfo>>) {
     while routing.changed().await.is_ok() {
         let newest = Arc::clone(&routing.borrow_and_update());
-        node.update_routing(&newest);
+        if node.belongs_to(&newest).await {
+            node.update_routing(&newest);
+        }
     }
 }

@@ -29,7 +29,11 @@ impl Memberships {
     pub(crate) fn read(data: &Path) -> io::Result<Self> {
         let mut records = BTreeMap::new();
         for entry in std::fs::read_dir(data)? {
-            let folder = entry?.path();
+            let entry = entry?;
+            if !entry.file_type()?.is_dir() {
+                continue;
+            }
+            let folder = entry.path();
             let record = read(&folder);
             if let Some(record) = record.filter(|it| folder.ends_with(folder_name(it.target))) {
                 records.insert(record.target, record);

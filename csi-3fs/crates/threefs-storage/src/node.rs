@@ -1,6 +1,7 @@
-//! Node: the targets of this process, their routing and serving lease.
+//! Node: the targets of one disk, their routing and serving lease.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -27,7 +28,7 @@ use crate::target::Target;
 
 mod lifecycle;
 
-/// One storage node.
+/// One storage node: a disk of this process.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) incarnation: Incarnation,
@@ -68,7 +69,7 @@ enum TargetSlot {
 }
 
 impl Node {
-    /// `disk`: the disk of the data folder.
+    /// `config`: of the service, with the id and the folder of the disk.
     pub(crate) fn new(
         config: StorageConfig,
         incarnation: Incarnation,
@@ -109,6 +110,14 @@ impl Node {
         }
         self.context.report_changed.notify_one();
         let _ = tokio::time::timeout(timeout, self.drained.notified()).await;
+    }
+
+    /// Drops all targets. Each store is closed once its operations in flight have ended; the last of
+    /// them drops the context.
+    pub(crate) fn close(&self) {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        self.draining.store(true, Relaxed);
+        targets.clear();
     }
 
     /// mgmtd has accepted a heartbeat with these reports.
@@ -166,32 +175,34 @@ impl Node {
     }
 
     /// Whether this routing is of the data folder's cluster; marks the folder once mgmtd has
-    /// registered the node. Routing of another cluster changes nothing here, and in particular
-    /// removes nothing; heartbeats to that cluster are rejected too.
-    fn belongs_to(&self, routing: &RoutingInfo) -> bool {
-        let mut data = self.data.lock().unwrap_or_else(PoisonError::into_inner);
-        if let DataFolder::Of(cluster) = *data {
+    /// registered the node. Routing of another cluster must not be applied, because it would remove
+    /// targets; heartbeats to that cluster are rejected too.
+    pub(crate) async fn belongs_to(&self, routing: &RoutingInfo) -> bool {
+        if let DataFolder::Of(cluster) = self.data() {
             return cluster == routing.cluster;
         }
         if !routing.nodes.contains_key(&self.id) {
             return true;
         }
-        match crate::identity::write(&self.config.data, routing.cluster) {
-            Ok(()) => *data = DataFolder::Of(routing.cluster),
-            Err(error) => {
-                tracing::error!("cannot write the cluster id to {:?}: {error}", self.config.data);
-                return false;
-            }
+        let (folder, cluster) = (self.config.data.clone(), routing.cluster);
+        let context = Arc::clone(&self.context);
+        // In a separate thread: a hanging disk must not delay the runtime.
+        let written = tokio::task::spawn_blocking(move || {
+            let written = crate::identity::write(&folder, cluster);
+            drop(context);
+            written
+        });
+        if let Err(error) = written.await.map_err(io::Error::other).and_then(|written| written) {
+            tracing::error!("cannot write the cluster id to {:?}: {error}", self.config.data);
+            return false;
         }
+        *self.data.lock().unwrap_or_else(PoisonError::into_inner) = DataFolder::Of(cluster);
         true
     }
 
-    /// Applies newer routing: opens new targets, passes the routing to all targets, then applies
-    /// the lease that waited for it.
+    /// Applies newer routing of this node's cluster: opens new targets, passes the routing to all
+    /// targets, then applies the lease that waited for it.
     pub(crate) fn update_routing(self: &Arc<Self>, routing: &Arc<RoutingInfo>) {
-        if !self.belongs_to(routing) {
-            return;
-        }
         {
             let context = &self.context.routing;
             *context.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(routing);
@@ -245,6 +256,7 @@ impl Node {
             self.targets.write().unwrap_or_else(PoisonError::into_inner).remove(&target);
             self.context.memberships.remove(target);
             let folder = self.folder(target);
+            let context = Arc::clone(&self.context);
             // Operations in flight finish on unlinked files.
             tokio::task::spawn_blocking(move || {
                 for folder in [lifecycle::quarantine_folder(&folder), folder] {
@@ -258,6 +270,7 @@ impl Node {
                         }
                     }
                 }
+                drop(context);
             });
         }
     }

@@ -15,8 +15,9 @@ use threefs_core::message::{StorageReply, StorageRequest, StorageResult, check_p
 use threefs_core::routing::RoutingInfo;
 use threefs_core::scrub::DAMAGED_LISTED_MAX;
 use threefs_core::terms::{FileTerms, TermsError, file_of};
+use tokio::sync::watch;
 
-use crate::node::Node;
+use crate::nodes::Nodes;
 use crate::target::Response;
 
 /// Maximum payload of a reply: one chunk.
@@ -37,9 +38,10 @@ const STATES_MAX: u32 = 1_024;
 /// Encoded size of the status of a scrub: two lists of chunks, and the counts of two passes.
 const SCRUB_BYTES: usize = 2 * DAMAGED_LISTED_MAX * 15 + 512;
 
-/// The RPC port of a node.
+/// The RPC port of a service.
 pub(crate) struct Port {
-    pub(crate) node: Arc<Node>,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) routing: watch::Receiver<Arc<RoutingInfo>>,
     pub(crate) keys: Keys,
 }
 
@@ -47,7 +49,7 @@ impl Service for Port {
     async fn handle(&self, call: Call) -> Result<Reply, Fault> {
         let (request, presented): (StorageRequest, Presented) = decode_request(&call)?;
         let (capability, now) = (presented.capability()?, unix_now_s());
-        let routing = || self.node.context.routing();
+        let routing = || Arc::clone(&self.routing.borrow());
         let (grant, payload_bytes) = (&call.grant, call.payload.len());
         permit(grant, &request, payload_bytes, capability, &self.keys, now, routing)?;
         if request.class() != call.class {
@@ -83,7 +85,7 @@ impl Port {
         expires: Option<BootInstant>,
     ) -> Response {
         let id = request.to().target;
-        let Some(target) = self.node.target(id) else {
+        let Some(target) = self.nodes.target(id) else {
             return (Err(StorageError::WrongTarget { target: id }), Bytes::new());
         };
         if let Err(error) = check_payload(&request, &payload) {
@@ -93,7 +95,7 @@ impl Port {
             return (Ok(StorageReply::Scrub(Box::new(target.scrub(scrub.start)))), Bytes::new());
         }
         if request.class() != class::QUERY {
-            self.node.context.requests.fetch_add(1, Relaxed);
+            target.context.requests.fetch_add(1, Relaxed);
         }
         target.request(request, payload, expires).await
     }

@@ -21,6 +21,7 @@ use threefs_core::scrub::ScrubStatus;
 use super::*;
 use crate::context::NodeContext;
 use crate::node::Node;
+use crate::nodes::Nodes;
 use crate::peers::Peers;
 use crate::port::Port;
 use crate::store::Disk;
@@ -48,7 +49,7 @@ impl Replica {
         let key = Key::from_bytes(b"a key of sixteen bytes or more").unwrap();
         let disk =
             Disk { budget: Arc::new(DiskBudget::default()), open: Arc::new(crate::store::open) };
-        let context = NodeContext::new(Peers::new(&(&key).into(), LONG));
+        let context = NodeContext::new(Arc::new(Peers::new(&(&key).into(), LONG)));
         let mut node = Node::new(
             serde_json::from_value(config).unwrap(),
             Incarnation(1),
@@ -65,7 +66,10 @@ impl Replica {
         let server = Server::bind("127.0.0.1:0", server).await.unwrap();
         let address = server.address().to_string();
         let (port, shutdown) = Shutdown::new();
-        let service = Port { node: Arc::clone(&node), keys: (&key).into() };
+        let nodes = Arc::new(Nodes::default());
+        nodes.insert(Arc::clone(&node));
+        let routing = tokio::sync::watch::channel(Arc::default()).1;
+        let service = Port { nodes, routing, keys: (&key).into() };
         tokio::spawn(async move { server.serve(service, shutdown).await });
         Self { node, id, address, _port: port }
     }

@@ -1,50 +1,33 @@
 //! Storage service: startup and shutdown.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use fabric::BoxFuture;
-use fabric::auth::AuthError;
 use fabric::auth::keys::Keys;
 use fabric::class::TrafficClass;
-use fabric::rpc::{Server, ServerConfig, ServerError, Shutdown};
+use fabric::deadline::Deadline;
+use fabric::rpc::{Server, ServerConfig, Shutdown};
 use fabric::tls::ServiceTls;
-use threefs_chunkstore::DiskBudget;
-use threefs_mgmtd::{MgmtdClient, MgmtdError};
-use tokio::task::JoinSet;
+use threefs_core::disks::Found;
+use threefs_core::ids::{NodeId, RoutingVersion};
+use threefs_mgmtd::MgmtdClient;
 
-use crate::admission;
 use crate::config::StorageConfig;
-use crate::context::NodeContext;
-use crate::heartbeat;
-use crate::identity::{self, draw_incarnation};
-use crate::membership::Memberships;
-use crate::node::Node;
+use crate::disk::Shared;
+use crate::disks::Disks;
+use crate::error::StorageServiceError;
+use crate::nodes::Nodes;
 use crate::peers::Peers;
 use crate::port::Port;
-use crate::store::{self, Disk};
+use crate::watcher::Watcher;
+use crate::{admission, found};
 
-/// Error that ended a storage service or kept it from starting.
-#[derive(Debug, thiserror::Error)]
-pub enum StorageServiceError {
-    /// The key file cannot be used.
-    #[error(transparent)]
-    Key(#[from] AuthError),
-    /// The port cannot be served.
-    #[error(transparent)]
-    Server(#[from] ServerError),
-    /// The data folder cannot be used.
-    #[error("data folder `{path}`: {reason}")]
-    Data {
-        /// Path of the folder.
-        path: String,
-        /// Error of the operating system.
-        reason: String,
-    },
-    /// Another process serves this node, or its data belongs to another cluster.
-    #[error(transparent)]
-    Replaced(#[from] MgmtdError),
-}
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval in which a new cluster is recognized.
+const STATUS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Serves until shutdown is requested or another process replaces this one.
 ///
@@ -58,16 +41,11 @@ pub fn run(
 }
 
 async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageServiceError> {
-    std::fs::create_dir_all(&config.data).map_err(|error| StorageServiceError::Data {
-        path: config.data.display().to_string(),
-        reason: error.to_string(),
-    })?;
-    let budget = DiskBudget::of_folder(&config.data, config.capacity_bytes).map_err(|error| {
-        StorageServiceError::Data {
-            path: config.data.display().to_string(),
-            reason: error.to_string(),
-        }
-    })?;
+    let service = NodeId(config.node_id);
+    if service != service.service() {
+        return Err(StorageServiceError::NodeId(config.node_id));
+    }
+    let watcher = watch(&config, service)?;
     let keys = Keys::read(&config.key_file)?;
     let tls = ServiceTls { enabled: config.tls, transition: config.tls_transition };
     let credentials = tls.credentials(&keys);
@@ -79,37 +57,73 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let server = Server::bind(&config.listen, server_config).await?;
     let address = config.advertise.clone().unwrap_or_else(|| server.address().to_string());
     let mgmtd = MgmtdClient::new(&config.mgmtd, &credentials);
-    let drain_timeout = Duration::from_millis(config.drain_ms);
     let call_timeout = Duration::from_millis(config.call_timeout_ms);
-    let mut context = NodeContext::new(Peers::new(&credentials, call_timeout));
-    let unreadable = |error: std::io::Error| StorageServiceError::Data {
-        path: config.data.display().to_string(),
-        reason: error.to_string(),
-    };
-    let data = identity::read(&config.data).map_err(unreadable)?;
-    context.memberships = Memberships::read(&config.data).map_err(unreadable)?;
-    let location = config.location.clone();
-    let disk = Disk { budget, open: Arc::new(store::open) };
-    let node = Arc::new(Node::new(config, draw_incarnation(), context, disk, data));
-    tracing::info!(node = %node.id, address, %location, "storage service is listening");
+    let peers = Arc::new(Peers::new(&credentials, call_timeout));
+    tracing::info!(
+        node = %service, address, location = %config.location, "storage service is listening"
+    );
 
-    node.open_recorded();
-    // Aborted when this function returns.
-    let mut follow = JoinSet::new();
-    follow.spawn(heartbeat::follow(Arc::clone(&node), mgmtd.clone()));
+    let follower = mgmtd.follow();
+    let (nodes, routing) = (Arc::new(Nodes::default()), follower.receiver());
     let (drained, closing) = Shutdown::new();
-    let port = server.serve(Port { node: Arc::clone(&node), keys }, closing);
-    let drain = async {
-        shutdown.requested().await;
-        if !drain_timeout.is_zero() {
-            node.drain(drain_timeout).await;
+    let port = Port { nodes: Arc::clone(&nodes), routing: routing.clone(), keys };
+    let mut port = std::pin::pin!(server.serve(port, closing));
+    let is_new_cluster = AtomicBool::new(false);
+    let shared =
+        Arc::new(Shared { config, service, address, peers, mgmtd, routing, is_new_cluster, nodes });
+    let disks = Disks::new(Arc::clone(&shared), watcher);
+    tokio::select! {
+        () = &mut port => return Ok(()),
+        () = recognize_new_cluster(&shared) => return Ok(()),
+        ended = disks.serve(shutdown) => ended?,
+    }
+    drained.request();
+    port.await;
+    Ok(())
+}
+
+/// Asks mgmtd whether it knows any node, until it publishes a routing. Never returns.
+async fn recognize_new_cluster(shared: &Shared) {
+    let mut routing = shared.routing.clone();
+    let is_published = async {
+        let _ = routing.wait_for(|routing| routing.version > RoutingVersion(0)).await;
+    };
+    let ask = async {
+        loop {
+            let status = shared.mgmtd.status(Deadline::after(STATUS_TIMEOUT)).await;
+            let is_new = status.is_ok_and(|status| status.routing_version == RoutingVersion(0));
+            shared.is_new_cluster.store(is_new, SeqCst);
+            tokio::time::sleep(STATUS_INTERVAL).await;
         }
-        drained.request();
-        std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = port => Ok(()),
-        replaced = heartbeat::send(Arc::clone(&node), mgmtd, address, location) => Err(replaced.into()),
-        () = drain => Ok(()),
+        () = is_published => std::future::pending().await,
+        () = ask => {}
     }
+}
+
+/// Starts to look at the paths. A single folder is created, and has the first disk; if it cannot be
+/// used, the service ends.
+fn watch(config: &StorageConfig, service: NodeId) -> Result<Watcher, StorageServiceError> {
+    let data = |path: &Path, reason: String| StorageServiceError::Data {
+        path: path.display().to_string(),
+        reason,
+    };
+    let mut paths = vec![config.data.clone()];
+    for disk in &config.disks {
+        if paths.contains(disk) {
+            return Err(data(disk, "it is listed twice".into()));
+        }
+        paths.push(disk.clone());
+    }
+    if config.disks.is_empty() {
+        let path = &config.data;
+        std::fs::create_dir_all(path)
+            .and_then(|()| found::claim_first(path, service, true))
+            .map_err(|error| data(path, error.to_string()))?;
+        if let Found::Unknown(reason) | Found::Nothing(reason) = found::look(path) {
+            return Err(data(path, reason));
+        }
+    }
+    Watcher::start(&paths, service).map_err(|error| data(&config.data, error.to_string()))
 }

@@ -8,7 +8,7 @@ use threefs_core::error::StoreError;
 use threefs_core::ids::StoreId;
 
 /// Opens or creates the store of one target in a folder. Blocks.
-type OpenStore =
+pub(crate) type OpenStore =
     dyn Fn(&Path, Arc<DiskBudget>) -> Result<Arc<dyn ChunkStore>, StoreError> + Send + Sync;
 
 /// Disk of a node's data folder.

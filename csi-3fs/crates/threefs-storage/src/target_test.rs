@@ -183,7 +183,7 @@ async fn read(target: &Arc<Target>) -> StorageResult {
 
 fn context() -> Arc<NodeContext> {
     let key = Key::from_bytes(b"a key of sixteen bytes or more").unwrap();
-    Arc::new(NodeContext::new(Peers::new(&key.into(), LONG)))
+    Arc::new(NodeContext::new(Arc::new(Peers::new(&key.into(), LONG))))
 }
 
 async fn until(mut is_so: impl FnMut() -> bool) {

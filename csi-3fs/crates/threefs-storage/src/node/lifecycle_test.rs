@@ -161,7 +161,7 @@ impl Fixture {
         let node = Arc::new(Node::new(
             serde_json::from_value(config).unwrap(),
             Incarnation(1),
-            NodeContext::new(Peers::new(&key.into(), LONG)),
+            NodeContext::new(Arc::new(Peers::new(&key.into(), LONG))),
             disk,
             DataFolder::Empty,
         ));
