@@ -13,6 +13,7 @@ from threefs.cli.output import Output, describe_bytes, print_json, stderr_consol
 from threefs.client import connect
 from threefs.errors import InvalidArgument
 from threefs.exit_status import EXIT_FAILED
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +140,7 @@ def _level(status: dict[str, Any]) -> str | None:
 
 def _show(summary: dict[str, Any], *, waited: bool) -> None:
     console = stdout_console()
-    names = ", ".join(f"node-{node}" for node in summary["leaving"])
+    names = ", ".join(node_name(node) for node in summary["leaving"])
     if not names:
         console.print("no node is drained")
         return

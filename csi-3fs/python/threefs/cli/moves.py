@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from threefs.nodes import node_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -18,8 +20,8 @@ CHAINS_MAX = 5
 def stalls(report: dict[str, Any]) -> list[str]:
     """The moves in progress that make no progress."""
     return [
-        f"chain-{move['chain']}: the move from node-{move['from']} to node-{move['to']} waits: "
-        f"{move['stalled']['detail']}"
+        f"chain-{move['chain']}: the move from {node_name(move['from'])} to "
+        f"{node_name(move['to'])} waits: {move['stalled']['detail']}"
         for move in report["under_way"]
         if move["stalled"] is not None
     ]

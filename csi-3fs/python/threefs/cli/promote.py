@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from threefs.cli.output import Output, print_json, stdout_console
 from threefs.client import connect
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,12 +35,14 @@ def show_promotion(
 
 def _sentences(promotion: dict[str, Any]) -> list[str]:
     lines = [
-        f"target-{promotion['target']} (node-{promotion['node']}) holds {promotion['chunks']} "
-        f"chunks of chain-{promotion['chain']}"
+        f"target-{promotion['target']} ({node_name(promotion['node'])}) holds "
+        f"{promotion['chunks']} chunks of chain-{promotion['chain']}"
     ]
     if not promotion["was_complete"]:
         lines.append("its store has never served: any chunk may be missing")
-    last = ", ".join(f"target-{target} (node-{node})" for target, node in promotion["served_last"])
+    last = ", ".join(
+        f"target-{target} ({node_name(node)})" for target, node in promotion["served_last"]
+    )
     if last:
         lines.append(
             f"{last} served after it: writes that the chain acknowledged since then are lost, even "

@@ -9,6 +9,7 @@ from threefs.cli.moves import stalls, waits
 from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
 from threefs.errors import InvalidArgument
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +53,8 @@ def _show(
         )
     for move in plan["moves"]:
         console.print(
-            f"chain-{move['chain']}: a replica moves from node-{move['from']} to node-{move['to']}"
+            f"chain-{move['chain']}: a replica moves from {node_name(move['from'])} to "
+            f"{node_name(move['to'])}"
         )
     if moves is not None:
         _show_waits(moves, console, started=apply or plan["automatic"] or bool(plan["leaving"]))

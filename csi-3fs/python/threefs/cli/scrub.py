@@ -12,6 +12,7 @@ from threefs.cli.output import Output, describe_bytes, print_json, stdout_consol
 from threefs.client import connect
 from threefs.errors import Unavailable
 from threefs.exit_status import EXIT_FAILED
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ def _show(scrubs: list[dict[str, Any]]) -> None:
     table = Table(*columns, box=None)
     now = time.time()
     for scrub in scrubs:
-        names = (f"target-{scrub['target']}", f"chain-{scrub['chain']}", f"node-{scrub['node']}")
+        names = (f"target-{scrub['target']}", f"chain-{scrub['chain']}", node_name(scrub["node"]))
         status = scrub["scrub"]
         if status is None:
             table.add_row(*names, "[red]unknown[/red]")

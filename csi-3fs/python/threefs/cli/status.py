@@ -13,6 +13,7 @@ from threefs.cli.moves import stalls
 from threefs.cli.output import Output, describe_bytes, print_json, stdout_console
 from threefs.client import connect
 from threefs.exit_status import EXIT_FAILED
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +77,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
         _unconfirmed(unconfirmed, console)
     for foreign in cluster["foreign_stores"]:
         console.print(
-            f"[red]target-{foreign['target']} (node-{foreign['node']}) has a different disk than "
-            f"when it served chain-{foreign['chain']}[/red]: restore that disk, or promote "
+            f"[red]target-{foreign['target']} ({node_name(foreign['node'])}) has a different disk "
+            f"than when it served chain-{foreign['chain']}[/red]: restore that disk, or promote "
             "another target with `threefs promote`"
         )
 
@@ -114,7 +115,7 @@ def _domains(domains: dict[str, Any], console: Console) -> None:
     for reason in domains["reasons"]:
         console.print(reason)
     for violation in domains["violations"]:
-        nodes = ", ".join(f"node-{node}" for node in violation["nodes"])
+        nodes = ", ".join(node_name(node) for node in violation["nodes"])
         console.print(
             f"[yellow]chain-{violation['chain']} shares a failure domain[/yellow]: {nodes}"
         )
@@ -127,12 +128,14 @@ def _domains(domains: dict[str, Any], console: Console) -> None:
 
 def _moves(moves: dict[str, Any], status: dict[str, Any], console: Console) -> None:
     for node in moves["leaving"]:
-        console.print(f"node-{node} is drained: {replicas_on({node}, status)} replicas remain")
+        console.print(
+            f"{node_name(node)} is drained: {replicas_on({node}, status)} replicas remain"
+        )
     for move in moves["under_way"]:
         if move["stalled"] is None:
             console.print(
-                f"chain-{move['chain']}: a replica moves from node-{move['from']} to "
-                f"node-{move['to']}, {describe_bytes(move['copied_bytes'])} copied"
+                f"chain-{move['chain']}: a replica moves from {node_name(move['from'])} to "
+                f"{node_name(move['to'])}, {describe_bytes(move['copied_bytes'])} copied"
             )
     for line in stalls(moves):
         console.print(line, style="yellow", markup=False, soft_wrap=True)
@@ -150,7 +153,8 @@ def _unconfirmed(report: dict[str, Any], console: Console) -> None:
         )
     if unknown := report["unknown_targets"]:
         names = ", ".join(
-            f"target-{it['target']} of chain-{it['chain']} (node-{it['node']})" for it in unknown
+            f"target-{it['target']} of chain-{it['chain']} ({node_name(it['node'])})"
+            for it in unknown
         )
         console.print(
             f"not in the restored chain table, kept and not used: {names}",
@@ -169,7 +173,7 @@ def _nodes(nodes: list[dict[str, Any]], routing: dict[str, Any]) -> Any:
         age = node["heartbeat_age_ms"]
         capacity = node["capacity_bytes"]
         table.add_row(
-            f"node-{node['node']}",
+            node_name(node["node"]),
             node["address"],
             routing.get(str(node["node"]), {}).get("location", ""),
             "[green]alive[/green]" if node["alive"] else "[red]dead[/red]",
@@ -187,7 +191,7 @@ def _chains(routing: dict[str, Any]) -> Any:
     for chain in routing["chains"].values():
         targets = "  ".join(
             f"[{STYLES[place['state']]}]{place['state']}[/] target-{place['target']}"
-            f" (node-{place['node']})"
+            f" ({node_name(place['node'])})"
             for place in chain["targets"]
         )
         table.add_row(f"chain-{chain['id']}", str(chain["version"]), targets)

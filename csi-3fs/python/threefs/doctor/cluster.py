@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from threefs.doctor.finding import Finding, Severity
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +82,7 @@ def _nodes(cluster: dict[str, Any]) -> Finding:
         return Finding(
             name,
             Severity.PROBLEM,
-            _listed(f"node-{node['node']} at {node['address']} is dead" for node in dead),
+            _listed(f"{node_name(node['node'])} at {node['address']} is dead" for node in dead),
             "start its service again, or remove it: `threefs drain NODE --apply`",
         )
     if not nodes:
@@ -130,7 +131,7 @@ def _capacity(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         yield Finding(
             name,
             Severity.PROBLEM if most >= FULL_PROBLEM else Severity.WARNING,
-            _listed(f"node-{node} is {used[node]:.0%} full" for node in full),
+            _listed(f"{node_name(node)} is {used[node]:.0%} full" for node in full),
             "remove files, purge trashes (`threefs trash`), or add storage nodes",
         )
     elif known:
@@ -139,7 +140,7 @@ def _capacity(nodes: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         yield Finding(
             name,
             Severity.WARNING,
-            _listed(f"the capacity of node-{node['node']} is unknown" for node in unknown),
+            _listed(f"the capacity of {node_name(node['node'])} is unknown" for node in unknown),
             "nothing is balanced until these nodes have run once",
         )
 
@@ -150,8 +151,8 @@ def _foreign_stores(cluster: dict[str, Any]) -> Iterator[Finding]:
             "disks",
             Severity.PROBLEM,
             _listed(
-                f"target-{store['target']} (node-{store['node']}) has a different disk than when "
-                f"it served chain-{store['chain']}"
+                f"target-{store['target']} ({node_name(store['node'])}) has a different disk than "
+                f"when it served chain-{store['chain']}"
                 for store in foreign
             ),
             "restore that disk; if it is lost, see `threefs promote --help`",
@@ -184,7 +185,7 @@ def _stalled_moves(moves: dict[str, Any]) -> Iterator[Finding]:
             "moves",
             Severity.WARNING,
             _listed(
-                f"chain-{move['chain']} from node-{move['from']} to node-{move['to']}"
+                f"chain-{move['chain']} from {node_name(move['from'])} to {node_name(move['to'])}"
                 for move in stalled
             ),
             "`threefs status` shows why each of them makes no progress",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from threefs.cluster import write_atomically
 from threefs.errors import InvalidArgument, ThreeFSError, Unavailable
+from threefs.nodes import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ def take_disk(
         _wait_until_not_leading(config, log, timeout_seconds)
     identity = {"version": 1, "node": node, "disk": str(uuid.uuid4())}
     write_atomically(folder / IDENTITY_FILE, json.dumps(identity) + "\n")
-    log(f"disk {identity['disk']} at {folder} now belongs to node-{node}")
+    log(f"disk {identity['disk']} at {folder} now belongs to {node_name(node)}")
 
 
 def authority_of(node: int, routing: dict[str, Any]) -> list[str]:
@@ -78,8 +79,9 @@ def _check_owner(path: Path, node: int) -> None:
         ) from error
     if owner != node:
         raise InvalidArgument(
-            f"the disk at `{path.parent}` belongs to node-{owner} and this is node-{node}; mount "
-            "the volume of this node (volumeClaimTemplates keep them apart)"
+            f"the disk at `{path.parent}` belongs to {node_name(owner)} and this is "
+            f"{node_name(node)}; mount the volume of this node (volumeClaimTemplates keep them "
+            "apart)"
         )
 
 
@@ -108,9 +110,9 @@ def _wait_until_not_leading(
             if not chains:
                 return
             line = (
-                f"the disk of node-{node} is empty, but it could lead {', '.join(chains)}: waiting "
-                "until other nodes serve these chains. If the old disk is lost, choose another "
-                "copy of each with `threefs promote TARGET`"
+                f"the disk of {node_name(node)} is empty, but it could lead {', '.join(chains)}: "
+                "waiting until other nodes serve these chains. If the old disk is lost, choose "
+                "another copy of each with `threefs promote TARGET`"
             )
         if line != logged or time.monotonic() - logged_at > LOG_AGAIN_SECONDS:
             log(line)

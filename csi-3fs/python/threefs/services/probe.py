@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from threefs.errors import InvalidArgument, ThreeFSError, Unavailable
+from threefs.nodes import node_name
 from threefs.services.settings import META_PORT, MGMTD_PORT, STORAGE_PORT, addresses_of
 
 if TYPE_CHECKING:
@@ -80,5 +81,5 @@ def _check_heartbeat(node: int, status: dict[str, Any]) -> None:
         if line["node"] == node:
             if line["alive"] and (line["heartbeat_age_ms"] or 0) < HEARTBEAT_AGE_MS_MAX:
                 return
-            raise ThreeFSError(f"mgmtd counts node-{node} as dead; see the log of this pod")
-    raise ThreeFSError(f"mgmtd does not know node-{node} yet")
+            raise ThreeFSError(f"mgmtd counts {node_name(node)} as dead; see the log of this pod")
+    raise ThreeFSError(f"mgmtd does not know {node_name(node)} yet")
