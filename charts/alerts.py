@@ -209,13 +209,13 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         ),
         Alert(
             "ThreeFSNodeDead", "warning", 'sum(threefs_nodes{state="dead"}) > 0', "2m",
-            "{{ $value }} storage services are dead",
+            "{{ $value }} storage nodes are dead",
             "Their chains are served by the other replicas; another failure may make data unavailable.",
         ),
         Alert(
             "ThreeFSChainsDegraded", "warning", 'sum(threefs_chains{state="degraded"}) > 0', "30m",
             "{{ $value }} chains have lacked a copy for half an hour",
-            "A returning service syncs within minutes: it did not return or does not finish.",
+            "A returning node syncs within minutes: it did not return or does not finish.",
         ),
         Alert(
             "ThreeFSChainsUnavailable", "critical",
@@ -237,7 +237,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "ThreeFSNodesUnlabeled", "warning",
             "max by (level) (threefs_nodes_without_domain) > 0", "1h",
-            "{{ $value }} storage services have no {{ $labels.level }}, and others have one",
+            "{{ $value }} storage nodes have no {{ $labels.level }}, and others have one",
             "Their replicas may be in the same failure domain as the other ones of a chain.",
         ),
         Alert(
@@ -255,7 +255,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
         Alert(
             "ThreeFSFillingUp", "warning",
             "max(threefs_used_bytes / (threefs_capacity_bytes > 0)) > 0.85", "15m",
-            "The fullest storage service is {{ $value | humanizePercentage }} full",
+            "The fullest storage node is {{ $value | humanizePercentage }} full",
             "At 100 % writes wait, then fail.",
         ),
         Alert(

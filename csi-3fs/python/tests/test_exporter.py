@@ -128,6 +128,35 @@ def test_scrubs_become_metrics_of_the_services_that_answer() -> None:
     }
 
 
+def test_a_further_disk_of_a_service_is_labeled_with_both_numbers() -> None:
+    status = {
+        **STATUS,
+        "cluster": {**STATUS["cluster"], "nodes": [node(2_000_003)]},
+        "moves": {"leaving": [2_000_003], "under_way": []},
+        "routing": {
+            "nodes": {},
+            "chains": {"1": {"targets": [{"node": 2_000_003, "state": "SERVING"}]}},
+        },
+    }
+
+    class Scrubs(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return scrub_families([scrub(2_000_003)], 1000.0)
+
+    metrics = scrape(StatusCollector(lambda: json.dumps(status))) | scrape(Scrubs())
+    labeled = {line.rpartition(" ")[0] for line in metrics if "storage=" in line}
+    assert {line.partition("{")[2] for line in labeled} == {'storage="3.2"}'}
+    assert {line.partition("{")[0] for line in labeled} >= {
+        "threefs_storage_draining",
+        "threefs_storage_replicas",
+        "threefs_storage_sole_replicas",
+        "threefs_heartbeat_age_seconds",
+        "threefs_capacity_bytes",
+        "threefs_used_bytes",
+        "threefs_scrub_damaged_chunks",
+    }
+
+
 def test_an_unreachable_mgmtd_is_reported_without_other_metrics() -> None:
     def ask() -> str:
         raise Unavailable("mgmtd does not answer", who="mgmtd")

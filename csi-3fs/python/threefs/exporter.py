@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 from threefs.client import connect
 from threefs.errors import ThreeFSError
 from threefs.metrics_server import MetricsServer
+from threefs.nodes import node_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,7 +88,9 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     nodes = cluster["nodes"]
     alive = sum(node["alive"] for node in nodes)
     yield _filled(
-        GaugeMetricFamily("threefs_nodes", "Storage services: alive, dead.", labels=["state"]),
+        GaugeMetricFamily(
+            "threefs_nodes", "Storage nodes, which are disks: alive, dead.", labels=["state"]
+        ),
         {"alive": alive, "dead": len(nodes) - alive},
     )
     service_up = GaugeMetricFamily(
@@ -152,16 +155,16 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
         yield _filled(
             GaugeMetricFamily(
                 "threefs_storage_draining",
-                "1 if the storage service is being drained, or is drained; otherwise 0.",
+                "1 if the storage node is being drained, or is drained; otherwise 0.",
                 labels=["storage"],
             ),
-            {str(node["node"]): float(node["node"] in moves["leaving"]) for node in nodes},
+            {node_label(node["node"]): float(node["node"] in moves["leaving"]) for node in nodes},
         )
     yield from _replica_families(status)
     yield _filled(
         GaugeMetricFamily(
             "threefs_nodes_without_domain",
-            "Storage services without a zone, rack or host, if others have one.",
+            "Storage nodes without a zone, rack or host, if others have one.",
             labels=["level"],
         ),
         _without_domain([node.get("location", "") for node in status["routing"]["nodes"].values()]),
@@ -169,11 +172,11 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     yield _filled(
         GaugeMetricFamily(
             "threefs_heartbeat_age_seconds",
-            "Time since the last heartbeat of a storage service, in seconds.",
+            "Time since the last heartbeat of a storage node, in seconds.",
             labels=["storage"],
         ),
         {
-            str(node["node"]): node["heartbeat_age_ms"] / 1000
+            node_label(node["node"]): node["heartbeat_age_ms"] / 1000
             for node in nodes
             if node["heartbeat_age_ms"] is not None
         },
@@ -181,21 +184,21 @@ def families(status: dict[str, Any]) -> Iterable[Metric]:
     yield _filled(
         GaugeMetricFamily(
             "threefs_capacity_bytes",
-            "Capacity of a storage service, in bytes; 0: unknown.",
+            "Capacity of a storage node, in bytes; 0: unknown.",
             labels=["storage"],
         ),
-        {str(node["node"]): node["capacity_bytes"] for node in nodes},
+        {node_label(node["node"]): node["capacity_bytes"] for node in nodes},
     )
     yield _filled(
         GaugeMetricFamily(
-            "threefs_used_bytes", "Used bytes of a storage service.", labels=["storage"]
+            "threefs_used_bytes", "Used bytes of a storage node.", labels=["storage"]
         ),
-        {str(node["node"]): node["used_bytes"] for node in nodes},
+        {node_label(node["node"]): node["used_bytes"] for node in nodes},
     )
 
 
 def _replica_families(status: dict[str, Any]) -> Iterable[Metric]:
-    """Replicas by storage service, and those that serve alone; 0 for a service without any."""
+    """Replicas by storage node, and those that serve alone; 0 for a service without any."""
     replicas = Counter({node["node"]: 0 for node in status["cluster"]["nodes"]})
     sole = Counter(replicas)
     for chain in status["routing"]["chains"].values():
@@ -206,18 +209,18 @@ def _replica_families(status: dict[str, Any]) -> Iterable[Metric]:
     yield _filled(
         GaugeMetricFamily(
             "threefs_storage_replicas",
-            "Replicas of chains on a storage service, in any state.",
+            "Replicas of chains on a storage node, in any state.",
             labels=["storage"],
         ),
-        {str(node): count for node, count in replicas.items()},
+        {node_label(node): count for node, count in replicas.items()},
     )
     yield _filled(
         GaugeMetricFamily(
             "threefs_storage_sole_replicas",
-            "Chains of which only this storage service has a serving replica.",
+            "Chains of which only this storage node has a serving replica.",
             labels=["storage"],
         ),
-        {str(node): count for node, count in sole.items()},
+        {node_label(node): count for node, count in sole.items()},
     )
 
 
@@ -232,11 +235,11 @@ def _without_domain(locations: list[str]) -> dict[str, float]:
 
 
 def scrub_families(scrubs: list[dict[str, Any]], now: float) -> Iterable[Metric]:
-    """The metrics of the scrubs, by storage service; services that do not answer have none."""
+    """The metrics of the scrubs, by storage node; services that do not answer have none."""
     nodes: dict[str, list[dict[str, Any]]] = {}
     for scrub in scrubs:
         if scrub["scrub"] is not None:
-            nodes.setdefault(str(scrub["node"]), []).append(scrub["scrub"])
+            nodes.setdefault(node_label(scrub["node"]), []).append(scrub["scrub"])
 
     def sums(key: str) -> dict[str, float]:
         return {node: sum(status[key] for status in statuses) for node, statuses in nodes.items()}

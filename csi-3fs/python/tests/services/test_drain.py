@@ -32,6 +32,8 @@ STATUS = {
             "2": {"location": "A/r1/h2"},
             "3": {"location": "A/r2/h3"},
             "14": {"location": ""},
+            "1000014": {"location": ""},
+            "15": {"location": "A/r2/node-14"},
         }
     }
 }
@@ -41,23 +43,34 @@ STATUS = {
     ("names", "nodes"),
     [
         (["1"], {1}),
-        (["node-14", "3"], {3, 14}),
+        (["node-14.1", "3"], {3, 1_000_014}),
+        (["14", "1000014"], {14, 1_000_014}),
+        (["service-14"], {14, 1_000_014}),
         (["h2"], {2}),
         (["r1"], {1, 2}),
         (["A/r1"], {1, 2}),
-        (["A"], {1, 2, 3}),
+        (["A"], {1, 2, 3, 15}),
+        (["A/r2/node-14"], {15}),
     ],
 )
 def test_a_node_is_given_by_number_or_domain(names: Sequence[str], nodes: set[int]) -> None:
     assert nodes_of(names, STATUS) == nodes
 
 
-@pytest.mark.parametrize("name", ["9", "node-", "h", "A/r", "", "/"])
+@pytest.mark.parametrize("name", ["9", "node-", "node-3.1", "14.1", "h", "A/r", "", "/"])
 def test_an_unknown_node_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(
-        InvalidArgument, match=r"unknown node `.*`: the numbers are 1, 2, 3, 14.*h1"
+        InvalidArgument,
+        match=r"unknown node `.*`: the nodes are node-1, node-2, node-3, node-14, .*node-14\.1.*h1",
     ):
         nodes_of([name], STATUS)
+
+
+def test_a_name_of_a_node_and_of_a_host_with_another_node_is_refused() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"rack or host with node-15, .* nodes, 14, or .* `A/r2/node-14`"
+    ):
+        nodes_of(["node-14"], STATUS)
 
 
 class FakeClient:
@@ -165,7 +178,7 @@ def test_a_host_is_drained_and_its_data_stays(pods: Pods) -> None:
 def test_a_drain_that_leaves_one_host_reports_it(pods: Pods) -> None:
     start(pods)
     result = threefs(pods, "drain", "3", "--apply")
-    assert "replicas of a chain are now on different nodes, not hosts" in result.stdout
+    assert "replicas of a chain are now on different services, not hosts" in result.stdout
     assert nodes_by_chain(pods) == [{1, 2}] * 3
     refused = threefs(pods, "drain", "h9", status=2)
     assert "unknown node `h9`" in refused.stderr

@@ -83,7 +83,11 @@ def test_a_wrong_setting_of_mgmtd_is_named(changed: dict[str, Any], words: str) 
     [
         ({"mgmtd": ""}, "--mgmtd"),
         ({"mgmtd": "a:1,,b:2"}, "--mgmtd"),
-        ({"node_id": 0}, "--node-id"),
+        ({"node_id": 0}, "--node-id (THREEFS_NODE_ID) is `0`; it must be from 1 to 999999"),
+        ({"node_id": 1_000_000}, "--node-id"),
+        ({"disks": [Path("/a"), Path("/data")]}, "--disk (THREEFS_DISKS) is `/data`; it must be"),
+        ({"disks": [Path("/a"), Path("/b"), Path("/a")]}, "--disk (THREEFS_DISKS) is `/a`"),
+        ({"disks": [Path(f"/{n}") for n in range(256)]}, "given at most 255 times"),
         ({"capacity_bytes": -1}, "--capacity"),
     ],
 )
@@ -91,6 +95,39 @@ def test_a_wrong_setting_of_storage_is_named(changed: dict[str, Any], words: str
     with pytest.raises(threefs.InvalidArgument) as excinfo:
         storage_config(**{**STORAGE, **changed})
     assert words in str(excinfo.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--disk", "/disks/1", "--disk", "/disks/2"], {}),
+        ([], {"THREEFS_DISKS": "/disks/1:/disks/2"}),
+    ],
+)
+def test_further_disks_are_given_as_options_or_with_colons(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], variables: dict[str, str]
+) -> None:
+    """And the service, not `take_disk`, decides about its disks."""
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        _native, "run_service", lambda _kind, config, _parent: configs.append(json.loads(config))
+    )
+    monkeypatch.setattr("threefs.services.disk.take_disk", lambda *_: pytest.fail("it may hang"))
+    command = [
+        "storage", "--data", "/data", "--key-file", "/key", "--mgmtd", "mgmtd:9000",
+        "--node-id", "3", "--listen", "127.0.0.1:9002",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, [*command, *arguments], env=variables)
+    assert result.exit_code == 0, result.output
+    (config,) = configs
+    assert (config["data"], config["disks"]) == (
+        "/data/storage",
+        ["/disks/1/storage", "/disks/2/storage"],
+    )
+
+
+def test_a_service_with_one_disk_has_no_list_of_disks() -> None:
+    assert "disks" not in storage_config(**STORAGE)
 
 
 def test_a_chunk_size_must_be_a_power_of_two() -> None:

@@ -52,6 +52,7 @@ State = Annotated[
 def serve(
     data: Annotated[Path, typer.Option(help="Folder for everything: data, key, logs.")],
     storage: Annotated[int, typer.Option(help="Storage processes.")] = 3,
+    disks: Annotated[int, typer.Option(help="Disks of a storage process, which are folders.")] = 1,
     mgmtds: Annotated[
         int, typer.Option(help="Cluster managers; more than one needs a shared store.")
     ] = 1,
@@ -60,10 +61,10 @@ def serve(
     ] = 1,
     replicas: Annotated[int, typer.Option(help="Copies of every chunk.")] = 3,
     chains_per_node: Annotated[
-        int, typer.Option(help="Chains per node, counted by their heads.")
+        int, typer.Option(help="Chains per disk, counted by their heads.")
     ] = 1,
     chunk_size: Annotated[str, typer.Option(help="Bytes of a file chunk.")] = "1M",
-    capacity: Annotated[str, typer.Option(help="Bytes of a node; 0: its disk.")] = "0",
+    capacity: Annotated[str, typer.Option(help="Bytes of a disk; 0: its file system.")] = "0",
     restart_after: Annotated[float, typer.Option(help="Seconds before a restart.")] = 1.0,
     ready_timeout: Annotated[float, typer.Option(help="Time limit for the start.")] = 30.0,
     node_failure_ms: Annotated[
@@ -125,6 +126,7 @@ def serve(
     options = ServeOptions(
         data=data,
         storage=storage,
+        disks=disks,
         mgmtds=mgmtds,
         metas=metas,
         replicas=replicas,
@@ -207,7 +209,7 @@ def rebalance(
 def drain(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(help="Numbers of nodes, or a host, rack or zone with all its nodes."),
+        typer.Argument(help="Nodes (node-3.2), or a service, host, rack or zone with its nodes."),
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Start the moves, and wait.")] = False,
     cancel: Annotated[
@@ -225,13 +227,16 @@ def drain(
 ) -> None:
     """Empty storage nodes, which can then be removed; --apply starts it.
 
+    A node is one disk: node-3.2 is disk 2 of storage service 3, node-3 its first disk, and
+    service-3 denotes all disks of the service.
+
     Data stays readable, and no chain has fewer replicas meanwhile. A replica for which no other
     node may be used stays, and is reported. Drained nodes get no replicas until --cancel, and
     drains of several nodes add up. The wait shows what moves wait for, and ends without progress
     after --stalled-seconds. It and Ctrl-C do not end the drain. Exit status: 1 if the nodes are
     not empty after the wait.
 
-    Examples: threefs drain 4 --apply ; threefs drain host-7 ; threefs drain --cancel 4 --apply
+    Examples: threefs drain node-4.1 --apply ; threefs drain --cancel host-7 --apply
     """
     from threefs.cli.drain import Drain, drain_nodes
 

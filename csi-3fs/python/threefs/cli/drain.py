@@ -13,7 +13,7 @@ from threefs.cli.output import Output, describe_bytes, print_json, stderr_consol
 from threefs.client import connect
 from threefs.errors import InvalidArgument
 from threefs.exit_status import EXIT_FAILED
-from threefs.nodes import node_name
+from threefs.nodes import node_name, nodes_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def drain_nodes(
     """Show the plan; with `apply`, start it and wait until the nodes are empty."""
     if not names and not request.cancel:
         raise InvalidArgument(
-            "no node given: pass its number, host, rack or zone as shown by `threefs status`"
+            "no node given: pass its name, host, rack or zone as shown by `threefs status`"
         )
     with connect(cluster, timeout_seconds=timeout_seconds) as client:
         first = _status(client)
@@ -79,22 +79,26 @@ def drain_nodes(
 
 
 def nodes_of(names: Sequence[str], status: dict[str, Any]) -> set[int]:
-    """The nodes that the names denote: a number, or a zone, rack or host of their location."""
+    """The nodes that the names denote: a node, a service, or a zone, rack or host."""
     routing: dict[str, Any] = status["routing"]["nodes"]
     located = {int(node): str(info.get("location", "")) for node, info in routing.items()}
     nodes: set[int] = set()
     for name in names:
-        digits = name.removeprefix("node-")
-        if digits.isdecimal():
-            matches = {int(digits)} & located.keys()
-        else:
-            matches = {node for node, where in located.items() if _is_in(where, name)}
+        named = nodes_named(name, located.keys())
+        inside = {node for node, where in located.items() if _is_in(where, name)}
+        if named and not name.isdecimal() and (others := inside - named):
+            raise InvalidArgument(
+                f"`{name}` is a zone, rack or host with {node_name(min(others))}, too: give the "
+                f"numbers of the nodes, {', '.join(map(str, sorted(named)))}, or the place with "
+                f"its outer parts, such as `{located[min(others)]}`"
+            )
+        matches = inside if named is None else named
         if not matches:
             places = sorted(
                 {part for where in located.values() for part in where.split("/")} - {""}
             )
             raise InvalidArgument(
-                f"unknown node `{name}`: the numbers are {', '.join(map(str, sorted(located)))}"
+                f"unknown node `{name}`: the nodes are {', '.join(map(node_name, sorted(located)))}"
                 + (f", the zones, racks and hosts {', '.join(places)}" if places else "")
             )
         nodes |= matches
@@ -104,7 +108,9 @@ def nodes_of(names: Sequence[str], status: dict[str, Any]) -> set[int]:
 def _is_in(location: str, name: str) -> bool:
     """Whether a location is in the domain: one part of it, or several outer parts with slashes."""
     domain = name.rstrip("/")
-    return bool(domain) and (domain in location.split("/") or location.startswith(domain + "/"))
+    return bool(domain) and (
+        domain in location.split("/") or (location + "/").startswith(domain + "/")
+    )
 
 
 def _status(client: Client) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def _wait(client: Client, nodes: set[int], stalled_seconds: float) -> None:
 def _level(status: dict[str, Any]) -> str | None:
     """The level at which the replicas of a chain are separated; None for an older mgmtd."""
     domains = status.get("domains")
-    return None if domains is None else domains["level"] or "node"
+    return None if domains is None else domains["level"] or "service"
 
 
 def _show(summary: dict[str, Any], *, waited: bool) -> None:
@@ -156,7 +162,8 @@ def _show(summary: dict[str, Any], *, waited: bool) -> None:
     if summary["stuck"]:
         console.print(
             f"{summary['stuck']} replicas cannot move: no other node has space for them and is in "
-            "another zone, rack and host than their copies; add nodes there, or drain its dead ones"
+            "another service, host, rack and zone than their copies; add nodes there, or drain its "
+            "dead ones"
         )
     elif not summary["applied"]:
         console.print("start with --apply")

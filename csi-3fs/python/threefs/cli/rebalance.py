@@ -65,8 +65,8 @@ def _show(
     if plan["stuck"]:
         console.print(
             f"{plan['stuck']} replicas cannot move: no other node has space for them (a tenth of "
-            "its disk free, and no abandoned move in the last ten minutes) and is in another zone, "
-            "rack and host than their copies; keep their nodes"
+            "its disk free, and no abandoned move in the last ten minutes) and is in another "
+            "service, host, rack and zone than their copies; keep their nodes"
         )
     elif not (plan["under_way"] or plan["moves"] or plan["new_chains"]):
         console.print("no moves are needed")

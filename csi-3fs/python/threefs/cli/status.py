@@ -109,8 +109,8 @@ def _managers(status: dict[str, Any]) -> Any:
 
 def _domains(domains: dict[str, Any], console: Console) -> None:
     console.print(
-        f"replicas of a chain are on different {domains['level'] or 'node'}s; a failed node's load "
-        f"on the busiest other one: {domains['failover_share']:.2f} times an even share"
+        f"replicas of a chain are on different {domains['level'] or 'service'}s; a failed node's "
+        f"load on the busiest other one: {domains['failover_share']:.2f} times an even share"
     )
     for reason in domains["reasons"]:
         console.print(reason)

@@ -83,7 +83,8 @@ def _nodes(cluster: dict[str, Any]) -> Finding:
             name,
             Severity.PROBLEM,
             _listed(f"{node_name(node['node'])} at {node['address']} is dead" for node in dead),
-            "start its service again, or remove it: `threefs drain NODE --apply`",
+            "start its service again, return or replace its disk, or remove it: `threefs drain "
+            "NODE --apply`",
         )
     if not nodes:
         return Finding(
@@ -175,7 +176,7 @@ def _domains(domains: dict[str, Any]) -> Finding:
             _listed(domains["reasons"]),
             "set the zone, rack and host of every storage service",
         )
-    level = domains["level"] or "node"
+    level = domains["level"] or "service"
     return Finding(name, Severity.OK, f"replicas of a chain are on different {level}s")
 
 

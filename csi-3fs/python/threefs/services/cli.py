@@ -4,7 +4,7 @@
 |---|---|---|
 | `threefs-service mgmtd` | 9000 | a volume at `--data` and one replica, or a shared store |
 | `threefs-service meta` | 9001 | a volume at `--data` and one replica, or a shared store |
-| `threefs-service storage` | 9002 | a volume at `--data`; node id: the pod's ordinal + 1 |
+| `threefs-service storage` | 9002 | a volume at `--data` and each `--disk`; node id: ordinal + 1 |
 | `threefs-service check KIND` | | exec probes: alive by default, `--ready` for readiness |
 
 Every option can be given as a `THREEFS_…` variable. The cluster's key is read from a file, which a
@@ -122,19 +122,19 @@ def mgmtd(
         int,
         typer.Option(
             envvar="THREEFS_STORAGE_NODES",
-            help="Number of storage nodes that register before the first chains are created.",
+            help="Number of storage services that register before the first chains are created.",
         ),
     ] = 3,
     replicas: Annotated[
         int,
         typer.Option(
-            envvar="THREEFS_REPLICAS", help="Copies of a chunk; at most the number of nodes."
+            envvar="THREEFS_REPLICAS", help="Copies of a chunk; at most the number of services."
         ),
     ] = 3,
     chains_per_node: Annotated[
         int,
         typer.Option(
-            envvar="THREEFS_CHAINS_PER_NODE", help="Chains per node, counted by their heads."
+            envvar="THREEFS_CHAINS_PER_NODE", help="Chains per disk, counted by their heads."
         ),
     ] = 2,
     node_failure_ms: NodeFailure = 10_000,
@@ -198,11 +198,18 @@ def storage(
     data: Data,
     key_file: KeyFile,
     mgmtd: Mgmtd,
+    disk: Annotated[
+        list[Path] | None,
+        typer.Option(
+            envvar="THREEFS_DISKS",
+            help="Folder on a further disk, like --data; repeated, in the variable with colons.",
+        ),
+    ] = None,
     node_id: Annotated[
         int,
         typer.Option(
             envvar="THREEFS_NODE_ID",
-            help="Number of this node, from 1; 0: the ordinal of the pod's name, plus 1.",
+            help="Number of this service, from 1; 0: the ordinal of the pod's name, plus 1.",
         ),
     ] = 0,
     pod_name: Annotated[
@@ -212,7 +219,7 @@ def storage(
         str,
         typer.Option(
             envvar="THREEFS_CAPACITY",
-            help="Capacity of the node in bytes; 0: the size of its disk.",
+            help="Capacity of each disk in bytes; 0: the size of its file system.",
         ),
     ] = "0",
     zone: Annotated[
@@ -247,7 +254,7 @@ def storage(
         str,
         typer.Option(
             envvar="THREEFS_SCRUB_RATE",
-            help="Bytes that scrubs read per second at most; a quarter while clients use the node.",
+            help="Bytes per second that scrubs read of a disk; a quarter while clients use it.",
         ),
     ] = "32M",
     listen: Listen = f"0.0.0.0:{STORAGE_PORT}",
@@ -255,7 +262,12 @@ def storage(
     tls: Tls = False,
     tls_transition: TlsTransition = False,
 ) -> None:
-    """Run a storage service."""
+    """Run a storage service.
+
+    Each disk is a node of mgmtd: node-N is the first, the further ones are node-N.1, node-N.2, and
+    so on. They are recognized by what is written on them, at any of the paths, also while the
+    service runs; an empty file system that is mounted at a path becomes a new disk.
+    """
     from threefs.services.disk import take_disk
 
     if location_file is not None:
@@ -264,6 +276,7 @@ def storage(
         listen=listen,
         advertise=advertise,
         data=data,
+        disks=disk or (),
         key_file=key_file,
         mgmtd=mgmtd,
         node_id=node_id or node_id_of(pod_name or os.uname().nodename),
@@ -275,7 +288,9 @@ def storage(
     )
     config |= tls_config(enabled=tls, transition=tls_transition)
     _exit_on_sigterm()
-    take_disk(config, _log)
+    # With several folders, the service decides what it serves: one that hangs delays no other.
+    if not disk:
+        take_disk(config, _log)
     _serve("storage", config)
 
 

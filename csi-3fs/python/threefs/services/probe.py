@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from threefs.errors import InvalidArgument, ThreeFSError, Unavailable
-from threefs.nodes import node_name
+from threefs.nodes import node_name, service_of
 from threefs.services.settings import META_PORT, MGMTD_PORT, STORAGE_PORT, addresses_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def probe(
         client.stat("/", True)
     elif kind == "storage" and ready:
         addresses = addresses_of("mgmtd", mgmtd)
-        _check_heartbeat(node, _status(addresses, local, key_file, timeout_seconds, tls=tls))
+        _check_heartbeats(node, _status(addresses, local, key_file, timeout_seconds, tls=tls))
 
 
 def _check_port(kind: str, address: str, timeout_seconds: float) -> None:
@@ -76,10 +76,27 @@ def _status(
     return status
 
 
-def _check_heartbeat(node: int, status: dict[str, Any]) -> None:
-    for line in status["cluster"]["nodes"]:
-        if line["node"] == node:
-            if line["alive"] and (line["heartbeat_age_ms"] or 0) < HEARTBEAT_AGE_MS_MAX:
-                return
-            raise ThreeFSError(f"mgmtd counts {node_name(node)} as dead; see the log of this pod")
-    raise ThreeFSError(f"mgmtd does not know {node_name(node)} yet")
+def _check_heartbeats(service: int, status: dict[str, Any]) -> None:
+    """Whether mgmtd gets heartbeats of the service's disks.
+
+    A lost disk keeps the service unready as long as it has replicas, so that no other service is
+    restarted or evicted meanwhile.
+    """
+    nodes = {
+        line["node"]: bool(line["alive"]) and (line["heartbeat_age_ms"] or 0) < HEARTBEAT_AGE_MS_MAX
+        for line in status["cluster"]["nodes"]
+        if service_of(line["node"]) == service
+    }
+    if not nodes:
+        raise ThreeFSError(f"mgmtd does not know {node_name(service)} yet")
+    chains = status["routing"]["chains"].values()
+    used = {place["node"] for chain in chains for place in chain["targets"]}
+    dead = sorted(node for node, alive in nodes.items() if not alive and node in used)
+    if not dead and not any(nodes.values()):
+        dead = sorted(nodes)
+    if dead:
+        names = ", ".join(map(node_name, dead))
+        raise ThreeFSError(
+            f"mgmtd counts {names} as dead; see the log of this pod. If a disk is lost, replace "
+            "it, or empty its node with `threefs drain`"
+        )

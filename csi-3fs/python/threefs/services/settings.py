@@ -6,9 +6,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from threefs.errors import InvalidArgument
+from threefs.nodes import DISK_MAX, SERVICE_MAX
 from threefs.shared_store import NO_SHARED_STORE, SHARED_STORES, SharedStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 __all__ = [
@@ -39,7 +41,7 @@ SCRUB_INTERVAL_HOURS = 7 * 24
 """Time from the start of one scrub of a target to the start of the next."""
 
 SCRUB_RATE_BYTES = 32 << 20
-"""Bytes that the scrubs of a node read per second: 20 TB in a week."""
+"""Bytes that the scrubs of a disk read per second: 20 TB in a week."""
 
 ADDRESS = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,252}):([0-9]{1,5})|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 
@@ -112,18 +114,21 @@ def storage_config(
     node_id: int,
     capacity_bytes: int,
     node_failure_ms: int,
+    disks: Sequence[Path] = (),
     location: str = "",
     scrub_interval_hours: int = SCRUB_INTERVAL_HOURS,
     scrub_rate_bytes: int = SCRUB_RATE_BYTES,
 ) -> dict[str, Any]:
-    """Configuration of a storage node."""
-    _at_least("node-id", node_id, 1)
+    """Configuration of a storage service; `disks` are the folders of its further disks."""
+    if not 1 <= node_id <= SERVICE_MAX:
+        raise _wrong("node-id", node_id, f"from 1 to {SERVICE_MAX}")
     _at_least("capacity", capacity_bytes, 0)
     _at_least("scrub-interval-hours", scrub_interval_hours, 0)
     _at_least("scrub-rate", scrub_rate_bytes, 1 << 20)
     return {
         **_listens(listen, advertise),
         "data": str(data / "storage"),
+        **_disks(data, disks),
         "key_file": str(key_file),
         "mgmtd": addresses_of("mgmtd", mgmtd),
         "node_id": node_id,
@@ -167,6 +172,17 @@ def _store(service: str, data: Path | None, shared: SharedStore) -> dict[str, An
     return {"data": str(data / service)}
 
 
+def _disks(data: Path, disks: Sequence[Path]) -> dict[str, Any]:
+    """The folders of the further disks; a service with one disk has no such setting."""
+    if len(disks) > DISK_MAX:
+        raise _wrong("disk", f"{len(disks)} folders", f"given at most {DISK_MAX} times", "disks")
+    folders = [data, *disks]
+    for number, folder in enumerate(folders):
+        if folder in folders[:number]:
+            raise _wrong("disk", folder, "given once, and another folder than --data", "disks")
+    return {"disks": [str(folder / "storage") for folder in disks]} if disks else {}
+
+
 def _listens(listen: str, advertise: str) -> dict[str, Any]:
     addresses: dict[str, Any] = {"listen": _address("listen", listen)}
     if advertise:
@@ -187,6 +203,6 @@ def _at_least(name: str, value: int, least: int) -> None:
         raise _wrong(name, value, f"at least {least}")
 
 
-def _wrong(name: str, value: object, expected: str) -> InvalidArgument:
-    variable = "THREEFS_" + name.upper().replace("-", "_")
+def _wrong(name: str, value: object, expected: str, variable: str = "") -> InvalidArgument:
+    variable = "THREEFS_" + (variable or name).upper().replace("-", "_")
     return InvalidArgument(f"--{name} ({variable}) is `{value}`; it must be {expected}")

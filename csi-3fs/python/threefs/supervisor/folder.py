@@ -7,7 +7,7 @@
     DIR/settings.json   options with which the cluster was created, its ports and kind of stores
     DIR/cluster.json    for clients; written when the cluster is ready
     DIR/config, logs    one file per service
-    DIR/data            one folder per service
+    DIR/data            one folder per service; of storage, one per disk
     DIR/etcd            certificate of the etcd members, and its key
     DIR/converted       dumps of the last conversion of the metadata
 """
@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from threefs.cluster import CLUSTER_FILE, write_atomically
 from threefs.errors import AlreadyServed, InvalidArgument, Unavailable
 from threefs.etcd import Metadata
+from threefs.supervisor.plan import disk_folders
 from threefs.supervisor.ports import choose_ports, is_free, reserve, who_listens
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["DataFolder"]
 
 KEY_BYTES = 32
+NEW_DISK_FILE = "adopt"
+"""Empty file by which a storage service uses a folder as a new disk."""
 LOG_BYTES_MAX = 16 << 20
 HOST = "127.0.0.1"
 
@@ -104,6 +107,28 @@ class DataFolder:
             f"`{self.path}` was created with --metadata {stored}, not {options.metadata}; use "
             f"--metadata {stored}, or add --convert to convert it"
         )
+
+    def make_disks(self, options: ServeOptions) -> None:
+        """Make missing folders of disks, which the services then use as new disks.
+
+        A folder that exists is left as it is: it may be where a file system is not mounted now.
+        """
+        data, services = self.path / "data", range(1, options.storage + 1)
+        wanted = {name for service in services for name in disk_folders(options, service)}
+        if unused := {path.name for path in data.glob("storage-*.*")} - wanted:
+            raise InvalidArgument(
+                f"`{data}` has the disks {', '.join(sorted(unused))}, which --disks "
+                f"{options.disks} leaves out: raise it; or empty their nodes with `threefs drain` "
+                "and remove these folders"
+            )
+        if options.disks == 1:
+            return  # Services with one disk make its folder.
+        for folder in (data / name for name in sorted(wanted)):
+            if not folder.exists():
+                draft = data / "new-disk"
+                draft.mkdir(exist_ok=True)
+                (draft / NEW_DISK_FILE).touch()
+                draft.rename(folder)  # At once, so that it never exists without its mark.
 
     def set_metadata(self, kind: Metadata) -> None:
         """Store the kind of the stores that have the metadata from now on."""

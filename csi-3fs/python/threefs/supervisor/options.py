@@ -6,6 +6,7 @@ from typing import Any
 
 from threefs.errors import InvalidArgument
 from threefs.etcd import NO_ETCD, EtcdOptions, Metadata
+from threefs.nodes import DISK_MAX
 from threefs.postgres import NO_POSTGRES, PostgresOptions
 from threefs.shared_store import SharedStore
 
@@ -22,6 +23,8 @@ class ServeOptions:
 
     data: Path
     storage: int = 3
+    disks: int = 1
+    """Folders, each of which is a disk, of every storage process."""
     mgmtds: int = 1
     metas: int = 1
     replicas: int = 3
@@ -60,6 +63,7 @@ class ServeOptions:
         """Refuse invalid options with the option, its value and the valid values."""
         positive = (
             "storage",
+            "disks",
             "mgmtds",
             "metas",
             "replicas",
@@ -70,6 +74,8 @@ class ServeOptions:
         for name in positive:
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
+        if self.disks > DISK_MAX + 1:
+            raise _wrong("disks", self.disks, f"at most {DISK_MAX + 1}")
         if self.replicas > self.storage:
             expected = f"at most the number of storage processes ({self.storage})"
             raise _wrong("replicas", self.replicas, expected)

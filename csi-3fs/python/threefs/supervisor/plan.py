@@ -10,7 +10,15 @@ if TYPE_CHECKING:
 
     from threefs.supervisor.options import ServeOptions
 
-__all__ = ["Service", "meta_names", "mgmtd_names", "numbered", "service_names", "services"]
+__all__ = [
+    "Service",
+    "disk_folders",
+    "meta_names",
+    "mgmtd_names",
+    "numbered",
+    "service_names",
+    "services",
+]
 
 
 STRIPE = 64
@@ -51,6 +59,12 @@ def numbered(kind: str, count: int) -> list[str]:
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
 
 
+def disk_folders(options: ServeOptions, service: int) -> list[str]:
+    """Names of the folders of a storage service's disks; that of the first is the service's."""
+    first = f"storage-{service}"
+    return [first, *(f"{first}.{disk}" for disk in range(1, options.disks))]
+
+
 def services(
     options: ServeOptions, addresses: dict[str, str], key_file: Path, data: Path
 ) -> list[Service]:
@@ -82,6 +96,8 @@ def services(
             "capacity_bytes": options.capacity_bytes,
             "call_timeout_ms": max(200, options.node_failure_ms),
         }
+        if further := disk_folders(options, node)[1:]:
+            configs[f"storage-{node}"]["disks"] = [str(data / name) for name in further]
     stores: dict[str, Any] = {name: {"data": str(data / name)} for name in configs}
     for kind, names in (("mgmtd", mgmtd_names(options)), ("meta", meta_names(options))):
         if store := options.store(kind):

@@ -15,6 +15,7 @@ from threefs.client import Client
 from threefs.cluster import ClusterFile
 from threefs.errors import ThreeFSError, Unavailable
 from threefs.etcd import Metadata
+from threefs.nodes import service_of
 from threefs.supervisor.conversion import convert
 from threefs.supervisor.folder import DataFolder
 from threefs.supervisor.members import (
@@ -52,6 +53,7 @@ class Supervisor:
         self._stopping = False
         self._ready = threading.Event()
         self._reason = "no answer yet"
+        self._chains = 0
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve until SIGTERM or SIGINT; `on_ready` gets one line when the cluster can be used."""
@@ -66,6 +68,7 @@ class Supervisor:
         folder.check_metadata(self._options)
         ports = member_ports() if self._etcd_program else []
         addresses = folder.addresses(self._options, [*service_names(self._options), *ports])
+        folder.make_disks(self._options)
         options, planned = self._with_members(addresses)
         planned += services(options, addresses, folder.key_file, folder.path / "data")
         cluster = ClusterFile(
@@ -147,7 +150,9 @@ class Supervisor:
         with Client(cluster, timeout_seconds=PROBE_SECONDS) as client:
             while not self._stopping:
                 try:
-                    self._reason = reason_not_ready(json.loads(client.status()))
+                    status = json.loads(client.status())
+                    self._reason = reason_not_ready(status, self._options)
+                    self._chains = status["cluster"]["chains"]
                 except ThreeFSError as error:
                     self._reason = str(error)
                 if not self._reason:
@@ -157,9 +162,11 @@ class Supervisor:
 
     def _ready_line(self) -> str:
         options = self._options
+        storage = f"{options.storage} storage services"
+        if options.disks > 1:
+            storage += f" of {options.disks} disks"
         return (
-            f"ready: {options.storage} storage nodes, "
-            f"{options.storage * options.chains_per_node} chains of {options.replicas} replicas; "
+            f"ready: {storage}, {self._chains} chains of {options.replicas} replicas; "
             f"cluster file {self._folder.cluster_file}"
         )
 
@@ -183,12 +190,17 @@ class Supervisor:
         self._stopping = True
 
 
-def reason_not_ready(status: dict[str, Any]) -> str:
+def reason_not_ready(status: dict[str, Any], options: ServeOptions) -> str:
     """Why a cluster is not ready yet; empty if it is."""
-    cluster = status["cluster"]
-    alive = sum(node["alive"] for node in cluster["nodes"])
+    cluster, disks = status["cluster"], options.storage * options.disks
     if cluster["chains"] == 0:
-        return f"no chains yet, {alive} of {cluster['nodes_expected']} storage nodes are alive"
+        alive = {service_of(node["node"]) for node in cluster["nodes"] if node["alive"]}
+        return (
+            f"no chains yet, {len(alive)} of {cluster['nodes_expected']} storage services are alive"
+        )
+    # One that was lost later is registered, and its chains are not whole until it is replaced.
+    if len(cluster["nodes"]) < disks:
+        return f"{len(cluster['nodes'])} of {disks} disks have registered"
     if cluster["chains_whole"] < cluster["chains"]:
         return f"{cluster['chains_whole']} of {cluster['chains']} chains are whole"
     if status["meta"] is None:
