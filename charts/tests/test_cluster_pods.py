@@ -40,8 +40,9 @@ PLACED = {
     "threefs.meta.volume.storageClass": "fast",
     "threefs.meta.resources.limits.memory": "8Gi",
 }
-VALUES: list[dict[str, Any]] = [{}, ETCD, POSTGRES, PLACED, {**ETCD, **PLACED}]
-IDS = ["default", "etcd", "postgres", "placed", "all"]
+DISKS = {"threefs.storage.disks": 3}
+VALUES: list[dict[str, Any]] = [{}, ETCD, POSTGRES, PLACED, DISKS, {**ETCD, **PLACED, **DISKS}]
+IDS = ["default", "etcd", "postgres", "placed", "disks", "all"]
 
 
 def cluster_of(objects: Rendered) -> ThreeFSCluster:
@@ -92,6 +93,25 @@ def test_pods_and_claims_are_those_of_the_chart(render: Render, values: dict[str
         assert comparable(actual) == comparable(expected), kind
         labels = actual["spec"]["template"]["metadata"]["labels"]
         assert actual["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_a_storage_service_has_a_claim_for_each_disk(render: Render) -> None:
+    objects = render(**DISKS, **{"threefs.storage.volume.size": "7Gi"})
+    spec = objects.named("StatefulSet", "threefs-storage")["spec"]
+    claims = {
+        claim["metadata"]["name"]: claim["spec"]["resources"]["requests"]["storage"]
+        for claim in spec["volumeClaimTemplates"]
+    }
+    assert claims == {"data": "7Gi", "disk-1": "7Gi", "disk-2": "7Gi"}
+    for kind in ("mgmtd", "meta"):
+        other = objects.named("StatefulSet", f"threefs-{kind}")["spec"]
+        assert [claim["metadata"]["name"] for claim in other["volumeClaimTemplates"]] == ["data"]
+
+
+def test_several_disks_in_one_directory_of_the_node_are_refused() -> None:
+    result = template({**DISKS, "threefs.storage.volume.hostPath": "/srv"})
+    assert result.returncode != 0
+    assert "several disks need claims" in result.stderr
 
 
 @pytest.mark.parametrize("values", VALUES, ids=IDS)

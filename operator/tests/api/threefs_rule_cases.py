@@ -39,6 +39,12 @@ THREEFS_CASES = [
         {"storage": {"chainsPerNode": 8}},
     ),
     on_cluster(
+        "another number of disks",
+        "spec.storage.disks: is immutable, as the claims of a StatefulSet are: create another "
+        "ThreeFSCluster",
+        {"storage": {"disks": 2}},
+    ),
+    on_cluster(
         "larger claims of a StatefulSet",
         "spec.storage.volume: is immutable, as the claims of a StatefulSet are: create another "
         "ThreeFSCluster",

@@ -6,6 +6,8 @@ dict root kind (mgmtd, meta, storage) values replicas required advertise env
 {{- $name := printf "threefs-%s" .kind }}
 {{- $shared := and (ne .kind "storage") (include "fire-flyer.store" .root) }}
 {{- $component := dict "root" .root "component" $name "name" $name "required" .required }}
+{{- /* Numbers of the disks after the first. */}}
+{{- $further := untilStep 1 (int (default 1 .values.disks)) 1 }}
 apiVersion: v1
 kind: Service
 metadata:
@@ -81,6 +83,10 @@ spec:
             - name: THREEFS_DATA
               value: /data
             {{- end }}
+            {{- with $further }}
+            - name: THREEFS_DISKS
+              value: /disks/{{ join ":/disks/" . }}
+            {{- end }}
             - name: THREEFS_KEY_FILE
               value: /etc/threefs/key
             - name: THREEFS_TLS
@@ -129,6 +135,9 @@ spec:
               # Separate folders, because two services may run on one node.
               subPathExpr: $(POD_NAME)
               {{- end }}
+            {{- end }}
+            {{- range $further }}
+            - {name: disk-{{ . }}, mountPath: /disks/{{ . }}}
             {{- end }}
             - {name: cluster, mountPath: /etc/threefs, readOnly: true}
             {{- if $located }}
@@ -181,15 +190,17 @@ spec:
         {{- end }}
   {{- if not (or $shared .values.volume.hostPath) }}
   volumeClaimTemplates:
+    {{- range $disk := prepend $further 0 }}
     - metadata:
-        name: data
+        name: {{ if $disk }}disk-{{ $disk }}{{ else }}data{{ end }}
       spec:
         accessModes: [ReadWriteOnce]
-        {{- with .values.volume.storageClass }}
+        {{- with $.values.volume.storageClass }}
         storageClassName: {{ . }}
         {{- end }}
         resources:
           requests:
-            storage: {{ .values.volume.size }}
+            storage: {{ $.values.volume.size }}
+    {{- end }}
   {{- end }}
 {{- end }}

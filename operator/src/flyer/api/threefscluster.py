@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pydantic.config import JsonDict
 
 STORAGE_MAX = 1_000
+DISKS_MAX = 64
+"""Claims of a pod: as many as a machine has slots for disks."""
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _CHUNK_SIZES = tuple(f"{1 << n}Ki" for n in range(6, 10)) + tuple(f"{1 << n}Mi" for n in range(7))
 
@@ -134,7 +136,7 @@ class MetaSpec(Placement):
 
 
 class VolumeSpec(StrictModel):
-    """The claim of each storage service."""
+    """The claims of each storage service."""
 
     storage_class: StorageClassName = Field(
         default="",
@@ -145,7 +147,7 @@ class VolumeSpec(StrictModel):
         default="100Gi",
         max_length=8,
         pattern=VOLUME_SIZE,
-        description="Size of the claims, which is the capacity that a service offers. Default: "
+        description="Size of the claims, which is the capacity that each disk offers. Default: "
         "100Gi.",
     )
 
@@ -185,12 +187,17 @@ class StorageSpec(Placement):
         default=4,
         ge=1,
         le=64,
-        description="Number of chains whose head is on one storage service. Immutable. Range: 1 "
-        "to 64. Default: 4.",
+        description="Number of chains whose head is on one disk. Immutable. Range: 1 to 64. "
+        "Default: 4.",
     )
-    volume: VolumeSpec = Field(
-        default=VolumeSpec(), description="Claim of each storage service. Immutable."
+    disks: int = Field(
+        default=1,
+        ge=1,
+        le=DISKS_MAX,
+        description="Number of disks of each storage service, each with a claim. Immutable. Range: "
+        "1 to 64. Default: 1.",
     )
+    volume: VolumeSpec = Field(default=VolumeSpec(), description="Claim of each disk. Immutable.")
     resources: ResourceAmounts = Field(
         default=_resources("200m", "256Mi", "4Gi"), description="Resources of each service."
     )
@@ -211,6 +218,13 @@ class StorageSpec(Placement):
             ),
             _fixed("replication"),
             _fixed("chainsPerNode"),
+            Rule(
+                "self.disks == oldSelf.disks",
+                "spec.storage.disks: is immutable, as the claims of a StatefulSet are: create "
+                "another ThreeFSCluster",
+                "",
+                ".disks",
+            ),
             Rule(
                 "self.volume == oldSelf.volume",
                 "spec.storage.volume: is immutable, as the claims of a StatefulSet are: create "

@@ -224,7 +224,7 @@ async def test_the_job_of_another_owner_proves_no_drain(kubernetes, until):
     kubernetes.store.create("jobs", job, NAMESPACE)
     kubernetes.end_job("threefs-drain", "Complete")
     kubernetes.edit(storage={"replicas": 3})
-    await until(lambda: "draining node-4" in kubernetes.condition("Progressing")["message"])
+    await until(lambda: "draining service-4" in kubernetes.condition("Progressing")["message"])
     looks = len(kubernetes.asked)
     await until(lambda: len(kubernetes.asked) > looks + 3)
     assert kubernetes.stateful_set("storage")["spec"]["replicas"] == 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,9 @@ _READ: Final = (
 )  # fmt: skip
 
 
+_NODE_LABEL: Final = re.compile(r"([0-9]{1,6})(?:\.[0-9]{1,3})?")
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """One storage service, as mgmtd knows it."""
@@ -37,6 +41,7 @@ class NodeState:
     sole_replicas: int = 0
     """Chains of which no other service has a serving replica."""
     draining: bool = False
+    """Whether each of its disks is drained."""
     capacity_bytes: int = 0
     used_bytes: int = 0
 
@@ -80,32 +85,37 @@ def health_of(page: str) -> Health | None:
     if samples.get("threefs_up") != {"": 1.0} or any(name not in samples for name in _NEEDED):
         return None
     chains = samples["threefs_chains"]
-    numbers = [
-        int(label) for label in samples["threefs_storage_replicas"]
-        if label.isdecimal() and len(label) < 10
-    ]  # fmt: skip
-
-    def value(name: str, number: int) -> int:
-        return int(samples.get(name, {}).get(str(number), 0))
-
     return Health(
         whole=int(chains.get("whole", 0)),
         degraded=int(chains.get("degraded", 0)),
         unavailable=int(chains.get("unavailable", 0)),
-        nodes={
-            number: NodeState(
-                replicas=value("threefs_storage_replicas", number),
-                sole_replicas=value("threefs_storage_sole_replicas", number),
-                draining=value("threefs_storage_draining", number) > 0,
-                capacity_bytes=value("threefs_capacity_bytes", number),
-                used_bytes=value("threefs_used_bytes", number),
-            )
-            for number in numbers
-        },
+        nodes=_services(samples),
         primaries=frozenset(
             label for label, leads in samples.get("threefs_mgmtd_primary", {}).items() if leads
         ),
     )
+
+
+def _services(samples: dict[str, dict[str, float]]) -> dict[int, NodeState]:
+    """The storage services: sums over their disks, of which 3.2 is one of service 3."""
+    disks: dict[int, list[str]] = {}
+    for label in samples["threefs_storage_replicas"]:
+        if match := _NODE_LABEL.fullmatch(label):
+            disks.setdefault(int(match[1]), []).append(label)
+
+    def values(name: str, labels: list[str]) -> list[int]:
+        return [int(samples.get(name, {}).get(label, 0)) for label in labels]
+
+    return {
+        number: NodeState(
+            replicas=sum(values("threefs_storage_replicas", labels)),
+            sole_replicas=sum(values("threefs_storage_sole_replicas", labels)),
+            draining=all(values("threefs_storage_draining", labels)),
+            capacity_bytes=sum(values("threefs_capacity_bytes", labels)),
+            used_bytes=sum(values("threefs_used_bytes", labels)),
+        )
+        for number, labels in disks.items()
+    }
 
 
 async def read_health(addresses: Sequence[str], port: int) -> Health | None:

@@ -30,7 +30,10 @@ _RESOURCES: Final = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"m
 def drain_job(cluster: ThreeFSCluster, nodes: Collection[int], *, cancel: bool) -> dict[str, Any]:
     """The Job. It ends with success once the services are empty, or kept; it is not repeated."""
     numbers = [str(node) for node in sorted(nodes)]
-    command = ["threefs", "drain", *(["--cancel"] if cancel else []), *numbers, "--apply"]
+    # Of a service with one disk, earlier images know the number only.
+    several = cluster.spec.storage.disks > 1
+    names = [f"service-{number}" for number in numbers] if several else numbers
+    command = ["threefs", "drain", *(["--cancel"] if cancel else []), *names, "--apply"]
     meta = metadata(cluster, KEEP_JOB if cancel else DRAIN_JOB, COMPONENT_DRAIN)
     meta["annotations"] = {NODES_ANNOTATION: ",".join(numbers)}
     pod = {

@@ -16,6 +16,7 @@ __all__ = [
     "NODES_ANNOTATION",
     "PORTS",
     "addresses",
+    "claim_name",
     "component",
     "labels",
     "node_id",
@@ -45,6 +46,11 @@ def component(kind: str) -> str:
 def pod_name(kind: str, ordinal: int) -> str:
     """The name of a pod of a StatefulSet."""
     return f"{component(kind)}-{ordinal}"
+
+
+def claim_name(disk: int) -> str:
+    """The name of the volume of a service's disk, and of its claim template."""
+    return f"disk-{disk}" if disk else "data"
 
 
 def node_id(ordinal: int) -> int:

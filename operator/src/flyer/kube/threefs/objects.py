@@ -16,6 +16,7 @@ from flyer.kube.threefs.names import (
     KINDS,
     PORTS,
     addresses,
+    claim_name,
     component,
     labels,
     replicas_of,
@@ -147,19 +148,21 @@ def stateful_set(
             ),
         },
     }  # fmt: skip
-    if claim := _claim(cluster, kind):
-        value["spec"]["volumeClaimTemplates"] = [claim]
+    if claims := _claims(cluster, kind):
+        value["spec"]["volumeClaimTemplates"] = claims
     value["metadata"]["annotations"] = {FIRST_SIZE_ANNOTATION: str(first)}
     value["metadata"]["annotations"][DIGEST_ANNOTATION] = digest_of(value)
     return value
 
 
-def _claim(cluster: ThreeFSCluster, kind: str) -> Object | None:
+def _claims(cluster: ThreeFSCluster, kind: str) -> list[Object]:
     embedded, volume = cluster.spec.metadata.embedded, cluster.spec.storage.volume
+    disks = 1
     if kind == "storage":
         size, storage_class = volume.size, volume.storage_class
+        disks = cluster.spec.storage.disks
     elif embedded is None:
-        return None
+        return []
     else:
         size = embedded.mgmtd_size if kind == "mgmtd" else embedded.meta_size
         storage_class = embedded.storage_class
@@ -168,7 +171,7 @@ def _claim(cluster: ThreeFSCluster, kind: str) -> Object | None:
     }  # fmt: skip
     if storage_class:
         spec["storageClassName"] = storage_class
-    return {"metadata": {"name": "data"}, "spec": spec}
+    return [{"metadata": {"name": claim_name(disk)}, "spec": spec} for disk in range(disks)]
 
 
 def digest_of(value: Object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,9 +98,9 @@ class Observed:
     keep: DrainJob | None = None
     """The Job that cancels a drain."""
     ending_claims: frozenset[int] = frozenset()
-    """Ordinals of the storage services whose claim is being deleted."""
-    lost_claims: frozenset[int] = frozenset()
-    """Ordinals of those whose claim has lost its volume."""
+    """Ordinals of the storage services with a claim that is being deleted."""
+    lost_claims: dict[int, str] = field(default_factory=dict)
+    """Ordinals of those with a claim that has lost its volume, and the name of the claim."""
     claims: frozenset[int] = frozenset()
     """Ordinals of those that have a claim which is not being deleted."""
 
@@ -183,9 +184,9 @@ def drain_job_of(value: Object, cluster_pods: Iterable[Object]) -> DrainJob:
 
 
 def ordinal_of_claim(name: str) -> int | None:
-    """The ordinal of the storage service that has this claim."""
-    prefix = f"data-{component('storage')}-"
-    return _ordinal(name) if name == f"{prefix}{name.rpartition('-')[2]}" else None
+    """The ordinal of the storage service that has this claim of a disk."""
+    match = re.fullmatch(rf"(?:data|disk-[0-9]+)-{component('storage')}-([0-9]+)", name)
+    return None if match is None else _ordinal(name)
 
 
 def _last_message(pods: Iterable[Object]) -> str:

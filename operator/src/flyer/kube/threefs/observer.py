@@ -89,9 +89,12 @@ class ClusterObserver:
             ending_claims=_ordinals(
                 claim for claim in claims if "deletionTimestamp" in claim["metadata"]
             ),
-            lost_claims=_ordinals(
-                claim for claim in claims if (claim.get("status") or {}).get("phase") == "Lost"
-            ),
+            lost_claims={
+                ordinal: claim["metadata"]["name"]
+                for claim in claims
+                if (claim.get("status") or {}).get("phase") == "Lost"
+                and (ordinal := ordinal_of_claim(claim["metadata"]["name"])) is not None
+            },
         )
 
     async def _set(self, value: Object, pods: int) -> ServiceSet:

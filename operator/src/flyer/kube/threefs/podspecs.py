@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flyer.kube.threefs.names import PORTS, addresses, component, labels, selector
+from flyer.kube.threefs.names import (
+    PORTS,
+    addresses,
+    claim_name,
+    component,
+    labels,
+    selector,
+)
 from flyer.kube.threefs.stores import shared_store, store_mounts, store_values, store_volumes
 
 if TYPE_CHECKING:
@@ -106,7 +113,7 @@ def shared_volumes(cluster: ThreeFSCluster) -> list[Object]:
 def _service(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> Object:
     port = {"port": kind}
     store = shared_store(cluster, kind)
-    data = [] if store else [{"name": "data", "mountPath": "/data"}]
+    data = [] if store else _disk_mounts(cluster, kind)
     return {
         **container(cluster, kind, ["threefs-service", kind]),
         "env": _environment(cluster, kind, settings),
@@ -128,6 +135,18 @@ def _service(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> O
             *CLUSTER_MOUNTS,
         ],
     }  # fmt: skip
+
+
+def _disk_mounts(cluster: ThreeFSCluster, kind: str) -> list[Object]:
+    paths = ["/data", *(_further_disks(cluster) if kind == "storage" else [])]
+    return [
+        {"name": claim_name(disk), "mountPath": path} for disk, path in enumerate(paths)
+    ]  # fmt: skip
+
+
+def _further_disks(cluster: ThreeFSCluster) -> list[str]:
+    """Paths of the disks of a storage service after the first."""
+    return [f"/disks/{disk}" for disk in range(1, cluster.spec.storage.disks)]
 
 
 def _readiness(kind: str) -> Object:
@@ -181,6 +200,8 @@ def _environment(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) 
         values["THREEFS_NODE_FAILURE_MS"] = str(1000 * NODE_FAILURE_SECONDS)
     if kind == "storage":
         values["THREEFS_CAPACITY"] = spec.storage.volume.size
+        if further := _further_disks(cluster):
+            values["THREEFS_DISKS"] = ":".join(further)
     fields = {"POD_NAME": "metadata.name"}
     if kind == "storage":
         fields["THREEFS_HOST"] = "spec.nodeName"

@@ -13,7 +13,7 @@ from flyer.api import (
     ThreeFSClusterStatus,
 )
 from flyer.api.conditions import Condition
-from flyer.kube.threefs.names import KINDS, component, node_id, replicas_of
+from flyer.kube.threefs.names import KINDS, node_id, replicas_of
 
 if TYPE_CHECKING:
     from flyer.api import ThreeFSCluster
@@ -133,9 +133,8 @@ def _degraded(observed: Observed) -> Verdict:
     if len(pods) > _NAMES_MAX:
         parts.append(f"{len(pods) - _NAMES_MAX} more pods are not ready")
     parts += [
-        f"the volume of claim data-{component('storage')}-{ordinal} is lost: delete the claim, and "
-        "the pod gets another one"
-        for ordinal in sorted(observed.lost_claims)[:_NAMES_MAX]
+        f"the volume of claim {name} is lost: delete the claim, and the pod gets another one"
+        for _, name in sorted(observed.lost_claims.items())[:_NAMES_MAX]
     ]
     health = observed.health
     if health is not None and (health.degraded or health.unavailable):

@@ -130,6 +130,6 @@ def _left(nodes: frozenset[int], health: Health) -> int:
 
 
 def _names(nodes: frozenset[int]) -> str:
-    return ", ".join(f"node-{node}" for node in sorted(nodes)[:5]) + (
+    return ", ".join(f"service-{node}" for node in sorted(nodes)[:5]) + (
         f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
     )
