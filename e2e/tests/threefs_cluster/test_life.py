@@ -111,8 +111,20 @@ def disks(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
+def dedicated_nodes(release: chart.Release, namespace: str) -> Iterator[None]:
+    """Lets the services run on the nodes of jobs, as an administrator does: no others are free."""
+    cluster = release.cluster
+    cluster.kubectl(
+        "create", "clusterrolebinding", namespace, "--clusterrole=flyer-dedicated-nodes",
+        f"--serviceaccount={namespace}:threefs",
+    )  # fmt: skip
+    yield
+    cluster.kubectl("delete", "clusterrolebinding", namespace)
+
+
+@pytest.fixture
 def operated(release: chart.Release) -> Iterator[chart.Release]:
-    """The release with ThreeFSClusters; its driver uses its own 3FS again afterwards."""
+    """The release with ThreeFSClusters; its driver uses the 3FS of the chart again afterwards."""
     before = dict(release.values)
     release.values["operator.threefsClusters"] = True
     release.install()
@@ -153,7 +165,7 @@ def change(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> None:
 def let_the_driver_use(release: chart.Release, namespace: str, key: str) -> None:
     """As with an external 3FS: a Secret with the addresses and the key."""
     cluster = release.cluster
-    # The driver of the release could not delete volumes of its own 3FS any more.
+    # The driver of the release could not delete volumes of the 3FS of the chart any more.
     wait_for("volumes of other tests to be gone", lambda: not claims_left(cluster), STEP_SECONDS)
     addresses = cluster.get("configmap", "threefs-cluster", namespace)["data"]["cluster.json"]
     data = {"cluster.json": addresses, "key": key}
@@ -193,7 +205,7 @@ def wait_progress(cluster: Cluster, namespace: str, seen: int) -> int:
 
 
 def test_a_threefscluster_grows_is_upgraded_and_shrinks_under_a_writer(
-    operated: chart.Release, disks: None, namespace: str
+    operated: chart.Release, disks: None, dedicated_nodes: None, namespace: str
 ) -> None:
     cluster, key = operated.cluster, "ab" * 32
     secret = {
