@@ -37,6 +37,8 @@ class Kubernetes:
         self.server = server
         self.store = server.store
         self.broken: set[str] = set()
+        """Images that do not start."""
+        self.broken_pods: set[str] = set()
         self.health: Health | None = Health(
             4, nodes={node: NodeState(replicas=2) for node in (1, 2, 3, 4)}
         )
@@ -50,6 +52,8 @@ class Kubernetes:
         """Whether the StatefulSet controller is down."""
         self.refused: set[str] = set()
         """StatefulSets whose pods cannot be created."""
+        self.slow: set[str] = set()
+        """Pods that run and are not ready."""
         self._clock = 1_800_000_000.0
 
     async def health_of(self, addresses: Sequence[str]) -> Health | None:
@@ -141,7 +145,7 @@ class Kubernetes:
             self.replaced.append(name)
         self._created.add(name)
         container = template["spec"]["containers"][0]
-        broken = container["image"] in self.broken
+        broken = container["image"] in self.broken or name in self.broken_pods
         self._clock += 1
         state = (
             {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
@@ -149,7 +153,7 @@ class Kubernetes:
             else {"running": {"startedAt": format_timestamp(self._clock)}}
         )
         ready = {
-            "type": "Ready", "status": "False" if broken else "True",
+            "type": "Ready", "status": "False" if broken or name in self.slow else "True",
             "lastTransitionTime": format_timestamp(self._clock),
         }  # fmt: skip
         status = {
@@ -160,6 +164,15 @@ class Kubernetes:
             }],
         }  # fmt: skip
         self.store.patch("pods", name, {"status": status}, meta["namespace"], "status")
+
+    def become_ready(self, name: str) -> None:
+        """A slow pod becomes ready."""
+        self.slow.discard(name)
+        self._clock += 1
+        ready = {
+            "type": "Ready", "status": "True", "lastTransitionTime": format_timestamp(self._clock),
+        }  # fmt: skip
+        self.store.patch("pods", name, {"status": {"conditions": [ready]}}, NAMESPACE, "status")
 
     def end_job(self, name: str, kind: str) -> None:
         """A Job ends: Complete or Failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from flyer.api.timestamps import format_timestamp
@@ -100,6 +101,63 @@ async def test_a_change_without_effect_on_pods_replaces_none(kubernetes, until):
     kubernetes.paused = False
     await ready(kubernetes, until)
     assert not kubernetes.replaced
+
+
+async def test_an_upgrade_progresses_until_its_last_pod_is_ready(kubernetes, until):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    kubernetes.slow = {"threefs-meta-0"}
+    kubernetes.edit(image="r/threefs:2")
+    await until(lambda: "waiting: threefs-meta-0 is not ready" in message(kubernetes))
+    await looked(kubernetes, until)
+    progressing = kubernetes.condition("Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("True", "Upgrading")
+    assert kubernetes.status()["phase"] == "Progressing"
+    kubernetes.become_ready("threefs-meta-0")
+    await ready(kubernetes, until)
+    assert kubernetes.condition("Progressing")["status"] == "False"
+
+
+async def test_a_last_pod_that_does_not_start_blocks_the_upgrade(kubernetes, until):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    kubernetes.broken_pods = {"threefs-meta-0"}
+    kubernetes.edit(image="r/threefs:2")
+    await until(lambda: kubernetes.status()["phase"] == "Blocked")
+    await looked(kubernetes, until)
+    why = kubernetes.condition("UpgradeBlocked")["message"]
+    assert why.startswith("threefs-meta-0 does not become ready: ImagePullBackOff")
+    assert kubernetes.condition("Progressing")["reason"] == "Upgrading"
+    kubernetes.broken_pods = set()
+    kubernetes.edit(image="r/threefs:1")
+    await ready(kubernetes, until)
+    assert kubernetes.condition("UpgradeBlocked")["status"] == "False"
+
+
+async def test_a_change_lasts_until_its_chains_are_whole(kubernetes, until):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    whole = kubernetes.health
+
+    async def degrade():
+        kubernetes.health = replace(whole, whole=3, degraded=1)
+
+    kubernetes.edit(storage={"replicas": 5})
+    kubernetes.before_health = degrade
+    await until(lambda: "waiting: 1 chains degraded" in message(kubernetes))
+    await looked(kubernetes, until)
+    progressing = kubernetes.condition("Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("True", "Resizing")
+    kubernetes.health = whole
+    await ready(kubernetes, until)
+
+
+async def test_a_failure_after_a_change_is_not_reported_as_progress(kubernetes, until):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    kubernetes.health = replace(kubernetes.health, whole=3, degraded=1)
+    await until(lambda: kubernetes.status()["phase"] == "Degraded")
+    assert kubernetes.condition("Progressing")["status"] == "False"
 
 
 def event(kubernetes, name, message, age_seconds=0.0, kind="meta", **fields):

@@ -14,6 +14,7 @@ from flyer.api import (
 )
 from flyer.api.conditions import Condition
 from flyer.kube.threefs.names import KINDS, node_id, replicas_of
+from flyer.kube.threefs.rollout import blocked_by
 
 if TYPE_CHECKING:
     from flyer.api import ThreeFSCluster
@@ -52,12 +53,17 @@ def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeF
     counts = {kind: _count(observed, kind) for kind in KINDS}
     desired = sum(step.replicas.values())
     health = observed.health
+    available, degraded = _available(observed), _degraded(observed)
+    change = _change_before(before)
+    progressing = _progressing(cluster, observed, step, before)
+    if change and progressing[2] == "Complete":
+        progressing = _unfinished(change, available, degraded) or progressing
     verdicts = [
         ("Accepted", True, "Accepted", "the operator runs this cluster"),
-        _available(observed),
-        _progressing(cluster, observed, step, before),
-        _degraded(observed),
-        _upgrade_blocked(step),
+        available,
+        progressing,
+        degraded,
+        _upgrade_blocked(observed, step, progressing),
     ]
     nodes = health.nodes.values() if health is not None else ()
     return ThreeFSClusterStatus(
@@ -118,13 +124,31 @@ def _progressing(
         return "Progressing", True, "Upgrading", step.upgrading
     counts = [observed.missing(kind, replicas_of(cluster, kind)) for kind in KINDS]
     if any(counts):
-        return "Progressing", True, "Resizing", "; ".join(filter(None, counts))
+        reason = "Upgrading" if _change_before(before) == "Upgrading" else "Resizing"
+        return "Progressing", True, reason, "; ".join(filter(None, counts))
     if updating := [kind for kind in KINDS if not observed.revision(kind)]:
         message = f"waiting for the StatefulSet controller: update of {', '.join(updating)}"
         return "Progressing", True, "Updating", message
     if not before.version and not _version(observed):
         return "Progressing", True, "Creating", "waiting for all pods to be ready"
     return "Progressing", False, "Complete", "all pods are of the latest specification"
+
+
+def _change_before(before: ThreeFSClusterStatus) -> str:
+    """Reason of the change that was in progress; empty: none was."""
+    for condition in before.conditions:
+        if condition.type == "Progressing" and condition.status == "True":
+            return condition.reason
+    return ""
+
+
+def _unfinished(change: str, available: Verdict, degraded: Verdict) -> Verdict | None:
+    """A change lasts until everything serves; a later failure is not part of it."""
+    if degraded[1]:
+        return "Progressing", True, change, f"waiting: {degraded[3]}"
+    if not available[1]:
+        return "Progressing", True, change, f"waiting: {available[3]}"
+    return None
 
 
 def _degraded(observed: Observed) -> Verdict:
@@ -143,9 +167,12 @@ def _degraded(observed: Observed) -> Verdict:
     return "Degraded", bool(parts), reason, "; ".join(parts) or "all pods are ready"
 
 
-def _upgrade_blocked(step: Plan) -> Verdict:
-    if step.upgrade_blocked:
-        message = f"{step.upgrade_blocked}: correct spec.image, or restore the previous one"
+def _upgrade_blocked(observed: Observed, step: Plan, progressing: Verdict) -> Verdict:
+    _, continues, reason, _ = progressing
+    # The last pod has no successor that waits for it.
+    last = blocked_by(observed) if continues and reason == "Upgrading" else ""
+    if pod := step.upgrade_blocked or last:
+        message = f"{pod}: correct spec.image, or restore the previous one"
         return "UpgradeBlocked", True, "PodNotReady", message
     return "UpgradeBlocked", False, "NotBlocked", "no upgrade is blocked"
 
