@@ -301,7 +301,8 @@ class ThreeFSClusterSpec(StrictModel):
     deletion_policy: Annotated[DeletionPolicy, Field(strict=False)] = Field(
         default=DeletionPolicy.RETAIN,
         description="Whether the claims, and the data on them, are kept when the ThreeFSCluster "
-        "is deleted (Retain) or deleted too (Delete). Default: Retain.",
+        "is deleted (Retain) or deleted too (Delete). After a change, wait until the condition "
+        "Progressing is False before the deletion. Default: Retain.",
     )
 
     model_config = ConfigDict(

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from flyer.api.base import Model
 from flyer.api.conditions import Conditions
-from flyer.api.rules import list_map
+from flyer.api.rules import list_map, list_set
 
 
 class ClusterPhase(StrEnum):
@@ -107,6 +107,13 @@ class ThreeFSClusterStatus(Model):
         max_length=1_000,
         description="State of each storage service.",
         json_schema_extra=list_map("name"),
+    )
+    reserved: tuple[str, ...] = Field(
+        default=(),
+        max_length=16,
+        description="What no other ThreeFSCluster can use: the namespace, and where the rows are "
+        "in etcd or PostgreSQL. It stays while a changed specification is refused.",
+        json_schema_extra={**list_set(), "items": {"type": "string", "maxLength": 500}},
     )
     conditions: Conditions = ()
     observed_generation: int | None = Field(

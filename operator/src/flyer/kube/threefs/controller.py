@@ -34,7 +34,7 @@ from flyer.kube.threefs.jobs import drain_job
 from flyer.kube.threefs.observer import ClusterObserver
 from flyer.kube.threefs.plan import plan, refused
 from flyer.kube.threefs.report import refused_status, status_of
-from flyer.kube.threefs.rivals import rival_of
+from flyer.kube.threefs.reservations import reservations_of
 from flyer.kube.threefs.writer import ConflictingObjectError, Writer
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = ["ThreeFSClusters"]
 INTERVAL_SECONDS: Final = 5.0
 STEP_SECONDS: Final = 120.0
 """Maximum time of one step of one cluster."""
+RESERVE_SECONDS: Final = 10.0
 CONCURRENT_MAX: Final = 8
 
 log = logging.getLogger(__name__)
@@ -87,33 +88,46 @@ class ThreeFSClusters:
                     log.warning("cannot list ThreeFSClusters, retrying: %s", error)
                 else:
                     steps = {uid: step for uid, step in steps.items() if not step.done()}
-                    self._start(group, steps, values)
+                    await self._start(group, steps, values)
                 await asyncio.sleep(self._interval_seconds)
 
-    def _start(
+    async def _start(
         self, group: asyncio.TaskGroup, steps: dict[str, asyncio.Task[None]], values: list[Object]
     ) -> None:
         """Start a step of each cluster that has none in progress."""
         parsed = {value["metadata"]["uid"]: _parsed(value) for value in values}
-        clusters = [each for each in parsed.values() if isinstance(each, ThreeFSCluster)]
         self._observers = {
             uid: self._observers.get(uid) or ClusterObserver(self._api, self._health_of)
             for uid in parsed
         }
         self._writer.forget_all_but(parsed.keys())
+        reservations = reservations_of(values, parsed)
         for value in values:
             uid = value["metadata"]["uid"]
-            if uid not in steps and "deletionTimestamp" not in value["metadata"]:
-                work = self._guarded(value, parsed[uid], clusters)
-                steps[uid] = group.create_task(work, name=f"threefs {uid}")
+            if uid in steps or "deletionTimestamp" in value["metadata"]:
+                continue
+            if (locations := reservations.missing.get(uid)) is not None:
+                await self._reserve(value, locations)
+                continue
+            work = self._guarded(value, parsed[uid], reservations.refused.get(uid, ""))
+            steps[uid] = group.create_task(work, name=f"threefs {uid}")
 
-    async def _guarded(
-        self, value: Object, cluster: ThreeFSCluster | str, clusters: list[ThreeFSCluster]
-    ) -> None:
+    async def _reserve(self, value: Object, locations: tuple[str, ...]) -> None:
+        """Store reservations before the next list, from which the cluster's next step starts."""
+        try:
+            async with asyncio.timeout(RESERVE_SECONDS):
+                await self._store(value, _status_of(value).replace(reserved=locations))
+        except LeadershipLostError:
+            raise
+        except (ApiError, TimeoutError) as error:
+            name = f"{value['metadata']['namespace']}/{value['metadata']['name']}"
+            log.warning("ThreeFSCluster %s: retrying its reservation: %s", name, error)
+
+    async def _guarded(self, value: Object, cluster: ThreeFSCluster | str, rival: str) -> None:
         name = f"{value['metadata']['namespace']}/{value['metadata']['name']}"
         try:
             async with self._slots, asyncio.timeout(STEP_SECONDS):
-                await self._step(value, cluster, clusters)
+                await self._step(value, cluster, rival)
         except LeadershipLostError:
             raise
         except ConflictError as error:
@@ -125,21 +139,19 @@ class ThreeFSClusters:
         except Exception:  # must not end the other clusters, nor the term
             log.exception("ThreeFSCluster %s: a bug, please report it", name)
 
-    async def _step(
-        self, value: Object, cluster: ThreeFSCluster | str, clusters: list[ThreeFSCluster]
-    ) -> None:
+    async def _step(self, value: Object, cluster: ThreeFSCluster | str, rival: str) -> None:
         if isinstance(cluster, str):
-            await self._refuse(value, None, "Invalid", cluster)
+            await self._refuse(value, "Invalid", cluster)
             return
-        if rival := rival_of(cluster, clusters):
-            await self._refuse(value, cluster, "Conflict", rival)
+        if rival:
+            await self._refuse(value, "Conflict", rival)
             return
         try:
             status = await self._reconcile(cluster)
         except ConflictingObjectError as error:
-            await self._refuse(value, cluster, "Conflict", str(error))
+            await self._refuse(value, "Conflict", str(error))
         except (InvalidError, ForbiddenError) as error:
-            await self._refuse(value, cluster, "Rejected", str(error))
+            await self._refuse(value, "Rejected", str(error))
         else:
             await self._store(value, status)
 
@@ -198,11 +210,8 @@ class ThreeFSClusters:
                 except AlreadyExistsError:
                     log.info("job %s/%s exists", namespace, job["metadata"]["name"])
 
-    async def _refuse(
-        self, value: Object, cluster: ThreeFSCluster | None, reason: str, message: str
-    ) -> None:
-        before = None if cluster is None else cluster.status
-        generation = value["metadata"].get("generation")
+    async def _refuse(self, value: Object, reason: str, message: str) -> None:
+        before, generation = _status_of(value), value["metadata"].get("generation")
         await self._store(value, refused_status(generation, before, reason, message, time.time()))
 
     async def _store(self, value: Object, status: ThreeFSClusterStatus) -> None:
@@ -228,9 +237,12 @@ def _parsed(value: Object) -> ThreeFSCluster | str:
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-def _status_of(value: Object) -> ThreeFSClusterStatus | None:
-    """The stored status; None if another release has written it."""
+def _status_of(value: Object) -> ThreeFSClusterStatus:
+    """The stored status, without fields that only another release can read."""
+    stored = value.get("status") or {}
     try:
-        return ThreeFSClusterStatus.model_validate(value.get("status") or {})
-    except ValidationError:
-        return None
+        return ThreeFSClusterStatus.model_validate(stored)
+    except ValidationError as error:
+        foreign = {each["loc"][0] for each in error.errors(include_url=False)}
+        known = {key: part for key, part in stored.items() if key not in foreign}
+        return ThreeFSClusterStatus.model_validate(known)

@@ -32,17 +32,16 @@ Verdict = tuple[str, bool, str, str]
 
 def refused_status(
     generation: int | None,
-    before: ThreeFSClusterStatus | None,
+    before: ThreeFSClusterStatus,
     reason: str,
     message: str,
     now: float,
 ) -> ThreeFSClusterStatus:
     """The status of a cluster that the operator does not run."""
-    status = before or ThreeFSClusterStatus()
     verdicts = [("Accepted", False, reason, message)]
-    return status.replace(
+    return before.replace(
         phase=ClusterPhase.BLOCKED,
-        conditions=_conditions(verdicts, status, generation, now),
+        conditions=_conditions(verdicts, before, generation, now),
         observed_generation=generation,
     )
 
@@ -81,6 +80,7 @@ def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeF
             whole=health.whole, degraded=health.degraded, unavailable=health.unavailable
         ),
         storage_nodes=tuple(_node(pod, observed) for pod in observed.of("storage")[:1000]),
+        reserved=before.reserved,
         conditions=_conditions(verdicts, before, cluster.metadata.generation, observed.now),
         observed_generation=cluster.metadata.generation,
     )
