@@ -160,6 +160,43 @@ async def test_a_failure_after_a_change_is_not_reported_as_progress(kubernetes, 
     assert kubernetes.condition("Progressing")["status"] == "False"
 
 
+async def test_a_rejected_change_does_not_stop_the_report_of_the_services(
+    kubernetes, until, api_server
+):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    api_server.faults.add(
+        Fault(
+            "refuse", verb="update", resource="statefulsets", code=422, reason="Invalid",
+            times=1_000_000,
+        )
+    )  # fmt: skip
+    kubernetes.edit(storage={"replicas": 5}, image="r/threefs:2")
+    await until(lambda: kubernetes.condition("Accepted")["reason"] == "Rejected")
+    kubernetes.health = replace(kubernetes.health, whole=3, degraded=1)
+    await until(lambda: kubernetes.status()["chains"]["degraded"] == 1)
+    status = kubernetes.status()
+    assert (status["phase"], status["ready"], status["version"]) == ("Blocked", "6/6", "1")
+    assert [status[kind]["updated"] for kind in SERVICES] == [0, 0, 0]
+    held = {each["type"]: each["status"] for each in status["conditions"]}
+    assert held == {"Accepted": "False", "Available": "True", "Degraded": "True"}
+    kubernetes.health = replace(kubernetes.health, whole=4, degraded=0)
+    api_server.faults.clear()
+    await until(lambda: kubernetes.status().get("version") == "2")
+    await ready(kubernetes, until)
+
+
+async def test_a_rejected_read_is_reported(kubernetes, until, api_server):
+    kubernetes.create()
+    await ready(kubernetes, until)
+    api_server.faults.add(
+        Fault("refuse", verb="list", resource="pods", code=403, reason="Forbidden", times=1_000_000)
+    )
+    await until(lambda: kubernetes.condition("Accepted")["reason"] == "Rejected")
+    api_server.faults.clear()
+    await ready(kubernetes, until)
+
+
 def event(kubernetes, name, message, age_seconds=0.0, kind="meta", **fields):
     """An event of the StatefulSet of a service."""
     uid = kubernetes.stateful_set(kind)["metadata"]["uid"]

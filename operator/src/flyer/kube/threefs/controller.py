@@ -33,7 +33,7 @@ from flyer.kube.threefs.health import read_health
 from flyer.kube.threefs.jobs import drain_job
 from flyer.kube.threefs.observer import ClusterObserver
 from flyer.kube.threefs.plan import plan, refused
-from flyer.kube.threefs.report import refused_status, status_of
+from flyer.kube.threefs.report import refused_status, rejected_status, status_of
 from flyer.kube.threefs.reservations import reservations_of
 from flyer.kube.threefs.writer import ConflictingObjectError, Writer
 
@@ -114,14 +114,16 @@ class ThreeFSClusters:
 
     async def _reserve(self, value: Object, locations: tuple[str, ...]) -> None:
         """Store reservations before the next list, from which the cluster's next step starts."""
+        name = f"{value['metadata']['namespace']}/{value['metadata']['name']}"
         try:
             async with asyncio.timeout(RESERVE_SECONDS):
                 await self._store(value, _status_of(value).replace(reserved=locations))
         except LeadershipLostError:
             raise
         except (ApiError, TimeoutError) as error:
-            name = f"{value['metadata']['namespace']}/{value['metadata']['name']}"
-            log.warning("ThreeFSCluster %s: retrying its reservation: %s", name, error)
+            log.warning("ThreeFSCluster %s: retrying its reservation: %r", name, error)
+        except Exception:  # must not end the other clusters, nor the term
+            log.exception("ThreeFSCluster %s: a bug, please report it", name)
 
     async def _guarded(self, value: Object, cluster: ThreeFSCluster | str, rival: str) -> None:
         name = f"{value['metadata']['namespace']}/{value['metadata']['name']}"
@@ -151,7 +153,7 @@ class ThreeFSClusters:
         except ConflictingObjectError as error:
             await self._refuse(value, "Conflict", str(error))
         except (InvalidError, ForbiddenError) as error:
-            await self._refuse(value, "Rejected", str(error))
+            await self._reject(value, cluster, str(error))
         else:
             await self._store(value, status)
 
@@ -209,6 +211,17 @@ class ThreeFSClusters:
                     await self._api.create(JOBS, job, namespace)
                 except AlreadyExistsError:
                     log.info("job %s/%s exists", namespace, job["metadata"]["name"])
+
+    async def _reject(self, value: Object, cluster: ThreeFSCluster, message: str) -> None:
+        """Report why the API server rejects the specification, and the services as they run."""
+        observer = self._observers[str(cluster.metadata.uid)]
+        try:
+            sets = await observer.stateful_sets(cluster.metadata.namespace)
+            observed = await observer.observe(cluster, sets)
+        except ForbiddenError:  # the rejected request may have been one of these
+            await self._refuse(value, "Rejected", message)
+        else:
+            await self._store(value, rejected_status(cluster, observed, message))
 
     async def _refuse(self, value: Object, reason: str, message: str) -> None:
         before, generation = _status_of(value), value["metadata"].get("generation")

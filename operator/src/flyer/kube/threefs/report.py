@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flyer.kube.threefs.observed import Observed, Pod
     from flyer.kube.threefs.plan import Plan
 
-__all__ = ["refused_status", "status_of"]
+__all__ = ["refused_status", "rejected_status", "status_of"]
 
 _NAMES_MAX: Final = 5
 _DIGEST_CHARS: Final = 19  # sha256: and 12 digits
@@ -49,9 +49,6 @@ def refused_status(
 def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeFSClusterStatus:
     """The status of a cluster that the operator runs."""
     before = cluster.status or ThreeFSClusterStatus()
-    counts = {kind: _count(observed, kind) for kind in KINDS}
-    desired = sum(step.replicas.values())
-    health = observed.health
     available, degraded = _available(observed), _degraded(observed)
     change = _change_before(before)
     progressing = _progressing(cluster, observed, step, before)
@@ -64,9 +61,36 @@ def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeF
         degraded,
         _upgrade_blocked(observed, step, progressing),
     ]
-    nodes = health.nodes.values() if health is not None else ()
-    return ThreeFSClusterStatus(
+    return _facts(before, observed, sum(step.replicas.values())).replace(
         phase=_phase({kind: holds for kind, holds, _, _ in verdicts}, step, before),
+        conditions=_conditions(verdicts, before, cluster.metadata.generation, observed.now),
+        observed_generation=cluster.metadata.generation,
+    )
+
+
+def rejected_status(
+    cluster: ThreeFSCluster, observed: Observed, message: str
+) -> ThreeFSClusterStatus:
+    """The status of a cluster whose services run while its new specification is rejected."""
+    before = cluster.status or ThreeFSClusterStatus()
+    verdicts = [
+        ("Accepted", False, "Rejected", message), _available(observed), _degraded(observed),
+    ]  # fmt: skip
+    desired = sum(service.replicas for service in observed.sets.values())
+    # No pod is of the rejected specification.
+    return _facts(before, observed.after_writing(KINDS), desired).replace(
+        phase=ClusterPhase.BLOCKED,
+        conditions=_conditions(verdicts, before, cluster.metadata.generation, observed.now),
+        observed_generation=cluster.metadata.generation,
+    )
+
+
+def _facts(before: ThreeFSClusterStatus, observed: Observed, desired: int) -> ThreeFSClusterStatus:
+    """What is observed; the previous value of what cannot be observed now."""
+    counts = {kind: _count(observed, kind) for kind in KINDS}
+    health = observed.health
+    nodes = health.nodes.values() if health is not None else ()
+    return before.replace(
         ready=f"{sum(count.ready for count in counts.values())}/{desired}",
         capacity=_size(sum(node.capacity_bytes for node in nodes)) if nodes else before.capacity,
         used=_size(sum(node.used_bytes for node in nodes)) if nodes else before.used,
@@ -80,9 +104,6 @@ def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeF
             whole=health.whole, degraded=health.degraded, unavailable=health.unavailable
         ),
         storage_nodes=tuple(_node(pod, observed) for pod in observed.of("storage")[:1000]),
-        reserved=before.reserved,
-        conditions=_conditions(verdicts, before, cluster.metadata.generation, observed.now),
-        observed_generation=cluster.metadata.generation,
     )
 
 
