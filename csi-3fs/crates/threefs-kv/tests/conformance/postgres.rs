@@ -8,6 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use threefs_kv::PostgresConfig;
 use tokio_postgres::{Client, NoTls};
 
@@ -226,14 +228,18 @@ impl Server {
         client
     }
 
-    /// Ends the server by kill -9; its data stays.
+    /// Ends the server by kill -9 of all its processes, as a failure of its machine does; its data
+    /// stays. Processes that outlive the first one show commits that no standby has.
     pub(crate) fn end(&mut self) {
         let Some((mut guard, mut stdin, pid)) = self.guard.take() else { return };
+        // It starts no further ones.
+        signal(pid, Signal::STOP);
         let children = format!("/proc/{pid}/task/{pid}/children");
         let children = std::fs::read_to_string(children).unwrap();
+        children.split_whitespace().for_each(|child| signal(child.parse().unwrap(), Signal::KILL));
         stdin.write_all(b"kill\n").unwrap();
         guard.wait().unwrap();
-        // They end when they notice it, and a new server cannot start before.
+        // A new server cannot start before they have ended.
         let deadline = Instant::now() + Duration::from_secs(120);
         for child in children.split_whitespace() {
             while runs(child) {
@@ -242,6 +248,13 @@ impl Server {
             }
         }
     }
+}
+
+/// Sends a signal to a process that may have ended.
+fn signal(process: u32, signal: Signal) {
+    let process = Pid::from_raw(process as i32).unwrap();
+    let sent = kill_process(process, signal);
+    assert!(matches!(sent, Ok(()) | Err(Errno::SRCH)), "{sent:?}");
 }
 
 /// Whether a process has not ended; one whose status was not collected counts as ended.
