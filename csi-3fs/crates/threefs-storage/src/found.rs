@@ -62,9 +62,10 @@ pub(crate) fn adopt(path: &Path, node: NodeId) -> io::Result<()> {
         _ => {}
     }
     let disk = DiskId(format!("{:032x}", rand::random::<u128>()));
-    tracing::info!("disk {} at {path:?} now belongs to {node}", disk.0);
-    let text = serde_json::to_vec(&IdentityJson { version: VERSION, node, disk })?;
-    identity::replace(path, DRAFT, FILE, &text)
+    let written = IdentityJson { version: VERSION, node, disk };
+    identity::replace(path, DRAFT, FILE, &serde_json::to_vec(&written)?)?;
+    tracing::info!("disk {} at {path:?} now belongs to {node}", written.disk.0);
+    Ok(())
 }
 
 /// Writes the identity of a data folder that has none, from a release without identities: it is the
