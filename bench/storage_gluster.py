@@ -29,10 +29,10 @@ mkdir "$folder/1" "$folder/2" "$folder/3" "$folder/mount"
 glusterd
 host=$(hostname)
 timeout 60 sh -c "until gluster --mode=script pool list >/dev/null 2>&1; do sleep 0.1; done"
-gluster --mode=script volume create bench replica 3 \
+timeout 60 gluster --mode=script volume create bench replica 3 \
     "$host:$folder/1" "$host:$folder/2" "$host:$folder/3" force >/dev/null
-gluster --mode=script volume start bench >/dev/null
-mount -t glusterfs "$host:/bench" "$folder/mount"
+timeout 60 gluster --mode=script volume start bench >/dev/null
+timeout 60 mount -t glusterfs "$host:/bench" "$folder/mount"
 echo mounted
 exec cat >/dev/null
 """
