@@ -71,6 +71,21 @@ mod tests {
         &mut memory[start..start + length]
     }
 
+    /// Otherwise the other tests would pass without one direct write.
+    #[test]
+    fn ext4_is_written_directly_since_linux_6_1() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Folder::open(folder.path()).unwrap().open("data").unwrap();
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse::<u32>);
+        let version = [numbers.next(), numbers.next()].map(|number| number.unwrap().unwrap());
+        let stat = rustix::fs::statfs(folder.path()).unwrap();
+        let is_ext4 = stat.f_type == 0xef53 && stat.f_bsize <= BLOCK_BYTES as _;
+        if is_ext4 && version >= [6, 1] && rustix::param::page_size() == BLOCK_BYTES {
+            assert!(file.bypasses_cache());
+        }
+    }
+
     #[test]
     fn what_cannot_be_written_directly_is_written_through_the_page_cache() {
         let folder = tempfile::tempdir().unwrap();
