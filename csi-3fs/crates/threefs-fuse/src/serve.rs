@@ -218,7 +218,7 @@ impl Daemon {
             }
             if call.drops_pages {
                 let (daemon, id) = (Arc::clone(&self), self.inode(request.node));
-                drop(tokio::spawn(async move { daemon.drop_pages(id).await }));
+                drop(tokio::spawn(async move { daemon.drop_pages(id, 0, 0).await }));
             }
             // The change ends only after the kernel has its answer: until then a successor must
             // know it.

@@ -121,6 +121,9 @@ const WRITE_CACHE: u32 = 1 << 0;
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// The kernel neither reads nor writes its pages through this open file.
 pub(crate) const OPEN_DIRECT_IO: u32 = 1 << 0;
+/// The kernel sends concurrent writes within the file at the same time; it needs
+/// [`OPEN_DIRECT_IO`] (Linux 6.2).
+pub(crate) const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 /// The kernel keeps its cached pages of a file.
 pub(crate) const OPEN_KEEP_CACHE: u32 = 1 << 1;
 /// Invalidates the kernel's attributes of an inode.
@@ -156,11 +159,20 @@ impl Request {
 /// Whether a write is to be placed at the end of the file. A page that a mapping has changed has its
 /// place, whichever open file it is written through.
 pub(crate) fn is_append(write: &Request) -> bool {
+    write_flags(write).is_some_and(|(_, open)| open & O_APPEND != 0) && !is_of_page(write)
+}
+
+/// Whether a write is of a page that the kernel has, and not of a system call.
+pub(crate) fn is_of_page(write: &Request) -> bool {
+    write_flags(write).is_some_and(|(flags, _)| flags & WRITE_CACHE != 0)
+}
+
+/// Flags of a write, and of the open file that it is sent through.
+fn write_flags(write: &Request) -> Option<(u32, u32)> {
     let mut fields = Fields(&write.body);
-    let (_handle, _offset, _size) = (fields.u64(), fields.u64(), fields.u32());
-    let (of_pages, _owner, flags) = (fields.u32(), fields.u64(), fields.u32());
-    flags.is_some_and(|flags| flags & O_APPEND != 0)
-        && of_pages.is_some_and(|flags| flags & WRITE_CACHE == 0)
+    let (_handle, _offset, _size) = (fields.u64()?, fields.u64()?, fields.u32()?);
+    let (flags, _owner, open) = (fields.u32()?, fields.u64()?, fields.u32()?);
+    Some((flags, open))
 }
 
 /// Reads fields from the front of a body.

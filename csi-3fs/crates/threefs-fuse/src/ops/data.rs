@@ -1,6 +1,7 @@
 //! File data operations: read, write, seek.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use fabric::deadline::Deadline;
@@ -10,14 +11,17 @@ use threefs_core::ids::InodeId;
 use threefs_meta::{At, MetaChange, Written};
 
 use super::TRUNCATIONS_MAX;
+use super::open::leaves_pages;
 use crate::daemon::{Call, Daemon};
 use crate::files::OpenFile;
 use crate::locks::LockSession;
-use crate::wire::{Body, Fields, WRITE_KILL_SUIDGID, is_append};
+use crate::wire::{Body, Fields, WRITE_KILL_SUIDGID, is_append, is_of_page};
 
 /// Maximum number of unreported ranges of a file; a write that finds more reports them first. A
 /// report has room for these and for what all running requests may add.
 const UNREPORTED_MAX: usize = 64;
+/// Longest wait for the kernel to drop pages; they are dropped later then.
+const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -62,6 +66,12 @@ impl Daemon {
             self.append(call, &open, offset, payload).await?;
         } else {
             self.write_payload(id, &open, offset, payload, call.deadline).await?;
+            // The page of a mapping is locked until its write is answered.
+            if leaves_pages(handle) && !is_of_page(call.request) {
+                // A page may have been read during the write, through another open file. Earlier kernels
+                // than 6.18 keep it.
+                self.drop_pages(id, offset, size as u64).await;
+            }
         }
         Ok(Body::default().u32(size as u32).u32(0))
     }
@@ -176,6 +186,18 @@ impl Daemon {
                     return Err(self.errno_of(&format!("write {}", file.inode), &error, true));
                 }
             }
+        }
+    }
+
+    /// Makes the kernel drop its pages of a range of a file; of the whole file if both are 0.
+    pub(crate) async fn drop_pages(&self, id: InodeId, offset: u64, length: u64) {
+        let device = Arc::clone(&self.device);
+        // Waits for the kernel's own requests, which this daemon answers meanwhile, unless it already
+        // processes as many as it can.
+        let drop_pages = move || device.invalidate_range(id.0, offset, length);
+        let dropped = tokio::task::spawn_blocking(drop_pages);
+        if tokio::time::timeout(DROP_TIMEOUT, dropped).await.is_err() {
+            tracing::warn!(inode = id.0, "the kernel still uses pages of a file that has changed");
         }
     }
 

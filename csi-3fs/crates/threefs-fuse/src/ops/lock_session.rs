@@ -84,7 +84,7 @@ impl Daemon {
         }
         for inode in lost {
             // Reads must not find what others may have changed since.
-            self.drop_pages(inode).await;
+            self.drop_pages(inode, 0, 0).await;
         }
     }
 
@@ -101,14 +101,6 @@ impl Daemon {
         if let Err(error) = self.notify("end the lock session", change, deadline).await {
             tracing::warn!(%error, "the locks of this mount end with its lease");
         }
-    }
-
-    /// Makes the kernel drop its pages of a file.
-    pub(crate) async fn drop_pages(&self, id: InodeId) {
-        let device = Arc::clone(&self.device);
-        // Waits for the kernel's own requests, which this daemon answers meanwhile.
-        let drop_pages = move || device.invalidate_range(id.0, 0, 0);
-        let _ = tokio::task::spawn_blocking(drop_pages).await;
     }
 
     /// The client for updates of a file: with locks, they require the lease of the session.

@@ -217,7 +217,7 @@ impl Daemon {
         let inode = self.stat(call, id).await?;
         let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         if !self.files.open(handle, &inode, 0).1 {
-            self.drop_pages(id).await;
+            self.drop_pages(id, 0, 0).await;
         }
         Ok(())
     }

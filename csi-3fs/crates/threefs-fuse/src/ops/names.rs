@@ -7,7 +7,7 @@ use threefs_meta::{
 };
 
 use super::attributes::kernel_attributes;
-use super::open::access_of;
+use super::open::handle_number;
 use crate::daemon::{Call, Daemon, inode_of, unexpected};
 use crate::wire::{self, Body, Fields, opcode};
 
@@ -104,7 +104,7 @@ impl Daemon {
         };
         let handle = FileHandle::of(&inode.id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         self.open_file(call, handle, &inode).await?;
-        let (handle, open_flags) = (self.handle(access_of(flags)), self.append_flags(flags));
+        let (handle, open_flags) = (self.handle(handle_number(flags)), self.direct_flags(flags));
         let body = self.entry_body(&inode);
         Ok(wire::opened(body, handle, wire::OPEN_KEEP_CACHE | open_flags))
     }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use fabric::deadline::Deadline;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
@@ -25,14 +26,27 @@ const RELEASE_FLOCK: u32 = 1 << 1;
 /// sign of it.
 const HANDLE_READ: u64 = 1;
 const HANDLE_WRITE: u64 = 2;
+/// The kernel sends parallel writes, which leave its pages as they are.
+const HANDLE_PARALLEL: u64 = 4;
 
 /// The number in the handle of a file that is opened with these flags.
-pub(super) fn access_of(flags: u32) -> u64 {
+pub(super) fn handle_number(flags: u32) -> u64 {
+    let parallel = if writes_directly(flags) { HANDLE_PARALLEL } else { 0 };
     match flags & O_ACCMODE {
-        O_WRONLY => HANDLE_WRITE,
-        O_RDWR => HANDLE_READ | HANDLE_WRITE,
+        O_WRONLY => HANDLE_WRITE | parallel,
+        O_RDWR => HANDLE_READ | HANDLE_WRITE | parallel,
         _ => HANDLE_READ,
     }
+}
+
+/// Whether a file is opened for writes that bypass the page cache.
+fn writes_directly(flags: u32) -> bool {
+    flags & OFlags::DIRECT.bits() != 0 && flags & O_ACCMODE != 0
+}
+
+/// Whether writes through a handle leave the kernel's pages as they are.
+pub(super) fn leaves_pages(handle: u64) -> bool {
+    handle & HANDLE_PARALLEL != 0
 }
 
 /// The access with which a handle was opened.
@@ -86,16 +100,19 @@ impl Daemon {
             self.device.invalidate_attributes(call.request.node);
         }
         let keep = if same { wire::OPEN_KEEP_CACHE } else { 0 };
-        let handle = self.handle(access_of(flags));
-        Ok(wire::opened(Body::default(), handle, keep | self.append_flags(flags)))
+        let handle = self.handle(handle_number(flags));
+        Ok(wire::opened(Body::default(), handle, keep | self.direct_flags(flags)))
     }
 
-    /// Flags of an open file for appends. With its page cache, the kernel would divide a write at the
-    /// bounds of pages, and fill its pages at the end that it knows, which may not be the end of the
-    /// file.
-    pub(super) fn append_flags(&self, flags: u32) -> u32 {
+    /// Flags of an open file that the kernel does not cache: with `O_DIRECT`, whose writes it would
+    /// otherwise send one after the other, and for appends. With its page cache, the kernel would
+    /// divide an append at the bounds of pages, and fill its pages at the end that it knows, which
+    /// may not be the end of the file.
+    pub(super) fn direct_flags(&self, flags: u32) -> u32 {
         let appends = flags & wire::O_APPEND != 0 && flags & O_ACCMODE != 0;
-        if appends && self.shares_appends() { wire::OPEN_DIRECT_IO } else { 0 }
+        let append = if appends && self.shares_appends() { wire::OPEN_DIRECT_IO } else { 0 };
+        let direct = wire::OPEN_DIRECT_IO | wire::OPEN_PARALLEL_DIRECT_WRITES;
+        append | if writes_directly(flags) { direct } else { 0 }
     }
 
     /// Adds a handle to an open file.

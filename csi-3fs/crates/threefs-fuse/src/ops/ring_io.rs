@@ -118,7 +118,8 @@ impl Daemon {
         if let Ok(bytes @ 1..) = done
             && !ring.terms.for_read
         {
-            self.drop_kernel_pages(id, range.file_offset, bytes).await;
+            // The kernel does not see what rings write.
+            self.drop_pages(id, range.file_offset, bytes).await;
         }
         self.release_retained(id, &open).await;
         done
@@ -247,13 +248,5 @@ impl Daemon {
         region.read_at(range.memory_offset, &mut payload)?;
         self.write_payload(id, open, range.file_offset, Bytes::from(payload), deadline).await?;
         Ok(size)
-    }
-
-    /// The kernel does not see what rings write.
-    async fn drop_kernel_pages(self: &Arc<Self>, id: InodeId, offset: u64, length: u64) {
-        let daemon = Arc::clone(self);
-        let drop_pages = move || daemon.device.invalidate_range(id.0, offset, length);
-        // Waits for the kernel's own requests, which this daemon answers meanwhile.
-        let _ = tokio::task::spawn_blocking(drop_pages).await;
     }
 }
