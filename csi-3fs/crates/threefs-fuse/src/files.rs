@@ -164,6 +164,11 @@ impl Files {
         }
     }
 
+    /// The kernel may have pages of any content.
+    pub(crate) fn forget_content(&self, inode: InodeId) {
+        self.contents().remove(&inode);
+    }
+
     /// Whether the kernel's pages match this content of the file.
     pub(crate) fn is_same(&self, inode: &Inode) -> bool {
         content(inode).is_some_and(|content| self.contents().get(&inode.id) == Some(&content))

@@ -218,7 +218,8 @@ impl Daemon {
             }
             if call.drops_pages {
                 let (daemon, id) = (Arc::clone(&self), self.inode(request.node));
-                drop(tokio::spawn(async move { daemon.drop_pages(id, 0, 0).await }));
+                let deadline = Deadline::after(self.timeout);
+                drop(tokio::spawn(async move { daemon.drop_pages(id, 0, 0, deadline).await }));
             }
             // The change ends only after the kernel has its answer: until then a successor must
             // know it.

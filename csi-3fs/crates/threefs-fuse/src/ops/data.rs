@@ -20,7 +20,7 @@ use crate::wire::{Body, Fields, WRITE_KILL_SUIDGID, is_append, is_of_page};
 /// Maximum number of unreported ranges of a file; a write that finds more reports them first. A
 /// report has room for these and for what all running requests may add.
 const UNREPORTED_MAX: usize = 64;
-/// Longest wait for the kernel to drop pages; they are dropped later then.
+/// Longest wait of a direct write for the kernel to drop pages.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -70,7 +70,8 @@ impl Daemon {
             if leaves_pages(handle) && !is_of_page(call.request) {
                 // A page may have been read during the write, through another open file. Earlier kernels
                 // than 6.18 keep it.
-                self.drop_pages(id, offset, size as u64).await;
+                let deadline = Deadline::after(DROP_TIMEOUT);
+                self.drop_pages(id, offset, size as u64, deadline).await;
             }
         }
         Ok(Body::default().u32(size as u32).u32(0))
@@ -189,16 +190,25 @@ impl Daemon {
         }
     }
 
-    /// Makes the kernel drop its pages of a range of a file; of the whole file if both are 0.
-    pub(crate) async fn drop_pages(&self, id: InodeId, offset: u64, length: u64) {
+    /// Makes the kernel drop its pages of a range of a file; of the whole file if both are 0. Returns
+    /// whether they are dropped by the deadline; otherwise they are later.
+    pub(crate) async fn drop_pages(
+        &self,
+        id: InodeId,
+        offset: u64,
+        length: u64,
+        deadline: Deadline,
+    ) -> bool {
         let device = Arc::clone(&self.device);
         // Waits for the kernel's own requests, which this daemon answers meanwhile, unless it already
         // processes as many as it can.
         let drop_pages = move || device.invalidate_range(id.0, offset, length);
-        let dropped = tokio::task::spawn_blocking(drop_pages);
-        if tokio::time::timeout(DROP_TIMEOUT, dropped).await.is_err() {
+        let dropping = tokio::task::spawn_blocking(drop_pages);
+        let dropped = tokio::time::timeout_at(deadline.instant().into(), dropping).await.is_ok();
+        if !dropped {
             tracing::warn!(inode = id.0, "the kernel still uses pages of a file that has changed");
         }
+        dropped
     }
 
     /// SEEK_DATA and SEEK_HOLE: everything before the end counts as data, as POSIX allows.

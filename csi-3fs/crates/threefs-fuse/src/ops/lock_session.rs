@@ -84,7 +84,7 @@ impl Daemon {
         }
         for inode in lost {
             // Reads must not find what others may have changed since.
-            self.drop_pages(inode, 0, 0).await;
+            self.drop_pages(inode, 0, 0, Deadline::after(self.timeout)).await;
         }
     }
 

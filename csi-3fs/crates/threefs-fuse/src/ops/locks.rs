@@ -216,10 +216,12 @@ impl Daemon {
         self.report_length(id, &open, false, call.deadline).await?;
         let inode = self.stat(call, id).await?;
         let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        if !self.files.open(handle, &inode, 0).1 {
-            self.drop_pages(id, 0, 0).await;
+        let same = self.files.open(handle, &inode, 0).1;
+        if same || self.drop_pages(id, 0, 0, call.deadline).await {
+            return Ok(());
         }
-        Ok(())
+        self.files.forget_content(id);
+        Err(Errno::TIMEDOUT)
     }
 
     pub(super) async fn query_lock(

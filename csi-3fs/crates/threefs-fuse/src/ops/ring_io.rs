@@ -119,7 +119,8 @@ impl Daemon {
             && !ring.terms.for_read
         {
             // The kernel does not see what rings write.
-            self.drop_pages(id, range.file_offset, bytes).await;
+            let deadline = Deadline::after(self.timeout);
+            self.drop_pages(id, range.file_offset, bytes, deadline).await;
         }
         self.release_retained(id, &open).await;
         done
