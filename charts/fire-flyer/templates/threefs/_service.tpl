@@ -120,8 +120,7 @@ spec:
             tcpSocket: {port: {{ .kind }}}
             periodSeconds: 2
             timeoutSeconds: 5
-            # Two hours: a storage service with an empty disk waits until its chains serve without it.
-            failureThreshold: {{ if eq .kind "storage" }}3600{{ else }}300{{ end }}
+            failureThreshold: 300
           resources:
             {{- toYaml .values.resources | nindent 12 }}
           {{- include "fire-flyer.restricted-container" . | nindent 10 }}

@@ -4,7 +4,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use fabric::rpc::Shutdown;
@@ -45,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) mgmtd: MgmtdClient,
     pub(crate) routing: watch::Receiver<Arc<RoutingInfo>>,
     /// mgmtd has replied that it knows no node. It publishes no routing then.
-    pub(crate) is_new_cluster: AtomicBool,
+    pub(crate) is_new_cluster: watch::Sender<bool>,
     pub(crate) nodes: Arc<Nodes>,
 }
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use fabric::rpc::{Shutdown, ShutdownHandle};
@@ -16,9 +15,6 @@ use tokio::task::JoinSet;
 use crate::disk::{self, End, Shared};
 use crate::error::StorageServiceError;
 use crate::watcher::Watcher;
-
-/// Time after which waits for mgmtd are checked again.
-const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts and stops the disks.
 pub(crate) struct Disks {
@@ -51,6 +47,8 @@ impl Disks {
     /// # Errors
     /// No disk may be served.
     pub(crate) async fn serve(mut self, shutdown: Shutdown) -> Result<(), StorageServiceError> {
+        let mut is_new_cluster = self.shared.is_new_cluster.subscribe();
+        let mut routing = self.shared.routing.clone();
         loop {
             self.execute()?;
             tokio::select! {
@@ -60,7 +58,8 @@ impl Disks {
                     self.ended(&path, end)?;
                 }
                 () = self.watcher.changed() => {}
-                () = tokio::time::sleep(INTERVAL) => {}
+                Ok(()) = is_new_cluster.changed() => {}
+                Ok(()) = routing.changed() => {}
             }
         }
         let timeout = Duration::from_millis(self.shared.config.drain_ms);
@@ -80,7 +79,7 @@ impl Disks {
             there.any(|found| matches!(found, Found::Disk(disk) if disk.disk == *id))
         };
         self.refused.retain(is_there);
-        let is_new_cluster = self.shared.is_new_cluster.load(SeqCst);
+        let is_new_cluster = *self.shared.is_new_cluster.borrow();
         let (service, paths) = (self.shared.service, self.watcher.paths().to_vec());
         let host = Host::new(service, paths, &self.shared.routing.borrow(), is_new_cluster);
         let running: BTreeMap<String, DiskIdentity> =

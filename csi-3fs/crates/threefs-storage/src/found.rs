@@ -68,17 +68,30 @@ pub(crate) fn adopt(path: &Path, node: NodeId) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the identity of a data folder that has none, from a release without identities: it is the
-/// first disk of its service. Without `may_be_empty`, an empty folder is left as it is.
+/// Writes the identity of a data folder that has data and none, from a release without identities: it
+/// is the first disk of its service.
 ///
 /// # Errors
 /// The folder cannot be read or written.
-pub(crate) fn claim_first(path: &Path, node: NodeId, may_be_empty: bool) -> io::Result<()> {
-    let has_identity = fs::exists(path.join(FILE))?;
-    if has_identity || (identity::read(path)? == DataFolder::Empty && !may_be_empty) {
+pub(crate) fn claim_first(path: &Path, node: NodeId) -> io::Result<()> {
+    if fs::exists(path.join(FILE))? || identity::read(path)? == DataFolder::Empty {
         return Ok(());
     }
     adopt(path, node)
+}
+
+/// Creates the folder of a service that has only this one, and marks it if it is empty: whatever is
+/// mounted there is the first disk or a new one.
+///
+/// # Errors
+/// It cannot be created, read or written.
+pub(crate) fn prepare_only(path: &Path, node: NodeId) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    claim_first(path, node)?;
+    if !fs::exists(path.join(FILE))? {
+        fs::write(path.join(MARK), "")?;
+    }
+    Ok(())
 }
 
 fn inspect(path: &Path) -> io::Result<Found> {
@@ -87,8 +100,10 @@ fn inspect(path: &Path) -> io::Result<Found> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return without_identity(path),
         Err(error) => return Err(error),
     };
-    let IdentityJson { version, node, disk } = serde_json::from_str(&text)
-        .map_err(|error| io::Error::other(format!("`{FILE}` is damaged: {error}")))?;
+    let IdentityJson { version, node, disk } = serde_json::from_str(&text).map_err(|error| {
+        let remedy = "empty the disk, then it is synced from the other replicas";
+        io::Error::other(format!("`{FILE}` is damaged: {error}; {remedy}"))
+    })?;
     if version != VERSION {
         let reason = format!("`{FILE}` has version {version}; this release reads {VERSION}");
         return Err(io::Error::other(reason));
@@ -169,7 +184,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let text = r#"{"version": 1, "node": 3, "disk": "0a1b-2c"}"#;
         fs::write(folder.path().join(FILE), text).unwrap();
-        claim_first(folder.path(), NodeId(9), true).unwrap();
+        prepare_only(folder.path(), NodeId(9)).unwrap();
         let Found::Disk(disk) = look(folder.path()) else { panic!() };
         assert_eq!((disk.node, disk.disk), (NodeId(3), DiskId("0a1b-2c".into())));
     }
@@ -177,10 +192,10 @@ mod tests {
     #[test]
     fn a_first_folder_with_targets_and_without_an_identity_is_claimed() {
         let folder = tempfile::tempdir().unwrap();
-        claim_first(folder.path(), NodeId(9), false).unwrap();
+        claim_first(folder.path(), NodeId(9)).unwrap();
         assert!(matches!(look(folder.path()), Found::Nothing(_)), "it is empty");
         fs::create_dir(folder.path().join("target-1")).unwrap();
-        claim_first(folder.path(), NodeId(9), false).unwrap();
+        claim_first(folder.path(), NodeId(9)).unwrap();
         let Found::Disk(disk) = look(folder.path()) else { panic!() };
         assert_eq!(disk.node, NodeId(9));
     }

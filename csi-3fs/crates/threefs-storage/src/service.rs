@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use fabric::BoxFuture;
@@ -14,6 +13,7 @@ use fabric::tls::ServiceTls;
 use threefs_core::disks::Found;
 use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_mgmtd::MgmtdClient;
+use tokio::sync::watch;
 
 use crate::config::StorageConfig;
 use crate::disk::Shared;
@@ -45,7 +45,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     if service != service.service() {
         return Err(StorageServiceError::NodeId(config.node_id));
     }
-    let watcher = watch(&config, service)?;
+    let watcher = start_watcher(&config, service)?;
     let keys = Keys::read(&config.key_file)?;
     let tls = ServiceTls { enabled: config.tls, transition: config.tls_transition };
     let credentials = tls.credentials(&keys);
@@ -68,7 +68,7 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let (drained, closing) = Shutdown::new();
     let port = Port { nodes: Arc::clone(&nodes), routing: routing.clone(), keys };
     let mut port = std::pin::pin!(server.serve(port, closing));
-    let is_new_cluster = AtomicBool::new(false);
+    let is_new_cluster = watch::Sender::new(false);
     let shared =
         Arc::new(Shared { config, service, address, peers, mgmtd, routing, is_new_cluster, nodes });
     let disks = Disks::new(Arc::clone(&shared), watcher);
@@ -92,7 +92,9 @@ async fn recognize_new_cluster(shared: &Shared) {
         loop {
             let status = shared.mgmtd.status(Deadline::after(STATUS_TIMEOUT)).await;
             let is_new = status.is_ok_and(|status| status.routing_version == RoutingVersion(0));
-            shared.is_new_cluster.store(is_new, SeqCst);
+            shared
+                .is_new_cluster
+                .send_if_modified(|known| std::mem::replace(known, is_new) != is_new);
             tokio::time::sleep(STATUS_INTERVAL).await;
         }
     };
@@ -102,9 +104,8 @@ async fn recognize_new_cluster(shared: &Shared) {
     }
 }
 
-/// Starts to look at the paths. A single folder is created, and has the first disk; if it cannot be
-/// used, the service ends.
-fn watch(config: &StorageConfig, service: NodeId) -> Result<Watcher, StorageServiceError> {
+/// Starts to look at the paths. A single folder is created; if it cannot be used, the service ends.
+fn start_watcher(config: &StorageConfig, service: NodeId) -> Result<Watcher, StorageServiceError> {
     let data = |path: &Path, reason: String| StorageServiceError::Data {
         path: path.display().to_string(),
         reason,
@@ -118,9 +119,7 @@ fn watch(config: &StorageConfig, service: NodeId) -> Result<Watcher, StorageServ
     }
     if config.disks.is_empty() {
         let path = &config.data;
-        std::fs::create_dir_all(path)
-            .and_then(|()| found::claim_first(path, service, true))
-            .map_err(|error| data(path, error.to_string()))?;
+        found::prepare_only(path, service).map_err(|error| data(path, error.to_string()))?;
         if let Found::Unknown(reason) | Found::Nothing(reason) = found::look(path) {
             return Err(data(path, reason));
         }

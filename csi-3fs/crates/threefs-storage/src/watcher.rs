@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use threefs_core::disks::Found;
@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct Watcher {
     /// In the order of the configuration.
     paths: Vec<String>,
-    views: BTreeMap<String, Arc<Mutex<View>>>,
+    views: BTreeMap<String, (Arc<Mutex<View>>, Thread)>,
     changed: Arc<Notify>,
 }
 
@@ -42,11 +42,11 @@ impl Watcher {
         for (number, path) in paths.iter().enumerate() {
             let found = Found::Unknown("it has not been read yet".into());
             let view = Arc::new(Mutex::new(View { found, adopt: None }));
-            views.insert(path.display().to_string(), Arc::clone(&view));
-            let (view, path) = (Arc::downgrade(&view), path.clone());
+            let (watched, folder) = (Arc::downgrade(&view), path.clone());
             let (changed, claim) = (Arc::clone(&changed), (number == 0).then_some(first));
             let thread = thread::Builder::new().name(format!("path-{number}"));
-            thread.spawn(move || watch(&path, &view, &changed, claim))?;
+            let thread = thread.spawn(move || watch(&folder, &watched, &changed, claim))?;
+            views.insert(path.display().to_string(), (view, thread.thread().clone()));
         }
         let paths = paths.iter().map(|path| path.display().to_string()).collect();
         Ok(Self { paths, views, changed })
@@ -59,15 +59,17 @@ impl Watcher {
 
     /// What was found at each path last.
     pub(crate) fn found(&self) -> BTreeMap<String, Found> {
-        let found =
-            |(path, view): (&String, &Arc<Mutex<View>>)| (path.clone(), lock(view).found.clone());
+        let found = |(path, view): (&String, &(Arc<Mutex<View>>, _))| {
+            (path.clone(), lock(&view.0).found.clone())
+        };
         self.views.iter().map(found).collect()
     }
 
     /// Has an identity written on the new disk at a path, if it is still new.
     pub(crate) fn adopt(&self, path: &str, node: NodeId) {
-        if let Some(view) = self.views.get(path) {
+        if let Some((view, thread)) = self.views.get(path) {
             lock(view).adopt = Some(node);
+            thread.unpark();
         }
     }
 
@@ -88,7 +90,7 @@ fn watch(
     while let Some(view) = view.upgrade() {
         // Fails while the folder is missing or unreadable.
         if let Some(node) = claim
-            && found::claim_first(path, node, false).is_ok()
+            && found::claim_first(path, node).is_ok()
         {
             claim = None;
         }
@@ -105,7 +107,7 @@ fn watch(
             changed.notify_one();
         }
         drop(view);
-        thread::sleep(INTERVAL);
+        thread::park_timeout(INTERVAL);
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
         assert!(matches!(before[&hanging], Found::Unknown(_)));
         // A request that was made before the disk was found: its identity is not replaced.
         watcher.adopt(&new, NodeId(2_000_003));
-        while lock(&watcher.views[&new]).adopt.is_some() {
+        while lock(&watcher.views[&new].0).adopt.is_some() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         crate::identity::write(new.as_ref(), ClusterId(7)).unwrap();

@@ -13,7 +13,6 @@ from threefs import _native
 from threefs.etcd import EtcdOptions
 from threefs.postgres import PostgresOptions
 from threefs.services.cli import app
-from threefs.services.disk import authority_of
 from threefs.services.settings import meta_config, mgmtd_config, node_id_of, storage_config
 from threefs.shared_store import SharedStore
 from typer.testing import CliRunner
@@ -107,12 +106,10 @@ def test_a_wrong_setting_of_storage_is_named(changed: dict[str, Any], words: str
 def test_further_disks_are_given_as_options_or_with_colons(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], variables: dict[str, str]
 ) -> None:
-    """And the service, not `take_disk`, decides about its disks."""
     configs: list[dict[str, Any]] = []
     monkeypatch.setattr(
         _native, "run_service", lambda _kind, config, _parent: configs.append(json.loads(config))
     )
-    monkeypatch.setattr("threefs.services.disk.take_disk", lambda *_: pytest.fail("it may hang"))
     command = [
         "storage", "--data", "/data", "--key-file", "/key", "--mgmtd", "mgmtd:9000",
         "--node-id", "3", "--listen", "127.0.0.1:9002",
@@ -139,25 +136,6 @@ def test_a_chunk_size_must_be_a_power_of_two() -> None:
             mgmtd="a:1",
             chunk_bytes=100_000,
         )
-
-
-@pytest.mark.parametrize(
-    ("state", "can_lead"),
-    [
-        ("SERVING", True),
-        ("LASTSRV", True),
-        ("SYNCING", True),
-        ("WAITING", False),
-        ("OFFLINE", False),
-    ],
-)
-def test_a_disk_can_lead_a_chain_until_its_target_is_offline_or_waiting(
-    state: str, can_lead: bool
-) -> None:
-    targets = [{"target": 1, "node": 2, "state": state}, {"target": 9, "node": 3, "state": "x"}]
-    routing = {"chains": {"1": {"id": 1, "targets": targets}}}
-    assert bool(authority_of(2, routing)) is can_lead
-    assert authority_of(7, routing) == []
 
 
 ETCD = EtcdOptions("http://etcd-0:2379,http://etcd-1:2379", "/3fs/a")

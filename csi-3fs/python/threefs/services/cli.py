@@ -268,8 +268,6 @@ def storage(
     so on. They are recognized by what is written on them, at any of the paths, also while the
     service runs; an empty file system that is mounted at a path becomes a new disk.
     """
-    from threefs.services.disk import take_disk
-
     if location_file is not None:
         zone, rack = read_location(location_file)
     config = storage_config(
@@ -288,9 +286,6 @@ def storage(
     )
     config |= tls_config(enabled=tls, transition=tls_transition)
     _exit_on_sigterm()
-    # With several folders, the service decides what it serves: one that hangs delays no other.
-    if not disk:
-        take_disk(config, _log)
     _serve("storage", config)
 
 

@@ -123,10 +123,9 @@ def _service(cluster: ThreeFSCluster, kind: str, settings: ClusterSettings) -> O
             "tcpSocket": port, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6,
         },
         "readinessProbe": _readiness(kind),
-        # Two hours: a storage service with an empty disk waits until its chains serve without it.
         "startupProbe": {
             "tcpSocket": port, "periodSeconds": 2, "timeoutSeconds": 5,
-            "failureThreshold": 3600 if kind == "storage" else 300,
+            "failureThreshold": 300,
         },
         "resources": _resources(getattr(cluster.spec, kind).resources.to_object()),
         "volumeMounts": [
