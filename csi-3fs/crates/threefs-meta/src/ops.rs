@@ -19,6 +19,7 @@ mod holds;
 mod init;
 pub(crate) mod locks;
 mod lookup;
+mod names;
 mod namespace;
 mod registration;
 mod repair;

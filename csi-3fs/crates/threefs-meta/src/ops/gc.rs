@@ -14,7 +14,7 @@ use crate::ops::locks::drop_append_lease;
 use crate::ops::trash::purge_before;
 use crate::ops::volume::quota;
 use crate::ops::volume::quota::Charge;
-use crate::ops::{OpError, drop_link, load_named, queue, store};
+use crate::ops::{OpError, drop_link, load_named, names, queue, store};
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 use crate::written::Written;
@@ -234,20 +234,20 @@ impl Operation for EmptyDirectory<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<bool, OpError> {
         let directory = self.removal.row.inode;
-        let names = KeyRange::prefix(&rows::dentries(directory));
-        let page = txn.range(&names, NAMES_PER_TRANSACTION).await?;
+        let range = KeyRange::prefix(&rows::dentries(directory));
+        let page = txn.range(&range, NAMES_PER_TRANSACTION).await?;
         for (key, value) in &page {
             let entry: DentryRow = rows::decode(key, value)?;
+            let name = key.get(range.start.len()..).unwrap_or_default();
             let row = load_named(txn, entry, "(removed)").await?;
             match entry.kind {
                 EntryKind::Directory => detach_tree(txn, row, self.now).await?,
                 _ => {
-                    let name = key.get(names.start.len()..).unwrap_or_default();
-                    let name = String::from_utf8_lossy(name).into_owned();
+                    let name = String::from_utf8_lossy(name);
                     drop_link(txn, row, &name, self.now, self.open_files).await?;
                 }
             }
-            txn.clear(key);
+            names::set(txn, directory, name, None)?;
         }
         if page.len() < NAMES_PER_TRANSACTION {
             // A volume is removed with its trash.

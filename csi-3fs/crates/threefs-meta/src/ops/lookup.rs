@@ -5,12 +5,12 @@ use threefs_kv::Transaction;
 
 use crate::identity::Identity;
 use crate::ops::scope;
-use crate::ops::{OpError, load, load_named, not_found};
+use crate::ops::{OpError, load, load_named, names as entries, not_found};
 use crate::permission::{EXECUTE, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, MetaError, NAME_BYTES_MAX, PATH_BYTES_MAX, ROOT, SYMLINKS_MAX,
 };
-use crate::rows::{self, DentryRow, InodeRow, REMOVED};
+use crate::rows::{DentryRow, InodeRow, REMOVED};
 
 /// Whether a symbolic link in the last component is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub(crate) async fn lookup(
             continue;
         }
         check_name(&name)?;
-        let entry: Option<DentryRow> = rows::read(txn, &rows::dentry(parent, &name)).await?;
+        let entry = entries::get(txn, parent, &name).await?;
         let symlink = entry.filter(|entry| entry.kind == EntryKind::Symlink);
         if let Some(entry) = symlink
             && (!names.is_empty() || last == FinalSymlink::Follow)

@@ -19,8 +19,8 @@ pub(crate) fn inode(id: InodeId) -> Vec<u8> {
     numbered(b"INOD", id, &[])
 }
 
-pub(crate) fn dentry(parent: InodeId, name: &str) -> Vec<u8> {
-    numbered(b"DENT", parent, name.as_bytes())
+pub(crate) fn dentry(parent: InodeId, name: impl AsRef<[u8]>) -> Vec<u8> {
+    numbered(b"DENT", parent, name.as_ref())
 }
 
 /// Prefix of all names of a directory.

@@ -8,7 +8,9 @@ use crate::identity::Identity;
 use crate::ops::file::length::start_session;
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, Resolved, find, lookup, lookup_name};
 use crate::ops::volume::quota::{self, Charge};
-use crate::ops::{Inputs, NewInode, OpError, count_subdirectories, load_named, store, touch};
+use crate::ops::{
+    Inputs, NewInode, OpError, count_subdirectories, load_named, names, store, touch,
+};
 use crate::permission::{READ, WRITE};
 use crate::protocol::{
     At, EntryKind, InodeKind, LayoutDefaults, MetaError, MetaReply, PATH_BYTES_MAX, SessionId,
@@ -86,7 +88,7 @@ pub(crate) async fn insert(
 ) -> Result<(), OpError> {
     row.metadata_bytes += quota::name_bytes(name).unsigned_abs();
     let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
-    rows::write(txn, &rows::dentry(parent.inode.id, name), &entry)?;
+    names::set(txn, parent.inode.id, name, Some(&entry))?;
     store(txn, row)?;
     touch(txn, parent.inode.id, inputs.now);
     if entry.kind == EntryKind::Directory {

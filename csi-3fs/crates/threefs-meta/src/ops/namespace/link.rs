@@ -5,9 +5,9 @@ use threefs_kv::{Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, find, lookup_name};
 use crate::ops::volume::quota;
-use crate::ops::{Inputs, OpError, not_found, store, touch};
+use crate::ops::{Inputs, OpError, names, not_found, store, touch};
 use crate::protocol::{At, MetaError, MetaReply};
-use crate::rows::{self, DentryRow};
+use crate::rows::DentryRow;
 
 /// `MetaChange::Link`.
 pub(crate) struct Link<'a> {
@@ -44,7 +44,7 @@ impl Operation for Link<'_> {
         row.inode.links += 1;
         row.inode.changed = self.inputs.now;
         let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
-        rows::write(txn, &rows::dentry(parent.inode.id, &name), &entry)?;
+        names::set(txn, parent.inode.id, &name, Some(&entry))?;
         store(txn, &mut row)?;
         touch(txn, parent.inode.id, self.inputs.now);
         Ok(MetaReply::Inode(row.inode))

@@ -8,7 +8,7 @@ use crate::ops::detach::{clear_directory, detach_tree};
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
 use crate::ops::trash::{self, RemovedName, keep_directory, remove_link};
 use crate::ops::volume::quota;
-use crate::ops::{Inputs, OpError, count_subdirectories, load_named, not_found, touch};
+use crate::ops::{Inputs, OpError, count_subdirectories, load_named, names, not_found, touch};
 use crate::protocol::{At, EntryKind, MetaError, MetaReply, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow};
 
@@ -47,7 +47,7 @@ impl Operation for Unlink<'_> {
         }
         let (caller, inputs, open_files) = (self.caller, &self.inputs, self.open_files);
         remove_link(txn, row, &RemovedName::new(&name_in, caller, inputs, open_files)).await?;
-        remove_name(txn, &name_in, self.inputs.now);
+        remove_name(txn, &name_in, self.inputs.now)?;
         Ok(MetaReply::Done)
     }
 }
@@ -65,7 +65,7 @@ impl Operation for RemoveDirectory<'_> {
         let from = RemovedName::new(&name_in, caller, inputs, open_files);
         remove_empty(txn, row, &self.at.path, &from).await?;
         count_subdirectories(txn, name_in.parent.inode.id, -1);
-        remove_name(txn, &name_in, self.inputs.now);
+        remove_name(txn, &name_in, self.inputs.now)?;
         Ok(MetaReply::Done)
     }
 }
@@ -94,7 +94,7 @@ impl Operation for RemoveTree<'_> {
             }
             _ => remove_link(txn, row, &from).await?,
         }
-        remove_name(txn, &name_in, self.inputs.now);
+        remove_name(txn, &name_in, self.inputs.now)?;
         Ok(MetaReply::Done)
     }
 }
@@ -134,7 +134,12 @@ async fn existing(
     Ok((name_in, entry, row))
 }
 
-fn remove_name(txn: &mut Transaction, name_in: &NameInDirectory, now: Nanoseconds) {
-    txn.clear(&rows::dentry(name_in.parent.inode.id, &name_in.name));
+fn remove_name(
+    txn: &mut Transaction,
+    name_in: &NameInDirectory,
+    now: Nanoseconds,
+) -> Result<(), OpError> {
+    names::set(txn, name_in.parent.inode.id, &name_in.name, None)?;
     touch(txn, name_in.parent.inode.id, now);
+    Ok(())
 }

@@ -10,11 +10,12 @@ use crate::ops::namespace::remove::remove_empty;
 use crate::ops::trash::{RemovedName, remove_link};
 use crate::ops::volume::quota;
 use crate::ops::{
-    Inputs, OpError, count_subdirectories, load, load_named, not_found, store, touch, visible,
+    Inputs, OpError, count_subdirectories, load, load_named, names, not_found, store, touch,
+    visible,
 };
 use crate::permission::WRITE;
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
-use crate::rows::{self, DentryRow, InodeRow, REMOVED};
+use crate::rows::{DentryRow, InodeRow, REMOVED};
 
 /// `MetaChange::Rename`.
 pub(crate) struct Rename<'a> {
@@ -67,9 +68,9 @@ impl Operation for Rename<'_> {
                     self.refuse_circle(txn, entry.inode, to.parent.inode.id, self.to).await?;
                 }
                 self.replace(txn, entry, there, &to).await?;
-                txn.clear(&rows::dentry(from.parent.inode.id, &from.name));
+                names::set(txn, from.parent.inode.id, &from.name, None)?;
             }
-            (None, _) => txn.clear(&rows::dentry(from.parent.inode.id, &from.name)),
+            (None, _) => names::set(txn, from.parent.inode.id, &from.name, None)?,
         }
         let row = self.move_inode(txn, row, entry, &source, &destination).await?;
         touch(txn, from.parent.inode.id, self.inputs.now);
@@ -107,7 +108,7 @@ impl Rename<'_> {
         }
         let (path, context) = (&destination.at.path, self.inputs.recount_context());
         quota::move_to(txn, &mut row, new_parent.quota, path, &context).await?;
-        rows::write(txn, &rows::dentry(new_parent.id, &destination.name_in.name), &entry)?;
+        names::set(txn, new_parent.id, &destination.name_in.name, Some(&entry))?;
         if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
             *parent = new_parent.id;
             row.name.clone_from(&destination.name_in.name);

@@ -9,7 +9,8 @@ use crate::ops::trash::list::{DEPTH_MAX, removed_from};
 use crate::ops::trash::volume_at;
 use crate::ops::volume::quota;
 use crate::ops::{
-    Inputs, OpError, count_subdirectories, load, load_named, not_found, store, touch, visible,
+    Inputs, OpError, count_subdirectories, load, load_named, names, not_found, store, touch,
+    visible,
 };
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, TrashId};
 use crate::rows::{self, DentryRow, InodeRow, REMOVED, TrashRow};
@@ -94,8 +95,7 @@ impl Restore<'_> {
                 Some((of, row)) if of == entry.parent => row,
                 Some(_) => return Err(MetaError::Exists { path: entry.name }.into()),
             };
-            let key = rows::dentry(parent.inode.id, &entry.name);
-            match rows::read::<DentryRow>(txn, &key).await? {
+            match names::get(txn, parent.inode.id, &entry.name).await? {
                 Some(there) if there.kind == EntryKind::Directory => {
                     let row = load_named(txn, there, &entry.name).await?;
                     substitute = Some((id.inode, row));
@@ -142,8 +142,7 @@ impl Restore<'_> {
         entry: &TrashRow,
         Place { parent, name }: &Place,
     ) -> Result<InodeRow, OpError> {
-        let key = rows::dentry(parent.inode.id, name);
-        if txn.get(&key).await?.is_some() {
+        if names::get(txn, parent.inode.id, name).await?.is_some() {
             return Err(MetaError::Exists { path: name.clone() }.into());
         }
         let named = DentryRow { inode: id.inode, kind: entry.kind };
@@ -166,7 +165,7 @@ impl Restore<'_> {
             quota::charge_metadata(txn, &mut row, longer).await?;
         }
         store(txn, &mut row)?;
-        rows::write(txn, &key, &named)?;
+        names::set(txn, parent.inode.id, name, Some(&named))?;
         touch(txn, parent.inode.id, self.inputs.now);
         txn.clear(&rows::trashed(volume, id));
         Ok(row)
