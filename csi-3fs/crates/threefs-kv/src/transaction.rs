@@ -1,6 +1,6 @@
 //! Transaction: reads from a snapshot, sees its own writes, and records its reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::resolver::add;
@@ -15,6 +15,8 @@ const ROWS_PER_READ_MAX: usize = 4096;
 pub struct Transaction {
     backend: Arc<dyn Backend>,
     snapshot: Box<dyn Snapshot>,
+    /// Rows that were read one by one: a row of a snapshot is read once.
+    rows_read: HashMap<Vec<u8>, Option<Vec<u8>>>,
     commit: Commit,
     written: BTreeMap<Vec<u8>, OwnWrite>,
     cleared: Vec<KeyRange>,
@@ -47,6 +49,7 @@ impl Transaction {
         Ok(Self {
             backend,
             snapshot,
+            rows_read: HashMap::new(),
             commit,
             written: BTreeMap::new(),
             cleared: Vec::new(),
@@ -251,13 +254,22 @@ impl Transaction {
         if guard == Isolation::Conflict {
             self.commit.read_keys.push(key.to_vec());
         }
-        let value = self.snapshot.get(key).await?;
+        let value = self.read_once(key).await?;
         match own {
             Some(OwnWrite::Added(delta)) => {
                 Ok(Some(add(key, value.as_deref(), delta)?.to_le_bytes().to_vec()))
             }
             _ => Ok(value),
         }
+    }
+
+    async fn read_once(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
+        if let Some(value) = self.rows_read.get(key) {
+            return Ok(value.clone());
+        }
+        let value = self.snapshot.get(key).await?;
+        self.rows_read.insert(key.to_vec(), value.clone());
+        Ok(value)
     }
 
     /// The rows of the snapshot, overlaid with this transaction's writes.
@@ -298,5 +310,117 @@ impl Transaction {
         }
         rows.truncate(limit);
         Ok(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+    use std::time::Duration;
+
+    use fabric::BoxFuture;
+    use fabric::deadline::Deadline;
+
+    use super::*;
+    use crate::{Operation, Seen, Store, Watch};
+
+    /// Counts the rows that are read one by one.
+    struct Counted(Store, Arc<AtomicU64>);
+
+    struct CountedSnapshot(Box<dyn Snapshot>, Arc<AtomicU64>);
+
+    impl Backend for Counted {
+        fn snapshot(&self) -> BoxFuture<'_, Result<Box<dyn Snapshot>, KvError>> {
+            Box::pin(async {
+                let snapshot = Backend::snapshot(&self.0).await?;
+                let counted = CountedSnapshot(snapshot, Arc::clone(&self.1));
+                Ok(Box::new(counted) as Box<dyn Snapshot>)
+            })
+        }
+
+        fn commit(&self, commit: Commit) -> BoxFuture<'_, Result<Versionstamp, KvError>> {
+            self.0.commit(commit)
+        }
+
+        fn watch(&self, key: &[u8]) -> Watch {
+            self.0.watch(key)
+        }
+
+        fn exclusive_opening(&self) -> Option<u128> {
+            self.0.exclusive_opening()
+        }
+    }
+
+    impl Snapshot for CountedSnapshot {
+        fn version(&self) -> u64 {
+            self.0.version()
+        }
+
+        fn get<'a>(&'a self, key: &'a [u8]) -> BoxFuture<'a, Result<Option<Vec<u8>>, KvError>> {
+            self.1.fetch_add(1, SeqCst);
+            self.0.get(key)
+        }
+
+        fn range<'a>(
+            &'a self,
+            range: &'a KeyRange,
+            limit: usize,
+        ) -> BoxFuture<'a, Result<Vec<Row>, KvError>> {
+            self.0.range(range, limit)
+        }
+
+        fn into_seen(self: Box<Self>) -> Seen {
+            self.0.into_seen()
+        }
+    }
+
+    struct Write(&'static [u8]);
+
+    impl Operation for Write {
+        type Output = ();
+        type Error = KvError;
+
+        async fn run(&self, txn: &mut Transaction) -> Result<(), KvError> {
+            txn.set(b"a", self.0);
+            Ok(())
+        }
+    }
+
+    /// Reads rows several times. At the first attempt, another transaction changes one of them after
+    /// the first read, which is without a conflict.
+    struct ReadAgain<'a>(&'a Store, &'a AtomicU64);
+
+    impl Operation for ReadAgain<'_> {
+        type Output = Option<Vec<u8>>;
+        type Error = KvError;
+
+        async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, KvError> {
+            let first = txn.snapshot_get(b"a").await?;
+            if self.1.fetch_add(1, SeqCst) == 0 {
+                self.0.transact(soon(), &Write(b"2")).await?;
+            }
+            for _ in 0..3 {
+                assert_eq!(txn.get(b"a").await?, first);
+                assert_eq!(txn.get(b"absent").await?, None);
+            }
+            txn.set(b"a", b"3");
+            assert_eq!(txn.get(b"a").await?.as_deref(), Some(b"3".as_slice()));
+            Ok(first)
+        }
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(60))
+    }
+
+    #[tokio::test]
+    async fn a_row_is_read_once_and_conflicts_if_a_later_read_does() {
+        let (inner, attempts) = (Store::memory(), AtomicU64::new(0));
+        let reads = Arc::new(AtomicU64::new(0));
+        inner.transact(soon(), &Write(b"1")).await.unwrap();
+        let store = Store::new(Counted(inner.clone(), Arc::clone(&reads)));
+        let read = store.transact(soon(), &ReadAgain(&inner, &attempts)).await.unwrap();
+        assert_eq!((read.as_deref(), attempts.load(SeqCst)), (Some(b"2".as_slice()), 2));
+        assert_eq!(reads.load(SeqCst), 4, "two rows in each attempt");
     }
 }
