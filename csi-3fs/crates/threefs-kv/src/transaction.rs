@@ -10,6 +10,8 @@ use crate::{
 
 /// Maximum number of rows that a range read requests from the store at once.
 const ROWS_PER_READ_MAX: usize = 4096;
+/// Maximum number of rows of a snapshot that a transaction keeps after it has read them.
+const ROWS_KEPT_MAX: usize = 1024;
 
 /// A transaction. Dropping it without `commit` has no effect.
 pub struct Transaction {
@@ -268,7 +270,9 @@ impl Transaction {
             return Ok(value.clone());
         }
         let value = self.snapshot.get(key).await?;
-        self.rows_read.insert(key.to_vec(), value.clone());
+        if self.rows_read.len() < ROWS_KEPT_MAX {
+            self.rows_read.insert(key.to_vec(), value.clone());
+        }
         Ok(value)
     }
 
