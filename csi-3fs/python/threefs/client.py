@@ -55,6 +55,10 @@ class Stat:
     mode: int
     modified_ns: int
     chunk_bytes: int
+    """Bytes of a chunk of a file, or of new files in a directory; 0: the default of the service."""
+    stripe: int
+    """Number of chains over which a file, or a new file in a directory, is spread; 0: the default
+    of the service."""
 
     @property
     def is_dir(self) -> bool:
@@ -225,10 +229,22 @@ class Client:
 
     # Volumes: directories with limits, attributes, removal of everything
 
-    def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
-        """Make one directory with exactly these permission bits; its parent must exist."""
+    def make_directory(
+        self,
+        path: str,
+        mode: int = 0o755,
+        *,
+        exist_ok: bool = False,
+        chunk_bytes: int = 0,
+        stripe: int = 0,
+    ) -> Stat:
+        """Make one directory with exactly these permission bits; its parent must exist.
+
+        `chunk_bytes` and `stripe` are the layout of new files and directories in it; 0: as in its
+        parent. An existing directory keeps its layout.
+        """
         try:
-            return _stat(self._native.make_directory(path, mode))
+            return _stat(self._native.make_directory(path, mode, chunk_bytes, stripe))
         except Exists:
             status = self.stat(path)
             if not (exist_ok and status.is_dir):
@@ -472,5 +488,5 @@ def _quota(raw: RawQuota) -> Quota:
 
 
 def _stat(raw: RawStat) -> Stat:
-    kind, inode, size, mode, modified_ns, chunk_bytes = raw
-    return Stat(kind, inode, size, mode, modified_ns, chunk_bytes)  # type: ignore[arg-type]
+    kind, *numbers = raw
+    return Stat(kind, *numbers)  # type: ignore[arg-type]

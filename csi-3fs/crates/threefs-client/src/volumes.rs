@@ -28,12 +28,18 @@ pub struct Space {
 }
 
 impl Client {
-    /// Creates one directory with these permission bits.
+    /// Creates one directory with these permission bits. `defaults` is the layout of new files and
+    /// directories in it; 0 = as in its parent.
     ///
     /// # Errors
     /// Any [`ClientError`].
-    pub async fn make_directory(&self, path: &str, mode: u32) -> Result<Inode, ClientError> {
-        let (at, defaults) = (At::path(path), LayoutDefaults::default());
+    pub async fn make_directory(
+        &self,
+        path: &str,
+        mode: u32,
+        defaults: LayoutDefaults,
+    ) -> Result<Inode, ClientError> {
+        let at = At::path(path);
         let change = MetaChange::MakeDirectory { at, mode, parents: false, defaults };
         inode(self.change("make directory", path, change).await?)
     }

@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 use threefs_client::{Claim, ClientConfig, ReadRange, WriteRange};
 use threefs_core::ids::{NodeId, TargetId};
 use threefs_core::location::Location;
-use threefs_meta::{At, Correction, Inode, InodeKind, QuotaUse};
+use threefs_meta::{At, Correction, Inode, InodeKind, LayoutDefaults, QuotaUse};
 use threefs_mgmtd::DrainChange;
 
 use crate::addresses::Addresses;
@@ -23,8 +23,8 @@ use crate::file::File;
 use crate::runtime::ClientRuntime;
 use crate::trash::{RawTrashEntry, RawTrashId, raw_trash_entry, trash_id};
 
-/// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes.
-pub(crate) type RawStat = (&'static str, u64, u64, u32, i64, u32);
+/// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes, stripe.
+pub(crate) type RawStat = (&'static str, u64, u64, u32, i64, u32, u32);
 
 /// directory's inode, bytes_max, bytes_used, inodes_max, inodes_used.
 pub(crate) type RawQuota = (u64, Option<u64>, u64, Option<u64>, u64);
@@ -137,9 +137,17 @@ impl Client {
         live.wait(py, live.client.readlink(path))
     }
 
-    fn make_directory(&self, py: Python<'_>, path: &str, mode: u32) -> PyResult<RawStat> {
+    fn make_directory(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        mode: u32,
+        chunk_bytes: u32,
+        stripe: u32,
+    ) -> PyResult<RawStat> {
         let live = self.live()?;
-        Ok(raw(&live.wait(py, live.client.make_directory(path, mode))?))
+        let defaults = LayoutDefaults { chunk_bytes, stripe };
+        Ok(raw(&live.wait(py, live.client.make_directory(path, mode, defaults))?))
     }
 
     fn set_quota(
@@ -450,11 +458,13 @@ fn raw_quota(quota: &QuotaUse) -> RawQuota {
 }
 
 pub(crate) fn raw(inode: &Inode) -> RawStat {
-    let (kind, chunk_bytes) = match &inode.kind {
-        InodeKind::File { layout, .. } => ("file", layout.chunk_bytes),
-        InodeKind::Directory { .. } => ("directory", 0),
-        InodeKind::Symlink { .. } => ("symlink", 0),
-        InodeKind::Special { .. } => ("special", 0),
+    let (kind, chunk_bytes, stripe) = match &inode.kind {
+        InodeKind::File { layout, .. } => ("file", layout.chunk_bytes, layout.stripe),
+        InodeKind::Directory { defaults, .. } => {
+            ("directory", defaults.chunk_bytes, defaults.stripe)
+        }
+        InodeKind::Symlink { .. } => ("symlink", 0, 0),
+        InodeKind::Special { .. } => ("special", 0, 0),
     };
-    (kind, inode.id.0, inode.length(), inode.mode, inode.modified.0, chunk_bytes)
+    (kind, inode.id.0, inode.length(), inode.mode, inode.modified.0, chunk_bytes, stripe)
 }

@@ -34,6 +34,8 @@ class _Entry:
     limits: tuple[int | None, int | None] | None = None
     keep_seconds: int = 0
     size: int = 0
+    chunk_bytes: int = 0
+    stripe: int = 0
 
 
 class MemoryDirectories:
@@ -54,7 +56,15 @@ class MemoryDirectories:
 
     # Calls of the driver
 
-    def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
+    def make_directory(
+        self,
+        path: str,
+        mode: int = 0o755,
+        *,
+        exist_ok: bool = False,
+        chunk_bytes: int = 0,
+        stripe: int = 0,
+    ) -> Stat:
         """See `Directories`."""
         with self._begin_call("make_directory"):
             entry = self._entries.get(path)
@@ -64,8 +74,10 @@ class MemoryDirectories:
                 if not exist_ok:
                     raise Exists(f"`{path}` exists")
                 return self._stat(path)
-            self._directory(str(PurePosixPath(path).parent))
-            self._add(path, is_directory=True, mode=mode)
+            parent = self._directory(str(PurePosixPath(path).parent))
+            made = self._add(path, is_directory=True, mode=mode)
+            made.chunk_bytes = chunk_bytes or parent.chunk_bytes
+            made.stripe = stripe or parent.stripe
             return self._stat(path)
 
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
@@ -233,7 +245,15 @@ class MemoryDirectories:
     def _stat(self, path: str) -> Stat:
         entry = self._entry(path)
         kind = "directory" if entry.is_directory else "file"
-        return Stat(kind, entry.inode, entry.size, entry.mode, 0, 0)  # type: ignore[arg-type]
+        return Stat(
+            kind,  # type: ignore[arg-type]
+            entry.inode,
+            entry.size,
+            entry.mode,
+            0,
+            entry.chunk_bytes,
+            entry.stripe,
+        )
 
     def _quota(self, path: str) -> Quota:
         limits = self._entries[path].limits

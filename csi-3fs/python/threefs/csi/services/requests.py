@@ -140,6 +140,8 @@ def check_fits(volume: Volume, requested: csi.CapacityRange, parameters: Paramet
 
 
 def _format_value(key: str, value: object) -> str:
+    if key in ("chunkSize", "stripe") and value == 0:
+        return "default"
     return f"{value:04o}" if key == "mode" and isinstance(value, int) else str(value)
 
 

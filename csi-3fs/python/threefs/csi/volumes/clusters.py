@@ -22,8 +22,16 @@ __all__ = ["Clusters", "Directories", "Rooted"]
 class Directories(Protocol):
     """The operations of `threefs.Client` on which volumes are built; each is atomic."""
 
-    def make_directory(self, path: str, mode: int = 0o755, *, exist_ok: bool = False) -> Stat:
-        """Make one directory."""
+    def make_directory(
+        self,
+        path: str,
+        mode: int = 0o755,
+        *,
+        exist_ok: bool = False,
+        chunk_bytes: int = 0,
+        stripe: int = 0,
+    ) -> Stat:
+        """Make one directory, with the layout of new files in it; 0: as in its parent."""
 
     def remove_tree(self, path: str, *, missing_ok: bool = False) -> None:
         """Remove a directory with everything below it."""

@@ -26,13 +26,27 @@ __all__ = [
 
 DEFAULT_CLUSTER = "default"
 DEFAULT_PARENT = "/volumes"
-KNOWN = ("cluster", "path", "uid", "gid", "mode", "inodes", "trash")
+KNOWN = ("cluster", "path", "uid", "gid", "mode", "chunkSize", "stripe", "inodes", "trash")
 MUTABLE = ("inodes", "trash")
 """Those that a VolumeAttributesClass may change later."""
 KUBERNETES = "csi.storage.k8s.io/"
 """Prefix of the parameters that the provisioner and the kubelet add; they are ignored."""
 
 ID_MAX = (1 << 32) - 2
+CHUNK_SIZES = (
+    "64Ki",
+    "128Ki",
+    "256Ki",
+    "512Ki",
+    "1Mi",
+    "2Mi",
+    "4Mi",
+    "8Mi",
+    "16Mi",
+    "32Mi",
+    "64Mi",
+)
+STRIPE_MAX = 1024
 INODES_MAX = 1 << 40
 BYTES_PER_INODE = 16 << 10
 """Default ratio if the class sets no limit, as in ext4."""
@@ -59,13 +73,17 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Where volumes of a class are created, and the owner and mode of their root."""
+    """Where volumes of a class are created, and the owner, mode and layout of their root."""
 
     cluster: str = DEFAULT_CLUSTER
     path: str = DEFAULT_PARENT
     uid: int = 0
     gid: int = 0
     mode: int = 0o777
+    chunk_bytes: int = 0
+    """Bytes of a chunk of new files; 0: the default of the cluster."""
+    stripe: int = 0
+    """Number of chains over which a new file is spread; 0: the default of the cluster."""
     inodes: int = 0
     """Maximum number of files, directories and links of a volume; 0: one for every 16 KiB of its
     size, at most 16,777,216."""
@@ -95,6 +113,7 @@ class Parameters:
             uid=_number("uid", volume_parameters.get("uid", "0"), 10, ID_MAX),
             gid=_number("gid", volume_parameters.get("gid", "0"), 10, ID_MAX),
             mode=_number("mode", volume_parameters.get("mode", "0777"), 8, 0o7777),
+            **_layout(volume_parameters),
             **_limits(volume_parameters),
         )
 
@@ -104,6 +123,8 @@ class Parameters:
             "uid": self.uid,
             "gid": self.gid,
             "mode": self.mode,
+            "chunkSize": self.chunk_bytes,
+            "stripe": self.stripe,
             "inodes": self.inodes,
             "trash": self.trash,
         }
@@ -118,6 +139,25 @@ def parse_mutable(mutable_parameters: Mapping[str, str]) -> dict[str, int]:
             f"have {' and '.join(MUTABLE)}"
         )
     return _limits(mutable_parameters)
+
+
+def _layout(parameters: Mapping[str, str]) -> dict[str, int]:
+    values = {}
+    if (size := parameters.get("chunkSize")) is not None:
+        if size not in CHUNK_SIZES:
+            raise InvalidArgument(
+                f"parameter `chunkSize` is `{size[:80]}`; it must be one of "
+                f"{', '.join(CHUNK_SIZES)}"
+            )
+        values["chunk_bytes"] = quantity_bytes("parameter `chunkSize`", size)
+    if (stripe := parameters.get("stripe")) is not None:
+        values["stripe"] = _number("stripe", stripe, 10, STRIPE_MAX)
+        if values["stripe"] == 0:
+            raise InvalidArgument(
+                f"parameter `stripe` is `{stripe}`; it must be from 1 to {STRIPE_MAX}, or absent "
+                "for the default of the cluster"
+            )
+    return values
 
 
 def _limits(parameters: Mapping[str, str]) -> dict[str, int]:

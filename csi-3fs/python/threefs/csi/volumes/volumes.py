@@ -3,7 +3,7 @@
 ::
 
     /volumes/pvc-1        quota; attribute user.threefs.volume: the record (JSON)
-    /volumes/pvc-1/data   the mounted directory, with the owner and mode of the class
+    /volumes/pvc-1/data   the mounted directory, with the owner, mode and layout of the class
 
 The record is outside the mounted directory, so that pods cannot write it. It is written last: a
 directory without one is an unfinished creation, which the next attempt completes. 3FS itself stores
@@ -27,7 +27,7 @@ from threefs.errors import DirectoryNotEmpty, NoAttribute, NotADirectory, NotFou
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from threefs.client import Quota
+    from threefs.client import Quota, Stat
     from threefs.csi.metrics import Metrics
     from threefs.csi.volumes.clusters import Directories
     from threefs.csi.volumes.parameters import Parameters
@@ -95,7 +95,7 @@ class Volumes:
         files.set_quota(path, bytes_max=size_bytes, inodes_max=inodes)
         if parameters.trash:
             files.keep_removed(path, parameters.trash)
-        files.make_directory(f"{path}/{DATA}", parameters.mode, exist_ok=True)
+        self._make_data(volume, parameters)
         files.chmod(f"{path}/{DATA}", parameters.mode)
         if parameters.uid or parameters.gid:
             files.chown(f"{path}/{DATA}", parameters.uid, parameters.gid)
@@ -192,6 +192,27 @@ class Volumes:
                 with suppress(InvalidArgument):
                     ids.append(VolumeId.parse(str(VolumeId(self.cluster, parent, name))))
         return ids
+
+    def _make_data(self, volume: VolumeId, parameters: Parameters) -> None:
+        """Make the mounted directory, whose layout cannot be changed later."""
+        files, path = self.files, f"{volume.path}/{DATA}"
+
+        def make() -> Stat:
+            return files.make_directory(
+                path,
+                parameters.mode,
+                exist_ok=True,
+                chunk_bytes=parameters.chunk_bytes,
+                stripe=parameters.stripe,
+            )
+
+        made, above = make(), files.stat(volume.path)
+        chunk_bytes = parameters.chunk_bytes or above.chunk_bytes
+        stripe = parameters.stripe or above.stripe
+        if (made.chunk_bytes, made.stripe) != (chunk_bytes, stripe):
+            # An unfinished creation with other parameters has made it.
+            files.rmdir(path)
+            make()
 
     def _parents(self) -> list[str]:
         parents = []
