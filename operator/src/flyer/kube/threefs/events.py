@@ -1,4 +1,4 @@
-"""Reason for which a StatefulSet creates no pods: its newest FailedCreate event.
+"""Messages of events: why a StatefulSet creates no pods, or a claim is not bound.
 
 Admission policies and quotas refuse a pod before it exists, so no pod has the reason.
 """
@@ -17,35 +17,37 @@ if TYPE_CHECKING:
 
     from flyer.kube.apiserver import Api
 
-__all__ = ["failed_creation"]
+__all__ = ["newest_message"]
 
 Object = dict[str, Any]
 
-REASON: Final = "FailedCreate"
 RECENT_SECONDS: Final = 1200.0
-"""Maximum age of the event. The StatefulSet controller retries after at most 1000 s."""
+"""Maximum age of an event. The StatefulSet controller retries after at most 1000 s."""
 MESSAGE_CHARS_MAX: Final = 400
 
 
-async def failed_creation(api: Api, namespace: str, uid: str) -> str:
-    """Why the StatefulSet with this uid creates no pod; empty: no recent event names a reason."""
-    selector = f"involvedObject.uid={uid},reason={REASON},type=Warning"
+async def newest_message(
+    api: Api, namespace: str, uid: str, reason: str, event_type: str = "Warning"
+) -> str:
+    """Reason and message of the newest of these events of the object with this uid.
+
+    Empty: there is none that is recent.
+    """
     try:
         # One page only, which bounds the cost.
+        selector = f"involvedObject.uid={uid},reason={reason},type={event_type}"
         async for page in api.pages(EVENTS, namespace, fieldSelector=selector):
-            return _newest(page.items, time.time())
+            message = _newest(page.items, time.time())
+            return f"{reason}: {message}"[:MESSAGE_CHARS_MAX] if message else ""
     except ApiError:
-        pass  # not permitted, or the server is unavailable: the number of pods is reported alone
+        pass  # not permitted, or the server is unavailable: the status is less detailed
     return ""
 
 
 def _newest(events: Iterable[Object], now: float) -> str:
     timed = [(_time(event), str(event.get("message") or "")) for event in events]
     recent = [entry for entry in timed if now - entry[0] <= RECENT_SECONDS]
-    if not recent:
-        return ""
-    message = " ".join(max(recent)[1].split())
-    return f"{REASON}: {message}"[:MESSAGE_CHARS_MAX]
+    return " ".join(max(recent)[1].split()) if recent else ""
 
 
 def _time(event: Object) -> float:

@@ -12,6 +12,7 @@ from flyer.kube.threefs.names import NODES_ANNOTATION, component
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from flyer.kube.threefs.claims import PendingClaim
     from flyer.kube.threefs.health import Health
 
 __all__ = ["DrainJob", "Observed", "Pod", "ServiceSet", "drain_job_of", "pods_of", "set_of"]
@@ -103,6 +104,8 @@ class Observed:
     """Ordinals of those with a claim that has lost its volume, and the name of the claim."""
     claims: frozenset[int] = frozenset()
     """Ordinals of those that have a claim which is not being deleted."""
+    pending_claims: tuple[PendingClaim, ...] = ()
+    """Claims of pods of all services that are not bound, in the order of their names."""
 
     def of(self, kind: str) -> tuple[Pod, ...]:
         """The pods of a service."""

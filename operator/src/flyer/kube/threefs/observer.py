@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from flyer.kube.apiserver.errors import NotFoundError
 from flyer.kube.apiserver.resources import CLAIMS, JOBS, PODS, STATEFULSETS
-from flyer.kube.threefs.creation import failed_creation
+from flyer.kube.threefs.claims import pending_claims, with_reasons
+from flyer.kube.threefs.events import newest_message
 from flyer.kube.threefs.jobs import DRAIN_JOB, KEEP_JOB
 from flyer.kube.threefs.names import KINDS, LABEL_COMPONENT, LABEL_INSTANCE, component
 from flyer.kube.threefs.observed import (
@@ -61,9 +62,11 @@ class ClusterObserver:
         namespace, uid = cluster.metadata.namespace, cluster.metadata.uid
         instance = f"{LABEL_INSTANCE}={cluster.metadata.name}"
         values = await self.api.list(PODS, namespace, labelSelector=instance)
-        claims = await self.api.list(
-            CLAIMS, namespace, labelSelector=f"{instance},{LABEL_COMPONENT}={component('storage')}"
-        )
+        all_claims = await self.api.list(CLAIMS, namespace, labelSelector=instance)
+        claims = [
+            claim for claim in all_claims
+            if claim["metadata"]["labels"].get(LABEL_COMPONENT) == component("storage")
+        ]  # fmt: skip
         jobs = {
             value["metadata"]["name"]: drain_job_of(value, values)
             for value in await self.api.list(JOBS, namespace, labelSelector=instance)
@@ -72,6 +75,7 @@ class ClusterObserver:
         pods = {kind: pods_of(values, kind, sets[kind]) for kind in KINDS}
         addresses = [pod.address for pod in pods["mgmtd"] if pod.address and not pod.deleting]
         health = await self.health_of(addresses) if addresses else None
+        pending = pending_claims(all_claims, sets, pods)
         return Observed(
             now=time.time(),
             pods=self._timed(pods),
@@ -95,6 +99,7 @@ class ClusterObserver:
                 if (claim.get("status") or {}).get("phase") == "Lost"
                 and (ordinal := ordinal_of_claim(claim["metadata"]["name"])) is not None
             },
+            pending_claims=await with_reasons(self.api, namespace, pending),
         )
 
     async def _set(self, value: Object, pods: int) -> ServiceSet:
@@ -102,7 +107,7 @@ class ClusterObserver:
         service, metadata = set_of(value), value["metadata"]
         if pods >= service.replicas:
             return service
-        why = await failed_creation(self.api, metadata["namespace"], metadata["uid"])
+        why = await newest_message(self.api, metadata["namespace"], metadata["uid"], "FailedCreate")
         return replace(service, problem=why)
 
     def _timed(self, pods: dict[str, tuple[Pod, ...]]) -> dict[str, tuple[Pod, ...]]:

@@ -13,6 +13,7 @@ from flyer.api import (
     ThreeFSClusterStatus,
 )
 from flyer.api.conditions import Condition
+from flyer.kube.threefs.claims import missing_classes, unbound
 from flyer.kube.threefs.names import KINDS, node_id, replicas_of
 from flyer.kube.threefs.rollout import blocked_by
 
@@ -62,7 +63,7 @@ def status_of(cluster: ThreeFSCluster, observed: Observed, step: Plan) -> ThreeF
         _upgrade_blocked(observed, step, progressing),
     ]
     return _facts(before, observed, sum(step.replicas.values())).replace(
-        phase=_phase({kind: holds for kind, holds, _, _ in verdicts}, step, before),
+        phase=_phase(verdicts, step, before),
         conditions=_conditions(verdicts, before, cluster.metadata.generation, observed.now),
         observed_generation=cluster.metadata.generation,
     )
@@ -136,6 +137,8 @@ def _available(observed: Observed) -> Verdict:
 def _progressing(
     cluster: ThreeFSCluster, observed: Observed, step: Plan, before: ThreeFSClusterStatus
 ) -> Verdict:
+    if missing := missing_classes(observed.pending_claims, created=bool(before.version)):
+        return "Progressing", False, "StorageClassMissing", missing
     if step.resize.note:
         reason = "DrainFailed" if step.resize.failed else "Resizing"
         return "Progressing", not step.resize.failed, reason, step.resize.note
@@ -151,7 +154,8 @@ def _progressing(
         message = f"waiting for the StatefulSet controller: update of {', '.join(updating)}"
         return "Progressing", True, "Updating", message
     if not before.version and not _version(observed):
-        return "Progressing", True, "Creating", "waiting for all pods to be ready"
+        message = "; ".join(["waiting for all pods to be ready", *unbound(observed.pending_claims)])
+        return "Progressing", True, "Creating", message
     return "Progressing", False, "Complete", "all pods are of the latest specification"
 
 
@@ -181,6 +185,7 @@ def _degraded(observed: Observed) -> Verdict:
         f"the volume of claim {name} is lost: delete the claim, and the pod gets another one"
         for _, name in sorted(observed.lost_claims.items())[:_NAMES_MAX]
     ]
+    parts += unbound(observed.pending_claims)
     health = observed.health
     if health is not None and (health.degraded or health.unavailable):
         parts.append(f"{health.degraded} chains degraded, {health.unavailable} unavailable")
@@ -202,8 +207,10 @@ def _describe(pod: Pod) -> str:
     return f"{pod.name} is not ready" + (f": {pod.problem}" if pod.problem else "")
 
 
-def _phase(holds: dict[str, bool], step: Plan, before: ThreeFSClusterStatus) -> ClusterPhase:
-    if holds["UpgradeBlocked"] or step.resize.failed:
+def _phase(verdicts: list[Verdict], step: Plan, before: ThreeFSClusterStatus) -> ClusterPhase:
+    holds = {kind: status for kind, status, _, _ in verdicts}
+    class_missing = any(reason == "StorageClassMissing" for _, _, reason, _ in verdicts)
+    if holds["UpgradeBlocked"] or step.resize.failed or class_missing:
         return ClusterPhase.BLOCKED
     if not before.version and not holds["Available"]:
         return ClusterPhase.CREATING
