@@ -74,6 +74,9 @@ class ThreeFSClusters:
         self._writer = Writer(api, settings)
         self._observers: dict[str, ClusterObserver] = {}
         self._slots = asyncio.Semaphore(CONCURRENT_MAX)
+        self._reserving = asyncio.Semaphore(CONCURRENT_MAX)
+        self._tries: dict[str, int] = {}
+        """How often the reservation of a cluster was tried; those with fewer tries come first."""
 
     async def run(self) -> None:
         """Run until cancelled, or until leadership is lost."""
@@ -102,21 +105,36 @@ class ThreeFSClusters:
         }
         self._writer.forget_all_but(parsed.keys())
         reservations = reservations_of(values, parsed)
+        reserve = []
         for value in values:
             uid = value["metadata"]["uid"]
             if uid in steps or "deletionTimestamp" in value["metadata"]:
                 continue
-            if (locations := reservations.missing.get(uid)) is not None:
-                await self._reserve(value, locations)
+            if uid in reservations.missing:
+                reserve.append(value)
                 continue
             work = self._guarded(value, parsed[uid], reservations.refused.get(uid, ""))
             steps[uid] = group.create_task(work, name=f"threefs {uid}")
+        await self._reserve_all(reserve, reservations.missing)
+
+    async def _reserve_all(self, values: list[Object], missing: dict[str, tuple[str, ...]]) -> None:
+        """Store reservations before the next list, from which the clusters' next steps start.
+
+        It takes at most `RESERVE_SECONDS`, during which no other step starts.
+        """
+        uids = {value["metadata"]["uid"] for value in values}
+        self._tries = {uid: self._tries.get(uid, 0) for uid in uids}
+        values.sort(key=lambda value: self._tries[value["metadata"]["uid"]])
+        stores = (self._reserve(value, missing[value["metadata"]["uid"]]) for value in values)
+        for result in await asyncio.gather(*stores, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     async def _reserve(self, value: Object, locations: tuple[str, ...]) -> None:
-        """Store reservations before the next list, from which the cluster's next step starts."""
         name = f"{value['metadata']['namespace']}/{value['metadata']['name']}"
         try:
-            async with asyncio.timeout(RESERVE_SECONDS):
+            async with asyncio.timeout(RESERVE_SECONDS), self._reserving:
+                self._tries[value["metadata"]["uid"]] += 1
                 await self._store(value, _status_of(value).replace(reserved=locations))
         except LeadershipLostError:
             raise
