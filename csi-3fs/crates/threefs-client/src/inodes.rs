@@ -1,6 +1,7 @@
 //! Operations by inode, for a mount, which knows file lengths itself and passes the caller's
 //! identity.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,6 +18,8 @@ use crate::write::FileWrite;
 
 /// Chunks per query.
 pub(crate) const PAGE: u32 = 1024;
+/// Content of holes.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 impl Client {
     /// Queries the metadata service with an identity. `what` is for messages.
@@ -68,7 +71,7 @@ impl Client {
         self.0.channels.rename(ClientId::with_incarnation(mount.0, generation));
     }
 
-    /// Reads a range within the file; holes are zeros.
+    /// Reads a range within the file: its bytes in consecutive pieces. Holes are zeros.
     ///
     /// # Errors
     /// Any [`ClientError`].
@@ -76,13 +79,25 @@ impl Client {
         &self,
         file: &FileHandle,
         offset: u64,
-        buffer: &mut [u8],
+        length: u64,
         deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        let mut plan = ReadPlan::default();
-        let length = buffer.len() as u64;
-        self.plan_range(&mut plan, file, offset + length, offset, Some(length), deadline).await?;
-        self.read_planned_until(plan, &mut [buffer], deadline.into()).await
+    ) -> Result<Vec<Bytes>, ClientError> {
+        let mut parts = BTreeMap::new();
+        let deliver = |at, length, data: Bytes| drop(parts.insert(at, (length, data)));
+        self.read_range_with(file, offset, length, deadline, deliver).await?;
+        let mut pieces = Vec::with_capacity(parts.len());
+        for (length, data) in parts.into_values() {
+            let mut zeros = length - data.len();
+            if !data.is_empty() {
+                pieces.push(data);
+            }
+            while zeros > 0 {
+                let piece = zeros.min(ZEROS.len());
+                pieces.push(Bytes::from_static(&ZEROS[..piece]));
+                zeros -= piece;
+            }
+        }
+        Ok(pieces)
     }
 
     /// Reads a range within the file without a buffer for all of it: passes each part to `deliver`
@@ -97,7 +112,7 @@ impl Client {
         offset: u64,
         length: u64,
         deadline: Deadline,
-        mut deliver: impl FnMut(usize, usize, &[u8]),
+        mut deliver: impl FnMut(usize, usize, Bytes),
     ) -> Result<(), ClientError> {
         let mut plan = ReadPlan::default();
         self.plan_range(&mut plan, file, offset + length, offset, Some(length), deadline).await?;

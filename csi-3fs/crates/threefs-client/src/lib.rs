@@ -7,6 +7,7 @@
 //! | `routing` | the chunks of a file and the heads of chains, kept by one long poll |
 //! | `files` | paths and names |
 //! | `write`, `read` | file ranges; quota reservations and length reports of writes |
+//! | `gather` | small reads that are started at the same time |
 //! | `read_batch` | small reads that share requests |
 //! | `window` | limits of chunk operations: number, bytes, time without progress |
 //! | `update` | exactly-once updates of a chunk |
@@ -39,6 +40,7 @@ mod claims;
 pub mod config;
 pub mod error;
 mod files;
+mod gather;
 mod holes;
 mod inodes;
 mod metadata;
@@ -79,6 +81,7 @@ pub use volumes::Space;
 pub use write::WriteRange;
 
 use breaker::Breakers;
+use gather::Gather;
 use metadata::Metadata;
 use near::Near;
 use read_batch::Batches;
@@ -113,6 +116,7 @@ struct Inner {
     read_turn: AtomicUsize,
     near: Near,
     batches: Batches,
+    gather: Gather,
     usage: UsageConnections,
 }
 
@@ -140,6 +144,7 @@ impl Client {
             read_turn: AtomicUsize::new(0),
             near: Near::new(config.location.clone(), config.read_attempt_timeout / SLOW_PARTS),
             batches: Batches::default(),
+            gather: Gather::default(),
             usage: UsageConnections::new(&config),
             config,
         };

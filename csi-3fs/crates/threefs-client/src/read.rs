@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, Payload};
 use threefs_core::checksum::Checksum;
@@ -51,27 +50,34 @@ impl Client {
         &self,
         reads: Vec<ChunkRead>,
         patience: ProgressTimeout,
-        mut deliver: impl FnMut(ChunkRead, Option<&[u8]>),
+        mut deliver: impl FnMut(ChunkRead, Option<Bytes>),
     ) -> Result<(), ClientError> {
         let mut tasks: JoinSet<Result<(ChunkRead, Option<Bytes>), ClientError>> = JoinSet::new();
+        let is_single = reads.len() == 1;
         for read in reads {
             let permit = self.0.window.acquire(read.length as usize, &patience).await;
             while let Some(finished) = tasks.try_join_next() {
                 let (read, bytes) = task_result(finished)?;
-                deliver(read, bytes.as_deref());
+                deliver(read, bytes);
             }
             let (client, patience) = (self.clone(), patience.clone());
-            tasks.spawn(async move {
+            let work = async move {
                 let _room = permit;
                 let ChunkRead { ref what, location, offset, length, .. } = read;
                 let bytes = client.read(what, location, offset, length, patience.clone()).await?;
                 client.record_progress(&patience);
                 Ok((read, bytes))
-            });
+            };
+            if is_single {
+                let (read, bytes) = work.await?;
+                deliver(read, bytes);
+                return Ok(());
+            }
+            tasks.spawn(work);
         }
         while let Some(finished) = tasks.join_next().await {
             let (read, bytes) = task_result(finished)?;
-            deliver(read, bytes.as_deref());
+            deliver(read, bytes);
         }
         Ok(())
     }
@@ -168,7 +174,7 @@ impl Client {
             let out = buffers.get_mut(read.slot).and_then(|it| it.get_mut(read.at..end));
             let Some(out) = out else { return };
             let (filled, rest) = out.split_at_mut(data.len());
-            filled.copy_from_slice(data);
+            filled.copy_from_slice(&data);
             rest.fill(0);
         })
         .await
@@ -180,15 +186,17 @@ impl Client {
         &self,
         plan: ReadPlan,
         patience: ProgressTimeout,
-        mut deliver: impl FnMut(&ChunkRead, &[u8]),
+        mut deliver: impl FnMut(&ChunkRead, Bytes),
     ) -> Result<(), ClientError> {
         let ReadPlan { mut reads, mut files, .. } = plan;
         for _ in 0..ABSENT_ROUNDS_MAX {
             let mut absent = Vec::new();
             self.read_chunks(reads, patience.clone(), |read, bytes| {
-                let data = bytes.unwrap_or_default();
-                deliver(&read, data.get(..read.length as usize).unwrap_or(data));
-                if bytes.is_none() {
+                let is_absent = bytes.is_none();
+                let mut data = bytes.unwrap_or_default();
+                data.truncate(read.length as usize);
+                deliver(&read, data);
+                if is_absent {
                     absent.push(read);
                 }
             })
@@ -247,24 +255,12 @@ impl Client {
 }
 
 impl Client {
-    /// Reads a part of one chunk from any serving replica; `None` if the chunk does not exist.
-    pub(crate) fn read<'a>(
-        &'a self,
-        what: &'a OperationName,
-        location: ChunkLocation,
-        offset: u32,
-        length: u32,
-        patience: impl Into<ProgressTimeout>,
-    ) -> BoxFuture<'a, Result<Option<Bytes>, ClientError>> {
-        Box::pin(self.read_now(what, location, offset, length, patience.into()))
-    }
-
-    async fn read_now(
+    /// Reads a part of one chunk with separate requests; see [`Client::read`].
+    pub(crate) async fn read_alone(
         &self,
         what: &OperationName,
         location: ChunkLocation,
-        offset: u32,
-        length: u32,
+        (offset, length): (u32, u32),
         patience: ProgressTimeout,
     ) -> Result<Option<Bytes>, ClientError> {
         let mut attempts = Attempts::of(&**what);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, FaultCode, RpcError};
-use threefs_core::ids::ChainId;
+use threefs_core::ids::{ChainId, InodeId};
 use threefs_core::layout::ChunkSpan;
 use threefs_core::message::{ReadMany, ReadPart, StorageReply, StorageRequest};
 
@@ -43,7 +43,7 @@ impl Batches {
         *self.lock() = Some(Instant::now());
     }
 
-    fn are_refused(&self) -> bool {
+    pub(crate) fn are_refused(&self) -> bool {
         self.lock().is_some_and(|refused| refused.elapsed() < Self::PAUSE)
     }
 
@@ -53,6 +53,11 @@ impl Batches {
 }
 
 impl ReadBatch {
+    /// A batch of all parts.
+    pub(crate) fn of(chain: ChainId, parts: Vec<ReadPart>, bytes: u64) -> Self {
+        Self { chain, parts: parts.into_iter().enumerate().collect(), bytes }
+    }
+
     /// Indices of the ranges, in the order of the reads.
     pub fn ranges(&self) -> impl Iterator<Item = usize> {
         self.parts.iter().map(|&(range, _)| range)
@@ -110,10 +115,30 @@ impl Client {
         batch: &ReadBatch,
         deadline: Deadline,
     ) -> Vec<(usize, Bytes)> {
-        match self.try_batch(file, batch, deadline).await {
+        let patience = ProgressTimeout::from(deadline);
+        let Some(_room) = self.0.window.acquire(batch.bytes as usize, &patience).await else {
+            return Vec::new();
+        };
+        let what: OperationName = Arc::from(format!("read `{}`", file.path));
+        let read = self.send_batch(&what, file.inode, batch, deadline).await;
+        if !read.is_empty() {
+            self.record_progress(&patience);
+        }
+        read
+    }
+
+    /// Reads a batch for which the caller has permits.
+    pub(crate) async fn send_batch(
+        &self,
+        what: &OperationName,
+        inode: InodeId,
+        batch: &ReadBatch,
+        deadline: Deadline,
+    ) -> Vec<(usize, Bytes)> {
+        match self.try_batch(what, inode, batch, deadline).await {
             Ok(results) => results,
             Err(error) => {
-                tracing::debug!(file = %file.path, %error, "a batch of reads is repeated one by one");
+                tracing::debug!(%what, %error, "a batch of reads is repeated one by one");
                 Vec::new()
             }
         }
@@ -121,15 +146,12 @@ impl Client {
 
     async fn try_batch(
         &self,
-        file: &FileHandle,
+        what: &OperationName,
+        inode: InodeId,
         batch: &ReadBatch,
         deadline: Deadline,
     ) -> Result<Vec<(usize, Bytes)>, ClientError> {
-        let patience = ProgressTimeout::from(deadline);
-        let Some(_room) = self.0.window.acquire(batch.bytes as usize, &patience).await else {
-            return Ok(Vec::new());
-        };
-        let mut attempts = Attempts::of(format!("read `{}`", file.path));
+        let mut attempts = Attempts::of(&**what);
         let turn = self.0.read_turn.fetch_add(1, Relaxed);
         let routing = self.0.routing.current(&mut attempts, deadline).await?;
         let chosen = routing
@@ -138,7 +160,7 @@ impl Client {
         let Some((routing, replica)) = chosen else { return Ok(Vec::new()) };
         let Replica { to, distance, .. } = replica;
         let parts = batch.parts.iter().map(|&(_, part)| part).collect();
-        let request = StorageRequest::ReadMany(ReadMany { to, inode: file.inode, parts });
+        let request = StorageRequest::ReadMany(ReadMany { to, inode, parts });
         let timeout = self.0.config.read_attempt_timeout;
         let options =
             CallOptions { not_after: None, class: request.class(), idle_timeout: Some(timeout) };
@@ -163,9 +185,6 @@ impl Client {
                 self.0.near.count(distance, data.len());
                 read.push((range, data));
             }
-        }
-        if !read.is_empty() {
-            self.record_progress(&patience);
         }
         Ok(read)
     }

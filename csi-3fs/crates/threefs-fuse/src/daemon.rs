@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
 use threefs_client::{Client, ClientError};
@@ -70,6 +71,8 @@ pub(crate) struct Call<'a> {
     /// The kernel's pages of the file are dropped once the request is answered: before that, they
     /// may be locked.
     pub drops_pages: bool,
+    /// Follows the body of the answer: the data of a read.
+    pub data: Vec<Bytes>,
 }
 
 impl Call<'_> {

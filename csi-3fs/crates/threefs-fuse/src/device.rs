@@ -62,42 +62,44 @@ impl Device {
         Ok(ReadResult::Request(request))
     }
 
-    /// Answers a request.
-    pub(crate) fn answer(&self, unique: u64, body: &[u8]) {
-        self.send(unique, 0, body);
+    /// Answers a request with a body, and data that follows it.
+    pub(crate) fn answer(&self, unique: u64, body: &[u8], data: &[Bytes]) {
+        self.send(unique, 0, body, data);
     }
 
     /// Answers a request with an error.
     pub(crate) fn refuse(&self, unique: u64, error: Errno) {
-        self.send(unique, -error.raw_os_error(), &[]);
+        self.send(unique, -error.raw_os_error(), &[], &[]);
     }
 
     /// Asks the kernel to resend all unanswered requests; false if it does not support that.
     pub(crate) fn resend(&self) -> bool {
-        self.send(0, wire::NOTIFY_RESEND, &[])
+        self.send(0, wire::NOTIFY_RESEND, &[], &[])
     }
 
     /// Makes the kernel reload an inode's attributes. Never waits for the inode's pages.
     pub(crate) fn invalidate_attributes(&self, node: u64) {
         let body = Body::default().u64(node).u64(u64::MAX).u64(0);
-        self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0);
+        self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0, &[]);
     }
 
     /// Makes the kernel drop a range of its pages of an inode, and its attributes. Waits for requests
     /// that this daemon has not answered yet: not to be called by a thread that answers them.
     pub(crate) fn invalidate_range(&self, node: u64, offset: u64, length: u64) {
         let body = Body::default().u64(node).u64(offset).u64(length);
-        self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0);
+        self.send(0, wire::NOTIFY_INVALIDATE_INODE, &body.0, &[]);
     }
 
-    fn send(&self, unique: u64, error: i32, body: &[u8]) -> bool {
-        // A body has at most the size of a read.
-        let length = (16 + body.len()) as u32;
+    fn send(&self, unique: u64, error: i32, body: &[u8], data: &[Bytes]) -> bool {
+        // At most the size of a read.
+        let length = (16 + body.len() + data.iter().map(Bytes::len).sum::<usize>()) as u32;
         let mut header = [0; 16];
         header[..4].copy_from_slice(&length.to_le_bytes());
         header[4..8].copy_from_slice(&error.to_le_bytes());
         header[8..].copy_from_slice(&unique.to_le_bytes());
-        match rustix::io::writev(&self.0, &[IoSlice::new(&header), IoSlice::new(body)]) {
+        let mut parts = vec![IoSlice::new(&header), IoSlice::new(body)];
+        parts.extend(data.iter().map(|piece| IoSlice::new(piece)));
+        match rustix::io::writev(&self.0, &parts) {
             Ok(_) => true,
             // The caller does not wait any more, or the kernel does not know the inode.
             Err(Errno::NOENT | Errno::NODEV) => false,

@@ -49,6 +49,14 @@ fn is_served(code: u32) -> bool {
 
 impl Daemon {
     pub(crate) async fn execute<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
+        match call.request.opcode {
+            opcode::READ if !is_virtual(call.request.node) => self.read(call).await,
+            // In a separate allocation: the task of a read is small.
+            _ => Box::pin(self.execute_other(call)).await,
+        }
+    }
+
+    async fn execute_other<'a>(&'a self, call: &mut Call<'a>) -> Result<Body, Errno> {
         if is_virtual(call.request.node) {
             return self.execute_virtual(call).await;
         }
@@ -72,7 +80,6 @@ impl Daemon {
             opcode::LINK => self.link(call).await,
             opcode::OPEN => self.open(call).await,
             opcode::CREATE => self.create(call).await,
-            opcode::READ => self.read(call).await,
             opcode::WRITE => self.write(call).await,
             opcode::FLUSH => self.flush(call).await,
             opcode::FSYNC => self.fsync(call).await,

@@ -202,9 +202,9 @@ impl Daemon {
         let definite = self.must_be_definite(&request);
         let work = async move {
             let signal = Arc::clone(&interrupted);
-            let (ticket, drops_pages) = (None, false);
+            let (ticket, drops_pages, data, request) = (None, false, Vec::new(), &request);
             let mut call =
-                Call { request: &request, deadline, ticket, permit, interrupted, drops_pages };
+                Call { request, deadline, ticket, permit, interrupted, drops_pages, data };
             let result = tokio::select! {
                 result = self.answer(&mut call) => result,
                 () = give_up(&signal, started), if !definite => {
@@ -213,7 +213,7 @@ impl Daemon {
                 }
             };
             match result {
-                Ok(body) => self.device.answer(request.unique, &body.0),
+                Ok(body) => self.device.answer(request.unique, &body.0, &call.data),
                 Err(error) => self.device.refuse(request.unique, error),
             }
             if call.drops_pages {

@@ -39,14 +39,13 @@ impl Daemon {
             (state.file.clone(), state.length)
         };
         let size = length.saturating_sub(offset).min(u64::from(size));
-        // At most the size of one kernel read.
-        let mut buffer = vec![0; size as usize];
         if size > 0 {
-            let result = self.client.read_range(&file, offset, &mut buffer, call.deadline).await;
-            result.map_err(|error| self.errno_of(&format!("read {}", file.inode), &error, true))?;
+            let pieces = self.client.read_range(&file, offset, size, call.deadline).await;
+            let failed = |error| self.errno_of(&format!("read {}", file.inode), &error, true);
+            call.data = pieces.map_err(failed)?;
         }
         self.wait_locks(id, call.deadline).await?;
-        Ok(Body(buffer))
+        Ok(Body::default())
     }
 
     pub(crate) async fn write(&self, call: &mut Call<'_>) -> Result<Body, Errno> {

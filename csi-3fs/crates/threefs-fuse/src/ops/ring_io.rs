@@ -207,11 +207,11 @@ impl Daemon {
             return Ok(0);
         }
         let (mut failed, mut holes) = (None, BTreeSet::new());
-        let deliver = |at: usize, length: usize, data: &[u8]| {
+        let deliver = |at: usize, length: usize, data: Bytes| {
             let to = range.memory_offset + at as u64;
             let zeros = length - data.len();
             let written = region
-                .write_at(to, data)
+                .write_at(to, &data)
                 .and_then(|()| region.zero_at(to + data.len() as u64, zeros));
             failed = failed.or(written.err());
             if zeros > 0 {

@@ -42,7 +42,7 @@ impl Daemon {
         };
         if major > wire::MAJOR {
             // The kernel will send INIT again with our version.
-            self.device.answer(request.unique, &Body::default().u32(wire::MAJOR).zeros(60).0);
+            self.device.answer(request.unique, &Body::default().u32(wire::MAJOR).zeros(60).0, &[]);
             return Ok(false);
         }
         if major < wire::MAJOR || minor < 31 {
@@ -72,7 +72,7 @@ impl Daemon {
             .u16(0)
             .u32((agreed >> 32) as u32)
             .zeros(28);
-        self.device.answer(request.unique, &body.0);
+        self.device.answer(request.unique, &body.0, &[]);
         Ok(true)
     }
 }
