@@ -2,9 +2,10 @@
 //! process.
 
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::wire::{self, Body, REQUEST_BYTES_MAX, Request};
@@ -16,6 +17,8 @@ pub(crate) enum ReadResult {
     Request(Request),
     /// Nothing usable; read again.
     Nothing,
+    /// The kernel has no request.
+    Empty,
     /// The file system was unmounted, or its connection was aborted.
     End,
 }
@@ -29,20 +32,36 @@ impl Buffer {
     }
 }
 
+impl AsRawFd for Device {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
 impl Device {
     pub(crate) fn new(descriptor: OwnedFd) -> io::Result<Self> {
-        // The owner of the descriptor may have set it non-blocking; readers need blocking reads.
+        // Of the open file description: a daemon of an earlier release resets it.
         let flags = rustix::fs::fcntl_getfl(&descriptor)?;
-        rustix::fs::fcntl_setfl(&descriptor, flags - rustix::fs::OFlags::NONBLOCK)?;
+        rustix::fs::fcntl_setfl(&descriptor, flags | rustix::fs::OFlags::NONBLOCK)?;
         Ok(Self(descriptor))
     }
 
-    /// Waits for a request.
+    /// Waits, without the runtime, until there may be a request.
+    pub(crate) fn wait(&self) -> io::Result<()> {
+        let mut set = [PollFd::new(&self.0, PollFlags::IN)];
+        match rustix::event::poll(&mut set, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads a request, if there is one.
     pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<ReadResult> {
         let length = match rustix::io::read(&self.0, buffer.0.as_mut_slice()) {
             Ok(length) => length,
             // Interrupted before or during the read: nothing is lost.
-            Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => return Ok(ReadResult::Nothing),
+            Err(Errno::INTR | Errno::NOENT) => return Ok(ReadResult::Nothing),
+            Err(Errno::AGAIN) => return Ok(ReadResult::Empty),
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(ReadResult::End),
             Err(error) => return Err(error.into()),
         };

@@ -12,6 +12,8 @@ use rustix::io::Errno;
 use threefs_client::{Client, ReadBytes};
 use threefs_core::ids::InodeId;
 use threefs_meta::{At, Identity, Inode, InodeKind, MetaQuery, MetaReply};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::appends::Appends;
@@ -29,8 +31,8 @@ use crate::wire::{self, Body, RESENT, Request, is_append, opcode};
 mod handshake;
 mod notify;
 
-/// Threads that read requests; the runtime's threads execute them.
-const READERS: usize = 2;
+/// Number of requests that are read before the tasks of earlier ones run.
+const STARTED_MAX: usize = 32;
 /// Maximum number of running requests. Each may hold a payload of 1 MiB. Further requests wait in
 /// the kernel.
 const REQUESTS_MAX: usize = 256;
@@ -124,24 +126,13 @@ async fn run(
     }
     let daemon = Arc::new(daemon);
     daemon.report_former_lengths(config.timeout).await;
-    let mut threads = Vec::new();
-    let runtime = tokio::runtime::Handle::current();
-    let (sender, mut results) = tokio::sync::mpsc::channel::<io::Result<()>>(READERS);
-    for number in 0..READERS {
-        let (daemon, runtime, sender) = (Arc::clone(&daemon), runtime.clone(), sender.clone());
-        let thread = std::thread::Builder::new()
-            .name(format!("fuse-{number}"))
-            .spawn(move || drop(sender.blocking_send(daemon.read_requests(&runtime))))
-            .map_err(FuseError::Device)?;
-        threads.push(thread);
-    }
     if let Some(request) = first {
         Arc::clone(&daemon).start(request, None);
     }
     let resent = daemon.resumed && daemon.device.resend();
     on_ready(&Ready { ready: true, root: root.0, generation, resumed: daemon.resumed, resent });
     tokio::select! {
-        result = results.recv() => result.unwrap_or(Ok(())).map_err(FuseError::Device)?,
+        result = Arc::clone(&daemon).read_in_task() => result.map_err(FuseError::Device)?,
         () = daemon.report_periodically() => {}
         () = daemon.run_rings(&mut ring_work) => {}
         () = daemon.keep_locks() => {}
@@ -165,18 +156,37 @@ async fn find_root(client: &Client, config: &FuseConfig) -> Result<InodeId, Fuse
 }
 
 impl Daemon {
-    fn read_requests(self: &Arc<Self>, runtime: &tokio::runtime::Handle) -> io::Result<()> {
-        let _entered = runtime.enter();
+    /// In a task: the runtime's threads execute it next to the requests.
+    async fn read_in_task(self: Arc<Self>) -> io::Result<()> {
+        let task = tokio::spawn(async move { self.read_requests().await });
+        task.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    async fn read_requests(self: &Arc<Self>) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::ERROR;
+        let device = Arc::clone(&self.device);
+        // SAFETY: the device owns its descriptor, which stays the same and open until the `AsyncFd`
+        // is dropped.
+        let device = unsafe { AsyncFd::register_with_interest(device, interest) }?;
         let mut buffer = Buffer::new();
+        let mut started = 0;
         loop {
             let permit = Arc::clone(&self.permits).acquire_owned();
-            let permit = runtime.block_on(async {
-                tokio::time::timeout(OVERFLOW_PAUSE, permit).await.ok().and_then(Result::ok)
-            });
-            match self.device.receive(&mut buffer)? {
-                ReadResult::Request(request) => Arc::clone(self).start(request, permit),
-                ReadResult::Nothing => {}
-                ReadResult::End => return Ok(()),
+            let permit =
+                tokio::time::timeout(OVERFLOW_PAUSE, permit).await.ok().and_then(Result::ok);
+            let request = loop {
+                let mut ready = device.ready(interest).await?;
+                match self.device.receive(&mut buffer)? {
+                    ReadResult::Request(request) => break request,
+                    ReadResult::Nothing => {}
+                    ReadResult::Empty => ready.clear_ready(),
+                    ReadResult::End => return Ok(()),
+                }
+            };
+            Arc::clone(self).start(request, permit);
+            started += 1;
+            if started % STARTED_MAX == 0 {
+                tokio::task::yield_now().await;
             }
         }
     }
@@ -261,8 +271,8 @@ impl Daemon {
         if let Some(interrupted) = self.running().get(&number) {
             return interrupted.notify_one();
         }
-        // The other reader has not started the request yet: the kernel sends the interrupt again if
-        // the request is still unanswered.
+        // Answered, or not resent by the kernel yet: it sends the interrupt again if the request is
+        // still unanswered.
         let (device, unique) = (Arc::clone(&self.device), request.unique);
         drop(tokio::spawn(async move {
             tokio::time::sleep(INTERRUPT_PAUSE).await;

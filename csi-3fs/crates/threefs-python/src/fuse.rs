@@ -99,8 +99,11 @@ pub fn run_fuse(py: Python<'_>, config_json: &str) -> PyResult<()> {
         valid,
         unanswered: Arc::new(UnansweredCalls::new(validity, resume)),
     };
+    // They also copy payloads from and to the kernel. More of them than cores divide what could share
+    // a request to a storage service.
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let runtime = Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(cores.clamp(2, 4))
         .thread_name("threefs-fuse")
         .enable_all()
         .build()?;

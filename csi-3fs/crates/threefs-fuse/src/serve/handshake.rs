@@ -19,6 +19,10 @@ impl Daemon {
             let request = match self.device.receive(&mut buffer).map_err(FuseError::Device)? {
                 ReadResult::Request(request) => request,
                 ReadResult::Nothing => continue,
+                ReadResult::Empty => {
+                    self.device.wait().map_err(FuseError::Device)?;
+                    continue;
+                }
                 ReadResult::End => {
                     return Err(FuseError::Protocol("unmounted before it was served".into()));
                 }
