@@ -31,8 +31,10 @@ use crate::wire::{self, Body, RESENT, Request, is_append, opcode};
 mod handshake;
 mod notify;
 
-/// Number of requests that are read before the tasks of earlier ones run.
+/// Number of requests that are read before the tasks of earlier ones run. A payload of
+/// `PAYLOAD_BYTES` counts as one more.
 const STARTED_MAX: usize = 32;
+const PAYLOAD_BYTES: usize = 32 << 10;
 /// Maximum number of running requests. Each may hold a payload of 1 MiB. Further requests wait in
 /// the kernel.
 const REQUESTS_MAX: usize = 256;
@@ -183,9 +185,10 @@ impl Daemon {
                     ReadResult::End => return Ok(()),
                 }
             };
+            started += 1 + request.body.len() / PAYLOAD_BYTES;
             Arc::clone(self).start(request, permit);
-            started += 1;
-            if started % STARTED_MAX == 0 {
+            if started >= STARTED_MAX {
+                started = 0;
                 tokio::task::yield_now().await;
             }
         }
