@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from flyer.api.timestamps import format_timestamp
-from flyer.kube.threefs.claims import PendingClaim, missing_classes
+from flyer.kube.threefs.claims import missing_classes
+from flyer.kube.threefs.observed import PendingClaim
 
 from fakekube import Fault
 

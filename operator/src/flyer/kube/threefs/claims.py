@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from flyer.kube.apiserver.errors import ApiError
 from flyer.kube.apiserver.resources import STORAGECLASSES
 from flyer.kube.threefs.events import newest_message
+from flyer.kube.threefs.observed import PendingClaim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -15,27 +16,13 @@ if TYPE_CHECKING:
     from flyer.kube.apiserver import Api
     from flyer.kube.threefs.observed import Pod
 
-__all__ = ["PendingClaim", "missing_classes", "pending_claims", "unbound", "with_reasons"]
+__all__ = ["missing_classes", "pending_claims", "unbound", "with_reasons"]
 
 Object = dict[str, Any]
 
 DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
 EXAMINED_MAX: Final = 5
 """Maximum number of claims of a cluster whose events are read in one step."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingClaim:
-    """A claim that a pod of the cluster waits for."""
-
-    name: str
-    uid: str
-    storage_class: str | None
-    """None: the default one."""
-    class_missing: bool = False
-    """Whether its StorageClass does not exist, so that nothing will ever bind it."""
-    why: str = ""
-    """Message of its newest event that reports a problem."""
 
 
 def pending_claims(

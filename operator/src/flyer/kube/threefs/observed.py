@@ -12,10 +12,18 @@ from flyer.kube.threefs.names import NODES_ANNOTATION, component
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from flyer.kube.threefs.claims import PendingClaim
     from flyer.kube.threefs.health import Health
 
-__all__ = ["DrainJob", "Observed", "Pod", "ServiceSet", "drain_job_of", "pods_of", "set_of"]
+__all__ = [
+    "DrainJob",
+    "Observed",
+    "PendingClaim",
+    "Pod",
+    "ServiceSet",
+    "drain_job_of",
+    "pods_of",
+    "set_of",
+]
 
 Object = dict[str, Any]
 
@@ -83,6 +91,20 @@ class DrainJob:
     def ended(self) -> bool:
         """Whether it has succeeded or failed."""
         return self.succeeded or self.failed_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingClaim:
+    """A claim that a pod of the cluster waits for."""
+
+    name: str
+    uid: str
+    storage_class: str | None
+    """None: the default one."""
+    class_missing: bool = False
+    """Whether its StorageClass does not exist, so that nothing will ever bind it."""
+    why: str = ""
+    """Message of its newest event that reports a problem."""
 
 
 @dataclass(frozen=True, slots=True)
