@@ -13,6 +13,7 @@ mod attributes;
 mod control;
 mod data;
 mod directories;
+mod handles;
 mod lock_release;
 mod lock_session;
 mod locks;

@@ -10,7 +10,7 @@ use threefs_rings::control::{
 };
 use threefs_rings::{Layout, RegionTerms, RingTerms};
 
-use super::open::handle_access;
+use super::handles::handle_access;
 use crate::daemon::{Call, Daemon};
 use crate::rings::{Entry, Region, RegisteredFile, Ring, Session};
 use crate::wire::{Body, Fields};

@@ -11,7 +11,7 @@ use threefs_core::ids::InodeId;
 use threefs_meta::{At, MetaChange, Written};
 
 use super::TRUNCATIONS_MAX;
-use super::open::leaves_pages;
+use super::handles::leaves_pages;
 use crate::daemon::{Call, Daemon};
 use crate::files::OpenFile;
 use crate::locks::LockSession;

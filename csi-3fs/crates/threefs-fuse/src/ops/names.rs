@@ -7,7 +7,7 @@ use threefs_meta::{
 };
 
 use super::attributes::kernel_attributes;
-use super::open::handle_number;
+use super::handles::handle_number;
 use crate::daemon::{Call, Daemon, inode_of, unexpected};
 use crate::wire::{self, Body, Fields, opcode};
 

@@ -3,56 +3,20 @@
 use std::sync::{Arc, PoisonError};
 
 use fabric::deadline::Deadline;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
 use threefs_meta::permission::{READ, WRITE};
 use threefs_meta::{At, Inode, LockKind, MetaQuery};
-use threefs_rings::Access;
 
 use super::data::now;
+use super::handles::{O_ACCMODE, O_RDWR, O_WRONLY, handle_number, writes_directly};
 use crate::daemon::{Call, Daemon, inode_of};
 use crate::files::OpenFile;
 use crate::wire::{self, Body, Fields};
 
-const O_ACCMODE: u32 = 3;
-const O_WRONLY: u32 = 1;
-const O_RDWR: u32 = 2;
 /// Flag of RELEASE: the handle was used for flock.
 const RELEASE_FLOCK: u32 = 1 << 1;
-
-/// Bits of a file's handle: the access with which it was opened. An ioctl request has no other
-/// sign of it.
-const HANDLE_READ: u64 = 1;
-const HANDLE_WRITE: u64 = 2;
-/// The kernel sends parallel writes, which leave its pages as they are.
-const HANDLE_PARALLEL: u64 = 4;
-
-/// The number in the handle of a file that is opened with these flags.
-pub(super) fn handle_number(flags: u32) -> u64 {
-    let parallel = if writes_directly(flags) { HANDLE_PARALLEL } else { 0 };
-    match flags & O_ACCMODE {
-        O_WRONLY => HANDLE_WRITE | parallel,
-        O_RDWR => HANDLE_READ | HANDLE_WRITE | parallel,
-        _ => HANDLE_READ,
-    }
-}
-
-/// Whether a file is opened for writes that bypass the page cache.
-fn writes_directly(flags: u32) -> bool {
-    flags & OFlags::DIRECT.bits() != 0 && flags & O_ACCMODE != 0
-}
-
-/// Whether writes through a handle leave the kernel's pages as they are.
-pub(super) fn leaves_pages(handle: u64) -> bool {
-    handle & HANDLE_PARALLEL != 0
-}
-
-/// The access with which a handle was opened.
-pub(super) fn handle_access(handle: u64) -> Access {
-    Access { read: handle & HANDLE_READ != 0, write: handle & HANDLE_WRITE != 0 }
-}
 
 impl Daemon {
     /// Opens an inode if the caller is permitted to, and returns its current attributes.
