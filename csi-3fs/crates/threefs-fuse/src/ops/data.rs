@@ -67,8 +67,8 @@ impl Daemon {
             self.write_payload(id, &open, offset, payload, call.deadline).await?;
             // The page of a mapping is locked until its write is answered.
             if leaves_pages(handle) && !is_of_page(call.request) {
-                // A page may have been read during the write, through another open file. Earlier kernels
-                // than 6.18 keep it.
+                // A page may have been read during the write, through another open file. Linux 6.18
+                // drops it; earlier kernels may not.
                 let deadline = Deadline::after(DROP_TIMEOUT);
                 self.drop_pages(id, offset, size as u64, deadline).await;
             }
