@@ -8,7 +8,6 @@
 //! One process holds the folder (an advisory lock that the kernel releases when the process dies),
 //! because the resolver's state is in that process.
 
-use std::fs::File;
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +18,7 @@ use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, Env, EnvOpenOptions, MdbError, RoTxn, RwTxn, WithoutTls};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::folder::{check_loaded, sync_folder, take_ownership};
+use crate::folder::{Ownership, check_loaded, sync_folder, take_ownership};
 use crate::resolver::{Resolver, add, add_within, stamped_key};
 use crate::watch::Watches;
 use crate::{
@@ -277,7 +276,7 @@ struct Committer {
     path: PathBuf,
     resolver: Resolver,
     watches: Watches,
-    _owner: File,
+    _owner: Ownership,
 }
 
 /// A job that passed its conflict check, with its position.

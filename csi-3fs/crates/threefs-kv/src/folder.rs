@@ -27,8 +27,20 @@ pub(crate) fn check_exists(path: &Path) -> Result<(), KvError> {
     Err(KvError::broken(path, "the folder has no store; name the one with data.mdb"))
 }
 
+/// The lock of a folder, until dropped.
+#[derive(Debug)]
+pub(crate) struct Ownership(File);
+
+impl Drop for Ownership {
+    fn drop(&mut self) {
+        // A child process that another thread started holds the descriptor until it executes its
+        // program, so closing it here may not end the lock. Unlocking fails for no valid descriptor.
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
 /// Locks the folder for this process.
-pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
+pub(crate) fn take_ownership(path: &Path) -> Result<Ownership, KvError> {
     let broken = |detail: String| KvError::broken(path, detail);
     let file = File::options()
         .create(true)
@@ -44,7 +56,7 @@ pub(crate) fn take_ownership(path: &Path) -> Result<File, KvError> {
             error => broken(error.to_string()),
         },
     )?;
-    Ok(file)
+    Ok(Ownership(file))
 }
 
 /// Syncs the folder, so that the names of its files survive a power failure.
@@ -53,5 +65,21 @@ pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::take_ownership;
+
+    #[test]
+    fn a_descriptor_in_a_child_process_does_not_keep_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let owner = take_ownership(folder.path()).unwrap();
+        let of_child = owner.0.try_clone().unwrap();
+        assert!(take_ownership(folder.path()).is_err());
+        drop(owner);
+        take_ownership(folder.path()).unwrap();
+        drop(of_child);
     }
 }

@@ -28,7 +28,15 @@ pub struct Folder {
     path: PathBuf,
     folder: File,
     // Kept open for its lock.
-    _lock: File,
+    lock: File,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A child process that another thread started holds the descriptor until it executes its
+        // program, so closing it here may not end the lock. Unlocking fails for no valid descriptor.
+        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl Folder {
@@ -41,7 +49,7 @@ impl Folder {
         let lock =
             OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"))?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { path: path.to_owned(), folder: File::open(path)?, _lock: lock })
+        Ok(Self { path: path.to_owned(), folder: File::open(path)?, lock })
     }
 }
 
@@ -327,6 +335,17 @@ mod tests {
         assert_eq!(read[8192..28_192], bytes[1..]);
         assert!(read[28_192..].iter().all(|byte| *byte == 1));
         assert_eq!(disk.list().unwrap(), ["lock", "log", "other"]);
+    }
+
+    #[test]
+    fn a_descriptor_in_a_child_process_does_not_keep_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Folder::open(folder.path()).unwrap();
+        let of_child = disk.lock.try_clone().unwrap();
+        assert!(Folder::open(folder.path()).is_err());
+        drop(disk);
+        Folder::open(folder.path()).unwrap();
+        drop(of_child);
     }
 
     #[test]

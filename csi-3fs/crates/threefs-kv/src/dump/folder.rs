@@ -1,7 +1,6 @@
 //! Rows of an embedded store: another process reads an LMDB snapshot while the service writes, and
 //! a load fills a temporary folder, which is renamed into place.
 
-use std::fs::File;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use heed::{CommitOrAbort, Env, EnvOpenOptions, WithoutTls};
 
 use super::{Draft, DumpError, Dumped, REPORT_ROWS, Report};
 use crate::embedded::{RESERVED_KEYS_END, Rows, open_rows};
-use crate::folder::{LOADING, ROWS_FILE, check_exists, sync_folder, take_ownership};
+use crate::folder::{LOADING, Ownership, ROWS_FILE, check_exists, sync_folder, take_ownership};
 use crate::{EmbeddedConfig, KvError, Row};
 
 /// Rows per transaction of a load.
@@ -67,7 +66,7 @@ pub(super) struct FolderTarget {
     rows: Rows,
     pending: Vec<Row>,
     pending_bytes: usize,
-    _owner: File,
+    _owner: Ownership,
 }
 
 impl FolderTarget {
