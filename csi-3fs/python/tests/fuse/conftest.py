@@ -64,6 +64,16 @@ def mount(
         yield make
 
 
+@pytest.fixture
+def patient(
+    start_cluster: Callable[..., Any], tmp_path: Path
+) -> Iterator[tuple[Any, Callable[..., HeldMount]]]:
+    """A cluster that waits for a stopped service instead of replacing it, and its `mount`."""
+    cluster = start_cluster("patient", "--node-failure-ms", "60000")
+    with cluster.client() as client, mounts(cluster, client, tmp_path) as make:
+        yield cluster, make
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["through", "behind"])
 def tree_of_the_module(
     request: pytest.FixtureRequest, cluster: Any, tmp_path_factory: pytest.TempPathFactory

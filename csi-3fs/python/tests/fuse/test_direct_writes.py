@@ -87,8 +87,9 @@ def test_writes_to_one_file_run_concurrently(
 
 @pytest.mark.parametrize("stopped", [1, 2, 3])
 def test_a_page_read_during_a_direct_write_is_dropped(
-    cluster: Any, mount: Callable[..., HeldMount], tmp_path: Path, stopped: int
+    patient: tuple[Any, Callable[..., HeldMount]], tmp_path: Path, stopped: int
 ) -> None:
+    cluster, mount = patient
     # Without a write-back cache, the kernel drops pages by the time of change as well.
     tree = mount(write_back=True).target
     paths = [tree / f"file-{number}" for number in range(FILES)]
