@@ -91,10 +91,13 @@ bench-collectives: install ## HFReduce, Gloo, Open MPI, MPICH and the machine's 
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json
-bench-storage: install ## 3FS, fio and GlusterFS on the same disk
+bench-storage: install ## 3FS, fio, iperf3, GlusterFS and MooseFS on one machine
 	@scripts/bootstrap fio=fio
+	@scripts/bootstrap iperf3=iperf3 || echo "bench-storage: continuing without iperf3" >&2
 	@scripts/bootstrap glusterfs-server=glusterd glusterfs-client=mount.glusterfs \
 	    || echo "bench-storage: continuing without GlusterFS" >&2
+	@scripts/bootstrap moosefs-master=mfsmaster moosefs-chunkserver=mfschunkserver \
+	    moosefs-client=mfsmount iproute2=ip || echo "bench-storage: continuing without MooseFS" >&2
 	$(PYTHON) -m bench.storage
 .PHONY: bench-storage-load
 bench-storage-load: install ## 3FS with 4, 24 and 96 writers, services that are stopped, 120 readers of which half stop

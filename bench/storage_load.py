@@ -51,6 +51,8 @@ class Cluster:
 
     folder: Path
     file: Path
+    pid: int
+    """The process that started the services."""
     pids: dict[str, int]
 
     def resident_bytes(self) -> dict[str, int]:
@@ -70,7 +72,7 @@ def serving(folder: Path, capacity_bytes: int = 0) -> Iterator[Cluster]:
             raise SystemExit("the cluster did not start; its message is above")
         file = folder / "cluster" / "cluster.json"
         pids = json.loads(file.read_text())["pids"]
-        yield Cluster(folder, file, pids)
+        yield Cluster(folder, file, process.pid, pids)
     finally:
         process.terminate()
         process.wait(timeout=60)

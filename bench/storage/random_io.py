@@ -1,7 +1,7 @@
-"""Random 4 KiB reads and writes of `bench/storage.py`: in each directory, and through rings.
+"""Random 4 KiB reads and writes: in each directory, and through rings.
 
 None of them uses the page cache of the reading kernel: the local file is read from the disk, the
-files of 3FS and GlusterFS from the page cache of their services.
+files of 3FS and its peers from the page cache of their services.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rings(path: Path, mount: Path) -> float:
 
 
 def steps(places: dict[str, Path]) -> dict[str, Callable[[], float]]:
-    """The measurements, of files that `storage_mount` has written."""
+    """The measurements, of files that `mounts` has written."""
     result: dict[str, Callable[[], float]] = {}
     for name, folder in places.items():
         run = partial(threads, folder / "file")

@@ -1,4 +1,4 @@
-"""Mount measurements of `bench/storage.py`: files of programs, compared with a local directory.
+"""Mount measurements: files of programs, compared with a local directory.
 
 Two mounts of one cluster: as several nodes use it (written through), and as a volume of one node is
 mounted (`--write-back`). Both end with an fsync, as fio does. Needs root and /dev/fuse.
