@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_the_table_marks_goals_and_fits_a_screen():
     figures = rounds(**{name: 123456.0, "client: stats/s, 16 threads": 79_999})
     idle_figures = {"idle, before the first round: 3FS: processor": 0.03}
     lines = rows.table(rows.summary(figures, idle_figures, {"MooseFS": "not installed"}))
-    assert all(len(line) <= 112 for line in lines), lines
+    assert all(len(line) <= 116 for line in lines), lines
     by_name = {line.partition("  ")[0]: line for line in lines}
     assert by_name[name].endswith("≥ 3,000 yes")
     assert by_name["client: stats/s, 16 threads"].endswith("≥ 80,000 NO")
@@ -123,7 +124,8 @@ def test_a_peer_ends_with_its_context_and_a_failed_script_is_reported(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-def test_a_killed_program_leaves_no_process_and_no_mount(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_program_leaves_no_process_and_no_mount(tmp_path, number):
     code = (
         "import subprocess, sys\n"
         "from bench.storage.namespaces import isolate\n"
@@ -143,9 +145,10 @@ def test_a_killed_program_leaves_no_process_and_no_mount(tmp_path):
     assert process.stdout.readline() == "ready\n"
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
     inside = idle.descendants(process.pid)
-    assert len(inside) == 2, "the program and its child"
-    process.send_signal(signal.SIGKILL)
+    assert len(inside) == 3, "unshare, the program and its child"
+    process.send_signal(number)
     # End of file once no process has the other end, that is, once all of them have ended.
+    assert select.select([process.stdout], [], [], 60)[0], "processes are left"
     assert process.stdout.read() == ""
     process.communicate()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -36,9 +37,16 @@ class Volume:
 
 
 def isolate() -> None:
-    """Run this program again as the first process of namespaces, unless it is one. Needs root."""
-    if os.getpid() != 1 and shutil.which(UNSHARE[0]):
-        os.execvp(UNSHARE[0], [*UNSHARE, *sys.orig_argv])
+    """Run this program again as the first process of namespaces, unless it is one. Needs root.
+
+    SIGKILL and SIGTERM end both. Ctrl-C interrupts the second one, which cleans up.
+    """
+    if os.getpid() == 1 or not all(map(shutil.which, (UNSHARE[0], "setpriv"))):
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    # While unshare waits it blocks SIGTERM, so it cannot replace this process.
+    command = ["setpriv", "--pdeathsig", "KILL", *UNSHARE, *sys.orig_argv]
+    raise SystemExit(subprocess.call(command))
 
 
 @contextmanager

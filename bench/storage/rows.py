@@ -132,4 +132,4 @@ def _goal(name: str, value: float) -> str:
 
 
 def _line(name: str, value: str, spread: str, goal: str) -> str:
-    return f"{name:<70} {value:>12} {spread:>7} {goal:>18}".rstrip()
+    return f"{name:<74} {value:>12} {spread:>7} {goal:>18}".rstrip()
