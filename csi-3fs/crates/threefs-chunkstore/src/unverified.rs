@@ -88,8 +88,8 @@ mod tests {
 
     use super::*;
 
-    const CHUNK: ChunkId = ChunkId { inode: InodeId(1), index: 0 };
-    const OTHER: ChunkId = ChunkId { inode: InodeId(2), index: 0 };
+    const CHUNK: ChunkId = ChunkId::new(InodeId(1), 0);
+    const OTHER: ChunkId = ChunkId::new(InodeId(2), 0);
 
     fn run(start: u64, blocks: u32) -> Extent {
         Extent { start, blocks }

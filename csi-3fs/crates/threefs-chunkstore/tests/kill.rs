@@ -14,12 +14,17 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, Epoch, InodeId};
 
 const FOLDER: &str = "THREEFS_KILL_TEST_FOLDER";
 const KILLS: u32 = 50;
 const WRITERS: u32 = 4;
 const CHUNKS_PER_WRITER: u32 = 3;
+/// Updates of a chunk in one epoch.
+const EPOCH_UPDATES: u64 = 5;
+/// Every fourth epoch is kept: the version of a chunk in another one is dropped when the next one
+/// starts.
+const KEPT_EPOCHS: u64 = 4;
 /// Timeout for output of a child: output takes milliseconds, and a start from a cold disk takes
 /// seconds.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -31,6 +36,12 @@ fn config() -> StoreConfig {
         log_bytes: 256 << 10,
         ..StoreConfig::default()
     }
+}
+
+/// The chunk in the epoch in which an update makes `version`.
+fn in_epoch_of(chunk: ChunkId, version: u64) -> ChunkId {
+    let count = (version / EPOCH_UPDATES) as u32;
+    chunk.in_epoch(Epoch::new(u32::from(count > 0), count))
 }
 
 fn content(chunk: ChunkId, version: u64) -> Vec<u8> {
@@ -62,12 +73,17 @@ fn writer() {
 }
 
 fn write_once(store: &FileChunkStore, chunk: ChunkId) {
-    if let Some(pending) = store.meta(chunk).and_then(|meta| meta.pending) {
-        store.commit(chunk, pending.version, ChainVersion(1)).unwrap();
+    let newest = || store.version_up_to(chunk.last_version());
+    if let Some(meta) = newest()
+        && let Some(pending) = meta.pending
+    {
+        store.commit(meta.chunk, pending.version, ChainVersion(1)).unwrap();
     }
-    let version = store.meta(chunk).map_or(0, |meta| meta.committed.version.0) + 1;
+    let before = newest();
+    let version = before.as_ref().map_or(0, |meta| meta.committed.version.0) + 1;
+    let id = in_epoch_of(chunk, version);
     let update = StoreUpdate {
-        chunk,
+        chunk: id,
         version: ChunkVersion(version),
         chain_version: ChainVersion(1),
         tags: TagWindow::default(),
@@ -76,7 +92,23 @@ fn write_once(store: &FileChunkStore, chunk: ChunkId) {
     store.apply(&update, &content(chunk, version)).unwrap();
     let line = format!("acknowledged {} {} {version}\n", chunk.inode.0, chunk.index);
     std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
-    store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
+    store.commit(id, ChunkVersion(version), ChainVersion(1)).unwrap();
+    if let Some(before) = before.filter(|before| before.chunk != id)
+        && !u64::from(before.chunk.epoch.count).is_multiple_of(KEPT_EPOCHS)
+    {
+        store.purge(before.chunk, ChunkVersion(0)).unwrap();
+    }
+}
+
+/// Checks the versions of a chunk in kept epochs before that of `newest`, an update.
+fn check_kept(store: &FileChunkStore, chunk: ChunkId, newest: u64) {
+    for count in (0..newest / EPOCH_UPDATES).step_by(KEPT_EPOCHS as usize) {
+        let last = (count + 1) * EPOCH_UPDATES - 1;
+        let id = in_epoch_of(chunk, last);
+        let read = store.read(id, Which::Committed, 0, u32::MAX).unwrap();
+        assert_eq!(read.state.version.0, last, "{id}");
+        assert!(read.bytes == content(chunk, last), "{id} version {last}");
+    }
 }
 
 /// Lines of a child, read by a thread so that waiting for one has a deadline.
@@ -136,7 +168,8 @@ fn fifty_kills_lose_no_acknowledged_write() {
         }
         let store = FileChunkStore::open(folder.path(), config()).unwrap();
         for (chunk, version) in &acked_versions {
-            let read = store.read(*chunk, Which::Newest, 0, u32::MAX).unwrap();
+            let id = store.version_up_to(chunk.last_version()).unwrap().chunk;
+            let read = store.read(id, Which::Newest, 0, u32::MAX).unwrap();
             let newest = read.state.version.0;
             assert!(
                 newest >= *version,
@@ -148,6 +181,7 @@ fn fifty_kills_lose_no_acknowledged_write() {
                 "kill {kill}: {chunk}
             version {newest}"
             );
+            check_kept(&store, *chunk, newest);
         }
     }
     let acknowledged: u64 = acked_versions.values().sum();

@@ -9,7 +9,9 @@ use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMetas, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, Epoch, InodeId};
+
+const CHUNKS: u32 = 7;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -19,12 +21,13 @@ enum Step {
     Remove { chunk: u32 },
     Commit { chunk: u32 },
     Forget { chunk: u32 },
+    Drop { chunk: u32 },
     Read { chunk: u32, offset: u32, length: u32, newest: bool },
     Reopen,
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let chunk = 0..4_u32;
+    let chunk = 0..CHUNKS;
     let size = prop_oneof![0..300_u32, 4000..4200_u32, 0..40_000_u32];
     prop_oneof![
         6 => (chunk.clone(), size.clone(), 1..20_000_u32, any::<u8>())
@@ -36,6 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => chunk.clone().prop_map(|chunk| Step::Remove { chunk }),
         8 => chunk.clone().prop_map(|chunk| Step::Commit { chunk }),
         1 => chunk.clone().prop_map(|chunk| Step::Forget { chunk }),
+        1 => chunk.clone().prop_map(|chunk| Step::Drop { chunk }),
         6 => (chunk, size.clone(), size, any::<bool>()).prop_map(
             |(chunk, offset, length, newest)| Step::Read { chunk, offset, length, newest }
         ),
@@ -56,8 +60,11 @@ struct Model {
     pending: Option<State>,
 }
 
+/// Four chunks, three of them with a version of a later epoch.
 fn id(chunk: u32) -> ChunkId {
-    ChunkId::new(InodeId(u64::from(chunk) / 2), chunk)
+    let (index, count) = (chunk % 4, chunk / 4);
+    let chunk = ChunkId::new(InodeId(u64::from(index) / 2), index);
+    chunk.in_epoch(Epoch::new(5 * count, count))
 }
 
 /// Every second payload has zeros in its middle.
@@ -157,6 +164,10 @@ impl World {
                 self.store().forget(id(chunk)).unwrap();
                 self.model.remove(&id(chunk));
             }
+            Step::Drop { chunk } => {
+                self.store().purge(id(chunk), ChunkVersion(0)).unwrap();
+                self.model.remove(&id(chunk));
+            }
             Step::Read { chunk, offset, length, newest } => {
                 self.check_read(id(chunk), offset, length, newest);
             }
@@ -166,6 +177,18 @@ impl World {
                 self.store = Some(FileChunkStore::open(self.folder.path(), config()).unwrap());
             }
         }
+    }
+
+    fn check_last_existing(&self, inode: InodeId) {
+        let mut newest: BTreeMap<ChunkId, &State> = BTreeMap::new();
+        for (chunk, entry) in self.model.iter().filter(|(_, entry)| entry.committed.version > 0) {
+            newest.insert(chunk.first_version(), &entry.committed);
+        }
+        let of_inode = newest.iter().filter(|(chunk, _)| chunk.inode == inode);
+        let last =
+            of_inode.filter(|(_, state)| !state.removed).map(|(chunk, _)| *chunk).next_back();
+        let stored = self.store().last_existing(inode).map(|meta| meta.chunk.first_version());
+        assert_eq!(stored, last);
     }
 
     fn check_all(&self) {
@@ -186,6 +209,14 @@ impl World {
         // can be shared.
         self.store().flush().unwrap();
         assert!(self.store().space().used_bytes <= used as u64 * 4096);
+        for (chunk, last) in (0..CHUNKS).map(|it| (id(it), id(it).last_version())) {
+            for up_to in [chunk, last] {
+                let versions = self.model.range(chunk.first_version()..=up_to);
+                let newest = self.store().version_up_to(up_to).map(|meta| meta.chunk);
+                assert_eq!(newest, versions.map(|(version, _)| *version).next_back());
+            }
+            self.check_last_existing(chunk.inode);
+        }
         let pending: Vec<ChunkId> = self
             .model
             .iter()

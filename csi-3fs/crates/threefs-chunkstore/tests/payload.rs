@@ -15,7 +15,7 @@ use threefs_core::error::StoreError;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
 use threefs_core::message::class;
 
-const CHUNK: ChunkId = ChunkId { inode: InodeId(1), index: 0 };
+const CHUNK: ChunkId = ChunkId::new(InodeId(1), 0);
 
 type Store = FileChunkStore<MemoryDisk>;
 

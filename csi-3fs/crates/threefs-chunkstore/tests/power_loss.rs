@@ -13,7 +13,7 @@ use support::{Luck, MemoryDisk, Operation, after_kill, after_power_loss};
 use threefs_chunkstore::{ChunkStore, DiskBudget, FileChunkStore, StoreConfig};
 use threefs_core::chunk::{ChunkMetas, ChunkState, ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::error::StoreError;
-use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, InodeId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, Epoch, InodeId};
 
 /// Small steps, so that the files grow and the log is compacted within one run.
 fn config() -> StoreConfig {
@@ -22,6 +22,14 @@ fn config() -> StoreConfig {
         grow_bytes: 32 << 10,
         log_bytes: 24 << 10,
         ..StoreConfig::default()
+    }
+}
+
+/// Three chunks, of which two are versions of one.
+fn chunk(number: u32) -> ChunkId {
+    match number {
+        2 => ChunkId::new(InodeId(1), 1).in_epoch(Epoch::new(3, 7)),
+        index => ChunkId::new(InodeId(1), index),
     }
 }
 
@@ -71,10 +79,14 @@ impl Run {
     }
 
     fn step(&mut self) {
-        let chunk = ChunkId::new(InodeId(1), self.rng.random_range(0..3));
+        let chunk = chunk(self.rng.random_range(0..3));
         let meta = self.store.meta(chunk);
         let pending = meta.as_ref().and_then(|meta| meta.pending.clone());
         match (self.rng.random_range(0..12), pending) {
+            (0, _) if chunk.index == 1 => {
+                self.store.purge(chunk, ChunkVersion(0)).unwrap();
+                self.moment(false);
+            }
             (0, _) => {
                 self.store.forget(chunk).unwrap();
                 self.moment(false);

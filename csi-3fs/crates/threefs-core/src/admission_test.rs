@@ -31,6 +31,9 @@ impl ChunkMetas for Store {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
         self.0.get(&chunk).cloned()
     }
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.0.range(chunk.first_version()..=chunk).next_back().map(|(_, meta)| meta.clone())
+    }
     fn metas(&self, _: Option<ChunkId>, _: ChunkId, _: usize) -> Vec<ChunkMeta> {
         Vec::new()
     }

@@ -4,6 +4,7 @@
 //! A removed chunk keeps its version (a tombstone) until it is purged. Later writes get a version
 //! above the floor of the store: versions never decrease.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::checksum::Checksum;
@@ -155,6 +156,29 @@ pub enum ContentChange {
     Replace,
 }
 
+impl ContentChange {
+    /// `content` after this change with `payload`.
+    #[must_use]
+    pub fn applied_to(self, content: &[u8], payload: &Bytes) -> Bytes {
+        match self {
+            Self::Replace => payload.clone(),
+            Self::Remove => Bytes::new(),
+            Self::Truncate { length } => {
+                let mut bytes = content.to_vec();
+                bytes.resize(length as usize, 0);
+                bytes.into()
+            }
+            Self::Write { offset } => {
+                let (offset, end) = (offset as usize, offset as usize + payload.len());
+                let mut bytes = content.to_vec();
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[offset..end].copy_from_slice(payload);
+                bytes.into()
+            }
+        }
+    }
+}
+
 /// A pending update as passed to the chunk store, which computes length and checksum of the new
 /// state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,6 +210,9 @@ pub trait ChunkMetas {
     /// The state of a chunk; `None` if it is unknown. A removed chunk is known.
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta>;
 
+    /// The newest known version of this chunk up to the epoch of `chunk`.
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta>;
+
     /// Known chunks greater than `after` (from the first for `None`) up to `last` inclusive, in
     /// order, at most `limit`.
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta>;
@@ -202,7 +229,7 @@ pub trait ChunkMetas {
     /// Upper bound of the versions of all chunks that were purged here.
     fn version_floor(&self) -> ChunkVersion;
 
-    /// The last chunk of a file with existing committed content.
+    /// The last chunk of a file whose newest committed version has content.
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta>;
 }
 

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::checksum::Checksum;
 use crate::ids::{
-    ChainId, ChainVersion, ChunkId, ChunkVersion, ClientId, InodeId, RequestTag, TargetId,
+    ChainId, ChainVersion, ChunkId, ChunkVersion, ClientId, Epoch, InodeId, RequestTag, TargetId,
 };
 use crate::routing::PublicState;
 
@@ -221,6 +221,18 @@ pub enum StorageError {
         /// Committed version.
         committed: ChunkVersion,
     },
+    /// The update is of an epoch that has ended: the chunk has a version of a later one, and a
+    /// snapshot may show this one.
+    #[error(
+        "{chunk} has a version of epoch {newest}: repeat the update with the current epoch of its \
+         volume"
+    )]
+    EpochEnded {
+        /// Which chunk, with the epoch of the update.
+        chunk: ChunkId,
+        /// The epoch of the newest version.
+        newest: Epoch,
+    },
 }
 
 impl StorageError {
@@ -252,7 +264,8 @@ impl StorageError {
             | Self::NoSpace { .. }
             | Self::InvalidRequest { .. }
             | Self::InodeForgotten { .. }
-            | Self::ChunkChanged { .. } => Remedy::GiveUp,
+            | Self::ChunkChanged { .. }
+            | Self::EpochEnded { .. } => Remedy::GiveUp,
         }
     }
 

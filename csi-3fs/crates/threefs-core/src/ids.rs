@@ -239,78 +239,165 @@ impl fmt::Display for RequestTag {
     }
 }
 
-/// One chunk of a file; `index` counts from the start of the file.
+/// One epoch of a volume: creating a snapshot ends it.
+///
+/// It names its volume, so a replica knows the volume of each version of a chunk that was made after
+/// the first snapshot, from its id alone.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
+pub struct Epoch {
+    /// Number of the volume, given before its first snapshot and never reused. 0 in the epoch before
+    /// that, which is the same for all volumes.
+    pub volume: u32,
+    /// Number of epochs of the volume that have ended.
+    pub count: u32,
+}
+
+impl Epoch {
+    /// Greater than every epoch.
+    pub const MAX: Self = Self { volume: u32::MAX, count: u32::MAX };
+
+    /// Epoch number `count` of a volume.
+    #[must_use]
+    pub const fn new(volume: u32, count: u32) -> Self {
+        Self { volume, count }
+    }
+
+    /// The preceding value; `None` for the epoch before the first snapshot.
+    #[must_use]
+    pub fn before(self) -> Option<Self> {
+        match self.count.checked_sub(1) {
+            Some(count) => Some(Self { count, ..self }),
+            None => Some(Self::new(self.volume.checked_sub(1)?, u32::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.volume, self.count)
+    }
+}
+
+/// One version of a chunk of a file; `index` counts from the start of the file. The order is by file,
+/// index and epoch, so the versions of a chunk are adjacent and the newest is the last.
+///
+/// Encoded, epoch and index share one integer. An id of the epoch before the first snapshot has the
+/// same bytes as in releases without epochs, in messages and in the logs of stores, and such a
+/// release refuses other ids.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(try_from = "EncodedChunkId", into = "EncodedChunkId")]
 pub struct ChunkId {
     /// The file.
     pub inode: InodeId,
     /// Index of the chunk in the file.
     pub index: u32,
+    /// The epoch in which this version was made.
+    pub epoch: Epoch,
 }
 
 impl ChunkId {
-    /// Bytes of an encoded chunk id.
-    pub const ENCODED_BYTES: usize = 16;
-
-    /// The chunk `index` of `inode`.
+    /// The chunk `index` of `inode`, in its version from before the first snapshot.
     #[must_use]
-    pub fn new(inode: InodeId, index: u32) -> Self {
-        Self { inode, index }
+    pub const fn new(inode: InodeId, index: u32) -> Self {
+        Self { inode, index, epoch: Epoch::new(0, 0) }
     }
 
-    /// Greater than every chunk id.
-    pub const MAX: Self = Self { inode: InodeId(u64::MAX), index: u32::MAX };
+    /// Greater than every chunk id: no inode has this number.
+    pub const MAX: Self = Self::new(InodeId(u64::MAX), u32::MAX);
 
-    /// The preceding chunk id; `None` for the first one.
+    /// The version of this chunk that was made in `epoch`.
     #[must_use]
-    pub fn before(self) -> Option<Self> {
-        match self.index.checked_sub(1) {
-            Some(index) => Some(Self { inode: self.inode, index }),
-            None => Some(Self { inode: InodeId(self.inode.0.checked_sub(1)?), index: u32::MAX }),
-        }
+    pub const fn in_epoch(self, epoch: Epoch) -> Self {
+        Self { epoch, ..self }
+    }
+
+    /// The version from before the first snapshot: one id for all versions of a chunk, and the lowest
+    /// of them.
+    #[must_use]
+    pub const fn first_version(self) -> Self {
+        self.in_epoch(Epoch::new(0, 0))
+    }
+
+    /// The last version that this chunk can have.
+    #[must_use]
+    pub const fn last_version(self) -> Self {
+        self.in_epoch(Epoch::MAX)
+    }
+
+    /// Whether this is a version of the same chunk as `other`.
+    #[must_use]
+    pub fn is_version_of(self, other: Self) -> bool {
+        self.first_version() == other.first_version()
+    }
+
+    /// The last version of the preceding chunk; `None` for the first chunk.
+    #[must_use]
+    pub fn before_chunk(self) -> Option<Self> {
+        let (inode, index) = match self.index.checked_sub(1) {
+            Some(index) => (self.inode, index),
+            None => (InodeId(self.inode.0.checked_sub(1)?), u32::MAX),
+        };
+        Some(Self::new(inode, index).last_version())
+    }
+
+    /// A lower bound for requests: below all versions of this chunk, not below the first version of
+    /// the preceding one. It is encoded as in releases without epochs.
+    #[must_use]
+    pub fn bound_before(self) -> Option<Self> {
+        self.before_chunk().map(Self::first_version)
     }
 
     /// The first chunk id of a file.
     #[must_use]
     pub fn first_of(inode: InodeId) -> Self {
-        Self { inode, index: 0 }
+        Self::new(inode, 0)
     }
 
     /// The last chunk id that a file can have.
     #[must_use]
     pub fn last_of(inode: InodeId) -> Self {
-        Self { inode, index: u32::MAX }
+        Self::new(inode, u32::MAX).last_version()
     }
+}
 
-    /// Big-endian, so that byte order is chunk order:
-    /// tenant (1, always 0) | reserved (1, 0) | inode (8) | track (2, 0) | index (4).
-    #[must_use]
-    pub fn to_bytes(self) -> [u8; Self::ENCODED_BYTES] {
-        let mut bytes = [0; Self::ENCODED_BYTES];
-        bytes[2..10].copy_from_slice(&self.inode.0.to_be_bytes());
-        bytes[12..16].copy_from_slice(&self.index.to_be_bytes());
-        bytes
+/// A chunk id in messages and logs.
+#[derive(Serialize, Deserialize)]
+struct EncodedChunkId {
+    inode: InodeId,
+    /// From the highest bits: volume and count of the epoch, index of the chunk; 32 bits each.
+    index: u128,
+}
+
+impl From<ChunkId> for EncodedChunkId {
+    fn from(chunk: ChunkId) -> Self {
+        let Epoch { volume, count } = chunk.epoch;
+        let index = u128::from(volume) << 64 | u128::from(count) << 32 | u128::from(chunk.index);
+        Self { inode: chunk.inode, index }
     }
+}
 
-    /// The reverse of [`Self::to_bytes`]; `None` where tenant, reserved or track is not zero.
-    #[must_use]
-    pub fn from_bytes(bytes: [u8; Self::ENCODED_BYTES]) -> Option<Self> {
-        if bytes[0..2] != [0, 0] || bytes[10..12] != [0, 0] {
-            return None;
-        }
-        let mut inode = [0; 8];
-        inode.copy_from_slice(&bytes[2..10]);
-        let mut index = [0; 4];
-        index.copy_from_slice(&bytes[12..16]);
-        Some(Self { inode: InodeId(u64::from_be_bytes(inode)), index: u32::from_be_bytes(index) })
+impl TryFrom<EncodedChunkId> for ChunkId {
+    type Error = String;
+
+    fn try_from(encoded: EncodedChunkId) -> Result<Self, String> {
+        let volume = u32::try_from(encoded.index >> 64)
+            .map_err(|_| format!("invalid chunk id: {:#x} is not an epoch", encoded.index))?;
+        let epoch = Epoch::new(volume, (encoded.index >> 32) as u32);
+        Ok(Self { inode: encoded.inode, index: encoded.index as u32, epoch })
     }
 }
 
 impl fmt::Display for ChunkId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "chunk {}/{}", self.inode.0, self.index)
+        write!(f, "chunk {}/{}", self.inode.0, self.index)?;
+        if self.epoch > Epoch::default() {
+            write!(f, " of epoch {}", self.epoch)?;
+        }
+        Ok(())
     }
 }
 
@@ -318,21 +405,75 @@ impl fmt::Display for ChunkId {
 mod tests {
     use super::*;
 
+    /// A chunk id as in releases without epochs.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct WithoutEpoch {
+        inode: InodeId,
+        index: u32,
+    }
+
     #[test]
-    fn encoded_chunk_ids_sort_like_the_ids_and_decode() {
-        let mut ids = [
-            ChunkId::new(InodeId(1), 0),
-            ChunkId::new(InodeId(1), 256),
-            ChunkId::new(InodeId(1), 1),
-            ChunkId::new(InodeId(256), 0),
-            ChunkId::last_of(InodeId(u64::MAX)),
-        ];
-        ids.sort();
-        let encoded: Vec<_> = ids.iter().map(|id| id.to_bytes()).collect();
-        assert!(encoded.is_sorted());
-        for (id, bytes) in ids.iter().zip(encoded) {
-            assert_eq!(ChunkId::from_bytes(bytes), Some(*id));
+    fn a_chunk_id_of_epoch_0_has_the_bytes_of_releases_without_epochs() {
+        for (inode, index) in [(0, 0), (7, 127), (300, 128), (1 << 55, u32::MAX), (u64::MAX, 1)] {
+            let inode = InodeId(inode);
+            let chunk = ChunkId::new(inode, index);
+            let bytes = postcard::to_stdvec(&chunk).unwrap();
+            assert_eq!(bytes, postcard::to_stdvec(&WithoutEpoch { inode, index }).unwrap());
+            assert_eq!(postcard::from_bytes::<ChunkId>(&bytes).unwrap(), chunk);
         }
+    }
+
+    #[test]
+    fn a_release_without_epochs_refuses_a_chunk_id_of_a_later_epoch() {
+        let epochs = [Epoch::new(1, 0), Epoch::new(1, 255), Epoch::new(300, 1), Epoch::MAX];
+        for (index, epoch) in [0, 5, 9, u32::MAX].into_iter().zip(epochs) {
+            let chunk = ChunkId::new(InodeId(7), index).in_epoch(epoch);
+            let bytes = postcard::to_stdvec(&chunk).unwrap();
+            assert_eq!(postcard::from_bytes::<ChunkId>(&bytes).unwrap(), chunk);
+            // The record of a scrub.
+            let json = serde_json::to_string(&chunk).unwrap();
+            assert_eq!(serde_json::from_str::<ChunkId>(&json).unwrap(), chunk);
+            assert!(postcard::from_bytes::<WithoutEpoch>(&bytes).is_err(), "{chunk}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_id_with_more_bits_than_an_epoch_has_is_refused() {
+        let bytes = postcard::to_stdvec(&(InodeId(7), 1_u128 << 96)).unwrap();
+        assert!(postcard::from_bytes::<ChunkId>(&bytes).is_err());
+    }
+
+    #[test]
+    fn the_epoch_before_is_below_all_versions_of_an_epoch() {
+        assert_eq!(Epoch::new(2, 7).before(), Some(Epoch::new(2, 6)));
+        assert_eq!(Epoch::new(2, 0).before(), Some(Epoch::new(1, u32::MAX)));
+        assert_eq!(Epoch::default().before(), None);
+    }
+
+    #[test]
+    fn versions_of_a_chunk_are_adjacent_and_the_newest_is_the_last() {
+        let chunk = ChunkId::new(InodeId(7), 3);
+        let sorted = [
+            ChunkId::last_of(InodeId(6)),
+            ChunkId::first_of(InodeId(7)),
+            chunk.before_chunk().unwrap(),
+            chunk,
+            chunk.in_epoch(Epoch::new(1, 1)),
+            chunk.in_epoch(Epoch::new(1, 255)),
+            chunk.in_epoch(Epoch::new(2, 1)),
+            chunk.last_version(),
+            ChunkId::new(InodeId(7), 4),
+            ChunkId::last_of(InodeId(7)),
+            ChunkId::MAX,
+        ];
+        assert!(sorted.is_sorted());
+        assert_eq!(
+            ChunkId::first_of(InodeId(7)).before_chunk(),
+            Some(ChunkId::last_of(InodeId(6)))
+        );
+        assert_eq!(ChunkId::first_of(InodeId(0)).before_chunk(), None);
+        assert!(chunk.in_epoch(Epoch::new(1, 9)).is_version_of(chunk));
+        assert!(!ChunkId::new(InodeId(7), 4).is_version_of(chunk));
     }
 
     #[test]
@@ -345,14 +486,5 @@ mod tests {
         assert!(!first.supersedes(first));
         let other = ClientId::with_incarnation(random + (1 << 32), 9);
         assert!(!other.supersedes(first) && !first.supersedes(other));
-    }
-
-    #[test]
-    fn a_foreign_tenant_or_track_is_refused() {
-        for position in [0, 1, 10, 11] {
-            let mut bytes = ChunkId::new(InodeId(7), 3).to_bytes();
-            bytes[position] = 1;
-            assert_eq!(ChunkId::from_bytes(bytes), None);
-        }
     }
 }

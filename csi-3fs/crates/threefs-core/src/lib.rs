@@ -18,6 +18,7 @@
 //! | [`moves`] | moves of replicas to other nodes without losing redundancy |
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
 //! | [`scrub`] | schedule, pace and comparison of scrubs |
+//! | [`shown`] | epochs that the snapshots of a volume show |
 //! | [`terms`] | chunks of a file that a capability permits to update |
 //! | [`disks`] | which of the disks that are found a storage service serves, and under which ids |
 //! | [`error`] | errors of the storage service, and the remedy for each |
@@ -42,5 +43,6 @@ pub mod moves;
 pub mod replica;
 pub mod routing;
 pub mod scrub;
+pub mod shown;
 pub mod terms;
 pub mod time;

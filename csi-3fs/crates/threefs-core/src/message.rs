@@ -274,6 +274,9 @@ pub enum StorageRequest {
     QueryStates(Address, QueryStates),
     /// See [`ScrubRequest`]. Answered by [`StorageReply::Scrub`].
     Scrub(Address, ScrubRequest),
+    /// As `Read`, which reads the newest version of a chunk: this reads the newest one up to the
+    /// epoch in its id. Answered by [`StorageReply::Read`].
+    ReadUpTo(ReadRequest),
 }
 
 /// Classes of requests, each with a separate budget at the receiving service.
@@ -311,7 +314,7 @@ impl StorageRequest {
             // Waits only for the same at the next hop; no queue and no update waits for it.
             Self::ForgetInodes(request) => request.hop.min(class::HOP_MAX),
             Self::Replace(_) => class::REPLACE,
-            Self::Read(_) | Self::ReadMany(_) => class::READ,
+            Self::Read(_) | Self::ReadUpTo(_) | Self::ReadMany(_) => class::READ,
             Self::Repair(_)
             | Self::SyncStart(_)
             | Self::SyncMetas(_)
@@ -337,7 +340,7 @@ impl StorageRequest {
             Self::Update(request) | Self::UpdateAt(request, _) => request.to,
             Self::Forward(request) => request.to,
             Self::Replace(request) => request.to,
-            Self::Read(request) => request.to,
+            Self::Read(request) | Self::ReadUpTo(request) => request.to,
             Self::Repair(request) => request.to,
             Self::SyncStart(request) => request.to,
             Self::SyncMetas(request) => request.to,

@@ -202,3 +202,18 @@ fn an_update_of_a_chunk_that_a_replica_lacks_is_still_a_mismatch() {
     bench.forward(2, 1, 9);
     assert_eq!(bench.replica.report(Millis(bench.now)).state, LocalState::Online);
 }
+
+#[test]
+fn a_removed_version_is_not_purged_while_an_older_one_exists() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    let (older, newer) = (CHUNK, CHUNK.in_epoch(Epoch::new(1, 3)));
+    let meta = |chunk, committed| (chunk, ChunkMeta { chunk, committed, pending: None });
+    bench.metas.0.extend([meta(older, state(4, tags(4))), meta(newer, removed(5))]);
+    let (to, from, version) = (bench.to(2), TargetId(1), ChunkVersion(5));
+    let request = PurgeRequest { to, from, chunk: newer, version, number: 1, hop: 1 };
+    let refused = error_of(&bench.ask(StorageRequest::Purge(request), b""));
+    assert_eq!(refused, StorageError::ChunkConflict { chunk: newer, version });
+    bench.metas.0.remove(&older);
+    let actions = bench.ask(StorageRequest::Purge(request), b"");
+    assert!(matches!(actions[..], [Action::Purge { chunk, .. }] if chunk == newer), "{actions:?}");
+}

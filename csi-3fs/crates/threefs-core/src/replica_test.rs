@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::forgotten::{ForgottenInodes, InodeRange};
 use crate::heartbeat::LocalState;
 use crate::ids::{
-    ChainId, ChainVersion, ChannelId, ChunkVersion, ClientId, Incarnation, InodeId, NodeId,
+    ChainId, ChainVersion, ChannelId, ChunkVersion, ClientId, Epoch, Incarnation, InodeId, NodeId,
     RequestTag, TargetId,
 };
 use crate::layout::CHUNK_BYTES_MAX;
@@ -21,13 +21,15 @@ use crate::routing::PublicState;
 use PublicState::{LastSrv, Offline, Serving, Syncing, Waiting};
 
 const CHAIN: ChainId = ChainId(1);
-const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
+const CHUNK: ChunkId = ChunkId::new(InodeId(5), 0);
 const TAG: RequestTag = RequestTag { client: ClientId(9), channel: ChannelId(0), sequence: 4 };
 
 #[path = "replica_condition_test.rs"]
 mod condition;
 #[path = "replica_differs_test.rs"]
 mod differs;
+#[path = "replica_epoch_test.rs"]
+mod epochs;
 #[path = "replica_failure_test.rs"]
 mod failure;
 #[path = "replica_forget_test.rs"]
@@ -40,6 +42,8 @@ mod purge;
 mod read;
 #[path = "replica_sync_test.rs"]
 mod sync;
+#[path = "replica_versions_test.rs"]
+mod versions;
 
 /// A store with the content that the test sets.
 #[derive(Default)]
@@ -48,6 +52,10 @@ struct Metas(BTreeMap<ChunkId, ChunkMeta>, ForgottenInodes, ChunkVersion);
 impl ChunkMetas for Metas {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
         self.0.get(&chunk).cloned()
+    }
+
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.0.range(chunk.first_version()..=chunk).next_back().map(|(_, meta)| meta.clone())
     }
 
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {

@@ -129,7 +129,7 @@ impl FileTerms {
     }
 }
 
-/// The file of a client's request; `None` for a request between services.
+/// The file of a client's request; `None` for a request that terms do not permit.
 pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
     match request {
         StorageRequest::Update(update) => Some(update.chunk.inode),
@@ -137,7 +137,9 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
         StorageRequest::ReadMany(reads) => Some(reads.inode),
         StorageRequest::QueryChunks(query) => Some(query.inode),
         StorageRequest::QueryLastChunk(query) => Some(query.inode),
-        StorageRequest::Forward(_)
+        // Terms do not name the epochs that a client may read.
+        StorageRequest::ReadUpTo(_)
+        | StorageRequest::Forward(_)
         | StorageRequest::Replace(_)
         | StorageRequest::Repair(_)
         | StorageRequest::SyncStart(_)

@@ -4,11 +4,11 @@
 //! the versions are the order, and real time must agree with it. The versions are those that
 //! serving replicas commit (with a lease, so the chain cannot have continued without them).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use threefs_core::chunk::ContentChange;
-use threefs_core::ids::{ChunkId, ChunkVersion, RequestTag};
+use threefs_core::ids::{ChunkId, ChunkVersion, Epoch, RequestTag};
 
 use crate::store::{Slot, Store, Version};
 
@@ -49,8 +49,15 @@ pub struct History {
     versions: BTreeMap<RequestTag, ChunkVersion>,
     /// Last promotion of a target without all updates of a chunk.
     promoted_at: BTreeMap<ChunkId, u64>,
-    /// The newest purged version of a chunk. A replica without the chunk has removed it by that
-    /// version.
+    /// Versions of chunks that a promoted target had besides a newer one that does not continue them: it
+    /// was promoted in the middle of a sync.
+    disordered: BTreeSet<ChunkId>,
+    /// The epoch in which each version was made.
+    epochs: BTreeMap<(ChunkId, ChunkVersion), Epoch>,
+    /// Reads of epochs that have ended, by chunk and epoch.
+    reads_up_to: BTreeMap<ChunkId, Vec<CompletedRequest>>,
+    /// The newest purged version of a chunk in an epoch. A replica without the chunk has removed it
+    /// by that version.
     purged: BTreeMap<ChunkId, ChunkVersion>,
     /// Number of answered reads and updates.
     pub answers: u64,
@@ -74,7 +81,11 @@ impl History {
         tag: RequestTag,
         content_version: &Version,
     ) -> Result<(), String> {
+        if self.disordered.contains(&chunk) {
+            return Ok(());
+        }
         let content = &content_version.bytes;
+        let (id, chunk) = (chunk, chunk.first_version());
         if let Some(before) = self.committed_versions.get(&(chunk, version)) {
             if before.tag != tag || before.content != content {
                 return Err(format!(
@@ -92,6 +103,7 @@ impl History {
         let committed_versions =
             CommittedVersion { tag, content: content.clone(), fresh: content_version.fresh };
         self.committed_versions.insert((chunk, version), committed_versions);
+        self.check_epoch(id, version)?;
         self.check_content(chunk, version)?;
         self.check_content(chunk, version.next())
     }
@@ -102,12 +114,29 @@ impl History {
         *floor = version.max(*floor);
     }
 
-    /// The actual version of a chunk with this reported version: 0 means the purged version.
+    /// The actual version of a chunk, up to the epoch in its id, with this reported version: 0 means
+    /// the purged version.
     #[must_use]
     pub fn resolve_version(&self, chunk: ChunkId, version: ChunkVersion) -> ChunkVersion {
+        let purged = || self.purged.range(chunk.first_version()..=chunk).map(|(_, it)| *it).max();
         match version {
-            ChunkVersion(0) => self.purged.get(&chunk).copied().unwrap_or_default(),
+            ChunkVersion(0) => purged().unwrap_or_default(),
             version => version,
+        }
+    }
+
+    /// Checks that no later epoch has changed the chunk before this version. A purged chunk starts
+    /// anew: it has no other versions.
+    fn check_epoch(&mut self, chunk: ChunkId, version: ChunkVersion) -> Result<(), String> {
+        let first = chunk.first_version();
+        self.epochs.insert((first, version), chunk.epoch);
+        let purged = self.resolve_version(chunk.last_version(), ChunkVersion(0));
+        let mut earlier = self.epochs.range((first, ChunkVersion(0))..(first, version));
+        match earlier.find(|((_, it), epoch)| *it > purged && **epoch > chunk.epoch) {
+            Some(((_, before), epoch)) => Err(format!(
+                "{chunk} was changed by version {version}, after version {before} of epoch {epoch}"
+            )),
+            None => Ok(()),
         }
     }
 
@@ -156,7 +185,7 @@ impl History {
         if self.is_before_promotion(chunk, invoked) {
             return Ok(());
         }
-        let version = self.resolve_version(chunk, version);
+        let version = self.resolve_version(chunk.last_version(), version);
         let removed_nothing =
             intent.change == ContentChange::Remove && self.versions.get(&tag) != Some(&version);
         if !removed_nothing {
@@ -187,10 +216,11 @@ impl History {
         Ok(())
     }
 
-    /// Records the reply to a read, with `content` as `version`.
+    /// Records the reply to a read, with `content` as `version`: the newest version up to the epoch of
+    /// `chunk`.
     ///
     /// # Errors
-    /// The version has other content.
+    /// The version has other content, or is of a later epoch.
     pub fn read(
         &mut self,
         chunk: ChunkId,
@@ -199,10 +229,17 @@ impl History {
         version: ChunkVersion,
         content: &Bytes,
     ) -> Result<(), String> {
-        if self.is_before_promotion(chunk, invoked) {
+        let (view, chunk) = (chunk, chunk.first_version());
+        let is_disordered = self.disordered.range(chunk..=view).next().is_some();
+        if self.is_before_promotion(chunk, invoked)
+            || (is_disordered && view != chunk.last_version())
+        {
             return Ok(());
         }
-        let version = self.resolve_version(chunk, version);
+        let version = self.resolve_version(view, version);
+        if let Some(epoch) = self.epochs.get(&(chunk, version)).filter(|it| **it > view.epoch) {
+            return Err(format!("a read of {view} got version {version} of epoch {epoch}"));
+        }
         if let Some(committed_versions) = self.committed_versions.get(&(chunk, version))
             && committed_versions.content != content
         {
@@ -212,12 +249,12 @@ impl History {
             ));
         }
         self.answers += 1;
-        self.completed_requests.entry(chunk).or_default().push(CompletedRequest {
-            invoked,
-            completed,
-            version,
-            is_write: false,
-        });
+        let request = CompletedRequest { invoked, completed, version, is_write: false };
+        if view == chunk.last_version() {
+            self.completed_requests.entry(chunk).or_default().push(request);
+        } else {
+            self.reads_up_to.entry(view).or_default().push(request);
+        }
         Ok(())
     }
 
@@ -234,23 +271,42 @@ impl History {
     ) -> Result<(), String> {
         self.check_order()?;
         for chunk in chunks {
-            let copy = slots.get(&chunk).map(|slot| slot.committed.clone()).unwrap_or_default();
-            let newest = copy.state.version;
+            let mut copies: BTreeMap<Epoch, &Version> = BTreeMap::new();
+            let mut end = ChunkVersion(u64::MAX);
+            self.disordered.retain(|id| !id.is_version_of(chunk));
+            for (id, slot) in slots.range(chunk..=chunk.last_version()).rev() {
+                let version = slot.committed.state.version;
+                let is_newest = end == ChunkVersion(u64::MAX);
+                if is_newest || (slot.pending.is_none() && version < end) {
+                    copies.insert(id.epoch, &slot.committed);
+                    let pending = slot.pending.as_ref().map_or(version, |it| it.state.version);
+                    end = if version > ChunkVersion(0) { version } else { pending };
+                } else {
+                    self.disordered.insert(*id);
+                }
+            }
+            let newest = copies.values().map(|it| it.state.version).max().unwrap_or_default();
             self.committed_versions.retain(|(of, version), _| *of != chunk || *version < newest);
             self.versions.retain(|tag, version| {
                 self.intents.get(tag).is_none_or(|it| it.chunk != chunk) || *version <= newest
             });
-            if let Some(newest_tag) = copy.state.tags.newest() {
-                let committed_versions = CommittedVersion {
-                    tag: newest_tag.tag,
-                    content: copy.bytes,
-                    fresh: copy.fresh,
-                };
-                self.committed_versions.insert((chunk, newest), committed_versions);
-                self.versions.insert(newest_tag.tag, newest);
+            self.epochs.retain(|(of, _), _| *of != chunk);
+            for (epoch, copy) in copies {
+                let version = copy.state.version;
+                if let Some(newest_tag) = copy.state.tags.newest() {
+                    let committed_versions = CommittedVersion {
+                        tag: newest_tag.tag,
+                        content: copy.bytes.clone(),
+                        fresh: copy.fresh,
+                    };
+                    self.committed_versions.insert((chunk, version), committed_versions);
+                    self.versions.insert(newest_tag.tag, version);
+                    self.epochs.insert((chunk, version), epoch);
+                }
             }
             self.completed_requests.remove(&chunk);
-            self.purged.remove(&chunk);
+            self.reads_up_to.retain(|view, _| !view.is_version_of(chunk));
+            self.purged.retain(|view, _| !view.is_version_of(chunk));
             self.promoted_at.insert(chunk, now);
         }
         Ok(())
@@ -265,10 +321,12 @@ impl History {
     /// # Errors
     /// A request that started after another had ended precedes it.
     pub fn check_order(&self) -> Result<(), String> {
-        for (chunk, requests) in &self.completed_requests {
-            let mut by_start: Vec<&CompletedRequest> = requests.iter().collect();
+        let newest = self.completed_requests.iter();
+        let newest = newest.map(|(chunk, requests)| (*chunk, requests.iter().collect()));
+        for (chunk, requests) in newest.chain(self.views()) {
+            let mut by_start: Vec<&CompletedRequest> = requests;
+            let mut by_end = by_start.clone();
             by_start.sort_by_key(|request| request.invoked);
-            let mut by_end: Vec<&CompletedRequest> = requests.iter().collect();
             by_end.sort_by_key(|request| request.completed);
             let mut completions = by_end.into_iter().peekable();
             let mut newest = ChunkVersion(0);
@@ -292,6 +350,57 @@ impl History {
             }
         }
         Ok(())
+    }
+
+    /// For each read chunk and epoch, the reads and the updates up to that epoch.
+    fn views(&self) -> impl Iterator<Item = (ChunkId, Vec<&CompletedRequest>)> {
+        self.reads_up_to.iter().map(move |(view, reads)| {
+            let chunk = view.first_version();
+            let all = self.completed_requests.get(&chunk).into_iter().flatten();
+            let is_shown = |it: &&CompletedRequest| {
+                let epoch = self.epochs.get(&(chunk, it.version));
+                it.is_write && epoch.is_some_and(|epoch| *epoch <= view.epoch)
+            };
+            (*view, all.filter(is_shown).chain(reads).collect())
+        })
+    }
+
+    /// Checks the content of the version that a store has of a chunk in an epoch.
+    ///
+    /// # Errors
+    /// The epoch has made a later version, or the version has other content.
+    pub fn check_stored(&self, chunk: ChunkId, stored: &Version) -> Result<(), String> {
+        if self.disordered.contains(&chunk) {
+            return Ok(());
+        }
+        let (first, version) = (chunk.first_version(), stored.state.version);
+        let of_chunk = self.epochs.range((first, version.next())..=(first, ChunkVersion(u64::MAX)));
+        if let Some(((_, later), _)) = of_chunk.into_iter().find(|(_, it)| **it == chunk.epoch) {
+            return Err(format!("{chunk} is stored in version {version}, version {later} exists"));
+        }
+        match self.committed_versions.get(&(first, version)) {
+            Some(committed) if committed.content != stored.bytes => Err(format!(
+                "{chunk} version {version} is stored as {:?}, it is {:?}",
+                stored.bytes, committed.content
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks the version that a store shows of a chunk in a snapshot: of the epoch of `view`.
+    ///
+    /// # Errors
+    /// The snapshot shows a newer version.
+    pub fn check_shown(&self, view: ChunkId, stored: ChunkVersion) -> Result<(), String> {
+        let first = view.first_version();
+        let stored = self.resolve_version(view, stored);
+        let of_chunk = self.epochs.range((first, stored.next())..=(first, ChunkVersion(u64::MAX)));
+        match of_chunk.into_iter().find(|(_, epoch)| **epoch <= view.epoch) {
+            Some(((_, version), epoch)) => Err(format!(
+                "{view} is stored in version {stored}, version {version} of epoch {epoch} is shown"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// The newest version of a chunk that any client has observed.

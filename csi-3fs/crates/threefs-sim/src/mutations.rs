@@ -65,7 +65,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 42] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -102,6 +102,12 @@ impl Mutation {
         Self::Without(Check::ForgetDownChain),
         Self::Without(Check::PurgeAge),
         Self::Without(Check::PurgeDownChain),
+        Self::Without(Check::PurgeOldest),
+        Self::Without(Check::Epoch),
+        Self::Without(Check::CopyContent),
+        Self::Without(Check::CopyTags),
+        Self::Without(Check::ShownVersions),
+        Self::Without(Check::CompleteList),
     ];
 
     /// Number of schedules that must find it.
@@ -118,7 +124,20 @@ impl Mutation {
 
     /// Only schedules in which removed chunks are purged find it.
     pub(crate) fn needs_purges(self) -> bool {
-        let checks = [Check::PurgeAge, Check::PurgeDownChain];
+        let checks = [Check::PurgeAge, Check::PurgeDownChain, Check::PurgeOldest];
+        checks.into_iter().any(|check| self == Self::Without(check))
+    }
+
+    /// Only schedules with several epochs find it.
+    pub(crate) fn needs_epochs(self) -> bool {
+        let checks = [
+            Check::PurgeOldest,
+            Check::Epoch,
+            Check::CopyContent,
+            Check::CopyTags,
+            Check::ShownVersions,
+            Check::CompleteList,
+        ];
         checks.into_iter().any(|check| self == Self::Without(check))
     }
 

@@ -19,6 +19,7 @@ use crate::topology::{At, Topology, chain_id};
 
 mod client;
 mod convergence;
+mod epochs;
 mod events;
 mod faults;
 mod fencing;
@@ -30,6 +31,7 @@ mod operator;
 mod transit;
 
 use client::Task;
+use epochs::Epochs;
 use events::ScheduledEvent;
 pub(crate) use events::{CallerId, Packet, SimEvent};
 pub(crate) use fencing::Expiry;
@@ -127,6 +129,7 @@ pub struct Simulation {
     moves: ChaCha8Rng,
     pub(crate) fencing: Fencing,
     pub(crate) removal: Removal,
+    pub(crate) epochs: Epochs,
     transit: Transit,
     damaged: Vec<u32>,
     /// A disk or a store is permanently lost: at most one per schedule.
@@ -182,6 +185,7 @@ impl Simulation {
             seed,
             mutation,
             removal: Removal::new(seed, mutation, topology.chains),
+            epochs: Epochs::new(seed, mutation),
             topology,
             now: 0,
             sequence: 0,

@@ -291,6 +291,11 @@ impl ChunkMetas for Store {
         self.live.slots.get(&chunk).map(|slot| meta(chunk, slot))
     }
 
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        let mut versions = self.live.slots.range(chunk.first_version()..=chunk);
+        versions.next_back().map(|(chunk, slot)| meta(*chunk, slot))
+    }
+
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
         let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
         if after.is_some_and(|after| after >= last) {
@@ -324,12 +329,15 @@ impl ChunkMetas for Store {
     }
 
     fn last_existing(&self, inode: InodeId) -> Option<ChunkMeta> {
-        self.live
-            .slots
-            .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
-            .rev()
-            .find(|(_, slot)| slot.committed.state.exists())
-            .map(|(chunk, slot)| meta(*chunk, slot))
+        let range = self.live.slots.range(ChunkId::first_of(inode)..=ChunkId::last_of(inode));
+        let committed = range.rev().filter(|(_, slot)| slot.committed.state.version.0 > 0);
+        let mut newest = committed.scan(None, |seen: &mut Option<ChunkId>, (chunk, slot)| {
+            let is_newest = seen.replace(*chunk).is_none_or(|seen| !seen.is_version_of(*chunk));
+            Some((chunk, slot, is_newest))
+        });
+        newest
+            .find(|(_, slot, is_newest)| *is_newest && slot.committed.state.exists())
+            .map(|(chunk, slot, _)| meta(*chunk, slot))
     }
 }
 

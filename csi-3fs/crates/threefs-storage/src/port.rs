@@ -145,7 +145,9 @@ fn unix_now_s() -> u64 {
 /// Approximate maximum size of a long reply; short replies are bounded by the number of calls.
 fn reply_bytes(request: &StorageRequest) -> Option<usize> {
     match request {
-        StorageRequest::Read(read) => Some(read.length.min(REPLY_BYTES_MAX) as usize),
+        StorageRequest::Read(read) | StorageRequest::ReadUpTo(read) => {
+            Some(read.length.min(REPLY_BYTES_MAX) as usize)
+        }
         // Its limits have been checked.
         StorageRequest::ReadMany(reads) => Some(reads.charged_bytes() as usize),
         StorageRequest::Repair(_) => Some(REPAIR_BYTES),

@@ -47,6 +47,9 @@ impl ChunkMetas for Hanging {
         self.pass();
         None
     }
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.meta(chunk)
+    }
     fn metas(&self, _: Option<ChunkId>, _: ChunkId, _: usize) -> Vec<ChunkMeta> {
         Vec::new()
     }

@@ -15,6 +15,13 @@ impl<D: Disk> ChunkMetas for FileChunkStore<D> {
         self.lock().entry(chunk).map(|entry| meta(chunk, entry))
     }
 
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        let inner = self.lock();
+        let mut versions = inner.index.range(chunk.first_version()..=chunk);
+        let newest = versions.next_back().filter(|(chunk, _)| !inner.is_dropping(chunk.inode));
+        newest.map(|(chunk, entry)| meta(*chunk, entry))
+    }
+
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
         let lower = after.map_or(Bound::Unbounded, Bound::Excluded);
         if after.is_some_and(|after| after >= last) {
@@ -50,12 +57,18 @@ impl<D: Disk> ChunkMetas for FileChunkStore<D> {
         if inner.is_dropping(inode) {
             return None;
         }
-        inner
-            .index
-            .range(ChunkId::first_of(inode)..=ChunkId::last_of(inode))
-            .rev()
-            .find(|(_, entry)| entry.committed.state.exists())
-            .map(|(chunk, entry)| meta(*chunk, entry))
+        let mut newer: Option<ChunkId> = None;
+        let range = inner.index.range(ChunkId::first_of(inode)..=ChunkId::last_of(inode));
+        for (chunk, entry) in range.rev() {
+            if entry.committed.state.version == ChunkVersion(0) {
+                continue;
+            }
+            let is_newest = newer.replace(*chunk).is_none_or(|newer| !newer.is_version_of(*chunk));
+            if is_newest && entry.committed.state.exists() {
+                return Some(meta(*chunk, entry));
+            }
+        }
+        None
     }
 }
 

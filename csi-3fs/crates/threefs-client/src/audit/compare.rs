@@ -107,8 +107,9 @@ impl TreeOfCluster {
 impl Client {
     /// Number and bytes of the chunks of an inode on a chain.
     async fn stored_of(&self, chain: ChainId, inode: InodeId) -> Result<(u64, u64), ClientError> {
-        let (first, last) = (ChunkId::first_of(inode), ChunkId::last_of(inode));
-        let mut cursor = ChainCursor::between(chain, first.before(), last);
+        let (after, last) =
+            (ChunkId::first_of(inode).bound_before(), ChunkId::new(inode, u32::MAX));
+        let mut cursor = ChainCursor::between(chain, after, last);
         let (mut chunks, mut bytes) = (0, 0);
         while let Some(state) = cursor.next(self, inode, self.deadline()).await? {
             if state.exists {

@@ -131,7 +131,8 @@ impl Client {
             return Ok(Vec::new());
         };
         let last = ChunkId::new(inode, *last);
-        let mut cursor = ChainCursor::between(chain, ChunkId::new(inode, *first).before(), last);
+        let after = ChunkId::new(inode, *first).bound_before();
+        let mut cursor = ChainCursor::between(chain, after, last);
         let mut absent: BTreeSet<u32> = indexes.iter().copied().collect();
         while let Some(state) = cursor.next(self, inode, self.deadline()).await? {
             if has_content(&state) {

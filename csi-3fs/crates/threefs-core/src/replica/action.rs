@@ -1,6 +1,7 @@
 //! Events and actions of a replica.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -12,6 +13,7 @@ use crate::ids::{ChainVersion, ChunkId, ChunkVersion, NodeId, TargetId};
 use crate::message::{ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest};
 use crate::routing::Chain;
 use crate::scrub::Difference;
+use crate::shown::ShownEpochs;
 use crate::time::Millis;
 
 /// Identifies an inbound request until its reply. Assigned by the driver.
@@ -92,7 +94,7 @@ pub enum Event {
         /// The committed state.
         result: Result<ChunkState, StoreError>,
     },
-    /// Result of an [`Action::Forget`] or an [`Action::Purge`].
+    /// Result of an [`Action::Forget`], an [`Action::Purge`] or an [`Action::Drop`].
     Forgotten {
         /// As in the action.
         op: OpId,
@@ -125,6 +127,9 @@ pub enum Event {
         /// The chain version at the comparison.
         chain_version: ChainVersion,
     },
+    /// The shown epochs of a volume, see [`crate::shown`]. Without it, all versions of its chunks are
+    /// kept.
+    Shown(Arc<ShownEpochs>),
     /// The driver could not write what must be durable before a chain takes effect.
     Failed {
         /// The error of the disk.
@@ -183,6 +188,13 @@ pub enum Action {
         chunk: ChunkId,
         /// The version that removed it.
         version: ChunkVersion,
+    },
+    /// Drop a version of a chunk that a newer one follows, not durably; then [`Event::Forgotten`].
+    Drop {
+        /// Identifies the result.
+        op: OpId,
+        /// The version.
+        chunk: ChunkId,
     },
     /// Drop all chunks of these inodes, refuse updates of them from then on, and raise the store's
     /// version floor, durably; then [`Event::InodesForgotten`].

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
     use crate::ids::InodeId;
 
-    const CHUNK: ChunkId = ChunkId { inode: InodeId(5), index: 0 };
+    const CHUNK: ChunkId = ChunkId::new(InodeId(5), 0);
 
     fn tag(client: u128, channel: u32, sequence: u64) -> RequestTag {
         RequestTag {

@@ -85,7 +85,7 @@ impl Replica {
             OpKind::Send => return self.proceed_send(ctx, op),
             OpKind::Repair => return self.proceed_repair(ctx, op),
             // Retried later, so that it does not block the chunk's queue.
-            OpKind::Purge { .. } => return self.finish(ctx, op, Err(self.busy())),
+            OpKind::Purge { .. } | OpKind::Drop => return self.finish(ctx, op, Err(self.busy())),
             _ => {}
         }
         let may = match role {
@@ -214,6 +214,10 @@ impl Replica {
     ) {
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::BackingOff;
+        if self.is_copy(op) {
+            return self.on_copied(ctx, op, result);
+        }
+        let Some(state) = self.ops.get(&op) else { return };
         let (chunk, expected) = (state.chunk, state.pending.clone().unwrap_or_default());
         if matches!(state.kind, OpKind::Send) {
             return self.send_content(ctx, op, result);
@@ -347,6 +351,7 @@ impl Replica {
                 if committed.removed {
                     self.purge_later(ctx, chunk, committed.version);
                 }
+                self.drop_before(ctx, chunk);
             }
             Err(error) => {
                 let reason = error.to_string();

@@ -89,6 +89,18 @@ pub enum Check {
     PurgeAge,
     /// A replica purges a chunk after its successor has.
     PurgeDownChain,
+    /// A removed version of a chunk is purged only after all older ones.
+    PurgeOldest,
+    /// An update of an epoch is refused once its chunk has a version of a later one.
+    Epoch,
+    /// A new version of a chunk starts with the content of the version before it.
+    CopyContent,
+    /// A new version of a chunk starts with the tags of the version before it.
+    CopyTags,
+    /// A version that a snapshot shows is not dropped.
+    ShownVersions,
+    /// A version is dropped only if all snapshots that can show it are listed.
+    CompleteList,
 }
 
 impl Config {

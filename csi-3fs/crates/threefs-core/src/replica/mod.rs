@@ -9,12 +9,14 @@
 //! apply) and `commit` (forward; commit; reply).
 //!
 //! Invariants, each of which the simulator tries to violate:
-//! - One operation of a chunk at a time (see [`queue`]). All checks are made, or repeated, when the
+//! - One operation of a chunk at a time, whatever its version (see [`queue`]). All checks are made, or repeated, when the
 //!   operation starts, in particular of the chain version.
 //! - An update is durable here before it is forwarded, and is committed here only after it is
 //!   committed on all later replicas. So every replica has everything that its successors have.
 //! - A replica with a pending update of a chunk does not serve reads of that chunk.
 //! - A serving replica never drops a pending update: it is rolled forward.
+//! - Only the newest version of a chunk is updated, and it is never dropped. A later version starts when all updates of the
+//!   one before it are resolved, and continues its version numbers and tags.
 //! - A replica that disagrees with its predecessor stops serving, reports that in its next
 //!   heartbeat and is synced. Bad data never disables a target permanently.
 //!
@@ -25,6 +27,7 @@ mod action;
 mod channels;
 mod commit;
 mod config;
+mod epochs;
 mod forget;
 mod purge;
 mod queries;
@@ -34,6 +37,7 @@ mod repair;
 mod resync;
 mod role;
 mod update;
+mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +49,7 @@ pub use config::{Check, Config};
 use crate::chunk::{ChunkMeta, ChunkMetas};
 use crate::error::StorageError;
 use crate::ids::ChunkId;
-use crate::message::{StorageReply, StorageRequest};
+use crate::message::{ReadRequest, StorageReply, StorageRequest};
 use crate::routing::{Chain, ChainTarget};
 use crate::time::Millis;
 use channels::Channels;
@@ -55,6 +59,7 @@ use queue::{ChunkQueue, Op, OpKind};
 use receive::Receiving;
 use resync::Sending;
 use role::{DataState, Role};
+use versions::Drops;
 
 /// The state machine of one target.
 pub struct Replica {
@@ -68,6 +73,7 @@ pub struct Replica {
     full_until: Option<Millis>,
     // While set, the successor is full: updates that need space are refused early.
     successor_full_until: Option<Millis>,
+    // By the first version of each chunk: its versions share a queue.
     queues: BTreeMap<ChunkId, ChunkQueue>,
     ops: BTreeMap<OpId, Op>,
     next_op: u64,
@@ -78,6 +84,7 @@ pub struct Replica {
     channels: Channels,
     forgets: BTreeMap<OpId, Forgetting>,
     purges: Purges,
+    drops: Drops,
     sending: Option<Sending>,
     rounds: u64,
     sequence: u64,
@@ -100,6 +107,7 @@ enum Timer {
     Forget(OpId),
     Sync,
     Purge,
+    Drop,
 }
 
 /// Inputs of a step: the time, the view of the store, and the list of actions.
@@ -112,6 +120,17 @@ struct Context<'a> {
 impl Context<'_> {
     fn meta(&self, chunk: ChunkId) -> ChunkMeta {
         self.metas.meta(chunk).unwrap_or_else(|| ChunkMeta::absent(chunk))
+    }
+
+    /// The newest version of this chunk, whatever its epoch.
+    fn newest_version(&self, chunk: ChunkId) -> ChunkMeta {
+        self.metas.version_up_to(chunk.last_version()).unwrap_or_else(|| ChunkMeta::absent(chunk))
+    }
+
+    /// The newest version of this chunk from before the epoch of `chunk`.
+    fn version_before(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        let epoch = chunk.epoch.before()?;
+        self.metas.version_up_to(chunk.in_epoch(epoch))
     }
 
     fn reply(&mut self, token: Token, result: Result<StorageReply, StorageError>) {
@@ -141,6 +160,7 @@ impl Replica {
             channels: Channels::default(),
             forgets: BTreeMap::new(),
             purges: Purges::default(),
+            drops: Drops::default(),
             sending: None,
             rounds: 0,
             sequence: 0,
@@ -186,6 +206,7 @@ impl Replica {
             Event::Differs { difference, chain_version } => {
                 self.differs(ctx, &difference, chain_version);
             }
+            Event::Shown(list) => self.on_shown(ctx, list),
             Event::Failed { reason } => self.fail(ctx, reason),
             Event::Retire if self.data_state == DataState::UpToDate => {
                 self.demote(ctx, Alert::Retired { target: self.config.target });
@@ -269,7 +290,11 @@ impl Replica {
                     self.enqueue(ctx, chunk, kind, Some(token));
                 })
             }
-            StorageRequest::Read(request) => self.read(ctx, token, request),
+            StorageRequest::Read(request) => {
+                let chunk = request.chunk.last_version();
+                self.read(ctx, token, ReadRequest { chunk, ..request })
+            }
+            StorageRequest::ReadUpTo(request) => self.read(ctx, token, request),
             StorageRequest::ReadMany(request) => self.read_many(ctx, token, &request),
             StorageRequest::Repair(request) => self.serve_repair(ctx, token, request),
             StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),
@@ -338,6 +363,7 @@ impl Replica {
                 Timer::Forget(op) => self.on_forget_timer(ctx, op),
                 Timer::Sync => self.on_sync_timer(ctx, at),
                 Timer::Purge => self.on_purge_timer(ctx, at),
+                Timer::Drop => self.on_drop_timer(ctx, at),
             }
         }
     }

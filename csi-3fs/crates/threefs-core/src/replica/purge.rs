@@ -20,6 +20,7 @@ use bytes::Bytes;
 use super::queue::{Op, OpKind, StartResult, Step};
 use super::update::answer;
 use super::{Action, Check, Context, OpId, PeerFailure, Replica, Role, Timer, Token};
+use crate::chunk::ChunkMeta;
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion};
 use crate::message::{ForwardRequest, PurgeRequest, StorageReply, StorageRequest};
@@ -132,6 +133,16 @@ impl Replica {
         }
     }
 
+    /// After the end of version `chunk`: the next one may be a removed one that hides no older
+    /// version any more.
+    pub(super) fn purge_next(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
+        let next = ctx.metas.metas(Some(chunk), chunk.last_version(), 1).pop();
+        let is_oldest = |next: &ChunkMeta| ctx.version_before(next.chunk).is_none();
+        if let Some(next) = next.filter(|next| next.committed.removed && is_oldest(next)) {
+            self.purge_later(ctx, next.chunk, next.committed.version);
+        }
+    }
+
     fn purge_wait_ms(&self) -> u64 {
         if self.config.makes(Check::PurgeAge) { self.config.purge_after_ms } else { 0 }
     }
@@ -204,7 +215,8 @@ impl Replica {
                 return;
             }
             self.purges.removals.pop_front();
-            if syncs || self.queues.contains_key(&chunk) || !self.has_lease(ctx.now) {
+            if syncs || self.queues.contains_key(&chunk.first_version()) || !self.has_lease(ctx.now)
+            {
                 self.purges.push(ctx.now, chunk, version);
             } else {
                 self.enqueue(ctx, chunk, OpKind::Purge { version, request: None }, None);
@@ -231,7 +243,10 @@ impl Replica {
         }
         let meta = ctx.meta(chunk);
         let is_removed = !meta.committed.exists() && meta.committed.version <= version;
-        if meta.pending.is_some() || !is_removed || self.is_forgotten(ctx, chunk.inode) {
+        // An older version would reappear.
+        let is_oldest = ctx.version_before(chunk).is_none();
+        let may = is_removed && (is_oldest || !self.config.makes(Check::PurgeOldest));
+        if meta.pending.is_some() || !may || self.is_forgotten(ctx, chunk.inode) {
             return answer(ctx, waiters, Err(StorageError::ChunkConflict { chunk, version }));
         }
         let successor = self.successor();
@@ -297,7 +312,9 @@ impl Replica {
         if !self.is_head() {
             return;
         }
-        if !purged {
+        if purged {
+            self.purge_next(ctx, chunk);
+        } else {
             self.purges.push(ctx.now, chunk, version);
         }
         self.schedule_purges(ctx.now);

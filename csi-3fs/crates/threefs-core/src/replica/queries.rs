@@ -3,7 +3,7 @@
 use super::config::Check;
 use super::{Action, Context, PlannedRead, Replica, Token};
 use crate::checksum::Checksum;
-use crate::chunk::Which;
+use crate::chunk::{ChunkMeta, Which};
 use crate::error::StorageError;
 use crate::ids::{ChunkId, ChunkVersion};
 use crate::message::{
@@ -17,6 +17,8 @@ const QUERY_PAGE: usize = 1_024;
 /// Maximum number of chunks that a query examines, including removed ones: all other requests of
 /// this replica wait for it.
 const QUERY_CHUNKS_MAX: usize = 8 * QUERY_PAGE;
+/// Maximum number of versions of one chunk: one for each snapshot, and the current one.
+const VERSIONS_MAX: usize = 256;
 /// Maximum number of chunk states in a reply.
 const STATES_MAX: usize = 1_024;
 
@@ -46,7 +48,8 @@ impl Replica {
     ) -> Result<(), StorageError> {
         let requests = request.requests()?;
         self.check_read(ctx, request.to)?;
-        let plan = |request| self.plan_read(ctx, request);
+        let newest = |request: ReadRequest| request.chunk.last_version();
+        let plan = |request| self.plan_read(ctx, ReadRequest { chunk: newest(request), ..request });
         let reads: Vec<PlannedRead> = requests.into_iter().map(plan).collect();
         if reads.iter().any(|read| matches!(read, PlannedRead::Serve(_))) {
             let chain_version = self.chain_version();
@@ -71,8 +74,13 @@ impl Replica {
         self.check_serving(ctx)
     }
 
+    /// Plans a read of the newest version up to the epoch in the request.
     fn plan_read(&self, ctx: &Context<'_>, request: ReadRequest) -> PlannedRead {
-        let meta = ctx.meta(request.chunk);
+        let meta = ctx
+            .metas
+            .version_up_to(request.chunk)
+            .unwrap_or_else(|| ChunkMeta::absent(request.chunk.first_version()));
+        let request = ReadRequest { chunk: meta.chunk, ..request };
         if meta.pending.is_some() && self.config.makes(Check::NothingPending) {
             return PlannedRead::Done(Err(StorageError::ChunkNotCommit { chunk: request.chunk }));
         }
@@ -118,22 +126,22 @@ impl Replica {
         self.check_head(ctx, request.to)?;
         let limit = (request.limit as usize).clamp(1, 4_096);
         let mut after = match request.after {
-            Some(index) => Some(ChunkId::new(request.inode, index)),
-            None => ChunkId::first_of(request.inode).before(),
+            Some(index) => Some(ChunkId::new(request.inode, index).last_version()),
+            None => ChunkId::first_of(request.inode).before_chunk(),
         };
         let end = ChunkId::last_of(request.inode);
         let mut chunks: Vec<(LastChunk, ChunkVersion)> = Vec::new();
         let mut looked_at = 0;
         let mut size = limit.min(QUERY_PAGE);
         let last = loop {
-            let page = ctx.metas.metas(after, end, size);
-            let existing = page.iter().filter(|meta| meta.committed.exists());
+            let page = page_of_chunks(ctx, after, end, size);
+            let existing = newest_versions(&page).filter(|meta| meta.committed.exists());
             let matches = existing.map(|meta| {
                 let (index, length) = (meta.chunk.index, meta.committed.length);
                 (LastChunk { index, length }, meta.committed.version)
             });
             chunks.extend(matches);
-            let newest = page.last().filter(|_| page.len() == size);
+            let newest = page.last().filter(|_| page.len() >= size);
             if chunks.len() > limit || chunks.len() == limit && newest.is_some() {
                 chunks.truncate(limit);
                 break false;
@@ -195,4 +203,30 @@ impl Replica {
         ctx.reply(token, Ok(StorageReply::LastChunk(last)));
         Ok(())
     }
+}
+
+/// At least `size` states, if there are as many, with all versions of the last chunk.
+fn page_of_chunks(
+    ctx: &Context<'_>,
+    after: Option<ChunkId>,
+    end: ChunkId,
+    size: usize,
+) -> Vec<ChunkMeta> {
+    let mut page = ctx.metas.metas(after, end, size);
+    if page.len() == size
+        && let Some(last) = page.last().map(|meta| meta.chunk)
+    {
+        page.extend(ctx.metas.metas(Some(last), last.last_version(), VERSIONS_MAX));
+    }
+    page
+}
+
+/// The newest committed version of each chunk of a page.
+fn newest_versions(page: &[ChunkMeta]) -> impl Iterator<Item = &ChunkMeta> {
+    let committed = || page.iter().filter(|meta| meta.committed.version > ChunkVersion(0));
+    let next = committed().skip(1).map(Some).chain([None]);
+    let newest = committed().zip(next).filter(|(meta, next)| {
+        next.is_none_or(|next: &ChunkMeta| !next.chunk.is_version_of(meta.chunk))
+    });
+    newest.map(|(meta, _)| meta)
 }

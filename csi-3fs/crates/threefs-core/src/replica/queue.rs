@@ -1,4 +1,5 @@
-//! Chunk queues: one operation of a chunk at a time; others wait in a bounded queue.
+//! Chunk queues: one operation of a chunk at a time, of whatever version; others wait in a bounded
+//! queue.
 
 use std::collections::VecDeque;
 
@@ -41,6 +42,8 @@ pub(super) enum OpKind {
     /// Drop the state of a removed chunk, after the successor: on the head (without a request), or
     /// for the predecessor.
     Purge { version: ChunkVersion, request: Option<PurgeRequest> },
+    /// Drop an old version that no snapshot shows.
+    Drop,
 }
 
 impl OpKind {
@@ -102,11 +105,12 @@ pub(super) struct Op {
 /// An operation that waits in a queue.
 #[derive(Debug)]
 pub(super) struct QueuedOp {
+    pub(super) chunk: ChunkId,
     pub(super) kind: OpKind,
     pub(super) waiters: VecDeque<Token>,
 }
 
-/// Queue of one chunk.
+/// Queue of one chunk: of all its versions.
 #[derive(Debug, Default)]
 pub(super) struct ChunkQueue {
     pub(super) active: Option<OpId>,
@@ -119,8 +123,8 @@ pub(super) enum StartResult {
     Op(OpId),
     /// The request was answered immediately.
     Done,
-    /// Another operation must run first.
-    After(OpKind, Box<QueuedOp>),
+    /// The pending state of this version must be resolved first.
+    Resolve(ChunkId, Box<QueuedOp>),
 }
 
 impl Replica {
@@ -136,9 +140,9 @@ impl Replica {
         {
             return self.refuse_busy(ctx, token);
         }
-        let queue = self.queues.entry(chunk).or_default();
+        let queue = self.queues.entry(chunk.first_version()).or_default();
         if let Some(op) = queue.active.and_then(|id| self.ops.get_mut(&id)) {
-            if op.is_same(&kind) && !op.aborted {
+            if op.is_same(chunk, &kind) && !op.aborted {
                 op.hop = op.hop.max(kind.hop());
                 op.waiters.extend(token);
                 if op.waiters.len() > WAITERS_MAX
@@ -153,7 +157,8 @@ impl Replica {
                 return self.refuse_busy(ctx, token);
             }
         }
-        queue.waiting.push_back(QueuedOp { kind, waiters: token.into_iter().collect() });
+        let waiters = token.into_iter().collect();
+        queue.waiting.push_back(QueuedOp { chunk, kind, waiters });
         self.run_queue(ctx, chunk);
     }
 
@@ -165,32 +170,34 @@ impl Replica {
 
     /// Starts the next operation, if the queue is not blocked.
     pub(super) fn run_queue(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
+        let key = chunk.first_version();
         loop {
-            let Some(queue) = self.queues.get_mut(&chunk) else { return };
+            let Some(queue) = self.queues.get_mut(&key) else { return };
             if queue.active.is_some() {
                 return;
             }
             let Some(queued) = queue.waiting.pop_front() else {
-                self.queues.remove(&chunk);
+                self.queues.remove(&key);
                 return;
             };
-            match self.start(ctx, chunk, queued) {
+            match self.start(ctx, queued) {
                 StartResult::Done => {}
                 StartResult::Op(op) => {
-                    self.queues.entry(chunk).or_default().active = Some(op);
+                    self.queues.entry(key).or_default().active = Some(op);
                     return;
                 }
-                StartResult::After(first, queued) => {
-                    let waiting = &mut self.queues.entry(chunk).or_default().waiting;
+                StartResult::Resolve(pending, queued) => {
+                    let waiting = &mut self.queues.entry(key).or_default().waiting;
                     waiting.push_front(*queued);
-                    waiting.push_front(QueuedOp { kind: first, waiters: VecDeque::new() });
+                    let (kind, waiters) = (OpKind::Resolve, VecDeque::new());
+                    waiting.push_front(QueuedOp { chunk: pending, kind, waiters });
                 }
             }
         }
     }
 
-    fn start(&mut self, ctx: &mut Context<'_>, chunk: ChunkId, queued: QueuedOp) -> StartResult {
-        let QueuedOp { kind, waiters } = queued;
+    fn start(&mut self, ctx: &mut Context<'_>, queued: QueuedOp) -> StartResult {
+        let QueuedOp { chunk, kind, waiters } = queued;
         match kind {
             OpKind::Update { request, at, payload, expires } => {
                 self.start_update(ctx, request, at, payload, expires, waiters)
@@ -207,6 +214,7 @@ impl Replica {
             OpKind::Purge { version, request } => {
                 self.start_purge(ctx, chunk, version, request, waiters)
             }
+            OpKind::Drop => self.start_drop(ctx, chunk),
         }
     }
 
@@ -215,7 +223,8 @@ impl Replica {
     /// requests of a higher class (`message::class`).
     pub(super) fn next_hop(&self, op: OpId) -> u8 {
         let Some(state) = self.ops.get(&op) else { return 1 };
-        let behind = self.queues.get(&state.chunk).into_iter().flat_map(|queue| &queue.waiting);
+        let queue = self.queues.get(&state.chunk.first_version());
+        let behind = queue.into_iter().flat_map(|queue| &queue.waiting);
         let highest = behind.map(|queued| queued.kind.hop()).fold(state.hop, u8::max);
         highest.saturating_add(1)
     }
@@ -311,13 +320,16 @@ impl Replica {
         for token in operation.waiters {
             ctx.reply(token, result.clone().map(StorageReply::Updated));
         }
-        if let Some(queue) = self.queues.get_mut(&operation.chunk) {
+        if let Some(queue) = self.queues.get_mut(&operation.chunk.first_version()) {
             queue.active = None;
         }
         let is_send = matches!(operation.kind, OpKind::Send) && !operation.aborted;
         self.run_queue(ctx, operation.chunk);
         if let OpKind::Purge { version, request: None } = operation.kind {
             self.purge_ended(ctx, operation.chunk, version, result.is_ok());
+        }
+        if matches!(operation.kind, OpKind::Drop) {
+            self.drop_ended(ctx, operation.chunk);
         }
         if is_send {
             self.chunk_sent(ctx, result.is_ok());
@@ -383,7 +395,8 @@ impl Replica {
             let page = ctx.metas.pending(after, self.config.sync_page);
             let Some(last) = page.last().copied() else { return };
             for chunk in page {
-                if self.queues.get(&chunk).is_none_or(|queue| queue.active.is_none()) {
+                let queue = self.queues.get(&chunk.first_version());
+                if queue.is_none_or(|queue| queue.active.is_none()) {
                     self.enqueue(ctx, chunk, OpKind::Resolve, None);
                 }
             }
@@ -393,10 +406,12 @@ impl Replica {
 }
 
 impl Op {
-    /// Whether an operation of `kind` would do the same as this one.
-    fn is_same(&self, kind: &OpKind) -> bool {
+    /// Whether an operation of `kind` on this version would do the same as this one. A repeated
+    /// update is the same in whatever epoch.
+    fn is_same(&self, chunk: ChunkId, kind: &OpKind) -> bool {
         match kind {
             OpKind::Update { request, .. } => self.tag == Some(request.tag),
+            _ if self.chunk != chunk => false,
             OpKind::Forward { request, .. } => {
                 self.tag == Some(request.tag) && self.version == request.version
             }
@@ -407,6 +422,7 @@ impl Op {
                 )
             }
             OpKind::Repair => matches!(self.kind, OpKind::Repair),
+            OpKind::Drop => matches!(self.kind, OpKind::Drop),
             OpKind::Purge { version, .. } => {
                 matches!(self.kind, OpKind::Purge { .. }) && self.version == *version
             }

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 
 use super::commit::no_waiters;
-use super::queue::{Op, OpKind, StartResult, Step};
+use super::queue::{Op, OpKind, QueuedOp, StartResult, Step};
 use super::{Action, Alert, CallId, Caller, Context, OpId, PeerFailure, Replica, Role, Timer};
 use crate::chunk::{ChunkMeta, ChunkState, Which};
 use crate::error::{StorageError, StoreError};
@@ -304,9 +304,15 @@ impl Replica {
         // sync: by a former tail, or in an earlier incarnation of this replica, whose commit the
         // disk has lost. So the sync waits for them: their chunks are sent after the operations
         // ahead of them.
-        let after = sending.cursor.map_or(Bound::Unbounded, Bound::Excluded);
-        let under_way = self.queues.range((after, Bound::Included(end)));
-        unlike.extend(under_way.map(|(chunk, _)| *chunk));
+        let first =
+            sending.cursor.map_or(Bound::Unbounded, |it| Bound::Included(it.first_version()));
+        let queues = self.queues.range((first, Bound::Included(end))).map(|(_, queue)| queue);
+        let under_way = queues.flat_map(|queue| {
+            let active = queue.active.and_then(|op| self.ops.get(&op)).map(|op| op.chunk);
+            active.into_iter().chain(queue.waiting.iter().map(|queued| queued.chunk))
+        });
+        let cursor = sending.cursor;
+        unlike.extend(under_way.filter(|it| cursor.is_none_or(|after| *it > after) && *it <= end));
         sending.queue = unlike.into_iter().collect();
         sending.page_end = (end < ChunkId::MAX).then_some(end);
         sending.stage = Stage::Copying;
@@ -350,10 +356,8 @@ impl Replica {
     }
 
     fn enqueue_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) {
-        let queue = self.queues.entry(chunk).or_default();
-        queue
-            .waiting
-            .push_back(super::queue::QueuedOp { kind: OpKind::Send, waiters: no_waiters() });
+        let queue = self.queues.entry(chunk.first_version()).or_default();
+        queue.waiting.push_back(QueuedOp { chunk, kind: OpKind::Send, waiters: no_waiters() });
         self.run_queue(ctx, chunk);
     }
 
@@ -364,8 +368,8 @@ impl Replica {
         let meta = ctx.meta(chunk);
         if meta.pending.is_some() && !self.is_forgotten(ctx, chunk.inode) {
             // Left behind by an aborted operation: it is rolled forward first.
-            let queued = super::queue::QueuedOp { kind: OpKind::Send, waiters: no_waiters() };
-            return StartResult::After(OpKind::Resolve, Box::new(queued));
+            let queued = QueuedOp { chunk, kind: OpKind::Send, waiters: no_waiters() };
+            return StartResult::Resolve(chunk, Box::new(queued));
         }
         let op = self.add_op(Op {
             chunk,

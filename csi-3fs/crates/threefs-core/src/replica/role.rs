@@ -120,6 +120,7 @@ impl Replica {
         self.stop_sending(ctx);
         self.abort_forgets(ctx);
         self.restart_purges(ctx);
+        self.restart_drops(ctx);
         match self.role() {
             Role::Serving => {
                 self.release_received(ctx);

@@ -29,16 +29,16 @@ impl Replica {
         if let Err(error) = self.check_head(ctx, request.to) {
             return answer(ctx, waiters, Err(error));
         }
-        let meta = ctx.meta(request.chunk);
+        let meta = ctx.newest_version(request.chunk);
         if meta.pending.is_some() {
             let inode = request.chunk.inode;
             if self.is_forgotten(ctx, inode) {
                 // The pending state is dropped with its inode and not resolved.
                 return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
             }
-            let queued =
-                QueuedOp { kind: OpKind::Update { request, at, payload, expires }, waiters };
-            return StartResult::After(OpKind::Resolve, Box::new(queued));
+            let chunk = request.chunk;
+            let kind = OpKind::Update { request, at, payload, expires };
+            return StartResult::Resolve(meta.chunk, Box::new(QueuedOp { chunk, kind, waiters }));
         }
         match self.admit_update(ctx, &request, at, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
@@ -56,22 +56,26 @@ impl Replica {
                     ChunkVersion(0) => ctx.metas.version_floor(),
                     version => version,
                 };
-                let version = before.next();
+                let (version, tag) = (before.next(), request.tag);
+                if self.starts_as_copy(&request, &payload, &meta) {
+                    let kind = OpKind::Update { request, at, payload, expires };
+                    return self.start_copy(ctx, kind, version, tag, &meta, waiters);
+                }
                 let update = StoreUpdate {
                     chunk: request.chunk,
                     version,
                     chain_version: self.chain_version(),
-                    tags: meta.committed.tags.with(request.tag, version),
+                    tags: self.tags_before(&meta, request.chunk).with(tag, version),
                     change: request.change,
                 };
-                let tag = request.tag;
                 let kind = OpKind::Update { request, at, payload: payload.clone(), expires };
                 self.apply(ctx, kind, update, payload, Some(tag), waiters)
             }
         }
     }
 
-    /// Checks a client's update when it starts. `Some` = it is already done.
+    /// Checks a client's update when it starts, with the newest version of its chunk. `Some` = it is
+    /// already done.
     fn admit_update(
         &self,
         ctx: &Context<'_>,
@@ -106,8 +110,12 @@ impl Replica {
                 return Err(StorageError::Superseded { tag, successor });
             }
         }
+        let (chunk, newest) = (request.chunk, meta.chunk.epoch);
+        if newest > chunk.epoch && self.config.makes(Check::Epoch) {
+            return Err(StorageError::EpochEnded { chunk, newest });
+        }
         if let Some(expected) = at.filter(|expected| *expected != committed.version) {
-            let (chunk, committed) = (request.chunk, committed.version);
+            let committed = committed.version;
             return Err(StorageError::ChunkChanged { chunk, expected, committed });
         }
         if payload.is_empty() && matches!(request.change, ContentChange::Write { .. }) {
@@ -164,8 +172,16 @@ impl Replica {
             // If it is not a delayed copy, it is repeated.
             return answer(ctx, waiters, Err(self.busy()));
         }
-        let meta = ctx.meta(request.chunk);
+        let (meta, newest) = (ctx.meta(request.chunk), ctx.newest_version(request.chunk));
         let (chunk, update) = (request.chunk, request.version);
+        if newest.chunk != chunk
+            && let Some(error) = precedes(&newest, chunk, update)
+        {
+            return match error {
+                StorageError::ChunkStaleUpdate { .. } => answer(ctx, waiters, Err(error)),
+                reason => self.disagree(ctx, chunk, waiters, reason),
+            };
+        }
         if let Some(pending) = &meta.pending {
             let same_tag = pending.tags.newest().is_some_and(|newest| newest.tag == request.tag);
             if pending.version == update && same_tag {
@@ -198,7 +214,7 @@ impl Replica {
             chunk,
             version: update,
             chain_version: self.chain_version(),
-            tags: meta.committed.tags.with(request.tag, update),
+            tags: self.tags_before(&newest, chunk).with(request.tag, update),
             change: request.change,
         };
         let tag = request.tag;
@@ -228,12 +244,6 @@ impl Replica {
         tag: Option<RequestTag>,
         waiters: VecDeque<Token>,
     ) -> StartResult {
-        // An update that waits for space blocks the requests behind it: their class counts.
-        let hop = match &kind {
-            OpKind::Update { .. } => Some(class::UPDATE),
-            OpKind::Forward { .. } => Some(1),
-            _ => None,
-        };
         let payload_checksum = kind.payload_checksum();
         let op = self.add_op(Op {
             chunk: update.chunk,
@@ -248,13 +258,21 @@ impl Replica {
             wake: None,
             aborted: false,
         });
-        let class = match hop {
-            Some(hop) => (self.next_hop(op) - 1).clamp(hop, class::HOP_MAX),
-            None => class::REPLACE,
-        };
+        let class = self.class_of(op);
         let action = Action::Apply { op, update, payload, payload_checksum, class };
         self.store(ctx, op, Step::Applying, action);
         StartResult::Op(op)
+    }
+
+    /// The class in which `op` waits for space. It blocks the requests behind it: their class
+    /// counts.
+    pub(super) fn class_of(&self, op: OpId) -> u8 {
+        let lowest = match self.ops.get(&op).map(|state| &state.kind) {
+            Some(OpKind::Update { .. }) => class::UPDATE,
+            Some(OpKind::Forward { .. }) => 1,
+            _ => return class::REPLACE,
+        };
+        (self.next_hop(op) - 1).clamp(lowest, class::HOP_MAX)
     }
 
     pub(super) fn on_applied(
@@ -332,9 +350,27 @@ impl OpKind {
             Self::Update { request, .. } => request.payload_checksum,
             Self::Forward { request, .. } => request.payload_checksum,
             Self::Receive { request, .. } => request.checksum,
-            Self::Resolve | Self::Send | Self::Repair | Self::Purge { .. } => Checksum::default(),
+            Self::Resolve | Self::Send | Self::Repair | Self::Purge { .. } | Self::Drop => {
+                Checksum::default()
+            }
         }
     }
+}
+
+/// Why an update from the predecessor cannot start version `chunk` of a chunk whose newest version
+/// is another one.
+fn precedes(newest: &ChunkMeta, chunk: ChunkId, update: ChunkVersion) -> Option<StorageError> {
+    let have = newest.newest().version;
+    if have == ChunkVersion(0) {
+        return None; // The chunk is unknown.
+    }
+    if newest.chunk > chunk || have >= update {
+        return Some(StorageError::ChunkStaleUpdate { chunk, have, update });
+    }
+    if newest.pending.is_some() {
+        return Some(StorageError::ChunkConflict { chunk: newest.chunk, version: have });
+    }
+    (have.next() != update).then_some(StorageError::ChunkMissingUpdate { chunk, have, update })
 }
 
 /// Sends the same reply to all waiters.

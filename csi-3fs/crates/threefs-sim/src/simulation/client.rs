@@ -8,7 +8,7 @@ use rand::Rng;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
-use threefs_core::ids::{ChannelId, ChunkId, ClientId, RequestTag};
+use threefs_core::ids::{ChannelId, ChunkId, ClientId, Epoch, RequestTag};
 use threefs_core::message::{
     Address, ReadMany, ReadPart, ReadRequest, StorageReply, StorageRequest, UpdateRequest,
 };
@@ -39,11 +39,15 @@ pub enum Activity {
         intent: Intent,
         /// When it is abandoned.
         end: Option<u64>,
+        /// The epoch of its next attempt.
+        epoch: Epoch,
     },
     /// One attempt of a read.
     Reading {
         /// The chunk.
         chunk: ChunkId,
+        /// Epoch of the read, if it is not of the newest version.
+        up_to: Option<Epoch>,
         /// Start of this attempt.
         invoked: u64,
     },
@@ -122,7 +126,8 @@ impl Simulation {
     fn start_request(&mut self, task: usize) {
         let mut chunk = ChunkId::new(INODE, self.rng.random_range(0..self.chunks));
         if self.rng.random_bool(0.4) {
-            self.tasks[task].activity = Activity::Reading { chunk, invoked: self.now };
+            let up_to = self.epochs.of_read(self.now);
+            self.tasks[task].activity = Activity::Reading { chunk, up_to, invoked: self.now };
             return;
         }
         let removed_chunk = self.removal.chunk(self.now);
@@ -139,7 +144,8 @@ impl Simulation {
             Some(at) => self.fencing.end_by(tag, at, self.now),
             None => self.fencing.start_update(tag, self.now),
         };
-        self.tasks[task].activity = Activity::Updating { tag, invoked: self.now, intent, end };
+        let (invoked, epoch) = (self.now, self.epochs.of_update(self.now));
+        self.tasks[task].activity = Activity::Updating { tag, invoked, intent, end, epoch };
     }
 
     fn random_change(&mut self) -> (ContentChange, Bytes) {
@@ -188,10 +194,13 @@ impl Simulation {
         let now = self.now;
         let (request, payload) = match &mut self.tasks[task].activity {
             Activity::Idle => return,
-            Activity::Reading { chunk, invoked } => {
+            Activity::Reading { chunk, up_to, invoked } => {
                 *invoked = now;
                 let (offset, length) = (0, CHUNK_BYTES);
-                let request = if self.rpcs.is_multiple_of(2) {
+                let request = if let Some(epoch) = *up_to {
+                    let chunk = chunk.in_epoch(epoch);
+                    StorageRequest::ReadUpTo(ReadRequest { to, chunk, offset, length })
+                } else if self.rpcs.is_multiple_of(2) {
                     StorageRequest::Read(ReadRequest { to, chunk: *chunk, offset, length })
                 } else {
                     let parts = vec![ReadPart { index: chunk.index, offset, length }];
@@ -199,11 +208,12 @@ impl Simulation {
                 };
                 (request, Bytes::new())
             }
-            Activity::Updating { tag, intent, .. } => {
+            Activity::Updating { tag, intent, epoch, .. } => {
                 let payload = intent.payload.clone();
+                *epoch = self.epochs.of_repeated(*epoch, now);
                 let update = UpdateRequest {
                     to,
-                    chunk: intent.chunk,
+                    chunk: intent.chunk.in_epoch(*epoch),
                     tag: *tag,
                     change: intent.change,
                     payload_checksum: Checksum::of(&payload),
@@ -285,10 +295,12 @@ impl Simulation {
             (Activity::Updating { tag, invoked, .. }, Ok(StorageReply::Updated(reply))) => {
                 self.history.acknowledged(tag, invoked, now, reply.version)
             }
-            (Activity::Reading { chunk, invoked }, Ok(StorageReply::Read(reply))) => {
-                self.history.read(chunk, invoked, now, reply.version, payload)
+            (Activity::Reading { chunk, up_to, invoked }, Ok(StorageReply::Read(reply))) => {
+                let view = up_to.map_or(chunk.last_version(), |epoch| chunk.in_epoch(epoch));
+                self.history.read(view, invoked, now, reply.version, payload)
             }
-            (Activity::Reading { chunk, invoked }, Ok(StorageReply::ReadMany(results))) => {
+            (Activity::Reading { chunk, invoked, .. }, Ok(StorageReply::ReadMany(results))) => {
+                let chunk = chunk.last_version();
                 match results[..] {
                     [Ok(reply)] => self.history.read(chunk, invoked, now, reply.version, payload),
                     _ => {
@@ -296,6 +308,13 @@ impl Simulation {
                         return Ok(());
                     }
                 }
+            }
+            (Activity::Updating { .. }, Err(StorageError::EpochEnded { newest, .. })) => {
+                if let Activity::Updating { epoch, .. } = &mut self.tasks[task].activity {
+                    *epoch = newest.max(*epoch);
+                }
+                self.wake_task(task, self.retry_us);
+                return Ok(());
             }
             (Activity::Updating { intent, .. }, Err(error)) if error.remedy() == Remedy::GiveUp => {
                 match error {

@@ -1,7 +1,7 @@
 //! Convergence at the end of a schedule: all targets serve and all replicas agree.
 
 use threefs_core::chunk::TagWindow;
-use threefs_core::ids::ChunkId;
+use threefs_core::ids::{ChunkId, ChunkVersion};
 use threefs_core::replica::Event;
 use threefs_core::routing::Chain;
 
@@ -50,13 +50,16 @@ impl Simulation {
             && self.nodes.iter().all(|node| node.is_idle())
             && self.members().all(well)
             && self.all_purged()
+            && self.all_dropped()
     }
 
     /// Whether all removed chunks are purged, if this schedule purges chunks.
     fn all_purged(&self) -> bool {
         let has_removed_chunk = |at: At| {
-            let mut slots = self.hosted(at).store.slots().values();
-            slots.any(|slot| slot.committed.state.removed)
+            let slots = self.hosted(at).store.slots();
+            // A removed version hides older ones.
+            let is_oldest = |it: ChunkId| slots.range(it.first_version()..it).next().is_none();
+            slots.iter().any(|(chunk, slot)| slot.committed.state.removed && is_oldest(*chunk))
         };
         self.fencing.purge_after_ms().is_none() || !self.members().any(has_removed_chunk)
     }
@@ -86,10 +89,12 @@ impl Simulation {
             (0..self.nodes.len()).filter(|node| !self.nodes[*node].is_idle()).collect();
         format!(
             "not converged {} ms after the faults ended: chains {:?}, open requests {tasks:?}, \
-             busy or closed {busy:?}, nodes with requests {full:?}, everything purged: {}",
+             busy or closed {busy:?}, nodes with requests {full:?}, everything purged: {}, \
+             dropped: {}",
             (CONVERGED_BY_US - FAULTS_END_US) / 1_000,
             self.manager.routing().chains.values(),
             self.all_purged(),
+            self.all_dropped(),
         )
     }
 
@@ -99,29 +104,42 @@ impl Simulation {
             let mut first = None;
             for at in self.members_of(self.topology.chain_of(chunk)) {
                 let index = at.node;
-                let slot = self.hosted(at).store.slots().get(&chunk).cloned().unwrap_or_default();
-                let bytes = slot.committed.bytes;
-                let version = self.history.resolve_version(chunk, slot.committed.state.version);
-                if slot.pending.is_some() || slot.damaged {
-                    return Err(self.violation(format!(
-                        "node {index}: {chunk} is {} after convergence",
-                        if slot.damaged { "damaged" } else { "pending" }
-                    )));
+                let slots = self.hosted(at).store.slots().range(chunk..=chunk.last_version());
+                let (mut newest, mut versions) = (ChunkVersion(0), Vec::new());
+                for (chunk, slot) in slots {
+                    if slot.pending.is_some() || slot.damaged {
+                        return Err(self.violation(format!(
+                            "node {index}: {chunk} is {} after convergence",
+                            if slot.damaged { "damaged" } else { "pending" }
+                        )));
+                    }
+                    let checked = self.history.check_stored(*chunk, &slot.committed);
+                    checked.map_err(|what| self.violation(format!("node {index}: {what}")))?;
+                    newest = newest.max(slot.committed.state.version);
+                    // A replica that had purged the chunk before a new write has fewer tags.
+                    let tags = match self.fencing.purge_after_ms() {
+                        None => slot.committed.state.tags.clone(),
+                        Some(_) => TagWindow::default(),
+                    };
+                    let (version, bytes) = (slot.committed.state.version, &slot.committed.bytes);
+                    versions.push((*chunk, version, bytes.clone(), tags));
                 }
+                for epoch in self.epochs.kept(self.now) {
+                    let view = chunk.in_epoch(epoch);
+                    let shown = versions.iter().rev().find(|(chunk, ..)| *chunk <= view);
+                    let shown = shown.map_or(ChunkVersion(0), |(_, version, ..)| *version);
+                    let checked = self.history.check_shown(view, shown);
+                    checked.map_err(|what| self.violation(format!("node {index}: {what}")))?;
+                }
+                let version = self.history.resolve_version(chunk.last_version(), newest);
                 if version < newest_known {
                     return Err(self.violation(format!(
                         "node {index}: {chunk} has version {version}, clients have seen {newest_known}"
                     )));
                 }
-                // A replica that had purged the chunk before a new write has fewer tags.
-                let tags = match self.fencing.purge_after_ms() {
-                    None => slot.committed.state.tags,
-                    Some(_) => TagWindow::default(),
-                };
-                let (before, ..) =
-                    first.get_or_insert((index, version, bytes.clone(), tags.clone()));
+                let (before, ..) = first.get_or_insert((index, version, versions.clone()));
                 let before = *before;
-                if first != Some((before, version, bytes, tags)) {
+                if first != Some((before, version, versions)) {
                     return Err(self.violation(format!(
                         "nodes {before} and {index} differ about {chunk} after convergence"
                     )));

@@ -246,6 +246,9 @@ impl Simulation {
     fn damage(&mut self, node: usize, index: u32) {
         let chunk = ChunkId::new(INODE, index);
         let chain = self.topology.chain_of(chunk);
+        let slots = self.nodes[node].targets[chain].store.slots();
+        let versions = slots.range(chunk..=chunk.last_version()).map(|(chunk, _)| *chunk);
+        let chunk = self.epochs.pick(&versions.collect::<Vec<_>>()).unwrap_or(chunk);
         let whole = self.manager.chain(chain_id(chain)).is_some_and(Chain::is_whole);
         let version = |at: At| {
             self.hosted(at).store.slots().get(&chunk).map(|slot| slot.committed.state.version)

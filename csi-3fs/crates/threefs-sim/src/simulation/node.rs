@@ -236,6 +236,7 @@ impl Simulation {
             Packet::Routing { routing, incarnation }
                 if incarnation == self.nodes[node].incarnation =>
             {
+                self.give_shown(node)?;
                 self.give_routing(node, routing)
             }
             _ => Ok(()),

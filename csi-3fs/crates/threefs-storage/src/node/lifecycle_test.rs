@@ -35,6 +35,9 @@ impl ChunkMetas for Failing {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
         self.store.meta(chunk)
     }
+    fn version_up_to(&self, chunk: ChunkId) -> Option<ChunkMeta> {
+        self.store.version_up_to(chunk)
+    }
     fn metas(&self, after: Option<ChunkId>, last: ChunkId, limit: usize) -> Vec<ChunkMeta> {
         self.store.metas(after, last, limit)
     }

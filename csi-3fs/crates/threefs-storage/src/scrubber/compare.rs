@@ -14,6 +14,7 @@ use threefs_core::scrub::{ChunkSummary, Difference, DifferenceKind, QueryStates,
 use tokio::time::Instant;
 
 use super::{Ended, Scrubber};
+use crate::target::Target;
 
 /// Chunks of one query.
 const STATES: usize = 1_024;
@@ -74,11 +75,12 @@ impl Scrubber {
             && due <= Instant::now()
         {
             self.suspects.0.pop_front();
-            let before = difference.chunk.before();
+            let before = difference.chunk.bound_before();
             let Some(compared) = self.compare_range(before, difference.chunk).await? else {
                 continue;
             };
-            if compared.chain_version == chain_version && compared.differences == [difference] {
+            if compared.chain_version == chain_version && compared.differences.contains(&difference)
+            {
                 self.confirmed(difference, chain_version)?;
             }
         }
@@ -139,7 +141,16 @@ impl Scrubber {
         // Chunks that were created meanwhile may exceed the limit: they are compared next time.
         let end = current.last().filter(|_| current.len() >= STATES).map_or(end, |it| it.chunk);
         let differences = compare(&until(before), &until(theirs), &until(current));
-        let differences = differences.into_iter().filter(|it| it.chunk <= end).collect();
+        let mut differences: Vec<Difference> =
+            differences.into_iter().filter(|it| it.chunk <= end).collect();
+        if !differences.is_empty() {
+            // Either side may have dropped it.
+            let without_hidden = move |target: &Target| {
+                differences.retain(|it| !target.hides(it.chunk));
+                differences
+            };
+            differences = self.on_worker(without_hidden).await?;
+        }
         Ok(Some(Compared { last: end, chain_version: to.chain_version, differences }))
     }
 

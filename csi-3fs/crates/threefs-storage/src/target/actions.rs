@@ -10,7 +10,7 @@ use threefs_chunkstore::Reservation;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{StoreUpdate, Which};
 use threefs_core::error::{StorageError, StoreError};
-use threefs_core::ids::{ChunkId, NodeId};
+use threefs_core::ids::{ChunkId, ChunkVersion, NodeId};
 use threefs_core::message::{Content, RepairRequest, StorageReply, StorageRequest};
 use threefs_core::replica::{Action, CallId, Event, OpId, Token};
 use threefs_core::time::Millis;
@@ -81,6 +81,10 @@ impl Target {
             }),
             Action::Purge { op, chunk, version } => job(move |target| {
                 let result = target.store.purge(chunk, version);
+                Some(Event::Forgotten { op, result })
+            }),
+            Action::Drop { op, chunk } => job(move |target| {
+                let result = target.store.purge(chunk, ChunkVersion(0));
                 Some(Event::Forgotten { op, result })
             }),
             Action::ForgetInodes { op, inodes, version_floor } => job(move |target| {

@@ -1,7 +1,9 @@
 //! State of a target, for other modules of the service.
 
+use std::sync::PoisonError;
+
 use threefs_core::heartbeat::LocalState;
-use threefs_core::ids::{ChainId, TargetId};
+use threefs_core::ids::{ChainId, ChunkId, TargetId};
 use threefs_core::scrub::ScrubStatus;
 
 use super::Target;
@@ -18,6 +20,12 @@ impl Target {
     /// Whether it was up to date after the last event.
     pub(crate) fn is_up_to_date(&self) -> bool {
         self.snapshot().report.state == LocalState::UpToDate
+    }
+
+    /// Whether this is a version of a chunk that no snapshot shows. Waits for the current event.
+    pub(crate) fn hides(&self, chunk: ChunkId) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.replica.hides(&*self.store, chunk)
     }
 
     /// Whether the store has failed.

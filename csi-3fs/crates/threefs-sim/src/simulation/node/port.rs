@@ -92,7 +92,7 @@ impl Gate {
     /// The budget of a request once it is admitted.
     fn budget_of(&self, incoming: &Incoming) -> HeldBudget {
         let reply_bytes = match &incoming.request {
-            StorageRequest::Read(read) => read.length as usize,
+            StorageRequest::Read(read) | StorageRequest::ReadUpTo(read) => read.length as usize,
             StorageRequest::ReadMany(reads) => reads.bytes() as usize,
             StorageRequest::Repair(_) => crate::simulation::CHUNK_BYTES as usize,
             _ => 0,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use threefs_core::chunk::Which;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
 use threefs_core::hosting::Reopening;
-use threefs_core::ids::{ChainVersion, ChunkId, RequestTag, StoreId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, RequestTag, StoreId};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult, Updated, check_payload};
 use threefs_core::replica::{Action, Event, Replica, Token};
 use threefs_core::routing::PublicState;
@@ -236,6 +236,10 @@ impl Simulation {
                     if self.has_seen_promotion(at) {
                         self.history.purged(chunk, version);
                     }
+                    self.disk(at, 0..300, Job::Purged { op });
+                }
+                Action::Drop { op, chunk } => {
+                    self.hosted_mut(at).store.purge(chunk, ChunkVersion(0));
                     self.disk(at, 0..300, Job::Purged { op });
                 }
                 Action::ForgetInodes { op, inodes, version_floor } => {
