@@ -10,7 +10,7 @@ use std::time::Duration;
 use fabric::auth::capability::{Capability, LIFE_S};
 use fabric::auth::credentials::{Credential, Credentials};
 use fabric::boot_instant::BootInstant;
-use fabric::rpc::decode;
+use threefs_core::fence::VolumeEpoch;
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
 
@@ -80,12 +80,19 @@ impl Capabilities {
         Some(Lookup { capability: current.capability.clone(), renew })
     }
 
-    /// Caches a capability; returns the end of the bytes that it permits to write.
-    pub(crate) fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
+    /// Caches a capability; returns the end of the bytes that it permits to write, and the place that
+    /// updates must name.
+    pub(crate) fn keep(
+        &self,
+        inode: InodeId,
+        capability: Capability,
+    ) -> (u64, Option<VolumeEpoch>) {
         let ends = capability.expires_unix_s();
         // Storage services report invalid terms.
-        let (end, until_unix_s) = decode(capability.terms())
-            .map_or((u64::MAX, ends), |terms: FileTerms| (terms.end, terms.until_unix_s.min(ends)));
+        let terms = FileTerms::decode(capability.terms());
+        let (end, until_unix_s, place) = terms.map_or((u64::MAX, ends, None), |terms| {
+            (terms.end, terms.until_unix_s.min(ends), terms.place)
+        });
         let mut cached = self.lock();
         if cached.len() >= CACHED_MAX {
             cached.clear();
@@ -93,7 +100,7 @@ impl Capabilities {
         let received_at = BootInstant::now();
         cached
             .insert(inode, Cached { capability, end, received_at, until_unix_s, renewing: false });
-        end
+        (end, place)
     }
 
     /// A renewal has failed: the next request retries it.
@@ -117,7 +124,6 @@ mod tests {
     use fabric::auth::Key;
     use fabric::auth::keys::KeyRing;
     use fabric::auth::ticket::Ticket;
-    use fabric::rpc::encode;
     use threefs_core::ids::{TableId, TableVersion};
     use threefs_core::layout::{ChainChoice, Layout};
 
@@ -153,8 +159,8 @@ mod tests {
             chains: ChainChoice::Explicit(Vec::new()),
         };
         let until_unix_s = SIGNED_UNIX_S + WRITE_LIFETIME_S;
-        let terms = encode(&FileTerms { layout, end, until_unix_s }).unwrap();
-        Capability::sign(&ring(), ticket, INODE.0, terms.into(), SIGNED_UNIX_S)
+        let terms = FileTerms { layout, end, until_unix_s, place: None }.encode().unwrap();
+        Capability::sign(&ring(), ticket, INODE.0, terms, SIGNED_UNIX_S)
     }
 
     fn cached(ticket: &Ticket) -> Capabilities {
@@ -173,7 +179,7 @@ mod tests {
         let ticket = ticket(u64::MAX);
         let all = cached(&ticket);
         assert_eq!(renewal(&all, 0, 0), None);
-        assert_eq!(all.keep(INODE, capability(&ticket, 100)), 100);
+        assert_eq!(all.keep(INODE, capability(&ticket, 100)), (100, None));
         assert_eq!(renewal(&all, 100, 0), Some(false));
         assert_eq!(renewal(&all, 101, 0), None, "beyond its end");
         let half_s = WRITE_LIFETIME_S / 2 + 1;

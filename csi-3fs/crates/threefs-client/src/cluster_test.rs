@@ -105,10 +105,24 @@ impl Cluster {
         self.folder.path().join(format!("storage-{node}"))
     }
 
+    /// Starts the first node again, after [`Self::abort_storage`].
+    pub(crate) async fn restart_first(&mut self) {
+        let storage = self.start_storage(1);
+        self.storage.push(storage);
+    }
+
+    pub(crate) fn keys(&self) -> fabric::auth::keys::Keys {
+        key(self.folder.path()).into()
+    }
+
     pub(crate) fn client(&self) -> Client {
+        self.client_of("127.0.0.1:1")
+    }
+
+    /// A client of a metadata service.
+    pub(crate) fn client_of(&self, meta: &str) -> Client {
         let key = key(self.folder.path());
-        let mut config =
-            ClientConfig::new(vec![self.mgmtd.clone()], vec!["127.0.0.1:1".into()], key);
+        let mut config = ClientConfig::new(vec![self.mgmtd.clone()], vec![meta.into()], key);
         config.timeout = LONG;
         Client::start(config)
     }
@@ -118,7 +132,7 @@ fn key(folder: &Path) -> Key {
     Key::read(&folder.join("key")).unwrap()
 }
 
-fn location(chain: u32, index: u32) -> ChunkLocation {
+pub(crate) fn location(chain: u32, index: u32) -> ChunkLocation {
     let chunk = ChunkId::new(InodeId(42), index);
     ChunkLocation { chain: ChainId(chain), chunk, chunk_bytes: CHUNK_BYTES }
 }
@@ -130,7 +144,7 @@ pub(crate) async fn whole(client: &Client) {
     tokio::time::timeout(LONG, client.0.routing.until(all)).await.unwrap();
 }
 
-async fn chains(client: &Client) -> Vec<ChainId> {
+pub(crate) async fn chains(client: &Client) -> Vec<ChainId> {
     let mut attempts = crate::error::Attempts::of("test");
     let deadline = Deadline::after(LONG);
     let routing = client.0.routing.current(&mut attempts, deadline).await.unwrap().unwrap();

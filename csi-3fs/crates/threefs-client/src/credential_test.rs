@@ -72,7 +72,7 @@ fn layout() -> Layout {
 }
 
 fn terms(end: u64, until_unix_s: u64) -> FileTerms {
-    FileTerms { layout: layout(), end, until_unix_s }
+    FileTerms { layout: layout(), end, until_unix_s, place: None }
 }
 
 /// The code of the fault; `None` if the service accepted the request.
@@ -157,7 +157,7 @@ async fn a_volume_reaches_its_own_files_and_nothing_else() {
     let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
     let capability = |directory: u64, read_only: bool, inode: u64| {
         let sealed = ticket(directory, read_only);
-        let terms = encode(&terms(1 << 20, now() + 60)).unwrap().into();
+        let terms = terms(1 << 20, now() + 60).encode().unwrap();
         Some(Capability::sign(&ring(), sealed.ticket(), inode, terms, now()))
     };
     let build_request = async |request: &StorageRequest, capability: Option<Capability>| {
@@ -214,7 +214,7 @@ async fn writes_outside_the_layout_of_a_file_are_rejected() {
     let routing = routing.unwrap().unwrap();
     let sealed = ticket(VOLUME, false);
     let of_terms = |terms: &FileTerms| {
-        let terms = encode(terms).unwrap().into();
+        let terms = terms.encode().unwrap();
         Capability::sign(&ring(), sealed.ticket(), OWN, terms, now())
     };
     let capability = of_terms(&terms((2 << 20) + 1, now() + 60));

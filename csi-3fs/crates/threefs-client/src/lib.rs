@@ -45,6 +45,7 @@ mod holes;
 mod inodes;
 mod metadata;
 mod near;
+mod places;
 mod read;
 mod read_batch;
 mod repair;
@@ -180,6 +181,8 @@ mod audit_test;
 mod cluster_test;
 #[cfg(test)]
 mod credential_test;
+#[cfg(test)]
+mod fence_test;
 #[cfg(test)]
 mod read_batch_test;
 #[cfg(test)]

@@ -15,12 +15,14 @@ use threefs_meta::{
 use crate::capabilities::Capabilities;
 use crate::config::ClientConfig;
 use crate::error::{Attempts, CallError, ClientError};
+use crate::places::Places;
 
 pub(crate) struct Metadata {
     client: MetaClient,
     /// Default identity of calls.
     identity: Identity,
     capabilities: Capabilities,
+    places: Places,
     who: String,
     timeout: Duration,
 }
@@ -36,6 +38,7 @@ impl Metadata {
             identity,
             client: MetaClient::with_lease(&config.meta, &config.credentials, id, lease),
             capabilities: Capabilities::new(&config.credentials),
+            places: Places::default(),
             who: format!("meta at {}", config.meta.join(", ")),
             timeout: config.timeout,
         }
@@ -106,7 +109,7 @@ impl Metadata {
         let MetaReply::Reserved { inodes, capabilities } = reply else { return reply };
         for (inode, capability) in inodes.iter().zip(capabilities) {
             if let (Ok(inode), Some(capability)) = (inode, capability) {
-                self.capabilities.keep(inode.id, capability);
+                self.keep(inode.id, capability);
             }
         }
         MetaReply::Inodes(inodes)
@@ -156,7 +159,7 @@ impl Metadata {
         match self.client.query(query, deadline).await {
             Ok(MetaReply::Capabilities(capabilities)) => match &capabilities[..] {
                 [Some(capability)] => {
-                    let end = self.capabilities.keep(inode, capability.clone());
+                    let end = self.keep(inode, capability.clone());
                     Ok((capability.clone(), end))
                 }
                 _ => Err(forbidden(format!("{inode} does not exist"))),
@@ -164,6 +167,45 @@ impl Metadata {
             Ok(other) => Err(forbidden(format!("expected a capability, got {other:?}"))),
             Err(MetaClientError::Rpc(error)) => Err(error),
             Err(error) => Err(forbidden(error.to_string())),
+        }
+    }
+
+    /// Stores a capability; returns the end of the bytes that it permits to write.
+    fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
+        let (end, place) = self.capabilities.keep(inode, capability);
+        if let Some(place) = place {
+            self.places.learn(inode, place);
+        }
+        end
+    }
+
+    /// Volume and epoch of files.
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// Learns the current epoch of a file's volume: a holder of a ticket from a new capability, which
+    /// the next attempt requests.
+    pub(crate) async fn renew_place(
+        &self,
+        inode: InodeId,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if self.capabilities.are_required() {
+            self.capabilities.forget(inode);
+            return Ok(());
+        }
+        let what = format!("renew the epoch of {inode}");
+        let query = MetaQuery::Epochs { inodes: vec![inode] };
+        match self.query(&what, query, deadline).await? {
+            MetaReply::Epochs(epochs) => match epochs[..] {
+                [Some(place)] => {
+                    self.places.learn(inode, place);
+                    Ok(())
+                }
+                _ => Err(ClientError::Stale { path: inode.to_string() }),
+            },
+            other => Err(ClientError::unexpected("meta", &other)),
         }
     }
 

@@ -19,6 +19,8 @@ use crate::error::{Attempts, CallError, ClientError};
 
 /// Pause before a request is retried at the same target.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
+/// Pause after a refusal because of the epoch.
+const EPOCH_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait for newer routing before retrying with the current one.
 pub(crate) const ROUTING_PAUSE: Duration = Duration::from_millis(50);
 /// Maximum pause after an overload error.
@@ -70,10 +72,7 @@ impl Client {
         options: CallOptions<'_>,
     ) -> Result<(StorageResult, Bytes), CallError> {
         let address = routing.address(node).unwrap_or_default();
-        let end = match request {
-            StorageRequest::Update(update) => terms::end_of(update, payload.len()),
-            _ => 0,
-        };
+        let end = request.update().map_or(0, |(update, _)| terms::end_of(update, payload.len()));
         let file = terms::file_of(request).map(|inode| (inode, end));
         let presented = self.0.metadata.capability_for(file, deadline).await?;
         let (peer, message) = (self.0.peers.pools.at(address), encode(&(request, presented))?);
@@ -104,6 +103,13 @@ impl Client {
             Remedy::GiveUp => return Err(attempts.refusal(who, error)),
             Remedy::RefreshRouting => {
                 self.0.routing.wait_newer(routing.version, deadline.within(ROUTING_PAUSE)).await;
+            }
+            Remedy::RenewEpoch => {
+                if let Some(inode) = error.inode() {
+                    self.0.metadata.renew_place(inode, deadline).await?;
+                }
+                // While a snapshot is created, the epoch stays the same.
+                tokio::time::sleep_until(deadline.within(EPOCH_PAUSE).instant().into()).await;
             }
             Remedy::RetryAfterWait | Remedy::OtherReplica => {
                 tokio::time::sleep(RETRY_PAUSE).await;

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use fabric::BoxFuture;
+use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
 use fabric::rpc::{CallOptions, NotAfter};
 use threefs_core::checksum::Checksum;
@@ -122,12 +123,10 @@ impl Client {
     ) -> Result<Updated, ClientError> {
         let payload_checksum = Checksum::of(&payload);
         let ChunkLocation { chain, chunk, chunk_bytes } = location;
+        // Each attempt has the newest epoch that is known, and the same tag.
         let build_request = |to| {
             let update = UpdateRequest { to, chunk, tag, change, payload_checksum, chunk_bytes };
-            match at {
-                Some(at) => StorageRequest::UpdateAt(update, at),
-                None => StorageRequest::Update(update),
-            }
+            self.0.metadata.places().request(update, at, BootInstant::now())
         };
         let mut attempts = Attempts::of(&**what);
         match self.call_head(chain, &mut attempts, payload, patience, build_request).await? {

@@ -18,6 +18,9 @@ pub enum Remedy {
     RefreshRouting,
     /// Send the request to another SERVING replica of the chain.
     OtherReplica,
+    /// Get the current epoch of the volume from the metadata service, then send the request (same
+    /// tag) with it.
+    RenewEpoch,
     /// Do not retry: the request is invalid, or its result is final.
     GiveUp,
 }
@@ -233,6 +236,24 @@ pub enum StorageError {
         /// The epoch of the newest version.
         newest: Epoch,
     },
+    /// The update is of an epoch that has ended, or it does not name its volume.
+    #[error(
+        "{chunk}: {}: repeat the update with volume and current epoch of its file",
+        fence_text(fence)
+    )]
+    Fenced {
+        /// Which chunk, with the epoch of the update.
+        chunk: ChunkId,
+        /// Earlier epochs are refused; `None` if this service cannot know it.
+        fence: Option<Epoch>,
+    },
+}
+
+fn fence_text(fence: &Option<Epoch>) -> String {
+    match fence {
+        Some(fence) => format!("epochs of its volume before {fence} have ended"),
+        None => "its volume is not named, or its fence is not known here".into(),
+    }
 }
 
 impl StorageError {
@@ -264,8 +285,17 @@ impl StorageError {
             | Self::NoSpace { .. }
             | Self::InvalidRequest { .. }
             | Self::InodeForgotten { .. }
-            | Self::ChunkChanged { .. }
-            | Self::EpochEnded { .. } => Remedy::GiveUp,
+            | Self::ChunkChanged { .. } => Remedy::GiveUp,
+            Self::EpochEnded { .. } | Self::Fenced { .. } => Remedy::RenewEpoch,
+        }
+    }
+
+    /// The file whose epoch must be renewed.
+    #[must_use]
+    pub fn inode(&self) -> Option<InodeId> {
+        match self {
+            Self::EpochEnded { chunk, .. } | Self::Fenced { chunk, .. } => Some(chunk.inode),
+            _ => None,
         }
     }
 

@@ -8,7 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{
-    ChainId, ChainVersion, ClusterId, Incarnation, NodeId, RoutingVersion, StoreId, TargetId,
+    ChainId, ChainVersion, ClusterId, FencesVersion, Incarnation, NodeId, RoutingVersion, StoreId,
+    TargetId,
 };
 use crate::membership::MembershipRecord;
 use crate::time::Millis;
@@ -113,31 +114,71 @@ pub struct HeartbeatReply {
     pub lease_ms: u64,
 }
 
-/// The serving lease of a node. Pure; the driver feeds it heartbeat replies and routing.
+/// What a node knows of the fences of volumes, sent with each heartbeat.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FenceReport {
+    /// All replicas of this node have these fences.
+    pub known: FencesVersion,
+    /// The newest version that each serving replica confirms, in the chain version of its report
+    /// (`crate::replica::Replica::drained_fences`).
+    pub drained: Vec<(TargetId, FencesVersion)>,
+}
+
+/// The serving lease of a node. Pure; the driver feeds it heartbeat replies, routing and fences.
 #[derive(Clone, Debug, Default)]
 pub struct ServingLease {
-    known_version: RoutingVersion,
+    known: Known,
     valid_until: Option<Millis>,
-    // The newest lease whose routing this node does not have yet.
-    waiting: Option<(RoutingVersion, Millis)>,
+    // The newest lease whose routing or fences this node does not have yet.
+    waiting: Option<(Known, Millis)>,
+}
+
+/// Versions that all replicas of a node have received, or that a lease requires.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Known {
+    routing: RoutingVersion,
+    fences: FencesVersion,
+}
+
+impl Known {
+    fn has(self, needed: Self) -> bool {
+        self.routing >= needed.routing && self.fences >= needed.fences
+    }
 }
 
 impl ServingLease {
-    /// Handles the reply to the heartbeat that was sent at `sent_at`.
-    pub fn heartbeat_answered(&mut self, sent_at: Millis, reply: HeartbeatReply) {
+    /// Handles the reply to the heartbeat that was sent at `sent_at`. `fences`: as named by the
+    /// reply.
+    pub fn heartbeat_answered(
+        &mut self,
+        sent_at: Millis,
+        reply: HeartbeatReply,
+        fences: FencesVersion,
+    ) {
         let until = sent_at.after(reply.lease_ms);
-        if reply.routing_version <= self.known_version {
+        let needed = Known { routing: reply.routing_version, fences };
+        if self.known.has(needed) {
             self.valid_until = self.valid_until.max(Some(until));
         } else if self.waiting.is_none_or(|(_, waiting_until)| until >= waiting_until) {
-            self.waiting = Some((reply.routing_version, until));
+            self.waiting = Some((needed, until));
         }
     }
 
     /// Handles routing `version`, after all replicas of this node have received it.
     pub fn routing_known(&mut self, version: RoutingVersion) {
-        self.known_version = self.known_version.max(version);
-        if let Some((needed_version, until)) = self.waiting
-            && needed_version <= self.known_version
+        self.known.routing = self.known.routing.max(version);
+        self.check_waiting();
+    }
+
+    /// Handles fences, after all replicas of this node have received them.
+    pub fn fences_known(&mut self, version: FencesVersion) {
+        self.known.fences = self.known.fences.max(version);
+        self.check_waiting();
+    }
+
+    fn check_waiting(&mut self) {
+        if let Some((needed, until)) = self.waiting
+            && self.known.has(needed)
         {
             self.valid_until = self.valid_until.max(Some(until));
             self.waiting = None;
@@ -147,7 +188,15 @@ impl ServingLease {
     /// The newest routing version that a reply has named and that this node does not have yet.
     #[must_use]
     pub fn routing_needed(&self) -> Option<RoutingVersion> {
-        self.waiting.map(|(version, _)| version)
+        let needed = self.waiting.map(|(needed, _)| needed.routing);
+        needed.filter(|version| *version > self.known.routing)
+    }
+
+    /// The same for fences.
+    #[must_use]
+    pub fn fences_needed(&self) -> Option<FencesVersion> {
+        let needed = self.waiting.map(|(needed, _)| needed.fences);
+        needed.filter(|version| *version > self.known.fences)
     }
 
     /// End of the lease; `None` before the first one of this incarnation.
@@ -175,7 +224,7 @@ mod tests {
     fn a_lease_counts_from_sending_and_only_with_the_routing_it_names() {
         let mut lease = ServingLease::default();
         assert!(!lease.is_valid(Millis(0)));
-        lease.heartbeat_answered(Millis(1000), reply(7));
+        lease.heartbeat_answered(Millis(1000), reply(7), FencesVersion(0));
         assert!(!lease.is_valid(Millis(1001)), "routing 7 is not known yet");
         assert_eq!(lease.routing_needed(), Some(RoutingVersion(7)));
         lease.routing_known(RoutingVersion(6));
@@ -189,8 +238,24 @@ mod tests {
     fn a_late_answer_never_shortens_the_lease() {
         let mut lease = ServingLease::default();
         lease.routing_known(RoutingVersion(7));
-        lease.heartbeat_answered(Millis(2000), reply(7));
-        lease.heartbeat_answered(Millis(1000), reply(7));
+        lease.heartbeat_answered(Millis(2000), reply(7), FencesVersion(0));
+        lease.heartbeat_answered(Millis(1000), reply(7), FencesVersion(0));
         assert_eq!(lease.valid_until(), Some(Millis(2500)));
+    }
+
+    #[test]
+    fn a_lease_counts_only_with_the_fences_that_the_reply_names() {
+        let mut lease = ServingLease::default();
+        lease.heartbeat_answered(Millis(1000), reply(7), FencesVersion(3));
+        lease.routing_known(RoutingVersion(7));
+        assert!(!lease.is_valid(Millis(1001)), "fences 3 are not known yet");
+        assert_eq!((lease.routing_needed(), lease.fences_needed()), (None, Some(FencesVersion(3))));
+        lease.fences_known(FencesVersion(2));
+        assert!(!lease.is_valid(Millis(1001)));
+        lease.fences_known(FencesVersion(3));
+        assert!(lease.is_valid(Millis(1499)));
+        // A later fence does not end a lease that was given before it.
+        lease.heartbeat_answered(Millis(1400), reply(7), FencesVersion(4));
+        assert!(lease.is_valid(Millis(1499)) && !lease.is_valid(Millis(1500)));
     }
 }

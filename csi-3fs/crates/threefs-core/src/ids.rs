@@ -4,6 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+mod epoch;
+
+pub use epoch::Epoch;
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty), $label:literal) => {
         $(#[$doc])*
@@ -39,6 +43,10 @@ id!(
 id!(
     /// Increases with each published change of the routing.
     RoutingVersion(u64), "");
+id!(
+    /// Increases with each change of the fences of volumes. Its upper bits are the era of the routing
+    /// ([`RoutingVersion::era`]).
+    FencesVersion(u64), "");
 id!(
     /// Version of a chunk. 0 = never written; an update of version v makes v + 1.
     ChunkVersion(u64), "");
@@ -129,6 +137,21 @@ impl RoutingVersion {
     #[must_use]
     pub fn next_era(self) -> Self {
         Self(u64::from(self.era().saturating_add(1)) << Self::ERA_BITS)
+    }
+}
+
+impl FencesVersion {
+    /// The first version in the era of this routing: above all that a lost store of mgmtd can have
+    /// used.
+    #[must_use]
+    pub fn first_of(routing: RoutingVersion) -> Self {
+        Self(u64::from(routing.era()) << RoutingVersion::ERA_BITS)
+    }
+
+    /// The version after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
     }
 }
 
@@ -236,47 +259,6 @@ pub struct RequestTag {
 impl fmt::Display for RequestTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}#{}", self.client, self.channel, self.sequence)
-    }
-}
-
-/// One epoch of a volume: creating a snapshot ends it.
-///
-/// It names its volume, so a replica knows the volume of each version of a chunk that was made after
-/// the first snapshot, from its id alone.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-pub struct Epoch {
-    /// Number of the volume, given before its first snapshot and never reused. 0 in the epoch before
-    /// that, which is the same for all volumes.
-    pub volume: u32,
-    /// Number of epochs of the volume that have ended.
-    pub count: u32,
-}
-
-impl Epoch {
-    /// Greater than every epoch.
-    pub const MAX: Self = Self { volume: u32::MAX, count: u32::MAX };
-
-    /// Epoch number `count` of a volume.
-    #[must_use]
-    pub const fn new(volume: u32, count: u32) -> Self {
-        Self { volume, count }
-    }
-
-    /// The preceding value; `None` for the epoch before the first snapshot.
-    #[must_use]
-    pub fn before(self) -> Option<Self> {
-        match self.count.checked_sub(1) {
-            Some(count) => Some(Self { count, ..self }),
-            None => Some(Self::new(self.volume.checked_sub(1)?, u32::MAX)),
-        }
-    }
-}
-
-impl fmt::Display for Epoch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.volume, self.count)
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`routing`] | chains, target states, chain tables, nodes, moves: published by mgmtd |
 //! | [`chain`] | the chain state machine of mgmtd as a pure function |
 //! | [`heartbeat`] | heartbeats of storage nodes and their serving lease |
+//! | [`fence`] | fences of volumes: epochs whose updates are refused |
 //! | [`hosting`] | policy for reopening failed stores and setting damaged ones aside |
 //! | [`layout`] | the chain of each chunk of a file |
 //! | [`location`] | zone, rack and host of a storage node |
@@ -31,6 +32,7 @@ pub mod checksum;
 pub mod chunk;
 pub mod disks;
 pub mod error;
+pub mod fence;
 pub mod forgotten;
 pub mod heartbeat;
 pub mod hosting;

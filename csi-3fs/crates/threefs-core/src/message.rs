@@ -3,8 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 
+pub mod class;
+mod conditions;
 mod read_many;
 
+pub use conditions::{NamedVolume, UpdateConditions};
 pub use read_many::{ReadMany, ReadPart};
 
 use crate::checksum::Checksum;
@@ -277,30 +280,8 @@ pub enum StorageRequest {
     /// As `Read`, which reads the newest version of a chunk: this reads the newest one up to the
     /// epoch in its id. Answered by [`StorageReply::Read`].
     ReadUpTo(ReadRequest),
-}
-
-/// Classes of requests, each with a separate budget at the receiving service.
-///
-/// A request may wait, in its chunk's queue or for a reply, only for requests of higher classes: an
-/// update for forwards; a forward for forwards at a higher hop and for replaces; all of them for
-/// repairs; a purge and a request to forget inodes for the same at a higher hop. Queries, repairs
-/// and reads wait for the local disk only. So whatever budgets are full, the requests of the
-/// highest class in flight can complete, then those of the class below, and so on: no cycle of full
-/// budgets can form between nodes.
-pub mod class {
-    /// Clients' updates, and inodes to be forgotten for the metadata service.
-    pub const UPDATE: u8 = 0;
-    /// The highest hop with a separate class. A hop above the chain length requires a change of the
-    /// head during one update; further ones share this class.
-    pub const HOP_MAX: u8 = 5;
-    /// Whole chunks for a SYNCING successor, which does not forward them.
-    pub const REPLACE: u8 = HOP_MAX + 1;
-    /// Queries answered from the store: syncs, repairs, lists of chunks.
-    pub const QUERY: u8 = REPLACE + 1;
-    /// Clients' reads.
-    pub const READ: u8 = QUERY + 1;
-    /// Number of classes.
-    pub const COUNT: u8 = READ + 1;
+    /// An update with its conditions. Answered by [`StorageReply::Updated`].
+    UpdateIf(UpdateRequest, UpdateConditions),
 }
 
 impl StorageRequest {
@@ -308,7 +289,7 @@ impl StorageRequest {
     #[must_use]
     pub fn class(&self) -> u8 {
         match self {
-            Self::Update(_) | Self::UpdateAt(..) => class::UPDATE,
+            Self::Update(_) | Self::UpdateAt(..) | Self::UpdateIf(..) => class::UPDATE,
             Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
             Self::Purge(request) => request.hop.clamp(1, class::HOP_MAX),
             // Waits only for the same at the next hop; no queue and no update waits for it.
@@ -330,14 +311,27 @@ impl StorageRequest {
     /// Whether it is a client's update.
     #[must_use]
     pub fn is_update(&self) -> bool {
-        matches!(self, Self::Update(_) | Self::UpdateAt(..))
+        self.update().is_some()
+    }
+
+    /// A client's update, with its conditions.
+    #[must_use]
+    pub fn update(&self) -> Option<(&UpdateRequest, UpdateConditions)> {
+        match self {
+            Self::Update(request) => Some((request, UpdateConditions::default())),
+            Self::UpdateAt(request, version) => Some((request, UpdateConditions::at(*version))),
+            Self::UpdateIf(request, conditions) => Some((request, *conditions)),
+            _ => None,
+        }
     }
 
     /// The address of the request.
     #[must_use]
     pub fn to(&self) -> Address {
         match self {
-            Self::Update(request) | Self::UpdateAt(request, _) => request.to,
+            Self::Update(request) | Self::UpdateAt(request, _) | Self::UpdateIf(request, _) => {
+                request.to
+            }
             Self::Forward(request) => request.to,
             Self::Replace(request) => request.to,
             Self::Read(request) | Self::ReadUpTo(request) => request.to,
@@ -481,6 +475,7 @@ pub fn check_payload(request: &StorageRequest, payload: &[u8]) -> Result<(), Sto
     match request {
         StorageRequest::Update(_)
         | StorageRequest::UpdateAt(..)
+        | StorageRequest::UpdateIf(..)
         | StorageRequest::Forward(_)
         | StorageRequest::Replace(_) => Ok(()),
         _ if payload.is_empty() => Ok(()),

@@ -60,6 +60,7 @@ impl Bench {
 /// The head of two replicas, with version 7 of the chunk, of epoch 2.
 fn head() -> Bench {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    bench.give(super::fence::fence(1));
     bench.set_version(2, of_content(OLD, 7), None);
     bench
 }

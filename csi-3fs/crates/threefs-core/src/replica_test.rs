@@ -32,6 +32,8 @@ mod differs;
 mod epochs;
 #[path = "replica_failure_test.rs"]
 mod failure;
+#[path = "replica_fence_test.rs"]
+mod fence;
 #[path = "replica_forget_test.rs"]
 mod forget;
 #[path = "replica_lost_test.rs"]

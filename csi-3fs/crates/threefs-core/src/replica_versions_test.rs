@@ -4,13 +4,19 @@ use std::sync::Arc;
 
 use super::epochs::{epoch_of, version};
 use super::*;
+use crate::fence::{FenceTable, Fences, VolumeFence};
+use crate::ids::FencesVersion;
 use crate::shown::ShownEpochs;
 
 const WAIT_MS: u64 = 50;
 
 fn list(below: u32, counts: &[u32]) -> Event {
     let counts = counts.iter().copied().collect();
-    Event::Shown(Arc::new(ShownEpochs { volume: 1, below, counts }))
+    let shown = ShownEpochs { volume: 1, below, counts };
+    let fence = VolumeFence { volume: InodeId(40), epoch: epoch_of(below.max(1)), shown };
+    let mut table = FenceTable::default();
+    table.add(&Fences { version: FencesVersion(1), volumes: vec![fence] });
+    Event::Fences(Arc::new(table))
 }
 
 fn meta_of(chunk: ChunkId, version: u64) -> (ChunkId, ChunkMeta) {

@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::chunk::ContentChange;
-use crate::ids::{ChainId, ChunkId, InodeId};
+use crate::fence::VolumeEpoch;
+use crate::ids::{ChainId, ChunkId, Epoch, InodeId};
 use crate::layout::{Layout, LayoutError};
-use crate::message::{StorageRequest, UpdateRequest};
+use crate::message::{NamedVolume, StorageRequest, UpdateConditions, UpdateRequest};
 use crate::routing::RoutingInfo;
 
 /// Write lifetime of a capability after its signature, in seconds. It cannot be revoked, so the
@@ -18,7 +19,7 @@ use crate::routing::RoutingInfo;
 pub const WRITE_LIFETIME_S: u64 = 300;
 
 /// Terms of a capability for one file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileTerms {
     /// Where its chunks are.
     pub layout: Layout,
@@ -26,6 +27,17 @@ pub struct FileTerms {
     pub end: u64,
     /// End of the write permission, in seconds since 1970.
     pub until_unix_s: u64,
+    /// Volume and epoch of the file; `None` in a cluster that has never had a snapshot. Terms without
+    /// it are encoded as in releases without epochs, which refuse others.
+    pub place: Option<VolumeEpoch>,
+}
+
+/// Encoded terms, as in releases without epochs; with `place`, more bytes follow.
+#[derive(Serialize, Deserialize)]
+struct EncodedTerms {
+    layout: Layout,
+    end: u64,
+    until_unix_s: u64,
 }
 
 /// Why an update violates the terms.
@@ -76,9 +88,38 @@ pub enum TermsError {
         /// The end of the write permission, in seconds since 1970.
         until_unix_s: u64,
     },
+    /// The volume or the epoch of the update is not that of the terms.
+    #[error(
+        "{chunk}: the capability is for {}, the update for {}; get a new capability",
+        place_text(place.as_ref()),
+        volume_text(in_update)
+    )]
+    Place {
+        /// The chunk, with the epoch of the update.
+        chunk: ChunkId,
+        /// As in the update.
+        in_update: NamedVolume,
+        /// As in the terms.
+        place: Option<VolumeEpoch>,
+    },
     /// The layout does not match the routing of this node, which may be outdated.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+}
+
+fn volume_text(volume: &NamedVolume) -> String {
+    match volume {
+        NamedVolume::Unnamed => "an unnamed volume".into(),
+        NamedVolume::NoVolume => "no volume".into(),
+        NamedVolume::Volume(volume) => format!("volume {volume}"),
+    }
+}
+
+fn place_text(place: Option<&VolumeEpoch>) -> String {
+    place.map_or_else(
+        || "an unnamed volume".into(),
+        |place| format!("{} in epoch {}", volume_text(&place.volume.into()), place.epoch),
+    )
 }
 
 impl TermsError {
@@ -88,20 +129,60 @@ impl TermsError {
             self,
             Self::BeyondEnd { .. }
                 | Self::WriteExpired { .. }
+                | Self::Place { .. }
                 | Self::Layout(LayoutError::NoTable { .. })
         )
     }
 }
 
 impl FileTerms {
+    /// The bytes that are signed.
+    ///
+    /// # Errors
+    /// Those of the encoding.
+    pub fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
+        let Self { layout, end, until_unix_s, place } = self.clone();
+        let encoded = EncodedTerms { layout, end, until_unix_s };
+        match place {
+            Some(place) => postcard::to_stdvec(&(encoded, place)),
+            None => postcard::to_stdvec(&encoded),
+        }
+    }
+
+    /// Decodes signed bytes.
+    ///
+    /// # Errors
+    /// They are not terms.
+    pub fn decode(bytes: &[u8]) -> Result<Self, postcard::Error> {
+        let (encoded, rest) = postcard::take_from_bytes::<EncodedTerms>(bytes)?;
+        let EncodedTerms { layout, end, until_unix_s } = encoded;
+        let place = match rest {
+            [] => None,
+            rest => match postcard::take_from_bytes(rest)? {
+                (place, []) => Some(place),
+                _ => return Err(postcard::Error::DeserializeBadEncoding),
+            },
+        };
+        Ok(Self { layout, end, until_unix_s, place })
+    }
+
+    /// Whether an update may name this volume, with the epoch of its chunk.
+    fn permits_place(&self, chunk: ChunkId, volume: NamedVolume) -> bool {
+        match self.place {
+            // Without a fence, the replica accepts it.
+            None => volume == NamedVolume::Unnamed && chunk.epoch == Epoch::default(),
+            Some(place) => volume == place.volume.into() && chunk.epoch <= place.epoch,
+        }
+    }
+
     /// Checks an update with a payload of this size: its chunk is on the file's chain, it ends
-    /// within the reservation, and the write permission has not expired.
+    /// within the reservation, it names volume and epoch, and the write permission has not expired.
     ///
     /// # Errors
     /// [`TermsError`].
     pub fn check(
         &self,
-        update: &UpdateRequest,
+        (update, volume): (&UpdateRequest, NamedVolume),
         payload_bytes: usize,
         routing: &RoutingInfo,
         now_unix_s: u64,
@@ -119,6 +200,9 @@ impl FileTerms {
         if to.chain != chain {
             return Err(TermsError::Chain { chunk, in_update: to.chain, chain });
         }
+        if !self.permits_place(chunk, volume) {
+            return Err(TermsError::Place { chunk, in_update: volume, place: self.place });
+        }
         match end_of(update, payload_bytes) {
             in_update if in_update > end => Err(TermsError::BeyondEnd { chunk, in_update, end }),
             _ if now_unix_s >= until_unix_s => {
@@ -132,7 +216,10 @@ impl FileTerms {
 /// The file of a client's request; `None` for a request that terms do not permit.
 pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
     match request {
-        StorageRequest::Update(update) => Some(update.chunk.inode),
+        StorageRequest::Update(update)
+        | StorageRequest::UpdateIf(update, UpdateConditions { at: None, .. }) => {
+            Some(update.chunk.inode)
+        }
         StorageRequest::Read(read) => Some(read.chunk.inode),
         StorageRequest::ReadMany(reads) => Some(reads.inode),
         StorageRequest::QueryChunks(query) => Some(query.inode),
@@ -148,6 +235,7 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
         | StorageRequest::ForgetInodes(_)
         | StorageRequest::Purge(_)
         | StorageRequest::UpdateAt(..)
+        | StorageRequest::UpdateIf(..)
         | StorageRequest::QueryVersions(_)
         | StorageRequest::QueryStates(..)
         | StorageRequest::Scrub(..) => None,
@@ -180,6 +268,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    const UNNAMED: NamedVolume = NamedVolume::Unnamed;
+
     fn layout() -> Layout {
         Layout {
             table: TableId(1),
@@ -209,11 +299,11 @@ mod tests {
         let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
         let layout = layout();
         let resolved = layout.resolve(&routing).unwrap();
-        let terms = FileTerms { layout, end: 10 * MIB + 1, until_unix_s: 9 };
+        let terms = FileTerms { layout, end: 10 * MIB + 1, until_unix_s: 9, place: None };
         for chain in 0..6 {
             for index in (0..20).chain([u32::MAX]) {
                 let request = update(ChainId(chain), index, ContentChange::Remove);
-                let result = terms.check(&request, 0, &routing, 8);
+                let result = terms.check((&request, UNNAMED), 0, &routing, 8);
                 match (resolved[index as usize % 3] == ChainId(chain), index < 11) {
                     (true, true) => assert_eq!(result, Ok(())),
                     (true, false) => assert!(result.unwrap_err().is_recoverable()),
@@ -225,13 +315,13 @@ mod tests {
                     }
                 }
                 let other = UpdateRequest { chunk_bytes: 64 << 20, ..request };
-                let error = terms.check(&other, 0, &routing, 8).unwrap_err();
+                let error = terms.check((&other, UNNAMED), 0, &routing, 8).unwrap_err();
                 assert!(matches!(error, TermsError::ChunkBytes { .. }) && !error.is_recoverable());
             }
         }
         let request = update(ChainId(1), 0, ContentChange::Remove);
         let old = RoutingInfo::default();
-        let error = terms.check(&request, 0, &old, 8).unwrap_err();
+        let error = terms.check((&request, UNNAMED), 0, &old, 8).unwrap_err();
         assert!(error.is_recoverable(), "newer routing may have the table");
     }
 
@@ -254,21 +344,65 @@ mod tests {
         let table =
             ChainTable { id: TableId(1), version: TableVersion(1), chains: vec![ChainId(1); 4] };
         let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
-        let terms = FileTerms { layout: layout(), end: start + 100, until_unix_s: 9 };
+        let terms = FileTerms { layout: layout(), end: start + 100, until_unix_s: 9, place: None };
         let write = update(ChainId(1), index, ContentChange::Write { offset: 60 });
-        assert_eq!(terms.check(&write, 40, &routing, 8), Ok(()));
-        let error = terms.check(&write, 40, &routing, 9).unwrap_err();
+        assert_eq!(terms.check((&write, UNNAMED), 40, &routing, 8), Ok(()));
+        let error = terms.check((&write, UNNAMED), 40, &routing, 9).unwrap_err();
         assert!(
             matches!(error, TermsError::WriteExpired { until_unix_s: 9, .. })
                 && error.is_recoverable()
         );
-        let error = terms.check(&write, 41, &routing, 8).unwrap_err();
+        let error = terms.check((&write, UNNAMED), 41, &routing, 8).unwrap_err();
         assert!(
             matches!(error, TermsError::BeyondEnd { in_update, .. } if in_update == start + 101),
             "{error}"
         );
-        let nothing = FileTerms { layout: layout(), end: 0, until_unix_s: 9 };
+        let nothing = FileTerms { layout: layout(), end: 0, until_unix_s: 9, place: None };
         let remove = update(ChainId(1), 0, ContentChange::Remove);
-        assert!(nothing.check(&remove, 0, &routing, 8).is_err());
+        assert!(nothing.check((&remove, UNNAMED), 0, &routing, 8).is_err());
+    }
+
+    #[test]
+    fn terms_without_a_place_have_the_bytes_of_releases_without_epochs() {
+        let terms = FileTerms { layout: layout(), end: 5, until_unix_s: 9, place: None };
+        let bytes = terms.encode().unwrap();
+        assert_eq!(bytes, postcard::to_stdvec(&(layout(), 5_u64, 9_u64)).unwrap());
+        assert_eq!(FileTerms::decode(&bytes).unwrap(), terms);
+        let place = VolumeEpoch { volume: Some(InodeId(40)), epoch: Epoch::new(3, 1) };
+        let placed = FileTerms { place: Some(place), ..terms };
+        let mut bytes = placed.encode().unwrap();
+        assert_eq!(FileTerms::decode(&bytes).unwrap(), placed);
+        bytes.push(0);
+        assert!(FileTerms::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn an_update_names_the_volume_of_the_terms_and_no_later_epoch() {
+        let chains = vec![ChainId(1); 4];
+        let table = ChainTable { id: TableId(1), version: TableVersion(1), chains };
+        let routing = RoutingInfo { tables: vec![table], ..RoutingInfo::default() };
+        let volume = NamedVolume::Volume(InodeId(40));
+        let at = |epoch| VolumeEpoch { volume: Some(InodeId(40)), epoch };
+        let (first, second) = (Epoch::new(3, 1), Epoch::new(3, 2));
+        for (place, named, epoch, permitted) in [
+            (None, UNNAMED, Epoch::default(), true),
+            (None, volume, Epoch::default(), false),
+            (None, UNNAMED, first, false),
+            (Some(at(first)), volume, first, true),
+            // The fence refuses it, or it is repeated.
+            (Some(at(first)), volume, Epoch::default(), true),
+            (Some(at(first)), volume, second, false),
+            (Some(at(first)), UNNAMED, first, false),
+            (Some(at(first)), NamedVolume::NoVolume, Epoch::default(), false),
+            (Some(at(first)), NamedVolume::Volume(InodeId(41)), Epoch::default(), false),
+            (Some(VolumeEpoch::default()), NamedVolume::NoVolume, Epoch::default(), true),
+        ] {
+            let terms = FileTerms { layout: layout(), end: MIB, until_unix_s: 9, place };
+            let mut request = update(ChainId(1), 0, ContentChange::Remove);
+            request.chunk = request.chunk.in_epoch(epoch);
+            let result = terms.check((&request, named), 0, &routing, 8);
+            assert_eq!(result.is_ok(), permitted, "{place:?} {named:?} {epoch}");
+            assert!(result.err().is_none_or(|error| error.is_recoverable()));
+        }
     }
 }

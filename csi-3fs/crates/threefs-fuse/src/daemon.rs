@@ -261,7 +261,8 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::StatChunks { .. }
         | MetaQuery::Lock(_)
         | MetaQuery::Trash(_)
-        | MetaQuery::Audit(_) => false,
+        | MetaQuery::Audit(_)
+        | MetaQuery::Epochs { .. } => false,
     }
 }
 

@@ -15,8 +15,7 @@ use fabric::auth::keys::Keys;
 use fabric::auth::ticket::Ticket;
 use fabric::deadline::Deadline;
 use fabric::rpc::{
-    Budget, Call, Fault, Reply, RpcError, Server, ServerConfig, ServerError, Service, Shutdown,
-    encode,
+    Budget, Call, Fault, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
 };
 use threefs_core::ids::InodeId;
 use threefs_core::terms::{FileTerms, WRITE_LIFETIME_S};
@@ -245,8 +244,8 @@ impl Handler {
         terms: &FileTerms,
         now_unix_s: u64,
     ) -> Result<Capability, MetaError> {
-        let damage = |error: RpcError| MetaError::Damaged { detail: error.to_string() };
-        let terms = encode(terms).map_err(damage)?.into();
+        let terms = terms.encode();
+        let terms = terms.map_err(|error| MetaError::Damaged { detail: error.to_string() })?;
         Ok(Capability::sign(&self.keys.current(), ticket, inode.0, terms, now_unix_s))
     }
 }

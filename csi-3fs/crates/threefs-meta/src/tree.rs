@@ -214,6 +214,10 @@ impl Tree {
             MetaQuery::ListAttributes { at } => {
                 store.transact(deadline, &ops::ListAttributes { caller, at }).await
             }
+            MetaQuery::Epochs { inodes } => {
+                check_batch("inodes", inodes.len())?;
+                store.transact(deadline, &ops::Epochs { inodes }).await
+            }
             // Handled by the service, which has the keys.
             MetaQuery::Capabilities { .. } => Err(MetaError::NotSupported {
                 path: String::new(),

@@ -12,7 +12,7 @@ use fabric::auth::capability::Capability;
 use fabric::auth::keys::KeyRing;
 use fabric::auth::ticket::{SealedTicket, Ticket};
 use fabric::deadline::Deadline;
-use fabric::rpc::{Shutdown, decode};
+use fabric::rpc::Shutdown;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, InodeId, NodeId};
 use threefs_core::terms::FileTerms;
@@ -111,7 +111,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         let (ring, ticket) = (KeyRing::of(key()), sealed.ticket());
         capability.check(&ring, ticket, file.id.0, true, now.as_secs()).unwrap();
-        let terms: FileTerms = decode(capability.terms()).unwrap();
+        let terms = FileTerms::decode(capability.terms()).unwrap();
         assert_eq!(&terms.layout, layout);
         terms.end
     };
@@ -181,7 +181,7 @@ async fn a_reservation_comes_with_the_capability_to_use_it() {
     let MetaReply::Capabilities(signed) = tenant.query(query, soon()).await.unwrap() else {
         panic!()
     };
-    let terms: FileTerms = decode(signed[0].as_ref().unwrap().terms()).unwrap();
+    let terms = FileTerms::decode(signed[0].as_ref().unwrap().terms()).unwrap();
     assert_eq!(terms.end, 0);
     // Clients with the cluster key need none.
     let reply = control.change(reserve(&file, MIB, 1), soon()).await.unwrap();

@@ -1,5 +1,7 @@
 //! RPC client of mgmtd.
 
+mod fences;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -8,8 +10,8 @@ use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::FaultCode::{self, BadRequest, Forbidden};
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
-use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
+use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::ids::{FencesVersion, NodeId, RoutingVersion, TargetId};
 use threefs_core::location::Location;
 use threefs_core::routing::RoutingInfo;
 use tokio::sync::watch;
@@ -93,32 +95,46 @@ impl MgmtdClient {
         }
     }
 
-    /// As [`Self::heartbeat`], with the failure domains of the node and the routing that it has seen. An
-    /// older mgmtd gets the heartbeat without them.
+    /// As [`Self::heartbeat`], with the failure domains of the node, and the routing and fences that it
+    /// has seen. Also returns the fences that the lease requires. An older mgmtd gets the heartbeat
+    /// without them.
     ///
     /// # Errors
     /// As [`Self::heartbeat`].
     pub async fn heartbeat_from(
         &self,
         location: &Location,
-        seen: SeenRouting,
+        (seen, fences): (SeenRouting, FenceReport),
         heartbeat: Heartbeat,
         deadline: Deadline,
-    ) -> Result<HeartbeatReply, MgmtdClientError> {
+    ) -> Result<(HeartbeatReply, FencesVersion), MgmtdClientError> {
         let (to_send, at) = (|| heartbeat.clone(), || location.clone());
+        let seen_by = || seen.clone();
         let requests = [
+            MgmtdRequest::FencedHeartbeat {
+                heartbeat: to_send(),
+                location: at(),
+                seen: seen_by(),
+                fences,
+            },
             MgmtdRequest::SeenHeartbeat { heartbeat: to_send(), location: at(), seen },
             MgmtdRequest::LocatedHeartbeat { heartbeat: to_send(), location: at() },
         ];
         for request in requests {
             match self.ask(&request, Duration::ZERO, deadline).await {
-                Ok(MgmtdReply::Heartbeat(reply)) => return Ok(reply),
+                Ok(MgmtdReply::FencedHeartbeat(reply, fences)) => return Ok((reply, fences)),
+                Ok(MgmtdReply::Heartbeat(reply)) => return Ok((reply, FencesVersion(0))),
                 Ok(other) => return Err(unexpected("a heartbeat", &other)),
                 Err(error) if refused(&error, &[BadRequest]) => {}
                 Err(error) => return Err(error),
             }
         }
-        self.heartbeat(heartbeat, deadline).await
+        let reply = self.heartbeat(heartbeat, deadline).await?;
+        Ok((reply, FencesVersion(0)))
+    }
+
+    fn poll(&self) -> Duration {
+        if self.0.pools.len() > 1 { POLL_OF_SEVERAL } else { POLL }
     }
 
     /// Failure domains of the cluster; `None` if mgmtd is older than this request, or if a volume's
@@ -320,7 +336,7 @@ impl MgmtdClient {
     pub fn follow(&self) -> RoutingFollower {
         let (sender, receiver) = watch::channel(Arc::new(RoutingInfo::default()));
         let client = self.clone();
-        let poll = if self.0.pools.len() > 1 { POLL_OF_SEVERAL } else { POLL };
+        let poll = self.poll();
         let task = tokio::spawn(async move {
             let mut primary = client.0.primary.subscribe();
             loop {

@@ -10,7 +10,7 @@ use threefs_core::routing::{Chain, ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
 use crate::config::FIRST_TABLE;
-use crate::manager::{Manager, Refusal, deadline};
+use crate::manager::{Manager, deadline};
 use crate::move_report::{Wait, WaitCause};
 use crate::ops::{
     AbandonMoves, AddChains, DropChains, ExtendTable, OpError, SetCapacities, SetPlacementGoal,
@@ -18,6 +18,7 @@ use crate::ops::{
 };
 use crate::placement::Placement;
 use crate::protocol::{MgmtdError, RebalancePlan};
+use crate::refusal::Refusal;
 use crate::rows::PlacementGoal;
 use crate::starts::{MOVES_AT_ONCE, Starts};
 use crate::view::View;

@@ -1,7 +1,7 @@
 //! Stages of handling a heartbeat: what must be written, in which order, before the reply. Pure:
 //! the caller writes, and calls again for the next step.
 
-use threefs_core::heartbeat::{Heartbeat, SeenRouting};
+use threefs_core::heartbeat::{FenceReport, Heartbeat, SeenRouting};
 use threefs_core::ids::RoutingVersion;
 use threefs_core::location::Location;
 use threefs_core::time::Millis;
@@ -18,6 +18,14 @@ pub(crate) struct Report {
     pub heartbeat: Heartbeat,
     pub location: Option<Location>,
     pub seen: Option<SeenRouting>,
+    pub fences: FenceReport,
+}
+
+impl Report {
+    /// A heartbeat of the earliest storage services.
+    pub(crate) fn of(heartbeat: Heartbeat) -> Self {
+        Self { heartbeat, location: None, seen: None, fences: FenceReport::default() }
+    }
 }
 
 /// The next step for a heartbeat.
@@ -55,7 +63,7 @@ impl View {
         stage: &mut HeartbeatStage,
         now: Millis,
     ) -> Result<Step, MgmtdError> {
-        let Report { heartbeat, location, seen } = report;
+        let Report { heartbeat, location, seen, fences } = report;
         let (node, location) = (heartbeat.node, location.as_ref());
         loop {
             match *stage {
@@ -97,7 +105,7 @@ impl View {
                 }
                 HeartbeatStage::Admitted => {
                     *stage = HeartbeatStage::Taken;
-                    let news = self.record_heartbeat(heartbeat.clone(), seen.as_ref(), now);
+                    let news = self.record_heartbeat(heartbeat.clone(), seen.as_ref(), fences, now);
                     if news && self.startup_remaining_ms(timers, now).is_none() {
                         return Ok(Step::Decide);
                     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use fabric::deadline::Deadline;
 use threefs_core::chain::Transition;
 use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
-use threefs_core::ids::{RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{FencesVersion, RoutingVersion, StoreId, TargetId};
 use threefs_core::routing::{Chain, NodeInfo, RoutingInfo};
 use threefs_core::time::Millis;
 use threefs_kv::{KvError, Owner, Store};
@@ -23,6 +23,7 @@ use crate::ops::{
     RenewLease, UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion};
+use crate::refusal::Refusal;
 use crate::view::View;
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
@@ -40,6 +41,8 @@ pub struct Manager {
     pub(crate) timers: Timers,
     pub(crate) role: Mutex<Role>,
     published: watch::Sender<Arc<RoutingInfo>>,
+    /// The newest version of the fences that is known to be published.
+    pub(crate) fences: watch::Sender<FencesVersion>,
     /// The required owner of the store; `None` in simulators.
     pub(crate) owner: Option<Owner>,
 }
@@ -62,10 +65,11 @@ impl Manager {
         timers: Timers,
     ) -> Self {
         let (published, _) = watch::channel(Arc::default());
+        let (fences, _) = watch::channel(FencesVersion(0));
         let role = Mutex::new(Role::Contender { last_lease: None });
         let (address, automatic) = (address.into(), true);
         let owner = None;
-        Self { store, id, address, bootstrap, automatic, timers, role, published, owner }
+        Self { store, id, address, bootstrap, automatic, timers, role, published, fences, owner }
     }
 
     /// Adds chains and moves replicas on request only.
@@ -148,7 +152,7 @@ impl Manager {
         heartbeat: Heartbeat,
         now: Millis,
     ) -> Result<HeartbeatReply, MgmtdError> {
-        self.heartbeat_with(Report { heartbeat, location: None, seen: None }, now).await
+        self.heartbeat_with(Report::of(heartbeat), now).await
     }
 
     /// Handles a heartbeat; no location = it is unchanged.
@@ -164,7 +168,9 @@ impl Manager {
         let view = self.view(&mut role, now)?;
         // Another cluster's versions prove nothing.
         view.check_data(report.heartbeat.node, report.heartbeat.data, now)?;
-        if let Some(seen) = report.seen.as_ref().filter(|seen| view.is_behind(seen)) {
+        if let Some(seen) =
+            report.seen.as_ref().filter(|seen| view.is_behind(seen, report.fences.known))
+        {
             let (fence, node) = (view.fence, report.heartbeat.node);
             return self.hold_again(&mut role, fence, node, seen.version).await;
         }
@@ -452,24 +458,6 @@ impl Manager {
 
     fn publish(&self, view: &View) {
         self.published.send_replace(Arc::new(view.routing.clone()));
-    }
-}
-
-/// A call that failed: refused, or an error of an operation.
-pub(crate) enum Refusal {
-    Answer(MgmtdError),
-    Op(OpError),
-}
-
-impl From<MgmtdError> for Refusal {
-    fn from(error: MgmtdError) -> Self {
-        Self::Answer(error)
-    }
-}
-
-impl From<OpError> for Refusal {
-    fn from(error: OpError) -> Self {
-        Self::Op(error)
     }
 }
 

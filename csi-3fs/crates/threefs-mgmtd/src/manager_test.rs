@@ -2,15 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::heartbeat::SeenRouting;
 use threefs_core::heartbeat::{DataFolder, LocalReport, LocalState, TargetReport};
-use threefs_core::ids::{ChainId, ChainVersion, ClusterId, Incarnation, NodeId, StoreId, TargetId};
+use threefs_core::heartbeat::{FenceReport, SeenRouting};
+use threefs_core::ids::{
+    ChainId, ChainVersion, ClusterId, FencesVersion, Incarnation, NodeId, StoreId, TargetId,
+};
 use threefs_core::location::Location;
 use threefs_core::membership::MembershipRecord;
 use threefs_core::routing::PublicState;
 
 use super::*;
 
+#[path = "fences_test.rs"]
+mod fences;
 #[path = "recovery_test.rs"]
 mod recovery;
 #[path = "restore_test.rs"]
@@ -49,6 +53,8 @@ pub(super) struct FakeNode {
     pub records: Option<BTreeMap<TargetId, MembershipRecord>>,
     /// The routing that this incarnation has received.
     received: RoutingVersion,
+    /// The fences that it knows, and those that all its targets confirm.
+    pub fences: (FencesVersion, FencesVersion),
 }
 
 impl FakeNode {
@@ -70,6 +76,7 @@ impl FakeNode {
             location: None,
             records: Some(BTreeMap::new()),
             received: RoutingVersion(0),
+            fences: Default::default(),
         }
     }
 
@@ -78,6 +85,7 @@ impl FakeNode {
         self.sequence = 0;
         self.last_reports.clear();
         self.received = RoutingVersion(0);
+        self.fences = Default::default();
         self.dead = false;
     }
 
@@ -118,7 +126,10 @@ impl FakeNode {
             version: self.received,
             records: records.values().cloned().collect(),
         });
-        Report { heartbeat, location: self.location.clone(), seen }
+        let (known, drained) = self.fences;
+        let drained = self.last_reports.keys().map(|target| (*target, drained)).collect();
+        let fences = FenceReport { known, drained };
+        Report { heartbeat, location: self.location.clone(), seen, fences }
     }
 
     fn learn(&mut self, routing: &RoutingInfo) {

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
-use threefs_core::ids::{ChainId, RoutingVersion, StoreId, TargetId};
+use threefs_core::fence::{Fences, VolumeFence};
+use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::ids::{ChainId, FencesVersion, RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
 use threefs_core::membership::{Unproven, hold};
 use threefs_core::routing::{NodeInfo, RoutingInfo};
@@ -15,7 +16,7 @@ use crate::config::Timers;
 use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{MgmtdError, Promotion};
-use crate::rows::NodeRow;
+use crate::rows::{FenceRow, NodeRow};
 use crate::view::View;
 
 /// A primary without a store.
@@ -35,11 +36,12 @@ impl Model {
 
     /// Another primary takes over: it has the written state, and no heartbeats.
     pub fn restart(&mut self, now: Millis) {
-        let View { fence, routing, nodes, goal, stores, capacities, pace, held, .. } =
+        let View { fence, routing, nodes, goal, stores, capacities, pace, held, fences, .. } =
             self.view.clone();
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
         let (move_rate, restored) = (pace.bytes_per_second, false);
-        let loaded = Loaded { routing, nodes, goal, stores, capacities, move_rate, held, restored };
+        let loaded =
+            Loaded { routing, nodes, goal, stores, capacities, move_rate, held, fences, restored };
         self.view = View::new(fence, loaded, now);
     }
 
@@ -103,14 +105,15 @@ impl Model {
         &mut self,
         heartbeat: &Heartbeat,
         seen: &SeenRouting,
+        fences: &FenceReport,
         now: Millis,
-    ) -> Result<HeartbeatReply, MgmtdError> {
-        if self.view.is_behind(seen) {
+    ) -> Result<(HeartbeatReply, FencesVersion), MgmtdError> {
+        if self.view.is_behind(seen, fences.known) {
             self.restored(seen.version, now);
         }
         let mut stage = HeartbeatStage::default();
         let (heartbeat, seen) = (heartbeat.clone(), Some(seen.clone()));
-        let report = Report { heartbeat, location: None, seen };
+        let report = Report { heartbeat, location: None, seen, fences: fences.clone() };
         let heartbeat = &report.heartbeat;
         loop {
             match self.view.next_step(&self.timers, &report, &mut stage, now)? {
@@ -128,10 +131,35 @@ impl Model {
                 Step::Answer => {
                     let lease_ms = self.timers.node_lease_ms();
                     let routing_version = self.view.routing.version;
-                    return Ok(HeartbeatReply { routing_version, lease_ms });
+                    let reply = HeartbeatReply { routing_version, lease_ms };
+                    return Ok((reply, self.view.fences_version()));
                 }
             }
         }
+    }
+
+    /// Stores a fence; returns its version.
+    pub fn raise_fence(&mut self, raised: &VolumeFence) -> FencesVersion {
+        let before = self.view.fences.get(&raised.volume);
+        let fence = before.map_or_else(|| raised.clone(), |row| row.fence.merged(raised));
+        let version = match before {
+            Some(row) if row.fence == fence => row.version,
+            _ => self.view.fences_version().next(),
+        };
+        self.view.fences.insert(fence.volume, FenceRow { version, fence });
+        version
+    }
+
+    /// The fences that have changed since `known`.
+    #[must_use]
+    pub fn fences_after(&self, known: FencesVersion) -> Option<Fences> {
+        self.view.fences_after(known)
+    }
+
+    /// What fences of this version wait for.
+    #[must_use]
+    pub fn fences_wait_for(&self, version: FencesVersion, now: Millis) -> Option<String> {
+        self.view.fences_wait_for(&self.timers, version, now)
     }
 
     /// Promotes `target` to the head of its chain, like the operator's command.

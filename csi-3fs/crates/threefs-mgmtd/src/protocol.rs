@@ -13,12 +13,16 @@
 //!    replica that has lost its memory, however quick the restart; the service need not wait.
 //! 4. A reply carries the lease and the routing version that it requires: see
 //!    `threefs_core::heartbeat::ServingLease`.
+//!    The same for the version of the fences.
 //! 5. A heartbeat of a former incarnation is refused as [`MgmtdError::Replaced`]: that process has
 //!    a successor and must exit.
 
 use serde::{Deserialize, Serialize};
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
-use threefs_core::ids::{ChainId, ClusterId, NodeId, RoutingVersion, StoreId, TargetId, TreeId};
+use threefs_core::fence::{Fences, VolumeFence};
+use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::ids::{
+    ChainId, ClusterId, FencesVersion, InodeId, NodeId, RoutingVersion, StoreId, TargetId, TreeId,
+};
 use threefs_core::location::Location;
 use threefs_core::routing::Move;
 use threefs_core::routing::RoutingInfo;
@@ -106,6 +110,34 @@ pub enum MgmtdRequest {
     /// Chains that wait after a restore, for operators. Answered with
     /// [`MgmtdReply::Unconfirmed`].
     Unconfirmed,
+    /// As `SeenHeartbeat`, with the fences that the node knows. Answered with
+    /// [`MgmtdReply::FencedHeartbeat`].
+    FencedHeartbeat {
+        /// The heartbeat.
+        heartbeat: Heartbeat,
+        /// The node's failure domains.
+        location: Location,
+        /// The routing that it has seen.
+        seen: SeenRouting,
+        /// The fences that it knows and confirms.
+        fences: FenceReport,
+    },
+    /// The fences of volumes that have changed since a version; waits as `Routing` does. Answered
+    /// with [`MgmtdReply::Fences`].
+    Fences {
+        /// The version of the caller; 0 for none.
+        known_version: FencesVersion,
+        /// Time to wait for a newer version; at most [`WAIT_MS_MAX`].
+        wait_ms: u64,
+    },
+    /// Stores the fence of a volume, and waits until all storage services confirm it. May be
+    /// repeated. Answered with [`MgmtdReply::FenceRaised`].
+    RaiseFence {
+        /// The fence: it is merged with the stored one, which is never lowered.
+        fence: VolumeFence,
+        /// Time to wait for the confirmations; at most [`WAIT_MS_MAX`].
+        wait_ms: u64,
+    },
 }
 
 /// Maximum wait for a routing change.
@@ -134,6 +166,13 @@ pub enum MgmtdReply {
     Moves(MoveReport),
     /// Chains that wait after a restore.
     Unconfirmed(UnconfirmedReport),
+    /// The heartbeat was accepted. The lease counts only once the node has these fences as well.
+    FencedHeartbeat(HeartbeatReply, FencesVersion),
+    /// Changed fences, or `None` if there are none.
+    Fences(Option<Fences>),
+    /// The fence is stored; it waits for this node or target. `None`: each storage service confirms it,
+    /// or its lease has ended.
+    FenceRaised(Option<String>),
 }
 
 /// Registration request of a metadata service.
@@ -397,6 +436,22 @@ pub enum MgmtdError {
         target: TargetId,
         /// The reason, with a remedy.
         reason: String,
+    },
+    /// The volume cannot have this fence. (New variants go last: older versions decode by position.)
+    #[error("invalid fence of volume {volume}: {reason}")]
+    InvalidFence {
+        /// The volume.
+        volume: InodeId,
+        /// The field and its value.
+        reason: String,
+    },
+    /// Not all storage services have confirmed a fence in time. It is stored. Retry.
+    #[error("the fence of volume {volume} waits for {waits_for}")]
+    FenceNotConfirmed {
+        /// The volume.
+        volume: InodeId,
+        /// The first one that has not.
+        waits_for: String,
     },
 }
 

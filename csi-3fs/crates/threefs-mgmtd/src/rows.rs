@@ -18,6 +18,8 @@
 //! | `MSNG` moverate | u64: bytes per second that moves may copy, 0 = no limit |
 //! | `MHLD` chain (u32) | `Chain`: the newest known state of a chain that is held after a restore |
 //! | `MSNG` restored | `true`: the store was restored from a backup, and its chains are not held yet |
+//! | `MFEN` volume (u64) | `FenceRow`: the fence of a volume that has, or had, a snapshot |
+//! | `MSNG` fences | `FencesVersion`: the version of the newest of them |
 //! | `MSNG` rebalance | `PlacementGoal`: the operator's request |
 //!
 //! Numbers in keys are big endian. Values are postcard; fields are added under new prefixes only.
@@ -25,7 +27,10 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use threefs_core::ids::{ChainId, Incarnation, NodeId, TableId, TableVersion, TargetId};
+use threefs_core::fence::VolumeFence;
+use threefs_core::ids::{
+    ChainId, FencesVersion, Incarnation, InodeId, NodeId, TableId, TableVersion, TargetId,
+};
 use threefs_core::routing::NodeInfo;
 pub(crate) use threefs_kv::rows::{decode, read, write};
 
@@ -44,6 +49,8 @@ pub(crate) const RETIRED: &[u8] = b"MRET";
 pub(crate) const STORES: &[u8] = b"MSTO";
 pub(crate) const CAPACITIES: &[u8] = b"MCAP";
 pub(crate) const HELD: &[u8] = b"MHLD";
+pub(crate) const FENCES: &[u8] = b"MFEN";
+pub(crate) const FENCES_VERSION: &[u8] = b"MSNGfences";
 pub(crate) const RESTORED: &[u8] = b"MSNGrestored";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 pub(crate) const MOVE_RATE: &[u8] = b"MSNGmoverate";
@@ -87,6 +94,18 @@ impl NodeRow {
         }
         Self { info, incarnation, former_incarnations }
     }
+}
+
+/// A stored fence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FenceRow {
+    /// The version in which it was last changed.
+    pub version: FencesVersion,
+    pub fence: VolumeFence,
+}
+
+pub(crate) fn fence(volume: InodeId) -> Vec<u8> {
+    [FENCES, &volume.0.to_be_bytes()].concat()
 }
 
 pub(crate) fn node(id: NodeId) -> Vec<u8> {

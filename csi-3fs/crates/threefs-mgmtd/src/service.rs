@@ -173,19 +173,19 @@ async fn tick(manager: &Manager, clock: Clock, every: Duration) -> KvError {
 }
 
 #[derive(Clone, Copy)]
-struct Clock(Instant);
+pub(crate) struct Clock(Instant);
 
 impl Clock {
-    fn now(self) -> Millis {
+    pub(crate) fn now(self) -> Millis {
         Millis(self.0.elapsed().as_millis() as u64)
     }
 }
 
-struct Handler {
-    manager: Arc<Manager>,
-    clock: Clock,
+pub(crate) struct Handler {
+    pub(crate) manager: Arc<Manager>,
+    pub(crate) clock: Clock,
     /// Ends long polls: a waiting handler would keep the store open.
-    shutdown: Shutdown,
+    pub(crate) shutdown: Shutdown,
     /// Reads of services.
     reads: Semaphore,
     reads_of_volumes: Semaphore,
@@ -276,12 +276,23 @@ impl Handler {
                 manager.heartbeat(heartbeat, now).await.map(MgmtdReply::Heartbeat)
             }
             MgmtdRequest::LocatedHeartbeat { heartbeat, location } => {
-                let report = Report { heartbeat, location: Some(location), seen: None };
+                let report = Report { location: Some(location), ..Report::of(heartbeat) };
                 manager.heartbeat_with(report, now).await.map(MgmtdReply::Heartbeat)
             }
             MgmtdRequest::SeenHeartbeat { heartbeat, location, seen } => {
-                let report = Report { heartbeat, location: Some(location), seen: Some(seen) };
+                let (location, seen) = (Some(location), Some(seen));
+                let report = Report { location, seen, ..Report::of(heartbeat) };
                 manager.heartbeat_with(report, now).await.map(MgmtdReply::Heartbeat)
+            }
+            MgmtdRequest::FencedHeartbeat { heartbeat, location, seen, fences } => {
+                let (location, seen) = (Some(location), Some(seen));
+                manager.fenced_heartbeat(Report { heartbeat, location, seen, fences }, now).await
+            }
+            MgmtdRequest::Fences { known_version, wait_ms } => {
+                self.fences(known_version, wait_ms).await.map(MgmtdReply::Fences)
+            }
+            MgmtdRequest::RaiseFence { fence, wait_ms } => {
+                self.raise_fence(&fence, wait_ms).await.map(MgmtdReply::FenceRaised)
             }
             MgmtdRequest::Unconfirmed => {
                 let _in_line = reads.acquire().await;
@@ -328,7 +339,10 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
         MgmtdRequest::Domains => grant.require_service("the report of failure domains"),
         MgmtdRequest::Heartbeat(_)
         | MgmtdRequest::LocatedHeartbeat { .. }
-        | MgmtdRequest::SeenHeartbeat { .. } => grant.require_service("a heartbeat"),
+        | MgmtdRequest::SeenHeartbeat { .. }
+        | MgmtdRequest::FencedHeartbeat { .. } => grant.require_service("a heartbeat"),
+        MgmtdRequest::Fences { .. } => grant.require_service("the fences of volumes"),
+        MgmtdRequest::RaiseFence { .. } => grant.require_service("raising a fence"),
         MgmtdRequest::Unconfirmed => grant.require_service("the report of unconfirmed chains"),
         MgmtdRequest::Rebalance { .. } => grant.require_service("rebalancing"),
         MgmtdRequest::Moves { .. } => grant.require_service("the report of moves"),

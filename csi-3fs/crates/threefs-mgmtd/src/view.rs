@@ -2,6 +2,7 @@
 //! [`Millis`].
 
 mod capacity;
+mod fences;
 mod growth;
 mod held;
 mod promotion;
@@ -13,9 +14,9 @@ pub(crate) use growth::DEAD_DESTINATION_MS;
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::heartbeat::{
-    DataFolder, Heartbeat, LocalReport, LocalState, SeenRouting, TargetReport,
+    DataFolder, FenceReport, Heartbeat, LocalReport, LocalState, SeenRouting, TargetReport,
 };
-use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::ids::{ChainId, InodeId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
 use threefs_core::membership::MembershipRecord;
 use threefs_core::routing::{Chain, PublicState, RoutingInfo};
@@ -25,7 +26,7 @@ use crate::config::Timers;
 use crate::ops::{Fence, Loaded};
 use crate::pace::Pace;
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
-use crate::rows::{NodeRow, PlacementGoal};
+use crate::rows::{FenceRow, NodeRow, PlacementGoal};
 
 /// State of a primary. The routing is exactly what is stored; heartbeats are in memory only.
 #[derive(Clone, Debug)]
@@ -49,6 +50,8 @@ pub(crate) struct View {
     pub logged_waits: BTreeMap<ChainId, String>,
     /// Inputs of the last growth decision, if it changed nothing.
     pub settled_inputs: Option<GrowthInputs>,
+    /// The fence of each volume that has one.
+    pub fences: BTreeMap<InodeId, FenceRow>,
     heartbeats: BTreeMap<NodeId, LastHeartbeat>,
     /// Nodes with a new incarnation, and since when: the former one counts as dead.
     restarting: BTreeMap<NodeId, Millis>,
@@ -87,6 +90,8 @@ struct LastHeartbeat {
     capacity_bytes: u64,
     /// The membership records of its disk.
     records: Vec<MembershipRecord>,
+    /// The fences that it knows and confirms.
+    fences: FenceReport,
 }
 
 impl LastHeartbeat {
@@ -123,6 +128,7 @@ impl View {
             held: loaded.held,
             logged_waits: BTreeMap::new(),
             settled_inputs: None,
+            fences: loaded.fences,
             heartbeats: BTreeMap::new(),
             restarting: BTreeMap::new(),
             failed_syncs: BTreeMap::new(),
@@ -225,6 +231,7 @@ impl View {
         &mut self,
         heartbeat: Heartbeat,
         seen: Option<&SeenRouting>,
+        fences: &FenceReport,
         now: Millis,
     ) -> bool {
         let Heartbeat { node, sequence, targets, capacity_bytes, .. } = heartbeat;
@@ -233,7 +240,8 @@ impl View {
         };
         let records = seen.map(|seen| seen.records.clone()).unwrap_or_default();
         let (new, new_records) = (states_of(&targets), records.clone());
-        let last = LastHeartbeat { at: now, sequence, targets, capacity_bytes, records };
+        let fences = fences.clone();
+        let last = LastHeartbeat { at: now, sequence, targets, capacity_bytes, records, fences };
         let before = self.heartbeats.insert(node, last);
         before
             .is_none_or(|before| states_of(&before.targets) != new || before.records != new_records)

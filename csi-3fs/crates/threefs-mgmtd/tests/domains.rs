@@ -10,8 +10,8 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{
     Call, Fault, FaultCode, Reply, Server, ServerConfig, Service, Shutdown, decode_request,
 };
-use threefs_core::heartbeat::{DataFolder, Heartbeat, HeartbeatReply, SeenRouting};
-use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
+use threefs_core::heartbeat::{DataFolder, Heartbeat, HeartbeatReply};
+use threefs_core::ids::{FencesVersion, Incarnation, NodeId, RoutingVersion};
 use threefs_core::location::{Level, Location};
 use threefs_mgmtd::protocol::CONTEXT;
 use threefs_mgmtd::{
@@ -61,7 +61,7 @@ async fn chains_are_placed_by_the_locations_of_the_first_heartbeats() {
         let zone = if node <= 2 { "A" } else { "B" };
         let location = Location::new(zone, "", &format!("host-{node}")).unwrap();
         client
-            .heartbeat_from(&location, SeenRouting::default(), heartbeat(node), soon())
+            .heartbeat_from(&location, Default::default(), heartbeat(node), soon())
             .await
             .unwrap();
     }
@@ -114,14 +114,13 @@ async fn an_older_mgmtd_gets_heartbeats_without_locations() {
     let (_handle, shutdown) = Shutdown::new();
     let _serving = tokio::spawn(server.serve(OldMgmtd(Arc::clone(&requests)), shutdown));
     let location = Location::new("A", "", "h").unwrap();
-    let reply = client
-        .heartbeat_from(&location, SeenRouting::default(), heartbeat(1), soon())
-        .await
-        .unwrap();
-    assert_eq!(reply.lease_ms, 500);
+    let reply =
+        client.heartbeat_from(&location, Default::default(), heartbeat(1), soon()).await.unwrap();
+    assert_eq!((reply.0.lease_ms, reply.1), (500, FencesVersion(0)));
     assert!(matches!(
         requests.lock().unwrap()[..],
         [
+            MgmtdRequest::FencedHeartbeat { .. },
             MgmtdRequest::SeenHeartbeat { .. },
             MgmtdRequest::LocatedHeartbeat { .. },
             MgmtdRequest::Heartbeat(_)

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use threefs_core::chain::promote;
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
-use threefs_core::ids::{ChainId, NodeId, RoutingVersion, StoreId, TargetId};
+use threefs_core::fence::{Fences, VolumeFence};
+use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::ids::{ChainId, FencesVersion, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::membership::Unproven;
 use threefs_core::moves::{abandon, start};
 use threefs_core::routing::Move;
@@ -122,13 +123,31 @@ impl Manager {
         now: Millis,
         heartbeat: &Heartbeat,
         seen: &SeenRouting,
-    ) -> Result<HeartbeatReply, MgmtdError> {
-        let reply = self.model.heartbeat(heartbeat, seen, now);
+        fences: &FenceReport,
+    ) -> Result<(HeartbeatReply, FencesVersion), MgmtdError> {
+        let reply = self.model.heartbeat(heartbeat, seen, fences, now);
         if reply.is_ok() {
             self.chunks.extend(heartbeat.targets.iter().map(|line| (line.target, line.chunks)));
         }
         self.publish();
         reply
+    }
+
+    /// Stores a fence, as for a metadata service; returns its version.
+    pub fn raise_fence(&mut self, fence: &VolumeFence) -> FencesVersion {
+        self.model.raise_fence(fence)
+    }
+
+    /// The fences that have changed since `known`.
+    #[must_use]
+    pub fn fences_after(&self, known: FencesVersion) -> Option<Fences> {
+        self.model.fences_after(known)
+    }
+
+    /// What fences of this version wait for.
+    #[must_use]
+    pub fn fences_wait_for(&self, version: FencesVersion, now: Millis) -> Option<String> {
+        self.model.fences_wait_for(version, now)
     }
 
     /// Scans all chains.

@@ -59,13 +59,19 @@ pub enum Mutation {
     TrustBackup,
     /// A store accepts payloads that were damaged on the way.
     TrustPayload,
+    /// A lease counts without the fences that the reply names.
+    LeaseWithoutFences,
+    /// A reopened store does not get the fences that its node knows.
+    ForgetFences,
+    /// A node confirms the fences that a reply names before its replicas have them.
+    ConfirmEarly,
     /// The replica skips one of its checks.
     Without(Check),
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 48] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -91,6 +97,9 @@ impl Mutation {
         Self::PromoteEmpty,
         Self::TrustBackup,
         Self::TrustPayload,
+        Self::LeaseWithoutFences,
+        Self::ForgetFences,
+        Self::ConfirmEarly,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),
         Self::Without(Check::Tags),
@@ -108,6 +117,9 @@ impl Mutation {
         Self::Without(Check::CopyTags),
         Self::Without(Check::ShownVersions),
         Self::Without(Check::CompleteList),
+        Self::Without(Check::Fence),
+        Self::Without(Check::DrainedOperations),
+        Self::Without(Check::DrainedInChain),
     ];
 
     /// Number of schedules that must find it.
@@ -137,8 +149,12 @@ impl Mutation {
             Check::CopyTags,
             Check::ShownVersions,
             Check::CompleteList,
+            Check::Fence,
+            Check::DrainedOperations,
+            Check::DrainedInChain,
         ];
-        checks.into_iter().any(|check| self == Self::Without(check))
+        let mutations = [Self::LeaseWithoutFences, Self::ForgetFences, Self::ConfirmEarly];
+        mutations.contains(&self) || checks.into_iter().any(|check| self == Self::Without(check))
     }
 
     /// Only schedules with a removed file find it.

@@ -1,12 +1,12 @@
 //! Simulation of one schedule: virtual time, the network and the event loop.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_core::ids::{ChainVersion, InodeId, StoreId, TargetId};
+use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, Epoch, InodeId, StoreId, TargetId};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
 use threefs_mgmtd::MgmtdError;
@@ -130,6 +130,10 @@ pub struct Simulation {
     pub(crate) fencing: Fencing,
     pub(crate) removal: Removal,
     pub(crate) epochs: Epochs,
+    /// Of each chain, the epoch before which no version may be made any more.
+    epochs_ended: BTreeMap<usize, Epoch>,
+    /// Versions that a replica has committed, by the first version of their chunk.
+    committed: BTreeSet<(ChunkId, ChunkVersion)>,
     transit: Transit,
     damaged: Vec<u32>,
     /// A disk or a store is permanently lost: at most one per schedule.
@@ -186,6 +190,8 @@ impl Simulation {
             mutation,
             removal: Removal::new(seed, mutation, topology.chains),
             epochs: Epochs::new(seed, mutation),
+            epochs_ended: BTreeMap::new(),
+            committed: BTreeSet::new(),
             topology,
             now: 0,
             sequence: 0,
@@ -225,6 +231,9 @@ impl Simulation {
         }
         for (at, fault) in fault_plan::more(seed, mutation, count, simulation.topology.chains) {
             simulation.push(at, SimEvent::Fault(fault));
+        }
+        if let Some(at) = simulation.epochs.first_at() {
+            simulation.push(at, SimEvent::Create);
         }
         if let Some(at) = simulation.removal.at() {
             simulation.push(at + 1, SimEvent::Collect);
@@ -403,6 +412,7 @@ impl Simulation {
                 self.abandon_move();
                 Ok(())
             }
+            SimEvent::Create => self.run_creations(),
             SimEvent::CheckConverged => Ok(()),
         }
     }
@@ -437,13 +447,14 @@ impl Simulation {
             return Ok(());
         }
         match packet {
-            Packet::Heartbeat { heartbeat, seen, sent_at, incarnation } => {
+            Packet::Heartbeat { heartbeat, seen, fences, sent_at, incarnation } => {
                 let (now, before) = (Millis(self.now / 1_000), self.manager.routing());
-                let reply = self.manager.heartbeat(now, &heartbeat, &seen);
+                let reply = self.manager.heartbeat(now, &heartbeat, &seen, &fences);
                 self.decided(&before);
                 match reply {
-                    Ok(reply) => {
-                        self.send(to, from, Packet::HeartbeatReply { reply, sent_at, incarnation });
+                    Ok((reply, fences)) => {
+                        let reply = Packet::HeartbeatReply { reply, fences, sent_at, incarnation };
+                        self.send(to, from, reply);
                     }
                     Err(MgmtdError::Replaced { .. }) => {
                         self.send(to, from, Packet::Replaced { incarnation });
@@ -454,6 +465,9 @@ impl Simulation {
             Packet::AskRouting { incarnation } => {
                 let routing = self.manager.routing();
                 self.send(to, from, Packet::Routing { routing, incarnation });
+            }
+            Packet::AskFences { known, incarnation } => {
+                self.send_fences(from, known, incarnation);
             }
             _ => {}
         }

@@ -10,6 +10,7 @@ use fabric::rpc::Shutdown;
 use threefs_chunkstore::DiskBudget;
 use threefs_core::disks::{DiskId, DiskIdentity};
 use threefs_core::error::StoreError;
+use threefs_core::fence::FenceTable;
 use threefs_core::heartbeat::DataFolder;
 use threefs_core::ids::NodeId;
 use threefs_core::routing::RoutingInfo;
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) peers: Arc<Peers>,
     pub(crate) mgmtd: MgmtdClient,
     pub(crate) routing: watch::Receiver<Arc<RoutingInfo>>,
+    /// Fences of volumes.
+    pub(crate) fences: watch::Receiver<Arc<FenceTable>>,
     /// mgmtd has replied that it knows no node. It publishes no routing then.
     pub(crate) is_new_cluster: watch::Sender<bool>,
     pub(crate) nodes: Arc<Nodes>,
@@ -87,6 +90,9 @@ pub(crate) async fn run(
                 End::Refused(refusal)
             }
             () = heartbeat::follow(Arc::clone(&node), shared.routing.clone()) => End::Stopped,
+            () = heartbeat::follow_fences(Arc::clone(&node), shared.fences.clone()) => {
+                End::Stopped
+            }
             () = leave(&node, &shared.config, &stop) => End::Stopped,
         }
     };

@@ -1,9 +1,10 @@
-//! Heartbeats to mgmtd; leases and routing from mgmtd.
+//! Heartbeats to mgmtd; leases, routing and fences from mgmtd.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
+use threefs_core::fence::FenceTable;
 use threefs_core::heartbeat::Heartbeat;
 use threefs_core::location::Location;
 use threefs_core::routing::RoutingInfo;
@@ -31,12 +32,13 @@ pub(crate) async fn send(
     let mut sequence = 0;
     loop {
         sequence += 1;
+        let (targets, fences) = node.reports();
         let heartbeat = Heartbeat {
             node: node.id,
             address: address.clone(),
             incarnation: node.incarnation,
             sequence,
-            targets: node.reports(),
+            targets,
             capacity_bytes: node.capacity_bytes(),
             data: node.data(),
         };
@@ -44,11 +46,11 @@ pub(crate) async fn send(
         let sent_at = node.context.clock.now();
         let deadline = Deadline::after((interval * 4).max(Duration::from_millis(250)));
         let seen = node.context.memberships.seen(node.context.routing().version);
-        match mgmtd.heartbeat_from(&location, seen, heartbeat, deadline).await {
-            Ok(reply) => {
+        match mgmtd.heartbeat_from(&location, (seen, fences), heartbeat, deadline).await {
+            Ok((reply, fences)) => {
                 interval =
                     (Duration::from_millis(reply.lease_ms) / 4).clamp(INTERVAL_MIN, INTERVAL_MAX);
-                node.heartbeat_answered(sent_at, reply);
+                node.heartbeat_answered(sent_at, reply, fences);
                 node.heartbeat_accepted(&reports);
             }
             Err(MgmtdClientError::Refused(refusal)) if refusal.ends_node() => return refusal,
@@ -68,6 +70,17 @@ pub(crate) async fn follow(node: Arc<Node>, mut routing: watch::Receiver<Arc<Rou
         let newest = Arc::clone(&routing.borrow_and_update());
         if node.belongs_to(&newest).await {
             node.update_routing(&newest);
+        }
+    }
+}
+
+/// Passes the fences of volumes to the node, and every change of them, until the follower ends.
+pub(crate) async fn follow_fences(node: Arc<Node>, mut fences: watch::Receiver<Arc<FenceTable>>) {
+    loop {
+        let newest = Arc::clone(&fences.borrow_and_update());
+        node.update_fences(&newest);
+        if fences.changed().await.is_err() {
+            return;
         }
     }
 }

@@ -10,10 +10,11 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use threefs_core::fence::FenceTable;
 use threefs_core::heartbeat::{
-    DataFolder, HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
+    DataFolder, FenceReport, HeartbeatReply, LocalReport, LocalState, ServingLease, TargetReport,
 };
-use threefs_core::ids::{ChainId, ChainVersion, Incarnation, NodeId, TargetId};
+use threefs_core::ids::{ChainId, ChainVersion, FencesVersion, Incarnation, NodeId, TargetId};
 use threefs_core::replica::Event;
 use threefs_core::routing::{Chain, ChainTarget, RoutingInfo};
 use threefs_core::time::Millis;
@@ -39,6 +40,8 @@ pub(crate) struct Node {
     pub(crate) scrub_limits: Arc<Limits>,
     targets: RwLock<BTreeMap<TargetId, TargetSlot>>,
     lease: Mutex<ServingLease>,
+    /// Given to each target before its lease.
+    fences: Mutex<NodeFences>,
     /// Retired targets whose folders are removed or being removed.
     removed_targets: Mutex<BTreeSet<TargetId>>,
     /// Set once this node shuts down: every target leaves its chain.
@@ -47,6 +50,14 @@ pub(crate) struct Node {
     drained: Notify,
     /// Cluster that the data folder belongs to.
     data: Mutex<DataFolder>,
+}
+
+/// Fences of volumes.
+#[derive(Default)]
+struct NodeFences {
+    table: Arc<FenceTable>,
+    /// All targets have received this version.
+    given: FencesVersion,
 }
 
 /// Capacity of the disk, as last measured.
@@ -87,6 +98,7 @@ impl Node {
             config,
             targets: RwLock::default(),
             lease: Mutex::default(),
+            fences: Mutex::default(),
             removed_targets: Mutex::default(),
             draining: AtomicBool::new(false),
             drained: Notify::new(),
@@ -152,11 +164,17 @@ impl Node {
     }
 
     /// Reports of all targets for the next heartbeat. Never waits for a disk.
-    pub(crate) fn reports(&self) -> Vec<TargetReport> {
+    pub(crate) fn reports(&self) -> (Vec<TargetReport>, FenceReport) {
+        let known = self.fences.lock().unwrap_or_else(PoisonError::into_inner).given;
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
+        let mut drained = Vec::new();
         let report = |(&target, slot): (&TargetId, &TargetSlot)| match slot {
             TargetSlot::Opening => None,
-            TargetSlot::Open(open) => Some(open.report()),
+            TargetSlot::Open(open) => {
+                let (line, fences) = open.report();
+                drained.push((target, fences));
+                Some(line)
+            }
             TargetSlot::Broken(chain) => Some(TargetReport {
                 target,
                 chain: *chain,
@@ -166,7 +184,8 @@ impl Node {
                 chunks: 0,
             }),
         };
-        targets.iter().filter_map(report).collect()
+        let lines = targets.iter().filter_map(report).collect();
+        (lines, FenceReport { known, drained })
     }
 
     /// Cluster of the data folder, for heartbeats.
@@ -234,6 +253,33 @@ impl Node {
         self.update_lease(valid_until);
     }
 
+    /// Passes newer fences to all targets, then applies the lease that waited for them.
+    pub(crate) fn update_fences(&self, newest: &Arc<FenceTable>) {
+        let version = newest.version();
+        {
+            let mut fences = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
+            // A target that is opened from now on receives them.
+            fences.table = Arc::clone(newest);
+        }
+        {
+            let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
+            for slot in targets.values() {
+                if let TargetSlot::Open(target) = slot {
+                    target.handle(Event::Fences(Arc::clone(newest)));
+                }
+            }
+        }
+        self.fences.lock().unwrap_or_else(PoisonError::into_inner).given = version;
+        let valid_until = {
+            let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
+            lease.fences_known(version);
+            lease.valid_until()
+        };
+        self.update_lease(valid_until);
+        // mgmtd waits for this.
+        self.context.report_changed.notify_one();
+    }
+
     /// Opens the stores of all targets with a membership record. mgmtd must learn of those that a
     /// restored chain table does not list.
     pub(crate) fn open_recorded(self: &Arc<Self>) {
@@ -280,10 +326,15 @@ impl Node {
     }
 
     /// mgmtd has answered the heartbeat that was sent at `sent_at`.
-    pub(crate) fn heartbeat_answered(&self, sent_at: Millis, reply: HeartbeatReply) {
+    pub(crate) fn heartbeat_answered(
+        &self,
+        sent_at: Millis,
+        reply: HeartbeatReply,
+        fences: FencesVersion,
+    ) {
         let valid_until = {
             let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-            lease.heartbeat_answered(sent_at, reply);
+            lease.heartbeat_answered(sent_at, reply, fences);
             lease.valid_until()
         };
         self.update_lease(valid_until);

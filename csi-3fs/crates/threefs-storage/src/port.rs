@@ -9,7 +9,7 @@ use fabric::auth::capability::{Capability, Presented};
 use fabric::auth::keys::Keys;
 use fabric::auth::ticket::Grant;
 use fabric::boot_instant::BootInstant;
-use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode, decode_request};
+use fabric::rpc::{Call, Fault, FaultCode, Reply, Service, decode_request};
 use threefs_core::error::StorageError;
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult, check_payload, class};
 use threefs_core::routing::RoutingInfo;
@@ -117,7 +117,8 @@ fn permit(
     let Some(inode) = file_of(request) else {
         return grant.require_service("a request of the services");
     };
-    let write = matches!(request, StorageRequest::Update(_));
+    let update = request.update();
+    let write = update.is_some();
     let Some(capability) = capability else {
         return Err(Fault::forbidden(format!("no capability for {inode}")));
     };
@@ -125,9 +126,10 @@ fn permit(
         return Err(Fault::forbidden(format!("the credential for `{}` is read-only", ticket.path)));
     }
     capability.check(&keys.current(), ticket, inode.0, write, now_unix_s)?;
-    let StorageRequest::Update(update) = request else { return Ok(()) };
-    let terms: FileTerms = decode(capability.terms())
+    let Some((update, conditions)) = update else { return Ok(()) };
+    let terms = FileTerms::decode(capability.terms())
         .map_err(|error| Fault::bad_request(format!("invalid terms of the capability: {error}")))?;
+    let update = (update, conditions.volume);
     terms.check(update, payload_bytes, &routing(), now_unix_s).map_err(fault)
 }
 

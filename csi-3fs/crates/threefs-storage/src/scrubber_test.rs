@@ -10,8 +10,8 @@ use threefs_chunkstore::{ChunkStore, DiskBudget};
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
 use threefs_core::heartbeat::{DataFolder, HeartbeatReply, LocalReport, LocalState};
 use threefs_core::ids::{
-    ChainId, ChainVersion, ChunkVersion, ClusterId, Incarnation, InodeId, NodeId, RoutingVersion,
-    TargetId,
+    ChainId, ChainVersion, ChunkVersion, ClusterId, FencesVersion, Incarnation, InodeId, NodeId,
+    RoutingVersion, TargetId,
 };
 use threefs_core::routing::{Chain, ChainTarget, NodeInfo, PublicState, RoutingInfo};
 
@@ -108,7 +108,7 @@ impl Replica {
         let expected = LocalReport { state, chain_version: ChainVersion(version) };
         let target = self.target().await;
         let wait = async {
-            while target.report().report != expected {
+            while target.report().0.report != expected {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -166,7 +166,7 @@ impl Fixture {
             node.update_routing(&routing);
             let (routing_version, lease_ms) = (routing.version, u32::MAX.into());
             let reply = HeartbeatReply { routing_version, lease_ms };
-            node.heartbeat_answered(node.context.clock.now(), reply);
+            node.heartbeat_answered(node.context.clock.now(), reply, FencesVersion(0));
         }
     }
 
@@ -217,7 +217,7 @@ async fn intact_replicas_are_read_and_nothing_changes() {
         let pass = status.last.unwrap();
         assert_eq!((pass.chunks, pass.bytes), (CHUNKS.into(), u64::from(CHUNKS) * 8_192));
         assert_eq!((pass.damaged, pass.different, status.damaged, status.different), (0, 0, 0, 0));
-        assert_eq!(replica.target().await.report().report.state, LocalState::UpToDate);
+        assert_eq!(replica.target().await.report().0.report.state, LocalState::UpToDate);
     }
 }
 
@@ -291,7 +291,7 @@ async fn a_replica_with_other_content_stops_serving_and_is_synced() {
         replica.until(LocalState::Online, 2).await;
         assert_eq!(fixture.replicas[0].scrub().await.different, 0);
         let head = fixture.replicas[0].target().await;
-        assert_eq!(head.report().report.state, LocalState::UpToDate);
+        assert_eq!(head.report().0.report.state, LocalState::UpToDate);
     }
 }
 
@@ -304,7 +304,7 @@ async fn a_chunk_that_the_predecessor_lacks_is_reported_and_kept() {
     put(&*store, 101, 5, &content(101));
     let status = fixture.replicas[1].scrub().await;
     assert_eq!(status.different_chunks, [chunk(100), chunk(101)]);
-    assert_eq!(fixture.replicas[1].target().await.report().report.state, LocalState::UpToDate);
+    assert_eq!(fixture.replicas[1].target().await.report().0.report.state, LocalState::UpToDate);
     assert_eq!(read(&*store, 100), Some(content(100)));
     put(&*head, 100, 1, &content(100));
     put(&*head, 101, 5, &content(101));

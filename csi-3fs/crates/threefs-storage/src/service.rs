@@ -11,6 +11,7 @@ use fabric::deadline::Deadline;
 use fabric::rpc::{Server, ServerConfig, Shutdown};
 use fabric::tls::ServiceTls;
 use threefs_core::disks::Found;
+use threefs_core::fence::FenceTable;
 use threefs_core::ids::{NodeId, RoutingVersion};
 use threefs_mgmtd::MgmtdClient;
 use tokio::sync::watch;
@@ -69,12 +70,19 @@ async fn serve(config: StorageConfig, shutdown: Shutdown) -> Result<(), StorageS
     let port = Port { nodes: Arc::clone(&nodes), routing: routing.clone(), keys };
     let mut port = std::pin::pin!(server.serve(port, closing));
     let is_new_cluster = watch::Sender::new(false);
+    let (table, fences) = watch::channel(Arc::<FenceTable>::default());
+    let fence_client = mgmtd.clone();
+    let follow_fences = fence_client.follow_fences(|changed| {
+        table.send_modify(|table| Arc::make_mut(table).add(&changed));
+    });
     let shared =
-        Arc::new(Shared { config, service, address, peers, mgmtd, routing, is_new_cluster, nodes });
+        Shared { config, service, address, peers, mgmtd, routing, fences, is_new_cluster, nodes };
+    let shared = Arc::new(shared);
     let disks = Disks::new(Arc::clone(&shared), watcher);
     tokio::select! {
         () = &mut port => return Ok(()),
         () = recognize_new_cluster(&shared) => return Ok(()),
+        () = follow_fences => return Ok(()),
         ended = disks.serve(shutdown) => ended?,
     }
     drained.request();

@@ -21,7 +21,7 @@ use fabric::boot_instant::BootInstant;
 use threefs_chunkstore::ChunkStore;
 use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
-use threefs_core::ids::StoreId;
+use threefs_core::ids::{FencesVersion, StoreId};
 use threefs_core::message::{StorageRequest, StorageResult};
 use threefs_core::replica::{Config, Event, Replica, Token};
 use threefs_core::time::Millis;
@@ -101,6 +101,8 @@ struct State {
 /// Snapshot of the state after the last event.
 struct Snapshot {
     report: LocalReport,
+    /// The fences that the replica confirms.
+    drained: FencesVersion,
     next_wakeup: Option<Millis>,
     usage: StoreUsage,
     /// A thread is reading the store's usage.
@@ -134,7 +136,13 @@ impl Target {
     ) -> Arc<Self> {
         let replica = Replica::new(config.clone());
         let report = replica.report(context.clock.now());
-        let snapshot = Snapshot { report, next_wakeup: None, usage, refreshing: false };
+        let snapshot = Snapshot {
+            report,
+            drained: FencesVersion(0),
+            next_wakeup: None,
+            usage,
+            refreshing: false,
+        };
         let state = State { replica, waiting: HashMap::new(), next_token: 0 };
         Arc::new(Self {
             workers: Workers::new(config.target.to_string()),
@@ -216,34 +224,39 @@ impl Target {
         })
     }
 
-    /// This target's entry in the next heartbeat. Never waits for the disk.
-    pub(crate) fn report(self: &Arc<Self>) -> TargetReport {
+    /// This target's entry in the next heartbeat, and the fences that it confirms. Never waits for the
+    /// disk.
+    pub(crate) fn report(self: &Arc<Self>) -> (TargetReport, FencesVersion) {
         let now = self.context.clock.now();
-        let report = match self.state.try_lock() {
-            Ok(state) => state.replica.report(now),
+        let (report, drained) = match self.state.try_lock() {
+            Ok(state) => (state.replica.report(now), state.replica.drained_fences()),
             Err(_) => self.busy_report(now),
         };
         let usage = self.refresh_usage();
-        TargetReport {
+        let line = TargetReport {
             target: self.config.target,
             chain: self.config.chain,
             report,
             used_bytes: usage.used_bytes,
             store: Some(usage.id),
             chunks: usage.chunks,
-        }
+        };
+        (line, drained)
     }
 
     /// The report while an event is being processed, perhaps by a thread that waits for the disk.
-    fn busy_report(&self, now: Millis) -> LocalReport {
-        let report = self.snapshot().report;
+    fn busy_report(&self, now: Millis) -> (LocalReport, FencesVersion) {
+        let (report, drained) = {
+            let snapshot = self.snapshot();
+            (snapshot.report, snapshot.drained)
+        };
         let since = self.busy_since.load(SeqCst);
         if since == IDLE || now.since(Millis(since)) <= self.config.store_stall_ms {
-            return report;
+            return (report, drained);
         }
         // Set before it is reported, so that nothing is served afterwards.
         self.offline_reported.store(true, SeqCst);
-        LocalReport { state: LocalState::Offline, ..report }
+        (LocalReport { state: LocalState::Offline, ..report }, drained)
     }
 
     /// The store's usage as of the last heartbeat; starts an update of it.
@@ -379,10 +392,13 @@ impl Target {
     /// Publishes the report and the next wakeup.
     fn publish(&self, replica: &Replica) {
         let (report, next) = (replica.report(self.context.clock.now()), replica.next_wakeup());
+        let drained = replica.drained_fences();
         let (report_changed, rearmed) = {
             let mut snapshot = self.snapshot();
-            let changed = (snapshot.report != report, snapshot.next_wakeup != next);
-            (snapshot.report, snapshot.next_wakeup) = (report, next);
+            let reported = (snapshot.report, snapshot.drained);
+            let changed = (reported != (report, drained), snapshot.next_wakeup != next);
+            (snapshot.report, snapshot.drained) = (report, drained);
+            snapshot.next_wakeup = next;
             changed
         };
         if report_changed {

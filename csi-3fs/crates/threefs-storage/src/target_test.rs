@@ -211,9 +211,9 @@ async fn a_hanging_store_stalls_only_its_target_and_an_offline_target_does_not_s
             tokio::spawn(async move { read(&hung).await })
         })
         .collect();
-    until(|| hung.report().report.state == LocalState::Offline).await;
+    until(|| hung.report().0.report.state == LocalState::Offline).await;
     assert!(read(&healthy).await.is_ok());
-    assert_eq!(healthy.report().report.state, LocalState::UpToDate);
+    assert_eq!(healthy.report().0.report.state, LocalState::UpToDate);
     assert!(stuck.iter().all(|it| !it.is_finished()));
     store.set(false);
     // The first was being processed and the others follow it: none is served.
@@ -221,9 +221,9 @@ async fn a_hanging_store_stalls_only_its_target_and_an_offline_target_does_not_s
         assert!(read.await.unwrap().is_err());
     }
     assert!(read(&hung).await.is_err());
-    until(|| hung.report().report.state == LocalState::Online).await;
-    until(|| hung.report().used_bytes == 7).await;
-    assert_eq!((hung.report().chunks, hung.report().store), (3, Some(StoreId(5))));
+    until(|| hung.report().0.report.state == LocalState::Online).await;
+    until(|| hung.report().0.used_bytes == 7).await;
+    assert_eq!((hung.report().0.chunks, hung.report().0.store), (3, Some(StoreId(5))));
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ async fn a_leaving_target_reports_offline_only_after_it_stops_serving() {
     target.handle(Event::Leave);
     assert_eq!(target.snapshot().report.state, LocalState::UpToDate, "it may still be serving");
     store.set(false);
-    until(|| target.report().report.state == LocalState::Offline).await;
+    until(|| target.report().0.report.state == LocalState::Offline).await;
     assert!(read(&target).await.is_err());
     drop(stuck.await);
 }
@@ -276,7 +276,7 @@ async fn updates_waiting_for_space_block_no_thread() {
     until(|| store.waiting.lock().unwrap().len() == UPDATES as usize).await;
     let since = target.context.clock.now();
     until(|| target.context.clock.now().since(since) > 2 * target.config.store_stall_ms).await;
-    assert_eq!(target.report().report.state, LocalState::UpToDate);
+    assert_eq!(target.report().0.report.state, LocalState::UpToDate);
     *store.full.lock().unwrap() = false;
     assert!(write(&target, UPDATES).await.is_ok(), "other updates continue");
     let callback = store.waiting.lock().unwrap().pop().unwrap();

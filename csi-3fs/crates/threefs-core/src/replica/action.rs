@@ -8,12 +8,12 @@ use bytes::Bytes;
 use crate::checksum::Checksum;
 use crate::chunk::{ChunkState, StoreUpdate, Which};
 use crate::error::{StorageError, StoreError};
+use crate::fence::FenceTable;
 use crate::forgotten::InodeRange;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion, NodeId, TargetId};
 use crate::message::{ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest};
 use crate::routing::Chain;
 use crate::scrub::Difference;
-use crate::shown::ShownEpochs;
 use crate::time::Millis;
 
 /// Identifies an inbound request until its reply. Assigned by the driver.
@@ -127,9 +127,9 @@ pub enum Event {
         /// The chain version at the comparison.
         chain_version: ChainVersion,
     },
-    /// The shown epochs of a volume, see [`crate::shown`]. Without it, all versions of its chunks are
-    /// kept.
-    Shown(Arc<ShownEpochs>),
+    /// The fences that this service knows, see [`crate::fence`]. Without a list of shown epochs, all
+    /// versions of the chunks of a volume are kept.
+    Fences(Arc<FenceTable>),
     /// The driver could not write what must be durable before a chain takes effect.
     Failed {
         /// The error of the disk.

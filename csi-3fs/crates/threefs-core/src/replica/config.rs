@@ -101,6 +101,12 @@ pub enum Check {
     ShownVersions,
     /// A version is dropped only if all snapshots that can show it are listed.
     CompleteList,
+    /// An update of an epoch that has ended does not start.
+    Fence,
+    /// A fence is confirmed once all earlier operations have ended.
+    DrainedOperations,
+    /// A confirmation is of one chain version.
+    DrainedInChain,
 }
 
 impl Config {

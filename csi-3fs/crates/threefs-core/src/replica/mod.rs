@@ -15,6 +15,8 @@
 //!   committed on all later replicas. So every replica has everything that its successors have.
 //! - A replica with a pending update of a chunk does not serve reads of that chunk.
 //! - A serving replica never drops a pending update: it is rolled forward.
+//! - An update of an epoch that has ended is not started, and a replica confirms a fence only once it
+//!   has no operation and no pending state from before it.
 //! - Only the newest version of a chunk is updated, and it is never dropped. A later version starts when all updates of the
 //!   one before it are resolved, and continues its version numbers and tags.
 //! - A replica that disagrees with its predecessor stops serving, reports that in its next
@@ -28,6 +30,7 @@ mod channels;
 mod commit;
 mod config;
 mod epochs;
+mod fences;
 mod forget;
 mod purge;
 mod queries;
@@ -53,6 +56,7 @@ use crate::message::{ReadRequest, StorageReply, StorageRequest};
 use crate::routing::{Chain, ChainTarget};
 use crate::time::Millis;
 use channels::Channels;
+use fences::Fencing;
 use forget::Forgetting;
 use purge::Purges;
 use queue::{ChunkQueue, Op, OpKind};
@@ -85,6 +89,7 @@ pub struct Replica {
     forgets: BTreeMap<OpId, Forgetting>,
     purges: Purges,
     drops: Drops,
+    fencing: Fencing,
     sending: Option<Sending>,
     rounds: u64,
     sequence: u64,
@@ -161,6 +166,7 @@ impl Replica {
             forgets: BTreeMap::new(),
             purges: Purges::default(),
             drops: Drops::default(),
+            fencing: Fencing::default(),
             sending: None,
             rounds: 0,
             sequence: 0,
@@ -206,7 +212,7 @@ impl Replica {
             Event::Differs { difference, chain_version } => {
                 self.differs(ctx, &difference, chain_version);
             }
-            Event::Shown(list) => self.on_shown(ctx, list),
+            Event::Fences(fences) => self.on_fences(ctx, fences),
             Event::Failed { reason } => self.fail(ctx, reason),
             Event::Retire if self.data_state == DataState::UpToDate => {
                 self.demote(ctx, Alert::Retired { target: self.config.target });
@@ -218,6 +224,7 @@ impl Replica {
             Event::Retire | Event::Leave | Event::Tick => {}
         }
         self.run_timers(ctx);
+        self.drain(ctx);
     }
 
     /// Latest time of the next [`Event::Tick`].
@@ -261,15 +268,14 @@ impl Replica {
             ctx.out.push(Action::RefreshRouting);
         }
         let result = match request {
-            StorageRequest::Update(request) => self.check_head(ctx, request.to).map(|()| {
-                let (chunk, at) = (request.chunk, None);
-                let kind = OpKind::Update { request, at, payload, expires };
-                self.enqueue(ctx, chunk, kind, Some(token));
-            }),
-            StorageRequest::UpdateAt(request, at) => self.check_head(ctx, request.to).map(|()| {
-                let (chunk, at) = (request.chunk, Some(at));
-                let kind = OpKind::Update { request, at, payload, expires };
-                self.enqueue(ctx, chunk, kind, Some(token));
+            StorageRequest::Update(_)
+            | StorageRequest::UpdateAt(..)
+            | StorageRequest::UpdateIf(..) => self.check_head(ctx, to).map(|()| {
+                if let Some((&request, conditions)) = request.update() {
+                    let chunk = request.chunk;
+                    let kind = OpKind::Update { request, conditions, payload, expires };
+                    self.enqueue(ctx, chunk, kind, Some(token));
+                }
             }),
             StorageRequest::Forward(request) => {
                 self.check_sender(request.to, request.from, Role::Serving).map(|()| {

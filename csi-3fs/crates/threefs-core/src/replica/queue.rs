@@ -10,7 +10,8 @@ use crate::chunk::ChunkState;
 use crate::error::{StorageError, StoreError};
 use crate::ids::{ChunkId, ChunkVersion, RequestTag};
 use crate::message::{
-    ForwardRequest, PurgeRequest, ReplaceRequest, StorageReply, UpdateRequest, Updated,
+    ForwardRequest, PurgeRequest, ReplaceRequest, StorageReply, UpdateConditions, UpdateRequest,
+    Updated,
 };
 use crate::routing::PublicState;
 use crate::time::Millis;
@@ -22,10 +23,10 @@ const WAITERS_MAX: usize = 16;
 /// Kind of an operation, with its request.
 #[derive(Clone, Debug)]
 pub(super) enum OpKind {
-    /// A client's update, on the head; with `at`, only of this committed version.
+    /// A client's update, on the head.
     Update {
         request: UpdateRequest,
-        at: Option<ChunkVersion>,
+        conditions: UpdateConditions,
         payload: Bytes,
         expires: Option<Millis>,
     },
@@ -199,8 +200,8 @@ impl Replica {
     fn start(&mut self, ctx: &mut Context<'_>, queued: QueuedOp) -> StartResult {
         let QueuedOp { chunk, kind, waiters } = queued;
         match kind {
-            OpKind::Update { request, at, payload, expires } => {
-                self.start_update(ctx, request, at, payload, expires, waiters)
+            OpKind::Update { request, conditions, payload, expires } => {
+                self.start_update(ctx, request, conditions, payload, expires, waiters)
             }
             OpKind::Forward { request, payload } => {
                 self.start_forward(ctx, request, payload, waiters)

@@ -121,6 +121,7 @@ impl Replica {
         self.abort_forgets(ctx);
         self.restart_purges(ctx);
         self.restart_drops(ctx);
+        self.restart_draining();
         match self.role() {
             Role::Serving => {
                 self.release_received(ctx);

@@ -13,7 +13,9 @@ use crate::chunk::{ChunkMeta, ChunkState, ContentChange, StoreUpdate};
 use crate::error::{StorageError, StoreError};
 use crate::ids::{ChunkId, ChunkVersion, RequestTag};
 use crate::layout::CHUNK_BYTES_MAX;
-use crate::message::{ForwardRequest, StorageReply, UpdateRequest, Updated, class};
+use crate::message::{
+    ForwardRequest, StorageReply, UpdateConditions, UpdateRequest, Updated, class,
+};
 use crate::time::Millis;
 
 impl Replica {
@@ -21,7 +23,7 @@ impl Replica {
         &mut self,
         ctx: &mut Context<'_>,
         request: UpdateRequest,
-        at: Option<ChunkVersion>,
+        conditions: UpdateConditions,
         payload: Bytes,
         expires: Option<Millis>,
         waiters: VecDeque<Token>,
@@ -37,10 +39,10 @@ impl Replica {
                 return answer(ctx, waiters, Err(StorageError::InodeForgotten { inode }));
             }
             let chunk = request.chunk;
-            let kind = OpKind::Update { request, at, payload, expires };
+            let kind = OpKind::Update { request, conditions, payload, expires };
             return StartResult::Resolve(meta.chunk, Box::new(QueuedOp { chunk, kind, waiters }));
         }
-        match self.admit_update(ctx, &request, at, &payload, &meta) {
+        match self.admit_update(ctx, &request, conditions, &payload, &meta) {
             Err(error) => answer(ctx, waiters, Err(error)),
             Ok(Some(reply)) => answer(ctx, waiters, Ok(reply)),
             // Checked here as well: the update may have waited in the queue until now.
@@ -58,7 +60,7 @@ impl Replica {
                 };
                 let (version, tag) = (before.next(), request.tag);
                 if self.starts_as_copy(&request, &payload, &meta) {
-                    let kind = OpKind::Update { request, at, payload, expires };
+                    let kind = OpKind::Update { request, conditions, payload, expires };
                     return self.start_copy(ctx, kind, version, tag, &meta, waiters);
                 }
                 let update = StoreUpdate {
@@ -68,7 +70,8 @@ impl Replica {
                     tags: self.tags_before(&meta, request.chunk).with(tag, version),
                     change: request.change,
                 };
-                let kind = OpKind::Update { request, at, payload: payload.clone(), expires };
+                let kind =
+                    OpKind::Update { request, conditions, payload: payload.clone(), expires };
                 self.apply(ctx, kind, update, payload, Some(tag), waiters)
             }
         }
@@ -80,7 +83,7 @@ impl Replica {
         &self,
         ctx: &Context<'_>,
         request: &UpdateRequest,
-        at: Option<ChunkVersion>,
+        conditions: UpdateConditions,
         payload: &Bytes,
         meta: &ChunkMeta,
     ) -> Result<Option<Updated>, StorageError> {
@@ -114,7 +117,8 @@ impl Replica {
         if newest > chunk.epoch && self.config.makes(Check::Epoch) {
             return Err(StorageError::EpochEnded { chunk, newest });
         }
-        if let Some(expected) = at.filter(|expected| *expected != committed.version) {
+        self.check_fence(chunk, conditions.volume)?;
+        if let Some(expected) = conditions.at.filter(|expected| *expected != committed.version) {
             let committed = committed.version;
             return Err(StorageError::ChunkChanged { chunk, expected, committed });
         }

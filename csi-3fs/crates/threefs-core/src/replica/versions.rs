@@ -9,7 +9,6 @@
 //! serve. A version that is hidden when the next one is committed is dropped without a scan.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use super::commit::no_waiters;
 use super::queue::{Op, OpKind, StartResult, Step};
@@ -32,7 +31,7 @@ const WAIT_MS: u64 = 50;
 #[derive(Debug, Default)]
 pub(super) struct Drops {
     /// By the number of the volume.
-    lists: BTreeMap<u32, Arc<ShownEpochs>>,
+    lists: BTreeMap<u32, ShownEpochs>,
     due: VecDeque<ChunkId>,
     /// The versions after this one remain to be scanned.
     scan: Option<Option<ChunkId>>,
@@ -61,9 +60,9 @@ impl Drops {
 
 impl Replica {
     /// Handles a newer list of the shown epochs of a volume.
-    pub(super) fn on_shown(&mut self, ctx: &Context<'_>, list: Arc<ShownEpochs>) {
-        let before = self.drops.lists.insert(list.volume, Arc::clone(&list));
-        if list.hides_more_than(before.as_deref()) && self.role() == Role::Serving {
+    pub(super) fn on_shown(&mut self, ctx: &Context<'_>, list: &ShownEpochs) {
+        let before = self.drops.lists.insert(list.volume, list.clone());
+        if list.hides_more_than(before.as_ref()) && self.role() == Role::Serving {
             self.drops.start_scan();
             self.schedule_drops(ctx.now);
         }

@@ -104,7 +104,9 @@ impl Operation for Terms<'_> {
             terms.push(row.filter(|row| !row.dead).and_then(|row| match &row.inode.kind {
                 InodeKind::File { layout, .. } => {
                     let (end, until_unix_s) = (row.needed_end(), self.until_unix_s);
-                    Some(FileTerms { layout: layout.clone(), end, until_unix_s })
+                    // No volume has had a snapshot.
+                    let place = None;
+                    Some(FileTerms { layout: layout.clone(), end, until_unix_s, place })
                 }
                 _ => None,
             }));

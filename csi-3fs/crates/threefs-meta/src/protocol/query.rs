@@ -99,4 +99,10 @@ pub enum MetaQuery {
     Trash(TrashQuery),
     /// Compares storage with the tree. Answered with [`MetaReply::Audit`].
     Audit(AuditQuery),
+    /// Volume and epoch of files, which updates of them must name; for holders of the cluster's key.
+    /// Answered with [`MetaReply::Epochs`].
+    Epochs {
+        /// The files, at most [`BATCH_MAX`].
+        inodes: Vec<InodeId>,
+    },
 }

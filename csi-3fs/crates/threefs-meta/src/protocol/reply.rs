@@ -2,6 +2,7 @@
 
 use fabric::auth::capability::Capability;
 use serde::{Deserialize, Serialize};
+use threefs_core::fence::VolumeEpoch;
 use threefs_core::ids::InodeId;
 
 use crate::error::MetaError;
@@ -86,6 +87,8 @@ pub enum MetaReply {
     Trash(TrashAnswer),
     /// Answer to an audit.
     Audit(AuditAnswer),
+    /// In the order of the request; `None` for a file that does not exist.
+    Epochs(Vec<Option<VolumeEpoch>>),
 }
 
 /// Role of a service among those over one store.

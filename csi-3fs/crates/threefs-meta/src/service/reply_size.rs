@@ -15,6 +15,8 @@ const ENTRY_BYTES: usize = 24;
 const INODE_BYTES: usize = 256 + RANGES_MAX * 10;
 /// A signed capability.
 const CAPABILITY_BYTES: usize = 256;
+/// Volume and epoch of a file: three numbers.
+const EPOCH_BYTES: usize = 24;
 /// The path of a directory.
 const PATH_BYTES: usize = 64 << 10;
 /// An entry of a trash: its path, its name, numbers.
@@ -66,6 +68,7 @@ fn of_query(query: &MetaQuery) -> usize {
         MetaQuery::Audit(AuditQuery::StartRepair { .. } | AuditQuery::Repair { .. }) => 64,
         MetaQuery::StatChunks { chunks, .. } => INODE_BYTES + chunks.len().min(BATCH_MAX) * 10,
         MetaQuery::Capabilities { inodes } => capabilities(inodes.len()),
+        MetaQuery::Epochs { inodes } => inodes.len().min(BATCH_MAX) * EPOCH_BYTES + 64,
         MetaQuery::GetAttribute { .. } => ATTRIBUTE_BYTES_MAX,
         MetaQuery::ListAttributes { .. } => ATTRIBUTES_BYTES_MAX,
         MetaQuery::PathOf { .. } => PATH_BYTES,

@@ -168,6 +168,7 @@ impl Tree {
                     | MetaQuery::Role
                     | MetaQuery::Trash(TrashQuery::Count)
                     | MetaQuery::Audit(_)
+                    | MetaQuery::Epochs { .. }
                     | MetaQuery::Capabilities { .. },
                 ..
             }
@@ -251,6 +252,8 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
     match request {
         MetaRequest::Query { query, .. } => match query {
             MetaQuery::PathOf { .. } => control("the path of a directory"),
+            // Capabilities name it.
+            MetaQuery::Epochs { .. } => control("the epoch of a volume"),
             MetaQuery::Status
             | MetaQuery::Role
             | MetaQuery::Trash(TrashQuery::Count)

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use threefs_core::ids::{ChainId, NodeId, StoreId, TargetId};
+use threefs_core::ids::{ChainId, InodeId, NodeId, StoreId, TargetId};
 use threefs_core::routing::Move;
 use threefs_core::routing::{Chain, ChainTable, RoutingInfo};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
-    self, CAPACITIES, CHAINS, CLUSTER, HELD, MOVE_RATE, MOVES, NODES, NodeRow, PlacementGoal,
-    REBALANCE, RESTORED, RETIRED, ROUTING, STORES, TABLES,
+    self, CAPACITIES, CHAINS, CLUSTER, FENCES, FenceRow, HELD, MOVE_RATE, MOVES, NODES, NodeRow,
+    PlacementGoal, REBALANCE, RESTORED, RETIRED, ROUTING, STORES, TABLES,
 };
 
 /// Upper bound, above the size of any cluster.
@@ -28,6 +28,8 @@ pub(crate) struct Loaded {
     pub move_rate: u64,
     /// The newest known state of each held chain.
     pub held: BTreeMap<ChainId, Chain>,
+    /// The fence of each volume that has one.
+    pub fences: BTreeMap<InodeId, FenceRow>,
     /// Whether chains remain to be held.
     pub restored: bool,
 }
@@ -67,6 +69,10 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
     for (key, value) in txn.range(&KeyRange::prefix(HELD), ROWS_MAX).await? {
         let chain: Chain = rows::decode(&key, &value)?;
         loaded.held.insert(chain.id, chain);
+    }
+    for (key, value) in txn.range(&KeyRange::prefix(FENCES), ROWS_MAX).await? {
+        let row: FenceRow = rows::decode(&key, &value)?;
+        loaded.fences.insert(row.fence.volume, row);
     }
     loaded.restored = rows::read(txn, RESTORED).await?.unwrap_or_default();
     loaded.move_rate = rows::read(txn, MOVE_RATE).await?.unwrap_or_default();

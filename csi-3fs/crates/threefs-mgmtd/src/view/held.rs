@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use threefs_core::heartbeat::SeenRouting;
-use threefs_core::ids::{ChainId, ChainVersion, NodeId, StoreId, TargetId};
+use threefs_core::ids::{ChainId, ChainVersion, FencesVersion, NodeId, StoreId, TargetId};
 use threefs_core::membership::{MembershipRecord, Unproven, confirm, hold, newest};
 use threefs_core::routing::{Chain, ChainTarget};
 use threefs_core::time::Millis;
@@ -28,13 +28,15 @@ fn records_of<'a>(reported: &[Reported<'a>]) -> impl Iterator<Item = &'a Members
 
 impl View {
     /// Whether a node has seen newer state than this store has: it was restored from a backup.
-    pub(crate) fn is_behind(&self, seen: &SeenRouting) -> bool {
+    pub(crate) fn is_behind(&self, seen: &SeenRouting, fences: FencesVersion) -> bool {
         let is_newer = |record: &MembershipRecord| {
             let chain = self.routing.chains.get(&record.chain.id);
             !self.routing.retired.contains(&record.target)
                 && chain.is_some_and(|chain| record.supersedes(chain))
         };
-        seen.version > self.routing.version || seen.records.iter().any(is_newer)
+        seen.version > self.routing.version
+            || fences > self.fences_version()
+            || seen.records.iter().any(is_newer)
     }
 
     /// The reported records by chain, without copies of another node's. The record of a target that

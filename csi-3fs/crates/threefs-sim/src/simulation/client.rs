@@ -10,7 +10,8 @@ use threefs_core::chunk::ContentChange;
 use threefs_core::error::{Remedy, StorageError};
 use threefs_core::ids::{ChannelId, ChunkId, ClientId, Epoch, RequestTag};
 use threefs_core::message::{
-    Address, ReadMany, ReadPart, ReadRequest, StorageReply, StorageRequest, UpdateRequest,
+    Address, NamedVolume, ReadMany, ReadPart, ReadRequest, StorageReply, StorageRequest,
+    UpdateConditions, UpdateRequest,
 };
 use threefs_core::routing::{ChainTarget, PublicState, RoutingInfo};
 
@@ -41,6 +42,8 @@ pub enum Activity {
         end: Option<u64>,
         /// The epoch of its next attempt.
         epoch: Epoch,
+        /// It has been refused because of a fence.
+        is_refused: bool,
     },
     /// One attempt of a read.
     Reading {
@@ -145,7 +148,8 @@ impl Simulation {
             None => self.fencing.start_update(tag, self.now),
         };
         let (invoked, epoch) = (self.now, self.epochs.of_update(self.now));
-        self.tasks[task].activity = Activity::Updating { tag, invoked, intent, end, epoch };
+        self.tasks[task].activity =
+            Activity::Updating { tag, invoked, intent, end, epoch, is_refused: false };
     }
 
     fn random_change(&mut self) -> (ContentChange, Bytes) {
@@ -208,7 +212,7 @@ impl Simulation {
                 };
                 (request, Bytes::new())
             }
-            Activity::Updating { tag, intent, epoch, .. } => {
+            Activity::Updating { tag, intent, epoch, is_refused, .. } => {
                 let payload = intent.payload.clone();
                 *epoch = self.epochs.of_repeated(*epoch, now);
                 let update = UpdateRequest {
@@ -219,7 +223,14 @@ impl Simulation {
                     payload_checksum: Checksum::of(&payload),
                     chunk_bytes: CHUNK_BYTES,
                 };
-                (StorageRequest::Update(update), payload)
+                let request = match self.epochs.named_volume(*epoch, *is_refused) {
+                    NamedVolume::Unnamed => StorageRequest::Update(update),
+                    volume => {
+                        let conditions = UpdateConditions { volume, at: None };
+                        StorageRequest::UpdateIf(update, conditions)
+                    }
+                };
+                (request, payload)
             }
         };
         self.rpcs += 1;
@@ -228,10 +239,7 @@ impl Simulation {
         let endpoint = self.tasks[task].endpoint;
         self.rpc_task.insert(rpc, task);
         let node = place.node.0 as usize;
-        let expires = match &request {
-            StorageRequest::Update(update) => self.expiry(update.tag, node),
-            _ => None,
-        };
+        let expires = request.update().and_then(|(update, _)| self.expiry(update.tag, node));
         let (caller, request) = (CallerId::client(endpoint, rpc), Box::new(request));
         let deadline = self.now + TIMEOUT_US;
         self.send(endpoint, node, Packet::Request { caller, request, payload, expires, deadline });
@@ -309,9 +317,11 @@ impl Simulation {
                     }
                 }
             }
-            (Activity::Updating { .. }, Err(StorageError::EpochEnded { newest, .. })) => {
-                if let Activity::Updating { epoch, .. } = &mut self.tasks[task].activity {
-                    *epoch = newest.max(*epoch);
+            (Activity::Updating { .. }, Err(error)) if error.remedy() == Remedy::RenewEpoch => {
+                let current = self.epochs.current(now);
+                if let Activity::Updating { epoch, is_refused, .. } = &mut self.tasks[task].activity
+                {
+                    (*epoch, *is_refused) = (current.max(*epoch), true);
                 }
                 self.wake_task(task, self.retry_us);
                 return Ok(());

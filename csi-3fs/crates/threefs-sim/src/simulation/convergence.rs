@@ -46,6 +46,7 @@ impl Simulation {
         routing.chains.values().all(Chain::is_whole)
             && routing.moves.is_empty()
             && self.removal.is_done()
+            && self.epochs.are_done()
             && self.tasks.iter().all(|task| matches!(task.activity, Activity::Idle))
             && self.nodes.iter().all(|node| node.is_idle())
             && self.members().all(well)

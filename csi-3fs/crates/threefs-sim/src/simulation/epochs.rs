@@ -1,20 +1,28 @@
-//! Epochs of the volume, in some of the schedules: they end at random times, clients learn of that late
-//! and read versions of epochs that have ended. Some of the epochs have no snapshot, or one that is
-//! removed; nodes learn of that late and drop the versions that no other snapshot shows.
+//! Epochs of the volume, in some of the schedules: snapshots are created at random times, clients learn
+//! late that an epoch has ended, and read versions of such epochs. Some creations are given up, and some
+//! snapshots removed; nodes learn of that late and drop the versions that no other snapshot shows.
+//!
+//! A creation raises the fence at the manager until all nodes have confirmed it. From then on no update
+//! of an earlier epoch may be made.
 
 use std::sync::Arc;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use threefs_core::ids::{ChunkId, ChunkVersion, Epoch};
+use threefs_core::fence::{FenceTable, Fences, VolumeFence};
+use threefs_core::heartbeat::FenceReport;
+use threefs_core::ids::{ChunkId, ChunkVersion, Epoch, FencesVersion, InodeId};
+use threefs_core::message::NamedVolume;
 use threefs_core::replica::Event;
+use threefs_core::routing::PublicState;
 use threefs_core::shown::ShownEpochs;
+use threefs_core::time::Millis;
 
-use super::{Simulation, Violation};
+use super::{Packet, SimEvent, Simulation, Violation};
 use crate::fault_plan::FAULTS_END_US;
 use crate::mutations::Mutation;
 use crate::store::Slot;
-use crate::topology::At;
+use crate::topology::{At, chain_id};
 
 /// Seed of the generator of epochs.
 const SEED: u64 = 0x6570_6f63;
@@ -22,8 +30,20 @@ const SEED: u64 = 0x6570_6f63;
 const ENDS_MAX: usize = 4;
 /// The number of the volume.
 const VOLUME: u32 = 3;
-/// Maximum age of a list of shown epochs when a node receives it.
-const LIST_AGE_US_MAX: u64 = 40_000;
+/// Its directory.
+const DIRECTORY: InodeId = InodeId(40);
+/// Interval between two attempts of a creation.
+const ATTEMPT_US: u64 = 5_000;
+
+/// A creation of a snapshot.
+#[derive(Clone, Copy, Debug)]
+struct Creation {
+    at: u64,
+    /// It is given up after this time.
+    tries_us: u64,
+    /// When its snapshot is removed, after its creation; `None` if never.
+    removed_after: Option<u64>,
+}
 
 /// The end of an epoch.
 #[derive(Debug)]
@@ -37,6 +57,8 @@ struct End {
 #[derive(Debug)]
 pub(crate) struct Epochs {
     rng: ChaCha8Rng,
+    /// The next creations, the first one last.
+    creations: Vec<Creation>,
     /// The end of each epoch, in order.
     ends: Vec<End>,
 }
@@ -54,13 +76,53 @@ impl Epochs {
         let mut times: Vec<u64> =
             (0..count).map(|_| rng.random_range(20_000..FAULTS_END_US)).collect();
         times.sort_unstable();
-        let ends = times.into_iter().map(|at| {
-            // At its end, it has no snapshot.
-            let after = [0, rng.random_range(1_000..FAULTS_END_US)][rng.random_range(0..2)];
-            End { at, removed: rng.random_bool(0.5).then_some(at + after) }
+        let creations = times.into_iter().rev().map(|at| {
+            let tries_us = rng.random_range(20_000..400_000);
+            let after = rng.random_range(1_000..FAULTS_END_US);
+            Creation { at, tries_us, removed_after: rng.random_bool(0.5).then_some(after) }
         });
-        let ends = ends.collect();
-        Self { rng, ends }
+        let creations = creations.collect();
+        Self { rng, creations, ends: Vec::new() }
+    }
+
+    /// When the first creation starts, if there is one.
+    pub(crate) fn first_at(&self) -> Option<u64> {
+        self.creations.last().map(|creation| creation.at)
+    }
+
+    /// Whether nodes ask for fences in this schedule.
+    pub(crate) fn are_some(&self) -> bool {
+        !self.creations.is_empty() || !self.ends.is_empty()
+    }
+
+    /// Whether no creation is left.
+    pub(crate) fn are_done(&self) -> bool {
+        self.creations.is_empty()
+    }
+
+    /// The volume that an update names: earlier clients name none.
+    pub(crate) fn named_volume(&mut self, epoch: Epoch, is_refused: bool) -> NamedVolume {
+        let is_earlier = epoch == Epoch::default() && !is_refused;
+        if is_earlier && (!self.are_some() || self.rng.random_bool(0.3)) {
+            return NamedVolume::Unnamed;
+        }
+        NamedVolume::Volume(DIRECTORY)
+    }
+
+    /// The epoch of which clients learn from the metadata.
+    pub(crate) fn current(&self, now: u64) -> Epoch {
+        epoch(self.count(now))
+    }
+
+    /// The fence of the current epoch, or of the one after it.
+    fn fence(&self, now: u64, raised: bool) -> VolumeFence {
+        let count = self.count(now) + u32::from(raised);
+        VolumeFence { volume: DIRECTORY, epoch: epoch(count), shown: self.shown(now) }
+    }
+
+    fn end(&mut self, now: u64, removed: Option<u64>) {
+        self.ends.push(End { at: now, removed });
+        self.creations.pop();
     }
 
     fn count(&self, now: u64) -> u32 {
@@ -117,20 +179,119 @@ impl Epochs {
 }
 
 impl Simulation {
-    /// A node receives a list of shown epochs, possibly an old one.
-    pub(super) fn give_shown(&mut self, node: usize) -> Result<(), Violation> {
-        if self.epochs.ends.is_empty() {
+    /// Creates snapshots, and publishes the list of shown epochs.
+    pub(super) fn run_creations(&mut self) -> Result<(), Violation> {
+        self.push(ATTEMPT_US, SimEvent::Create);
+        if self.manager_away {
             return Ok(());
         }
-        let age = match self.faults_ended {
-            true => 0,
-            false => self.epochs.rng.random_range(0..LIST_AGE_US_MAX),
-        };
-        let list = Arc::new(self.epochs.shown(self.now.saturating_sub(age)));
-        for chain in 0..self.topology.chains {
-            self.deliver_event(At { node, chain }, Event::Shown(Arc::clone(&list)))?;
+        let now = self.now;
+        if !self.epochs.ends.is_empty() {
+            let fence = self.epochs.fence(now, false);
+            self.manager.raise_fence(&fence);
+        }
+        let Some(creation) = self.epochs.creations.last().copied() else { return Ok(()) };
+        if now < creation.at {
+            return Ok(());
+        }
+        let fence = self.epochs.fence(now, true);
+        let version = self.manager.raise_fence(&fence);
+        let waits_for = self.manager.fences_wait_for(version, Millis(now / 1_000));
+        if waits_for.is_none() {
+            self.note(|| format!("CONFIRMED {}", fence.epoch));
+            self.confirm(fence.epoch);
+            self.epochs.end(now, creation.removed_after.map(|after| now + after));
+        } else if now > creation.at + creation.tries_us && !self.faults_ended {
+            self.note(|| format!("GIVEN UP {}: it waits for {waits_for:?}", fence.epoch));
+            self.epochs.end(now, Some(now));
         }
         Ok(())
+    }
+
+    /// From now on no update of an earlier epoch may be made. A chain without a serving target makes those
+    /// that are pending before it serves again.
+    fn confirm(&mut self, epoch: Epoch) {
+        for chain in (0..self.topology.chains).filter(|chain| !self.promoted.contains_key(chain)) {
+            let published = self.manager.chain(chain_id(chain));
+            let serving = published.into_iter().flat_map(|it| &it.targets);
+            if serving.clone().any(|place| place.state == PublicState::Serving) {
+                self.epochs_ended.insert(chain, epoch);
+            } else {
+                self.epochs_ended.remove(&chain);
+            }
+        }
+    }
+
+    /// Checks the commit of a version, whether its replica serves or not.
+    pub(super) fn check_epoch(&mut self, at: At, chunk: ChunkId) -> Result<(), Violation> {
+        let Some(slot) = self.hosted(at).store.slots().get(&chunk) else { return Ok(()) };
+        let version = slot.committed.state.version;
+        if !self.committed.insert((chunk.first_version(), version)) {
+            return Ok(());
+        }
+        let ended = self.epochs_ended.get(&at.chain).filter(|ended| chunk.epoch < **ended);
+        match ended {
+            Some(epoch) if !self.promoted.contains_key(&at.chain) => {
+                let name = self.name(at);
+                let what = format!("{name}: version {version} of {chunk} was made after {epoch}");
+                Err(self.violation(what))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A node asks for fences.
+    pub(super) fn ask_fences(&mut self, node: usize) {
+        let state = &self.nodes[node];
+        let (known, incarnation) = (state.fences.version(), state.incarnation);
+        self.send(node, self.manager_endpoint(), Packet::AskFences { known, incarnation });
+    }
+
+    /// Sends the fences that have changed to a node.
+    pub(super) fn send_fences(&mut self, node: usize, known: FencesVersion, incarnation: u64) {
+        if let Some(fences) = self.manager.fences_after(known) {
+            let fences = Box::new(fences);
+            let from = self.manager_endpoint();
+            self.send(from, node, Packet::Fences { fences, incarnation });
+        }
+    }
+
+    /// The fences that a node knows and confirms.
+    pub(super) fn fence_report(&self, node: usize) -> FenceReport {
+        let state = &self.nodes[node];
+        let replicas = state.targets.iter().zip(0..).filter_map(|(hosted, chain)| {
+            Some((At { node, chain }.target(), hosted.replica.as_ref()?.drained_fences()))
+        });
+        match self.mutation {
+            Mutation::ConfirmEarly => {
+                let named = state.fences_named;
+                let drained = replicas.map(|(target, _)| (target, named));
+                FenceReport { known: named, drained: drained.collect() }
+            }
+            _ => FenceReport { known: state.fences.version(), drained: replicas.collect() },
+        }
+    }
+
+    /// A node receives fences.
+    pub(super) fn give_fences(&mut self, node: usize, fences: &Fences) -> Result<(), Violation> {
+        let mut table = FenceTable::clone(&self.nodes[node].fences);
+        table.add(fences);
+        let version = table.version();
+        self.nodes[node].fences = Arc::new(table);
+        for chain in 0..self.topology.chains {
+            self.deliver_fences(At { node, chain })?;
+        }
+        self.nodes[node].lease.fences_known(version);
+        Ok(())
+    }
+
+    /// Delivers the fences of a node to one of its targets.
+    pub(super) fn deliver_fences(&mut self, at: At) -> Result<(), Violation> {
+        let table = Arc::clone(&self.nodes[at.node].fences);
+        match table.is_empty() && table.version() == FencesVersion(0) {
+            true => Ok(()),
+            false => self.deliver_event(at, Event::Fences(table)),
+        }
     }
 
     /// Whether no replica has a version that no snapshot shows, except the newest of each chunk.

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use threefs_core::heartbeat::{Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::fence::Fences;
+use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
+use threefs_core::ids::FencesVersion;
 use threefs_core::message::{StorageRequest, StorageResult};
 use threefs_core::routing::RoutingInfo;
 use threefs_core::time::Millis;
@@ -58,11 +60,13 @@ pub(crate) enum Packet {
     Heartbeat {
         heartbeat: Box<Heartbeat>,
         seen: Box<SeenRouting>,
+        fences: Box<FenceReport>,
         sent_at: Millis,
         incarnation: u64,
     },
     HeartbeatReply {
         reply: HeartbeatReply,
+        fences: FencesVersion,
         sent_at: Millis,
         incarnation: u64,
     },
@@ -75,6 +79,14 @@ pub(crate) enum Packet {
     },
     Routing {
         routing: Rc<RoutingInfo>,
+        incarnation: u64,
+    },
+    AskFences {
+        known: FencesVersion,
+        incarnation: u64,
+    },
+    Fences {
+        fences: Box<Fences>,
         incarnation: u64,
     },
 }
@@ -139,6 +151,8 @@ pub(crate) enum SimEvent {
     AbandonMove,
     /// Garbage collection requests the heads to forget the removed file.
     Collect,
+    /// Snapshots are created, and lists of shown epochs published.
+    Create,
     Task {
         task: usize,
         generation: u64,

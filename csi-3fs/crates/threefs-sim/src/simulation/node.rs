@@ -2,12 +2,14 @@
 //! storage service has its own version of this driver.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use fabric::rpc::Budget;
 use rand::Rng;
 use threefs_core::error::StorageError;
+use threefs_core::fence::FenceTable;
 use threefs_core::heartbeat::{DataFolder, Heartbeat, LocalState, SeenRouting, ServingLease};
-use threefs_core::ids::{Incarnation, NodeId, RoutingVersion, StoreId};
+use threefs_core::ids::{FencesVersion, Incarnation, NodeId, RoutingVersion, StoreId};
 use threefs_core::message::StorageRequest;
 use threefs_core::replica::{CallId, Event, PeerFailure};
 use threefs_core::routing::{PublicState, RoutingInfo};
@@ -41,8 +43,11 @@ pub struct Node {
     pub(crate) targets: Vec<Hosted>,
     /// Without a port, all requests are admitted.
     port: Option<Port>,
-    lease: ServingLease,
+    pub(crate) lease: ServingLease,
     routing: Rc<RoutingInfo>,
+    pub(crate) fences: Arc<FenceTable>,
+    /// The version that the last reply to a heartbeat has named.
+    pub(crate) fences_named: FencesVersion,
     sequence: u64,
     /// The disk does not respond before this time.
     pub disk_hangs_until: u64,
@@ -75,6 +80,8 @@ impl Node {
             port: None,
             lease: ServingLease::default(),
             routing: Rc::default(),
+            fences: Arc::default(),
+            fences_named: FencesVersion(0),
             sequence: 0,
             disk_hangs_until: 0,
             full: false,
@@ -122,6 +129,7 @@ impl Node {
         self.port = budgets.map(Port::new);
         self.lease = ServingLease::default();
         self.routing = Rc::default();
+        (self.fences, self.fences_named) = (Arc::default(), FencesVersion(0));
         self.sequence = 0;
     }
 
@@ -189,7 +197,8 @@ impl Simulation {
         let version = self.known_routing(node);
         let seen = Box::new(SeenRouting { version, records: records.collect() });
         let heartbeat = Box::new(heartbeat);
-        let packet = Packet::Heartbeat { heartbeat, seen, sent_at: now, incarnation };
+        let fences = Box::new(self.fence_report(node));
+        let packet = Packet::Heartbeat { heartbeat, seen, fences, sent_at: now, incarnation };
         self.send(node, self.manager_endpoint(), packet);
         self.push(HEARTBEAT_US, SimEvent::Heartbeat { node, incarnation });
         Ok(())
@@ -197,6 +206,9 @@ impl Simulation {
 
     pub(crate) fn poll(&mut self, node: usize, incarnation: u64) {
         self.send(node, self.manager_endpoint(), Packet::AskRouting { incarnation });
+        if self.epochs.are_some() {
+            self.ask_fences(node);
+        }
         self.push(self.nodes[node].poll_us, SimEvent::Poll { node, incarnation });
     }
 
@@ -219,11 +231,19 @@ impl Simulation {
                 let event = Event::Answer { call: CallId(caller.rpc), result, payload };
                 self.give_caller(node, caller, event)
             }
-            Packet::HeartbeatReply { reply, sent_at, incarnation } => {
+            Packet::HeartbeatReply { reply, fences, sent_at, incarnation } => {
                 if incarnation != self.nodes[node].incarnation {
                     return Ok(());
                 }
-                self.nodes[node].lease.heartbeat_answered(sent_at, reply);
+                let needed = match self.mutation {
+                    Mutation::LeaseWithoutFences => FencesVersion(0),
+                    _ => fences,
+                };
+                self.nodes[node].fences_named = fences;
+                self.nodes[node].lease.heartbeat_answered(sent_at, reply, needed);
+                if self.nodes[node].lease.fences_needed().is_some() {
+                    self.ask_fences(node);
+                }
                 if self.nodes[node].lease.routing_needed().is_some() {
                     self.send(node, self.manager_endpoint(), Packet::AskRouting { incarnation });
                 }
@@ -236,8 +256,13 @@ impl Simulation {
             Packet::Routing { routing, incarnation }
                 if incarnation == self.nodes[node].incarnation =>
             {
-                self.give_shown(node)?;
                 self.give_routing(node, routing)
+            }
+            Packet::Fences { fences, incarnation }
+                if incarnation == self.nodes[node].incarnation =>
+            {
+                self.give_fences(node, &fences)?;
+                self.give_lease(node)
             }
             _ => Ok(()),
         }

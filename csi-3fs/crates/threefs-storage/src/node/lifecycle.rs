@@ -126,6 +126,10 @@ impl Node {
         if let Some(chain) = routing.chain(chain) {
             notify(&target, &routing, chain, id);
         }
+        // As the routing, and before the lease, which counts only with them.
+        let fences = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
+        target.handle(Event::Fences(Arc::clone(&fences.table)));
+        drop(fences);
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(valid_until) = lease.valid_until() {
             target.handle(Event::Lease { valid_until });

@@ -11,8 +11,8 @@ use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, StoreUpdate, Which}
 use threefs_core::forgotten::InodeRange;
 use threefs_core::heartbeat::{DataFolder, HeartbeatReply, LocalState, TargetReport};
 use threefs_core::ids::{
-    ChainVersion, ChunkId, ChunkVersion, ClusterId, Incarnation, InodeId, NodeId, RoutingVersion,
-    StoreId,
+    ChainVersion, ChunkId, ChunkVersion, ClusterId, FencesVersion, Incarnation, InodeId, NodeId,
+    RoutingVersion, StoreId,
 };
 use threefs_core::message::{Address, ForgetInodes, StorageReply, StorageRequest};
 use threefs_core::routing::{Chain, ChainTarget, NodeInfo, PublicState, RoutingInfo};
@@ -197,11 +197,11 @@ impl Fixture {
         let (routing_version, lease_ms) = (routing.version, self.lease_ms);
         self.node.update_routing(&Arc::new(routing));
         let reply = HeartbeatReply { routing_version, lease_ms };
-        self.node.heartbeat_answered(self.node.context.clock.now(), reply);
+        self.node.heartbeat_answered(self.node.context.clock.now(), reply, FencesVersion(0));
     }
 
     fn report(&self) -> Option<TargetReport> {
-        self.node.reports().into_iter().next()
+        self.node.reports().0.into_iter().next()
     }
 
     async fn until(&self, state: LocalState) -> TargetReport {

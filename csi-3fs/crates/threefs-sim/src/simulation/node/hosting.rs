@@ -94,6 +94,9 @@ impl Simulation {
         let replica = replica(at, hosted.opening, mutation, purge_after_ms);
         hosted.start_replica(replica);
         self.deliver_routing(at)?;
+        if mutation != Mutation::ForgetFences {
+            self.deliver_fences(at)?;
+        }
         self.deliver_lease(at)?;
         if self.nodes[at.node].leaving && mutation != Mutation::ReportLeaveAtOnce {
             self.deliver_event(at, Event::Leave)?;

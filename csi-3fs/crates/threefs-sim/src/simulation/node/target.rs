@@ -115,7 +115,9 @@ impl Hosted {
     fn skip_version_check(&self, request: &mut StorageRequest) {
         let Some(chain) = self.replica.as_ref().and_then(Replica::chain) else { return };
         match request {
-            StorageRequest::Update(update) => update.to.chain_version = chain.version,
+            StorageRequest::Update(update) | StorageRequest::UpdateIf(update, _) => {
+                update.to.chain_version = chain.version;
+            }
             StorageRequest::Forward(forward) => {
                 forward.to.chain_version = chain.version;
                 if let Some(predecessor) = chain.predecessor(self.at.target()) {
@@ -163,7 +165,10 @@ impl Simulation {
         }
         match (&mut request, mutation) {
             (request, Mutation::SkipVersionCheck) => hosted.skip_version_check(request),
-            (StorageRequest::Update(update), Mutation::AcknowledgeBeforeTail) => {
+            (
+                StorageRequest::Update(update) | StorageRequest::UpdateIf(update, _),
+                Mutation::AcknowledgeBeforeTail,
+            ) => {
                 hosted.update_tokens.insert(update.tag, token);
             }
             (StorageRequest::Read(read), Mutation::ReadPending) => {
@@ -224,6 +229,7 @@ impl Simulation {
                 }
                 Action::Commit { op, chunk, version, chain_version } => {
                     let result = self.hosted_mut(at).store.commit(chunk, version, chain_version);
+                    self.check_epoch(at, chunk)?;
                     self.observe_commit(at, chunk)?;
                     self.disk(at, 0..300, Job::Commit { op, result });
                 }

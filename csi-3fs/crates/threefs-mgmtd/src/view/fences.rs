@@ -1,0 +1,87 @@
+//! Fences of volumes, and who has confirmed them.
+
+use threefs_core::fence::{Fences, VolumeFence};
+use threefs_core::heartbeat::TargetReport;
+use threefs_core::ids::{FencesVersion, NodeId};
+use threefs_core::routing::{Chain, ChainTarget, PublicState};
+use threefs_core::time::Millis;
+
+use super::{LastHeartbeat, View};
+use crate::config::Timers;
+use crate::protocol::MgmtdError;
+use crate::rows::FenceRow;
+
+impl View {
+    /// The version of the newest fence: a lease counts only with it.
+    pub(crate) fn fences_version(&self) -> FencesVersion {
+        let stored = self.fences.values().map(|row| row.version).max().unwrap_or_default();
+        stored.max(FencesVersion::first_of(self.routing.version))
+    }
+
+    /// The fences that have changed since `known`; all of them in another era.
+    pub(crate) fn fences_after(&self, known: FencesVersion) -> Option<Fences> {
+        let version = self.fences_version();
+        let is_of_era = known >= FencesVersion::first_of(self.routing.version);
+        let rows = self.fences.values().filter(|row| !is_of_era || row.version > known);
+        let volumes = rows.map(|row| row.fence.clone());
+        (version > known).then(|| Fences { version, volumes: volumes.collect() })
+    }
+
+    /// Refuses a fence that the volume cannot have.
+    pub(crate) fn check_fence(&self, fence: &VolumeFence) -> Result<(), MgmtdError> {
+        let is_taken = |row: &&FenceRow| {
+            row.fence.epoch.volume == fence.epoch.volume && row.fence.volume != fence.volume
+        };
+        let checked = match self.fences.values().find(is_taken) {
+            Some(row) => {
+                Err(format!("epoch {}: it is of volume {}", fence.epoch, row.fence.volume))
+            }
+            None => fence.check(),
+        };
+        checked.map_err(|reason| MgmtdError::InvalidFence { volume: fence.volume, reason })
+    }
+
+    /// What the fences of this version wait for; `None`: from now on, no update that they refuse is
+    /// executed.
+    ///
+    /// Each node that may have a lease knows them, so no such update starts. Each serving target has
+    /// executed all earlier ones in the current chain; a target that is not in it has no part.
+    pub(crate) fn fences_wait_for(
+        &self,
+        timers: &Timers,
+        version: FencesVersion,
+        now: Millis,
+    ) -> Option<String> {
+        // Leases of a former primary, also of nodes that this one does not know.
+        if now.since(self.since) < timers.node_failure_ms {
+            return Some("the leases that another mgmtd has given".into());
+        }
+        let is_alive = |node: NodeId| self.is_alive(node, timers, now);
+        let mut nodes = self.heartbeats.iter().filter(|(node, _)| is_alive(**node));
+        if let Some((node, _)) = nodes.find(|(_, last)| last.fences.known < version) {
+            return Some(format!("{node}, which does not have it yet"));
+        }
+        let mut places = self.routing.chains.values().flat_map(|chain| {
+            let serving = chain.targets.iter().filter(|it| it.state == PublicState::Serving);
+            serving.map(move |place| (chain, place))
+        });
+        let (_, place) = places.find(|(chain, place)| {
+            let last = self.heartbeats.get(&place.node);
+            !is_alive(place.node)
+                || last.is_none_or(|last| !last.has_drained(chain, place, version))
+        })?;
+        Some(format!("updates that {} on {} executes", place.target, place.node))
+    }
+}
+
+impl LastHeartbeat {
+    /// Whether a target of this node confirms these fences in the current version of its chain.
+    fn has_drained(&self, chain: &Chain, place: &ChainTarget, version: FencesVersion) -> bool {
+        let reported = |line: &TargetReport| {
+            line.target == place.target && line.report.chain_version == chain.version
+        };
+        let confirms =
+            |(target, drained): &(_, FencesVersion)| *target == place.target && *drained >= version;
+        self.targets.iter().any(reported) && self.fences.drained.iter().any(confirms)
+    }
+}
