@@ -20,6 +20,7 @@ from threefs.cluster import ClusterFile, one_or_list
 from threefs.errors import Exists, InvalidArgument, IsADirectory, NotFound, ThreeFSError
 from threefs.file import RawFile, open_file
 from threefs.location import own_location
+from threefs.snapshots import Snapshots
 from threefs.trash import Trash
 
 if TYPE_CHECKING:
@@ -277,6 +278,10 @@ class Client:
             if raw[0] == inode:
                 return _quota(raw)
         return None
+
+    def snapshots(self, volume: str) -> Snapshots:
+        """The snapshots of a directory with a quota."""
+        return Snapshots(self._native, volume)
 
     def trash(self, volume: str) -> Trash:
         """The removed files of a directory with a quota."""

@@ -51,6 +51,7 @@ mod read_batch;
 mod repair;
 mod routing;
 pub mod scrub;
+mod snapshots;
 pub mod status;
 mod storage;
 mod trash;

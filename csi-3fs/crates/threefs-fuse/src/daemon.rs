@@ -261,6 +261,7 @@ fn query_is_by_inode(query: &MetaQuery) -> bool {
         | MetaQuery::StatChunks { .. }
         | MetaQuery::Lock(_)
         | MetaQuery::Trash(_)
+        | MetaQuery::Snapshot(_)
         | MetaQuery::Audit(_)
         | MetaQuery::Epochs { .. } => false,
     }
@@ -286,7 +287,8 @@ fn change_is_by_inode(change: &MetaChange) -> bool {
         | MetaChange::RemoveTree { .. }
         | MetaChange::SetQuota { .. }
         | MetaChange::Lock(_)
-        | MetaChange::Trash(_) => false,
+        | MetaChange::Trash(_)
+        | MetaChange::Snapshot(_) => false,
     }
 }
 

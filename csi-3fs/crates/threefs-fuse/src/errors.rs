@@ -45,6 +45,7 @@ fn of_meta(error: &MetaError, by_inode: bool) -> Errno {
         MetaError::Unavailable { .. } | MetaError::AnswersFull { .. } => Errno::TIMEDOUT,
         MetaError::NoSpace { .. } => Errno::NOSPC,
         MetaError::TooManyLocks { .. } => Errno::NOLCK,
+        MetaError::ReadOnly { .. } => Errno::ROFS,
         MetaError::Damaged { .. } => Errno::IO,
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod holds;
 pub(crate) mod locks;
 pub(crate) mod recount;
 pub(crate) mod services;
+pub(crate) mod snapshots;
 pub(crate) mod trash;
 
 use std::time::Duration;

@@ -5,6 +5,7 @@
 
 mod corrections;
 mod counters;
+mod history;
 mod tree;
 
 use std::collections::{HashMap, HashSet};
@@ -16,10 +17,11 @@ use threefs_kv::{DumpError, KvError, Report};
 
 use crate::protocol::{Correction, EntryKind, InodeKind, SESSION_ROW_BYTES, TrashId};
 use crate::restore::DUMP_KIND;
+use crate::rows::history as keys;
 use crate::rows::{
     self, ANSWER_BYTES, ANSWERS, AnswerRow, DEAD, DentryRow, InodeRow, QuotaRow, REMOVALS, REPAIR,
-    RemovalRow, RepairRow, SCHEMA, SCHEMA_VERSION, SESSIONS, SessionRow, TOMBSTONES, TRASH,
-    TrashRow, TrashedDirectoryRow,
+    RemovalRow, RepairRow, SCHEMA, SCHEMA_VERSION, SCHEMA_WITH_SNAPSHOTS, SESSIONS, SessionRow,
+    TOMBSTONES, TRASH, TrashRow, TrashedDirectoryRow,
 };
 
 /// Findings that are kept; further ones are counted.
@@ -29,7 +31,7 @@ const FINDINGS_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// What is contradicted: `name`, `inode`, `links`, `directory`, `removal`, `trash`, `quota`,
-    /// `charge`, `answers` or `row`.
+    /// `charge`, `answers`, `history` or `row`.
     pub kind: &'static str,
     /// The inode.
     pub inode: u64,
@@ -70,10 +72,10 @@ pub fn check(file: &Path, report: Report<'_>) -> Result<Checked, DumpError> {
         }
         checker.row(key, value);
     })?;
-    if schema != Some(SCHEMA_VERSION) {
+    if !matches!(schema, Some(SCHEMA_VERSION | SCHEMA_WITH_SNAPSHOTS)) {
         let schema = schema.map_or("no schema".into(), |schema| format!("schema {schema}"));
         let detail = format!(
-            "the tree has {schema}, this program checks {SCHEMA_VERSION}; start a metadata service \
+            "the tree has {schema}, this program checks {SCHEMA_VERSION} and {SCHEMA_WITH_SNAPSHOTS}; start a metadata service \
              of this release over it first"
         );
         return Err(KvError::bad_row(SCHEMA, detail).into());
@@ -93,6 +95,7 @@ struct Node {
     name: String,
     charged: bool,
     dead: bool,
+    parked: bool,
     metadata_bytes: u64,
     needed_end: u64,
     charged_end: u64,
@@ -139,6 +142,7 @@ pub(crate) struct Checker {
     /// Bytes of stored answers and their counters, by volume.
     answers: HashMap<InodeId, i64>,
     answer_counters: HashMap<InodeId, i64>,
+    history: history::History,
     found: Checked,
 }
 
@@ -161,7 +165,7 @@ impl Checker {
         }
         match prefix {
             b"INOD" => self.inode(InodeRow::decode(key, value)?),
-            b"DENT" => self.name(key, rows::decode(key, value)?)?,
+            b"DENT" => self.name(key, DentryRow::decode(key, value)?)?,
             b"DSUB" => {
                 self.subdirectories.insert(rows::inode_of_key(key)?, counter(key, value)?);
             }
@@ -184,6 +188,12 @@ impl Checker {
                 let location = rows::decode(key, value)?;
                 self.trashed_directories.insert(rows::inode_of_key(key)?, location);
             }
+            keys::FORMER_INODES
+            | keys::FORMER_NAMES
+            | keys::FORMER_ATTRIBUTES
+            | keys::FORMER_PAGES
+            | keys::ENDS => self.history_row(key, value)?,
+            keys::SNAPSHOTS => self.snapshot_row(key, value)?,
             b"QUOT" => {
                 self.quotas.insert(rows::inode_of_key(key)?, QuotaRow::decode(key, value)?);
             }
@@ -210,6 +220,7 @@ impl Checker {
     }
 
     fn inode(&mut self, row: InodeRow) {
+        self.current_row(keys::former_inodes(row.inode.id), row.since);
         let (kind, parent, needed_end) = (row.kind(), row.parent(), row.needed_end());
         let target_bytes = match &row.inode.kind {
             InodeKind::Symlink { target } => target.len() as u64,
@@ -224,6 +235,7 @@ impl Checker {
             name: row.name,
             charged: row.charged,
             dead: row.dead,
+            parked: row.parked,
             metadata_bytes: row.metadata_bytes,
             needed_end,
             charged_end: row.charged_end,
@@ -236,6 +248,7 @@ impl Checker {
     fn name(&mut self, key: &[u8], entry: DentryRow) -> Result<(), KvError> {
         let (parent, name) = (rows::inode_of_key(key)?, key.get(12..).unwrap_or_default());
         self.parents.insert(parent);
+        self.current_row(keys::former_entries(parent, name), entry.since);
         let bytes = charge_of_name(name.len());
         let name = match entry.kind {
             EntryKind::Directory => String::from_utf8_lossy(name).into_owned(),
@@ -281,6 +294,7 @@ impl Checker {
         self.check_subdirectories();
         self.check_quotas();
         self.check_answers();
+        self.check_history();
         let without: Vec<(InodeId, String)> = self
             .belonging
             .iter()

@@ -183,6 +183,12 @@ pub enum MetaError {
         /// The limit.
         max: u64,
     },
+    /// EROFS.
+    #[error("`{path}`: snapshots are read-only")]
+    ReadOnly {
+        /// As in the request, or the inode.
+        path: String,
+    },
 }
 
 impl MetaError {

@@ -15,6 +15,7 @@
 //! | `services` | the view of the other services over the store |
 //! | `locks` | advisory locks of one file |
 //! | `background` | garbage collection and recounts, services over one store |
+//! | `fences` | fences of volumes at the storage services |
 //! | `queue_clock` | ages of queued removals, independent of the wall clock |
 //! | `written` | sets of chunks that are known to exist |
 //! | `client` | the RPC client |
@@ -38,6 +39,7 @@ mod client;
 mod clients;
 mod config;
 mod error;
+mod fences;
 pub mod identity;
 mod locks;
 mod ops;
@@ -57,14 +59,16 @@ mod tests;
 pub use chunk_trimmer::{ChunkTrimmer, DeadFile, NoChunks, Pending};
 pub use client::{MetaClient, MetaClientError};
 pub use config::{DEAD_GRACE_MS, MetaConfig, TreeConfig};
+pub use fences::{Fences, NoFences};
 pub use identity::{Identity, Role};
 pub use protocol::{
     AUDIT_RANGES_MAX, At, AuditAnswer, AuditQuery, AuditedFile, CORRECTIONS_PER_STEP, Correction,
     Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, LockAnswer, LockChange,
     LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
-    MetaResult, Nanoseconds, QuotaUse, RECALLS_MAX, RenameMode, RequestId, Reservation, SessionId,
-    SetMode, SetTime, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId,
-    TrashQuery, Written, WrittenCursor,
+    MetaResult, Nanoseconds, QuotaUse, RECALLS_MAX, RenameMode, RequestId, Reservation,
+    SNAPSHOTS_MAX, SNAPSHOTS_NAME, SessionId, SetMode, SetTime, SnapshotAnswer, SnapshotChange,
+    SnapshotEntry, SnapshotQuery, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange,
+    TrashEntry, TrashId, TrashQuery, Written, WrittenCursor,
 };
 pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;

@@ -13,20 +13,24 @@ mod attributes;
 mod audit;
 mod dedup;
 mod detach;
-mod epochs;
+mod epoch;
 mod file;
 mod gc;
+mod history;
 mod holds;
 mod init;
 pub(crate) mod locks;
 mod lookup;
 mod names;
 mod namespace;
+mod quota;
 mod registration;
 mod repair;
 mod scope;
 mod services;
+mod snapshots;
 mod trash;
+pub(crate) mod view;
 mod volume;
 
 pub(crate) use attributes::set_attributes::SetAttributes;
@@ -34,15 +38,16 @@ pub(crate) use attributes::xattr::{GetAttribute, ListAttributes, SetAttribute};
 pub(crate) use audit::{AuditFiles, AuditNames, AuditUnknown, AuditWritten, NAMES_MAX};
 pub(crate) use dedup::Dedup;
 pub(crate) use dedup::answers::AnswerBudget;
-pub(crate) use epochs::Epochs;
+pub(crate) use epoch::Epochs;
 pub(crate) use file::length::{ReportLengths, Reserve};
 pub(crate) use file::session::{Close, EndSession};
 pub(crate) use file::trim::{FinishTrim, ReadTrim, StartTrim};
 pub(crate) use gc::{
-    ChargeOpen, ClearRows, DropTombstones, EmptyDirectory, FinishRemovals, ForgetAnswers,
-    ListRemovals, ListRows, ListedRemoval, MarkDead, PublishActivity, ReadActivity, RemovalState,
-    Revive,
+    ChargeOpen, ClearRows, DirectoryState, DropTombstones, EmptyDirectory, FinishRemovals,
+    ForgetAnswers, ListRemovals, ListRows, ListedRemoval, MarkDead, PublishActivity, ReadActivity,
+    RemovalState, Revive,
 };
+pub(crate) use history::refuse_snapshot;
 pub(crate) use holds::{ClearHolds, ListHolds, ListRemoved, ReleaseFormer, Removed, SetHolds};
 pub(crate) use init::{InitTree, ReserveInodes};
 pub(crate) use namespace::create::{Create, Layouts, Open, SessionRequest, Symlink};
@@ -61,6 +66,10 @@ pub(crate) use services::{
     CheckService, EndRound, EndedRound, Fenced, Join, Lead, ListServices, RemoveService, Renew,
     Renewed,
 };
+pub(crate) use snapshots::{
+    AbortSnapshot, CurrentFence, DropHistory, ListCreations, ListSnapshots, MakeSnapshot,
+    NextRemoved, RemoveSnapshot, StartSnapshot, Started,
+};
 pub(crate) use trash::{
     Expire as ExpireTrash, KeepRemoved, ListTrash, NextTrash, Purge as PurgeRemoved,
     Restore as RestoreRemoved,
@@ -69,7 +78,6 @@ pub(crate) use volume::recount::{ListRecounts, Recount, RecountEntry, RestartRec
 pub(crate) use volume::set_quota::{Quotas, SetQuota};
 
 use dedup::answers;
-use volume::quota;
 
 use threefs_core::ids::{ClientId, InodeId};
 use threefs_core::layout::Layout;
@@ -79,6 +87,7 @@ use crate::clients::open_files::OpenFiles;
 use crate::identity::Identity;
 use crate::permission::SET_GROUP;
 use crate::protocol::{Inode, InodeKind, MetaError, Nanoseconds, Written};
+use crate::rows::history as keys;
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
 
 /// Why an operation failed.
@@ -106,7 +115,12 @@ pub(crate) enum OpError {
 
 impl Retry for OpError {
     fn retryable_conflict(&self) -> bool {
-        matches!(self, Self::Kv(error) if error.retryable())
+        match self {
+            // A snapshot was made meanwhile.
+            Self::Kv(KvError::OverBound { key, .. }) if key.starts_with(keys::EPOCHS) => true,
+            Self::Kv(error) => error.retryable(),
+            _ => false,
+        }
     }
 
     fn describe(&self) -> String {
@@ -128,6 +142,9 @@ impl From<OpError> for MetaError {
                     Some(rows::FLOORS) => dedup::finished(max.unsigned_abs()),
                     Some(rows::ANSWER_BYTES) => answers::full(&key, value, delta, max),
                     Some(rows::LOCK_COUNTS) => locks::over_bound(max),
+                    Some(keys::EPOCHS) => Self::Unavailable {
+                        detail: "snapshots of the volume are made too often".into(),
+                    },
                     _ => quota::exceeded(&key, value, delta, max),
                 },
                 KvError::BadRow { .. } => Self::Damaged { detail: error.to_string() },
@@ -186,7 +203,7 @@ pub(crate) async fn load(
     id: InodeId,
     path: &str,
 ) -> Result<InodeRow, OpError> {
-    let row = rows::read_inode(txn, id).await?;
+    let row = view::inode(txn, id).await?;
     row.filter(|row| !row.dead).ok_or_else(|| not_found(path, id))
 }
 
@@ -196,7 +213,7 @@ pub(crate) async fn load_named(
     entry: DentryRow,
     path: &str,
 ) -> Result<InodeRow, OpError> {
-    let row = rows::read_inode(txn, entry.inode).await?;
+    let row = view::inode(txn, entry.inode).await?;
     row.ok_or_else(|| {
         let detail = format!("`{path}` names {}, which does not exist", entry.inode);
         MetaError::Damaged { detail }.into()
@@ -204,26 +221,39 @@ pub(crate) async fn load_named(
 }
 
 /// Writes an inode with a new version.
-pub(crate) fn store(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), KvError> {
+pub(crate) async fn store(txn: &mut Transaction, row: &mut InodeRow) -> Result<(), OpError> {
+    history::keep_inode(txn, row).await?;
     row.inode.version += 1;
-    rows::write(txn, &rows::inode(row.inode.id), row)
+    Ok(row.write(txn)?)
 }
 
 /// Sets the change time of a directory's entries.
-pub(crate) fn touch(txn: &mut Transaction, directory: InodeId, now: Nanoseconds) {
+pub(crate) async fn touch(
+    txn: &mut Transaction,
+    directory: InodeId,
+    now: Nanoseconds,
+) -> Result<(), OpError> {
+    history::keep_directory(txn, directory).await?;
     txn.set(&rows::directory_time(directory), now.0.to_le_bytes());
+    Ok(())
 }
 
 /// Adds to the count of subdirectories: each has a `..` that links to the directory. Added without
 /// a read, like the change time, so that creations do not conflict.
-pub(crate) fn count_subdirectories(txn: &mut Transaction, directory: InodeId, more: i64) {
+pub(crate) async fn count_subdirectories(
+    txn: &mut Transaction,
+    directory: InodeId,
+    more: i64,
+) -> Result<(), OpError> {
+    history::keep_directory(txn, directory).await?;
     txn.atomic_add(&rows::subdirectories(directory), more);
+    Ok(())
 }
 
 /// An inode as callers see it, with the directory's change time and link count.
 pub(crate) async fn visible(txn: &mut Transaction, row: InodeRow) -> Result<Inode, OpError> {
     let mut inode = row.inode;
-    if inode.is_directory() {
+    if inode.is_directory() && view::split(inode.id).is_none() {
         let key = rows::directory_time(inode.id);
         if let Some(bytes) = txn.snapshot_get(&key).await? {
             let bytes = bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a time"))?;
@@ -255,24 +285,38 @@ pub(crate) async fn drop_link(
     row.inode.links = row.inode.links.saturating_sub(1);
     row.inode.changed = now;
     if row.inode.links == 0 {
-        let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
-        let opened_by = open_files.clients_with_open(row.inode.id);
-        let open = !opened_by.is_empty() || !txn.range(&sessions, 1).await?.is_empty();
-        if row.charged && !open {
-            quota::release(txn, &row).await?;
-            row.charged = false;
+        history::keep_inode(txn, &mut row).await?;
+        row.parked = history::has_formers(txn, row.inode.id).await?;
+        if !row.parked {
+            queue_removed(txn, &mut row, open_files).await?;
         }
-        let removal = RemovalRow {
-            inode: row.inode.id,
-            kind: row.kind(),
-            run_id: open_files.run_id(),
-            opened_by,
-        };
-        queue(txn, rows::REMOVALS, &removal).await?;
     }
     // Part of what has been released.
     quota::charge_metadata(txn, &mut row, -quota::name_bytes(name)).await?;
-    Ok(store(txn, &mut row)?)
+    store(txn, &mut row).await
+}
+
+/// Queues a file, symbolic link or special file without a name for garbage collection. The caller
+/// stores it.
+pub(crate) async fn queue_removed(
+    txn: &mut Transaction,
+    row: &mut InodeRow,
+    open_files: &OpenFiles,
+) -> Result<(), OpError> {
+    let sessions = KeyRange::prefix(&rows::sessions(row.inode.id));
+    let opened_by = open_files.clients_with_open(row.inode.id);
+    let open = !opened_by.is_empty() || !txn.range(&sessions, 1).await?.is_empty();
+    if row.charged && !open {
+        quota::release(txn, row).await?;
+        row.charged = false;
+    }
+    let removal = RemovalRow {
+        inode: row.inode.id,
+        kind: row.kind(),
+        run_id: open_files.run_id(),
+        opened_by,
+    };
+    queue(txn, rows::REMOVALS, &removal).await
 }
 
 /// Adds a removal to the current round of a garbage collection queue. It conflicts with the end of

@@ -15,6 +15,7 @@ pub(crate) mod limits;
 mod lock;
 mod query;
 mod reply;
+mod snapshot;
 mod trash;
 
 use fabric::rpc::{Fault, decode};
@@ -37,6 +38,9 @@ pub use limits::{
 pub use lock::{LockAnswer, LockChange, LockKind, LockQuery, LockRequest, RECALLS_MAX};
 pub use query::MetaQuery;
 pub use reply::{MetaReply, MetaResult, MetaStatus, QuotaUse, ServiceRole};
+pub use snapshot::{
+    SNAPSHOTS_MAX, SNAPSHOTS_NAME, SnapshotAnswer, SnapshotChange, SnapshotEntry, SnapshotQuery,
+};
 pub use trash::{
     TRASH_PAGE_MAX, TRASH_SECONDS_MAX, TrashAnswer, TrashChange, TrashEntry, TrashId, TrashQuery,
 };

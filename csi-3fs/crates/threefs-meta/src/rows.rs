@@ -30,6 +30,7 @@
 //! | `LSES` client | `LockSessionRow` | the lock session of a client |
 //! | `LOWN` client kind owner inode | – | a file in which an owner holds or waits for locks |
 //! | `LCNT` directory | i64 | rows `LSES` and `LOWN` of a volume's clients; directory 0: of holders of the cluster key |
+//! | `SN…`, `SNAP`, `H…` | see [`history`] | snapshots and their history |
 //! | `METAcollector` | `CollectorRow` | the service that collects garbage |
 //! | `OWNR` | see `threefs_kv::Owner` | the keys of the cluster that owns the store |
 //! | `META` name | u64 | the next free inode, the schema version, the generation of the store, the round of the removal queues |
@@ -40,8 +41,11 @@
 //! Numbers in keys are big endian, so that files created together are adjacent. Values are
 //! postcard.
 
+mod floors;
+pub(crate) mod history;
 mod keys;
 mod locks;
+mod names;
 mod quota_row;
 mod services;
 mod trash;
@@ -53,8 +57,10 @@ use threefs_core::ids::{ClientId, InodeId};
 pub(crate) use threefs_kv::rows::{decode, read, write};
 use threefs_kv::{KvError, Transaction};
 
+pub(crate) use floors::{raise_floor, require_floor};
 pub(crate) use keys::*;
 pub(crate) use locks::LockSessionRow;
+pub(crate) use names::DentryRow;
 pub(crate) use quota_row::{QuotaRow, read_quota};
 pub(crate) use services::*;
 pub(crate) use trash::*;
@@ -97,6 +103,8 @@ pub(crate) const ANSWER_BYTES: &[u8] = b"ABYT";
 const ANSWER_ROW_BYTES: usize = 128;
 /// The schema that this code reads and writes.
 pub(crate) const SCHEMA_VERSION: u64 = 7;
+/// The schema once a snapshot was created: services of earlier releases would lose the epochs of rows.
+pub(crate) const SCHEMA_WITH_SNAPSHOTS: u64 = 8;
 /// The previous schemas, whose rows this code reads: inodes without `charged_end` and `excess` (5),
 /// removals with a version in place of the round (6).
 pub(crate) const SCHEMAS_PREVIOUS: RangeInclusive<u64> = 5..=6;
@@ -127,6 +135,12 @@ pub(crate) struct InodeRow {
     pub charged_end: u64,
     /// Charged bytes that count as excess rather than as used.
     pub excess: u64,
+    /// The epoch of the volume in which it got this state.
+    #[serde(skip)]
+    pub since: u32,
+    /// It has no name, and is not queued for garbage collection because snapshots show it.
+    #[serde(skip)]
+    pub parked: bool,
 }
 
 /// A file that is charged for more than its length and reservation, because older capabilities may
@@ -151,10 +165,13 @@ pub(crate) struct RepairRow {
     pub next_step: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DentryRow {
-    pub inode: InodeId,
-    pub kind: EntryKind,
+fn encode<T: Serialize>(key: &[u8], row: &T) -> Result<Vec<u8>, KvError> {
+    postcard::to_allocvec(row)
+        .map_err(|error| KvError::bad_row(key, format!("cannot be encoded: {error}")))
+}
+
+fn take<'a, T: Deserialize<'a>>(key: &[u8], value: &'a [u8]) -> Result<(T, &'a [u8]), KvError> {
+    postcard::take_from_bytes(value).map_err(|error| KvError::bad_row(key, error.to_string()))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -224,20 +241,44 @@ impl InodeRow {
             _ => 0,
         };
         let (name, charged, dead, end_max) = (String::new(), true, false, 0);
-        Self { inode, name, charged, dead, metadata_bytes, end_max, charged_end: 0, excess: 0 }
+        Self {
+            inode,
+            name,
+            charged,
+            dead,
+            metadata_bytes,
+            end_max,
+            charged_end: 0,
+            excess: 0,
+            since: 0,
+            parked: false,
+        }
     }
 
     /// Decodes a row of this release or of an earlier one, which ends after `end_max`: there a file
     /// was charged for its length or reservation.
     pub(crate) fn decode(key: &[u8], value: &[u8]) -> Result<Self, KvError> {
-        decode(key, value).or_else(|_| {
+        let Ok((mut row, rest)) = take::<Self>(key, value) else {
             let (inode, name, charged, dead, metadata_bytes, end_max) = decode(key, value)?;
-            let (charged_end, excess) = (0, 0);
-            let mut row =
-                Self { inode, name, charged, dead, metadata_bytes, end_max, charged_end, excess };
+            let mut row = Self { name, charged, dead, metadata_bytes, end_max, ..Self::new(inode) };
             row.charged_end = row.needed_end();
-            Ok(row)
-        })
+            return Ok(row);
+        };
+        if !rest.is_empty() {
+            (row.since, row.parked) = decode(key, rest)?;
+        }
+        Ok(row)
+    }
+
+    /// Writes the row. Without an epoch it is as in releases without snapshots.
+    pub(crate) fn write(&self, txn: &mut Transaction) -> Result<(), KvError> {
+        let key = inode(self.inode.id);
+        let value = match (self.since, self.parked) {
+            (0, false) => encode(&key, self),
+            epoch => encode(&key, &(self, epoch)),
+        };
+        txn.set(&key, value?);
+        Ok(())
     }
 
     /// End of the bytes that the file needs: its length or its reservation, whichever is greater.
@@ -273,32 +314,6 @@ pub(crate) async fn read_inode(
     let key = inode(id);
     let value = txn.get(&key).await?;
     value.map(|value| InodeRow::decode(&key, &value)).transpose()
-}
-
-/// Raises the floor of a client, which all services share, to a sequence.
-pub(crate) async fn raise_floor(
-    txn: &mut Transaction,
-    client: ClientId,
-    sequence: u64,
-) -> Result<(), KvError> {
-    let key = floor(client);
-    let current = match txn.get(&key).await? {
-        Some(bytes) => i64::from_le_bytes(
-            bytes.try_into().map_err(|_| KvError::bad_row(&key, "not a counter"))?,
-        ),
-        None => 0,
-    };
-    let raised = i64::try_from(sequence).unwrap_or(i64::MAX);
-    if raised > current {
-        txn.bounded_add(&key, raised - current, i64::MAX);
-    }
-    Ok(())
-}
-
-/// Requires that the floor of a client is not above a sequence when the transaction commits. A read
-/// would conflict with each change of the client that raises the floor.
-pub(crate) fn require_floor(txn: &mut Transaction, client: ClientId, sequence: u64) {
-    txn.require_at_most(&floor(client), i64::try_from(sequence).unwrap_or(i64::MAX));
 }
 
 #[cfg(test)]

@@ -127,6 +127,7 @@ impl Meta {
         }
         let routing = mgmtd.follow();
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
+        let tree = tree.with_fences(Arc::new(mgmtd.clone()));
         let keys = config.key;
         Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, owner, _routing: routing })
     }
@@ -164,7 +165,8 @@ impl Meta {
                 self.tree.run_gc(),
                 self.tree.run_recounts(),
                 self.tree.run_lock_expiry(),
-                self.tree.run_trash_expiry()
+                self.tree.run_trash_expiry(),
+                self.tree.run_snapshots()
             );
             Ok(())
         };

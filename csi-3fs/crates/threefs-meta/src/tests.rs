@@ -20,5 +20,6 @@ mod renewals;
 mod repair;
 mod scope;
 mod services;
+mod snapshots;
 mod trash;
 mod tree;

@@ -9,6 +9,7 @@ mod checks;
 mod layouts;
 mod locks;
 mod open;
+pub(crate) mod snapshots;
 mod trash;
 mod trim;
 
@@ -32,6 +33,7 @@ use crate::clients::open_files::OpenFiles;
 use crate::clients::openings::Openings;
 use crate::clients::published_activity::PublishedActivity;
 use crate::config::TreeConfig;
+use crate::fences::{Fences, NoFences};
 use crate::identity::Identity;
 use crate::ops::{self, OpError};
 use crate::protocol::{
@@ -57,6 +59,7 @@ pub struct Tree {
     pub(crate) store: Store,
     pub(crate) config: TreeConfig,
     pub(crate) trimmer: Arc<dyn ChunkTrimmer>,
+    pub(crate) fences: Arc<dyn Fences>,
     pub(crate) clients: Clients,
     pub(crate) open_files: OpenFiles,
     pub(crate) openings: Openings,
@@ -95,6 +98,7 @@ impl Tree {
             store,
             config,
             trimmer,
+            fences: Arc::new(NoFences),
             clients: Clients::default(),
             open_files: OpenFiles::new(run_id),
             openings: Openings::default(),
@@ -110,6 +114,12 @@ impl Tree {
             failure: watch::channel(None).0,
             trimming: Mutex::default(),
         })
+    }
+
+    /// With fences at the storage services, which snapshots need.
+    #[must_use]
+    pub fn with_fences(self, fences: Arc<dyn Fences>) -> Self {
+        Self { fences, ..self }
     }
 
     /// Milliseconds since the start of the service, suspended time included.
@@ -227,6 +237,9 @@ impl Tree {
             MetaQuery::Lock(query) => Box::pin(self.query_locks(query, deadline)).await,
             MetaQuery::Trash(query) => Box::pin(self.query_trash(caller, query, deadline)).await,
             MetaQuery::Audit(query) => Box::pin(self.query_audit(query, deadline)).await,
+            MetaQuery::Snapshot(query) => {
+                Box::pin(self.query_snapshots(caller, query, deadline)).await
+            }
             MetaQuery::PathOf { directory } => {
                 store.transact(deadline, &ops::PathOf(*directory)).await
             }

@@ -21,6 +21,7 @@ use crate::buffer::{BorrowedViews, View};
 use crate::errors;
 use crate::file::File;
 use crate::runtime::ClientRuntime;
+use crate::snapshots::{RawSnapshot, raw_snapshot};
 use crate::trash::{RawTrashEntry, RawTrashId, raw_trash_entry, trash_id};
 
 /// kind, inode, size, mode, modified (nanoseconds since 1970), chunk bytes, stripe.
@@ -205,6 +206,22 @@ impl Client {
     fn trash_count(&self, py: Python<'_>) -> PyResult<u64> {
         let live = self.live()?;
         live.wait(py, live.client.trash_count())
+    }
+
+    fn create_snapshot(&self, py: Python<'_>, volume: &str, name: &str) -> PyResult<RawSnapshot> {
+        let live = self.live()?;
+        Ok(raw_snapshot(live.wait(py, live.client.create_snapshot(volume, name))?))
+    }
+
+    fn remove_snapshot(&self, py: Python<'_>, volume: &str, name: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.remove_snapshot(volume, name))
+    }
+
+    fn snapshots(&self, py: Python<'_>, volume: &str) -> PyResult<Vec<RawSnapshot>> {
+        let live = self.live()?;
+        let snapshots = live.wait(py, live.client.snapshots(volume))?;
+        Ok(snapshots.into_iter().map(raw_snapshot).collect())
     }
 
     fn statfs(&self, py: Python<'_>, path: &str) -> PyResult<(u64, u64, u64, u64)> {

@@ -28,6 +28,7 @@ mod fuse;
 mod rings;
 mod runtime;
 mod service;
+mod snapshots;
 mod store;
 mod trash;
 

@@ -13,6 +13,7 @@ from threefs.cli.doctor import doctor
 from threefs.cli.fsck import fsck
 from threefs.cli.options import Cluster, Format, Timeout
 from threefs.cli.output import Output, bytes_of
+from threefs.cli.snapshot_commands import snapshot_commands
 from threefs.cli.top import top
 from threefs.cli.trash_commands import trash_commands
 from threefs.errors import ThreeFSError
@@ -40,6 +41,7 @@ app.add_typer(backup_commands("meta"))
 app.add_typer(backup_commands("mgmtd"))
 app.add_typer(credential_commands, name="credential")
 app.add_typer(trash_commands, name="trash")
+app.add_typer(snapshot_commands, name="snapshot")
 
 DEFAULT_STATE = Path("/run/threefs/mounts")
 State = Annotated[

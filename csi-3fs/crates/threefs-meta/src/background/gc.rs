@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::background::transaction;
 use crate::chunk_trimmer::{ChunkTrimmer, DeadFile};
-use crate::ops::{self, ListedRemoval, OpError, RemovalState};
+use crate::ops::{self, DirectoryState, ListedRemoval, OpError, RemovalState};
 use crate::protocol::EntryKind;
 use crate::rows::{self, SessionRow};
 use crate::tree::{Tree, now};
@@ -124,8 +124,16 @@ impl Tree {
             for removal in page.iter().filter(|it| it.row.kind == EntryKind::Directory) {
                 let collect =
                     ops::EmptyDirectory { removal, open_files: &self.open_files, now: now() };
-                while !self.as_collector(&collect).await? {}
-                advanced += 1;
+                loop {
+                    match self.as_collector(&collect).await? {
+                        DirectoryState::HasEntries => {}
+                        DirectoryState::HasSnapshots => break,
+                        DirectoryState::Gone => {
+                            advanced += 1;
+                            break;
+                        }
+                    }
+                }
             }
             match page.last() {
                 Some(last) if page.len() == PAGE => after.clone_from(&last.key),

@@ -65,6 +65,18 @@ impl Checker {
                 next = row.above;
             }
         }
+        for (volume, bytes) in self.history_bytes() {
+            let mut next = Some(volume);
+            for _ in 0..NESTED_MAX {
+                let Some((quota, row)) = next.and_then(|it| Some((it, self.quotas.get(&it)?)))
+                else {
+                    break;
+                };
+                let metadata = &mut expected.entry(quota).or_default()[3];
+                *metadata = metadata.saturating_add(bytes);
+                next = row.above;
+            }
+        }
         for id in self.quotas.keys() {
             let used = self.usage.get(id).copied().unwrap_or_default();
             let sums = expected.get(id).copied().unwrap_or_default();

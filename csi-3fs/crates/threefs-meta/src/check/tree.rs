@@ -75,7 +75,16 @@ impl Checker {
             if queued && kept.is_some() {
                 findings.push(("removal", *id, "is queued for collection and in the trash".into()));
             }
-            let removed = queued || kept.is_some();
+            let has_formers = self.history.inodes.contains(id);
+            if node.parked && (queued || kept.is_some() || node.links > 0 || !has_formers) {
+                let detail = "is kept for snapshots that do not show it".into();
+                findings.push(("history", *id, detail));
+            }
+            if queued && has_formers && node.kind != EntryKind::Directory {
+                let detail = "is queued for collection, and snapshots show it".into();
+                findings.push(("history", *id, detail));
+            }
+            let removed = queued || kept.is_some() || node.parked;
             match (node.kind, node.parent) {
                 (EntryKind::Directory, _) if *id == ROOT => {
                     if count > 0 {

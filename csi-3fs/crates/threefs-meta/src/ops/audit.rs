@@ -85,7 +85,7 @@ impl Operation for AuditNames<'_> {
         let page = txn.snapshot_range(&range, NAMES_READ).await?;
         let (mut names, mut last) = (Vec::new(), None);
         for (key, value) in &page {
-            let entry: DentryRow = rows::decode(key, value)?;
+            let entry = DentryRow::decode(key, value)?;
             let directory = rows::inode_of_key(key)?;
             let name = key.get(12..).unwrap_or_default();
             let name = String::from_utf8(name.to_vec())

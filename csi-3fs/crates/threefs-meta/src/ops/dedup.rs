@@ -89,7 +89,8 @@ async fn now_of(txn: &mut Transaction, changed: Vec<Changed>) -> Result<MetaRepl
     Ok(MetaReply::Inodes(inodes))
 }
 
-async fn stored_reply(
+/// The stored answer of a change that was executed earlier.
+pub(crate) async fn stored_reply(
     txn: &mut Transaction,
     id: RequestId,
     floor: &AtomicU64,

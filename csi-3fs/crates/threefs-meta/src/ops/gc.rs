@@ -8,12 +8,13 @@ use threefs_kv::{KeyRange, Operation, Row, Transaction};
 
 use crate::clients::open_files::OpenFiles;
 use crate::ops::dedup::answers;
-use crate::ops::detach::{clear_directory, detach_tree};
+use crate::ops::detach::{detach_tree, drop_directory};
 use crate::ops::file::written_rows;
 use crate::ops::locks::drop_append_lease;
+use crate::ops::quota;
+use crate::ops::quota::Charge;
+use crate::ops::snapshots::hide_all;
 use crate::ops::trash::purge_before;
-use crate::ops::volume::quota;
-use crate::ops::volume::quota::Charge;
 use crate::ops::{OpError, drop_link, load_named, names, queue, store};
 use crate::protocol::{EntryKind, InodeKind, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow, RemovalRow, Uptime};
@@ -111,7 +112,7 @@ impl Operation for MarkDead<'_> {
             let id = removal.row.inode;
             let Some(mut row) = rows::read_inode(txn, id).await? else { continue };
             row.dead = true;
-            store(txn, &mut row)?;
+            store(txn, &mut row).await?;
             txn.clear(&removal.key);
             queue(txn, rows::DEAD, &removal.row).await?;
             marked_count += 1;
@@ -135,7 +136,7 @@ impl Operation for ChargeOpen<'_> {
                 row.charged = true;
                 row.excess = 0;
                 quota::charge_unbounded(txn, row.inode.quota, Charge::of(&row)).await?;
-                store(txn, &mut row)?;
+                store(txn, &mut row).await?;
             }
         }
         Ok(())
@@ -153,7 +154,7 @@ impl Operation for Revive<'_> {
         txn.clear(&self.0.key);
         if let Some(mut row) = rows::read_inode(txn, self.0.row.inode).await? {
             row.dead = false;
-            store(txn, &mut row)?;
+            store(txn, &mut row).await?;
             queue(txn, rows::REMOVALS, &self.0.row).await?;
         }
         Ok(())
@@ -187,7 +188,7 @@ impl Operation for FinishRemovals<'_> {
                     }
                     row.charged = false;
                     row.metadata_bytes = 0;
-                    store(txn, &mut row)?;
+                    store(txn, &mut row).await?;
                     queue(txn, rows::TOMBSTONES, &removal.row).await?;
                 }
                 None => txn.clear(&rows::inode(id)),
@@ -221,7 +222,18 @@ impl Operation for DropTombstones<'_> {
     }
 }
 
-/// Removes some entries of a removed directory; returns true once the directory itself is gone.
+/// What is left of a removed directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DirectoryState {
+    /// Nothing, or only what snapshots show.
+    Gone,
+    /// Entries, or an entry in the trash of a volume.
+    HasEntries,
+    /// Snapshots of a volume: their rows are dropped first.
+    HasSnapshots,
+}
+
+/// Removes some entries of a removed directory, at last the directory itself.
 pub(crate) struct EmptyDirectory<'a> {
     pub removal: &'a ListedRemoval,
     pub open_files: &'a OpenFiles,
@@ -229,15 +241,18 @@ pub(crate) struct EmptyDirectory<'a> {
 }
 
 impl Operation for EmptyDirectory<'_> {
-    type Output = bool;
+    type Output = DirectoryState;
     type Error = OpError;
 
-    async fn run(&self, txn: &mut Transaction) -> Result<bool, OpError> {
+    async fn run(&self, txn: &mut Transaction) -> Result<DirectoryState, OpError> {
         let directory = self.removal.row.inode;
+        if hide_all(txn, directory).await? {
+            return Ok(DirectoryState::HasSnapshots);
+        }
         let range = KeyRange::prefix(&rows::dentries(directory));
         let page = txn.range(&range, NAMES_PER_TRANSACTION).await?;
         for (key, value) in &page {
-            let entry: DentryRow = rows::decode(key, value)?;
+            let entry = DentryRow::decode(key, value)?;
             let name = key.get(range.start.len()..).unwrap_or_default();
             let row = load_named(txn, entry, "(removed)").await?;
             match entry.kind {
@@ -247,19 +262,21 @@ impl Operation for EmptyDirectory<'_> {
                     drop_link(txn, row, &name, self.now, self.open_files).await?;
                 }
             }
-            names::set(txn, directory, name, None)?;
+            names::set(txn, directory, name, None).await?;
         }
         if page.len() < NAMES_PER_TRANSACTION {
             // A volume is removed with its trash.
             let context = (self.open_files, self.now);
             if purge_before(txn, directory, u64::MAX, context).await? > 0 {
-                return Ok(false);
+                return Ok(DirectoryState::HasEntries);
             }
-            clear_directory(txn, directory);
+            if let Some(row) = rows::read_inode(txn, directory).await? {
+                drop_directory(txn, row, self.now).await?;
+            }
             txn.clear(&self.removal.key);
-            return Ok(true);
+            return Ok(DirectoryState::Gone);
         }
-        Ok(false)
+        Ok(DirectoryState::HasEntries)
     }
 }
 

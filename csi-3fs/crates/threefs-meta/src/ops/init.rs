@@ -5,7 +5,10 @@ use threefs_kv::{KvError, Operation, Transaction};
 
 use crate::ops::{OpError, store};
 use crate::protocol::{Inode, InodeKind, LayoutDefaults, Nanoseconds, ROOT};
-use crate::rows::{self, InodeRow, NEXT_INODE, ROUND, SCHEMA, SCHEMA_VERSION, SCHEMAS_PREVIOUS};
+use crate::rows::{
+    self, InodeRow, NEXT_INODE, ROUND, SCHEMA, SCHEMA_VERSION, SCHEMA_WITH_SNAPSHOTS,
+    SCHEMAS_PREVIOUS,
+};
 
 /// Above the versions of every store: the rows may come from a dump of another one.
 const ROUND_AFTER_VERSIONS: u64 = 1 << 62;
@@ -20,7 +23,7 @@ impl Operation for InitTree {
 
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         match rows::read::<u64>(txn, SCHEMA).await? {
-            Some(SCHEMA_VERSION) => return Ok(()),
+            Some(SCHEMA_VERSION | SCHEMA_WITH_SNAPSHOTS) => return Ok(()),
             Some(previous) if SCHEMAS_PREVIOUS.contains(&previous) => {
                 // Removals in the queues have versions in place of rounds: all of them have ended.
                 rows::write(txn, ROUND, &ROUND_AFTER_VERSIONS)?;
@@ -29,7 +32,7 @@ impl Operation for InitTree {
             None => {}
             Some(version) => {
                 let detail = format!(
-                    "the tree has schema {version}, this program has {SCHEMA_VERSION}; run the version \
+                    "the tree has schema {version}, this program has {SCHEMA_WITH_SNAPSHOTS}; run the version \
                      that wrote it"
                 );
                 return Err(KvError::bad_row(SCHEMA, detail).into());
@@ -49,7 +52,7 @@ impl Operation for InitTree {
             changed: self.0,
             quota: None,
         };
-        Ok(store(txn, &mut InodeRow::new(inode))?)
+        store(txn, &mut InodeRow::new(inode)).await
     }
 }
 

@@ -14,7 +14,7 @@
 
 use threefs_kv::{Operation, Transaction};
 
-use crate::ops::volume::quota::{self, Charge};
+use crate::ops::quota::{self, Charge};
 use crate::ops::{OpError, store};
 use crate::protocol::{Correction, EntryKind, MetaError, MetaReply};
 use crate::rows::{self, REMOVED, REPAIR, RepairRow};
@@ -111,7 +111,7 @@ async fn correct(txn: &mut Transaction, correction: &Correction) -> Result<(), O
             if row.kind() != EntryKind::Directory {
                 row.inode.links = links;
             }
-            Ok(store(txn, &mut row)?)
+            store(txn, &mut row).await
         }
     }
 }

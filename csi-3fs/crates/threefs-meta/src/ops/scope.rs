@@ -10,7 +10,7 @@ use threefs_core::terms::FileTerms;
 use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
-use crate::ops::{OpError, load, not_found};
+use crate::ops::{OpError, epoch, load, not_found, view};
 use crate::protocol::{InodeKind, MetaError};
 use crate::rows::{self, InodeRow};
 
@@ -78,7 +78,7 @@ impl Operation for PartitionByScope<'_> {
         let mut sides = ScopePartition::default();
         let scope_is_removed = is_removed(txn, self.scope).await?;
         for id in self.inodes {
-            let row = rows::read_inode(txn, *id).await?;
+            let row = view::inode(txn, *id).await?;
             let Some(row) = row else { continue };
             let inside = !scope_is_removed && contains(txn, self.scope, &row).await?;
             if inside { &mut sides.inside } else { &mut sides.outside }.insert(*id);
@@ -98,18 +98,28 @@ impl Operation for Terms<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<Self::Output, OpError> {
+        // Storage services of earlier releases refuse terms with a place.
+        let with_places = epoch::has_snapshots(txn).await?;
         let mut terms = Vec::with_capacity(self.inodes.len());
         for id in self.inodes {
-            let row = rows::read_inode(txn, *id).await?;
-            terms.push(row.filter(|row| !row.dead).and_then(|row| match &row.inode.kind {
+            let row = view::inode(txn, *id).await?.filter(|row| !row.dead);
+            let Some(row) = row else {
+                terms.push(None);
+                continue;
+            };
+            let place = match with_places {
+                true => Some(epoch::place_of(txn, *id, row.inode.quota).await?),
+                false => None,
+            };
+            // Snapshots are read-only.
+            let end = view::split(*id).map_or(row.needed_end(), |_| 0);
+            let until_unix_s = self.until_unix_s;
+            terms.push(match row.inode.kind {
                 InodeKind::File { layout, .. } => {
-                    let (end, until_unix_s) = (row.needed_end(), self.until_unix_s);
-                    // No volume has had a snapshot.
-                    let place = None;
-                    Some(FileTerms { layout: layout.clone(), end, until_unix_s, place })
+                    Some(FileTerms { layout, end, until_unix_s, place })
                 }
                 _ => None,
-            }));
+            });
         }
         Ok(terms)
     }

@@ -63,7 +63,7 @@ pub(crate) async fn remove_link(
     put(txn, volume, &row, from)?;
     row.inode.links = 0;
     row.inode.changed = from.inputs.now;
-    Ok(store(txn, &mut row)?)
+    store(txn, &mut row).await
 }
 
 /// Removes the name of a directory, which with its contents goes into the trash of its volume.
@@ -83,7 +83,7 @@ pub(crate) async fn keep_directory(
     row.inode.links = 0;
     row.inode.changed = from.inputs.now;
     row.name.clear();
-    store(txn, &mut row)?;
+    store(txn, &mut row).await?;
     Ok(None)
 }
 
@@ -122,9 +122,15 @@ fn unix_ms(time: Nanoseconds) -> u64 {
 }
 
 /// The volume at a location, for root. A credential reaches volumes inside its directory only.
-async fn volume_at(txn: &mut Transaction, caller: &Identity, at: &At) -> Result<InodeRow, OpError> {
+/// `what` is used there, for messages.
+pub(crate) async fn volume_at(
+    txn: &mut Transaction,
+    caller: &Identity,
+    at: &At,
+    what: &str,
+) -> Result<InodeRow, OpError> {
     if !caller.is_root() {
-        let reason = "only root uses the trash of a volume".into();
+        let reason = format!("only root uses the {what} of a volume");
         return Err(MetaError::NotPermitted { path: at.path.clone(), reason }.into());
     }
     let row = find(txn, caller, at, FinalSymlink::Follow).await?;
@@ -132,9 +138,10 @@ async fn volume_at(txn: &mut Transaction, caller: &Identity, at: &At) -> Result<
         return Err(not_a_directory(at));
     }
     if row.inode.quota != Some(row.inode.id) {
-        let reason = "it has no quota; only directories with a quota have a trash, so set one \
-                      first, without limits if there shall be none"
-            .into();
+        let reason = format!(
+            "it has no quota; only directories with a quota have {what}, so set one first, without \
+             limits if there shall be none"
+        );
         let (field, value) = ("path".into(), at.path.clone());
         return Err(MetaError::Invalid { field, value, reason }.into());
     }
@@ -161,7 +168,7 @@ impl Operation for KeepRemoved<'_> {
             }
             .into());
         }
-        let volume = volume_at(txn, self.caller, self.at).await?.inode.id;
+        let volume = volume_at(txn, self.caller, self.at, "trash").await?.inode.id;
         if let Some(mut quota) = rows::read_quota(txn, volume).await? {
             quota.trash_seconds = self.seconds;
             rows::write(txn, &rows::quota(volume), &quota)?;
@@ -184,7 +191,7 @@ impl Operation for Purge<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let volume = volume_at(txn, self.caller, self.at).await?.inode.id;
+        let volume = volume_at(txn, self.caller, self.at, "trash").await?.inode.id;
         for id in self.ids {
             let key = rows::trashed(volume, *id);
             if let Some(entry) = rows::read::<TrashRow>(txn, &key).await? {

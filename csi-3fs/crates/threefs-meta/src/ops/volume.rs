@@ -1,5 +1,4 @@
 //! Operations on volumes: quotas, and recounts of their files.
 
-pub(crate) mod quota;
 pub(crate) mod recount;
 pub(crate) mod set_quota;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::protocol::inode::{At, LayoutDefaults, Nanoseconds, SpecialKind};
-use crate::protocol::{LockChange, TrashChange};
+use crate::protocol::{LockChange, SnapshotChange, TrashChange};
 use crate::written::Written;
 
 /// Id of one change, the same for all its retries.
@@ -192,6 +192,8 @@ pub enum MetaChange {
     Lock(LockChange),
     /// Changes the trash of a volume.
     Trash(TrashChange),
+    /// Changes the snapshots of a volume.
+    Snapshot(SnapshotChange),
 }
 
 /// What a rename does with an existing target.

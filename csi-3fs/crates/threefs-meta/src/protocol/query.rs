@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use threefs_core::ids::{ClientId, InodeId};
 
 use crate::protocol::inode::At;
-use crate::protocol::{AuditQuery, LockQuery, TrashQuery};
+use crate::protocol::{AuditQuery, LockQuery, SnapshotQuery, TrashQuery};
 
 /// A query. Linearizable: it sees every change that was answered before it was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,4 +105,6 @@ pub enum MetaQuery {
         /// The files, at most [`BATCH_MAX`].
         inodes: Vec<InodeId>,
     },
+    /// Queries the snapshots of a volume. Answered with [`MetaReply::Snapshot`].
+    Snapshot(SnapshotQuery),
 }

@@ -8,7 +8,7 @@ use threefs_core::ids::InodeId;
 use crate::error::MetaError;
 use crate::protocol::change::SessionId;
 use crate::protocol::inode::{Entry, Inode};
-use crate::protocol::{AuditAnswer, LockAnswer, TrashAnswer};
+use crate::protocol::{AuditAnswer, LockAnswer, SnapshotAnswer, TrashAnswer};
 
 /// A quota and its usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +89,8 @@ pub enum MetaReply {
     Audit(AuditAnswer),
     /// In the order of the request; `None` for a file that does not exist.
     Epochs(Vec<Option<VolumeEpoch>>),
+    /// Answer about snapshots.
+    Snapshot(SnapshotAnswer),
 }
 
 /// Role of a service among those over one store.

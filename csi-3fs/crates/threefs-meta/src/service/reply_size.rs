@@ -4,7 +4,7 @@ use crate::ops::NAMES_MAX;
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, AUDIT_RANGES_MAX, AuditQuery, BATCH_MAX,
     LIST_LIMIT_MAX, MetaChange, MetaQuery, MetaRequest, NAME_BYTES_MAX, PATH_BYTES_MAX,
-    TRASH_PAGE_MAX, TrashQuery,
+    SNAPSHOTS_MAX, SnapshotQuery, TRASH_PAGE_MAX, TrashQuery,
 };
 use crate::written::RANGES_MAX;
 
@@ -21,6 +21,9 @@ const EPOCH_BYTES: usize = 24;
 const PATH_BYTES: usize = 64 << 10;
 /// An entry of a trash: its path, its name, numbers.
 const TRASH_ENTRY_BYTES: usize = PATH_BYTES_MAX + 2 * NAME_BYTES_MAX + 64;
+
+/// A snapshot without its name.
+const SNAPSHOT_BYTES: usize = 48;
 
 /// Upper bound of the reply in bytes, or 0 for short replies, which the number of calls bounds.
 pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
@@ -47,7 +50,8 @@ pub(crate) fn reply_bytes(request: &MetaRequest) -> usize {
             | MetaChange::SetAttribute { .. }
             | MetaChange::SetQuota { .. }
             | MetaChange::Lock(_)
-            | MetaChange::Trash(_) => 0,
+            | MetaChange::Trash(_)
+            | MetaChange::Snapshot(_) => 0,
         },
     }
 }
@@ -73,6 +77,9 @@ fn of_query(query: &MetaQuery) -> usize {
         MetaQuery::ListAttributes { .. } => ATTRIBUTES_BYTES_MAX,
         MetaQuery::PathOf { .. } => PATH_BYTES,
         MetaQuery::Trash(TrashQuery::List { .. }) => TRASH_PAGE_MAX * TRASH_ENTRY_BYTES,
+        MetaQuery::Snapshot(SnapshotQuery::List { .. }) => {
+            SNAPSHOTS_MAX * (NAME_BYTES_MAX + SNAPSHOT_BYTES)
+        }
         MetaQuery::Stat { .. }
         | MetaQuery::Open { .. }
         | MetaQuery::ReportOpenFiles { .. }

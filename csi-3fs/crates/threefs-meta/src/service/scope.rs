@@ -184,7 +184,8 @@ impl Tree {
                     | MetaQuery::Quotas { .. }
                     | MetaQuery::GetAttribute { .. }
                     | MetaQuery::ListAttributes { .. }
-                    | MetaQuery::Trash(TrashQuery::List { .. }),
+                    | MetaQuery::Trash(TrashQuery::List { .. })
+                    | MetaQuery::Snapshot(_),
                 ..
             }
             | MetaRequest::Change {
@@ -202,7 +203,8 @@ impl Tree {
                     | MetaChange::RemoveTree { .. }
                     | MetaChange::SetAttributes { .. }
                     | MetaChange::SetAttribute { .. }
-                    | MetaChange::Trash(_),
+                    | MetaChange::Trash(_)
+                    | MetaChange::Snapshot(_),
                 ..
             } => {}
         }
@@ -272,6 +274,7 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaQuery::Capabilities { .. }
             | MetaQuery::Lock(_)
             | MetaQuery::Trash(TrashQuery::List { .. })
+            | MetaQuery::Snapshot(_)
             | MetaQuery::ListAttributes { .. } => Ok(()),
         },
         MetaRequest::Change { change, .. } => match change {
@@ -301,6 +304,7 @@ fn permit(ticket: &Ticket, request: &MetaRequest) -> Result<(), MetaError> {
             | MetaChange::RemoveDirectory { .. }
             | MetaChange::RemoveTree { .. }
             | MetaChange::SetAttributes { .. }
+            | MetaChange::Snapshot(_)
             | MetaChange::Trash(TrashChange::Restore { .. } | TrashChange::Purge { .. }) => Ok(()),
         },
     }

@@ -90,7 +90,7 @@ async fn damaged_names_and_links_are_found() {
     assert_eq!(orphan, "charge links removal");
     let fixture = example().await;
     let id = fixture.stat("/free").await.unwrap().id;
-    let wrong = DentryRow { inode: id, kind: EntryKind::Symlink };
+    let wrong = DentryRow::new(id, EntryKind::Symlink);
     let kind = kinds(&fixture, id, async |txn| {
         rows::write(txn, &rows::dentry(ROOT, "free"), &wrong).unwrap();
     });
@@ -248,11 +248,11 @@ async fn a_dump_is_checked_and_one_of_another_schema_refused() {
     {
         let store = Store::embedded(config).unwrap();
         change(&store, async |txn| {
-            rows::write(txn, rows::SCHEMA, &(rows::SCHEMA_VERSION + 1)).unwrap();
+            rows::write(txn, rows::SCHEMA, &(rows::SCHEMA_WITH_SNAPSHOTS + 1)).unwrap();
         })
         .await;
     }
     threefs_kv::dump(&source, "meta", &file, report).await.unwrap();
     let error = check(&file, report).unwrap_err();
-    assert!(error.to_string().contains("schema 8"), "{error}");
+    assert!(error.to_string().contains("schema 9"), "{error}");
 }

@@ -19,6 +19,7 @@ use crate::Identity;
 use crate::RenameMode;
 use crate::chunk_trimmer::{ChunkTrimmer, DeadFile, Pending};
 use crate::config::TreeConfig;
+use crate::fences::Fences;
 use crate::protocol::{
     At, Inode, LayoutDefaults, MetaChange, MetaQuery, MetaReply, MetaRequest, MetaResult, RequestId,
 };
@@ -122,6 +123,10 @@ impl Fixture {
         let tree = Tree::open(store.clone(), config, routing(), trimmer).await.unwrap();
         let client = ClientId(rand::random());
         Self { tree, store, recorder, client, sequence: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn with_fences(self, fences: Arc<dyn Fences>) -> Self {
+        Self { tree: self.tree.with_fences(fences), ..self }
     }
 
     pub(crate) fn next_id(&self) -> RequestId {

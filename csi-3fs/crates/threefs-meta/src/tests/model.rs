@@ -17,21 +17,21 @@ use crate::tests::invariants::check_tree;
 
 /// Files by number, so that hard links share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Node {
+pub(crate) enum Node {
     File(usize),
     Directory(BTreeMap<String, Node>),
 }
 
 #[derive(Clone, Debug)]
-struct Model {
+pub(crate) struct Model {
     root: Node,
     lengths: Vec<u64>,
 }
 
-type Refusal = &'static str;
+pub(crate) type Refusal = &'static str;
 
 impl Model {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { root: Node::Directory(BTreeMap::new()), lengths: Vec::new() }
     }
 
@@ -71,7 +71,7 @@ impl Model {
         }
     }
 
-    fn apply(&mut self, action: &Action) -> Result<(), Refusal> {
+    pub(crate) fn apply(&mut self, action: &Action) -> Result<(), Refusal> {
         match action {
             Action::Create(path, exclusive) => match self.find(path)? {
                 Some(_) if *exclusive => Err("Exists"),
@@ -161,7 +161,7 @@ impl Model {
     }
 
     /// Every path with its length, directories with `None`.
-    fn dump(&self) -> BTreeMap<String, Option<u64>> {
+    pub(crate) fn dump(&self) -> BTreeMap<String, Option<u64>> {
         fn walk(model: &Model, node: &Node, path: &str, into: &mut BTreeMap<String, Option<u64>>) {
             match node {
                 Node::File(number) => drop(into.insert(path.into(), Some(model.lengths[*number]))),
@@ -178,7 +178,7 @@ impl Model {
         into
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         fn walk(node: &Node, files: &mut Vec<usize>) -> usize {
             match node {
                 Node::File(number) => {
@@ -198,10 +198,10 @@ impl Model {
     }
 }
 
-type Path = Vec<String>;
+pub(crate) type Path = Vec<String>;
 
 #[derive(Clone, Debug)]
-enum Action {
+pub(crate) enum Action {
     Create(Path, bool),
     MakeDirectory(Path),
     MakeDirectories(Path),
@@ -214,11 +214,11 @@ enum Action {
     SetLength(Path, u64),
 }
 
-fn path() -> impl Strategy<Value = Path> {
+pub(crate) fn path() -> impl Strategy<Value = Path> {
     prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]).prop_map(String::from), 1..4)
 }
 
-fn action() -> impl Strategy<Value = Action> {
+pub(crate) fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         3 => (path(), any::<bool>()).prop_map(|(path, exclusive)| Action::Create(path, exclusive)),
         3 => path().prop_map(Action::MakeDirectory),
@@ -234,12 +234,18 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(base: &str, path: &Path) -> String {
     // Equivalent spellings.
-    format!("/{}", path.join("//./"))
+    format!("{base}/{}", path.join("//./"))
 }
 
-async fn change_of(fixture: &Fixture, action: &Action) -> Result<MetaChange, MetaError> {
+/// The change for an action on the tree below a directory.
+pub(crate) async fn change_of(
+    fixture: &Fixture,
+    base: &str,
+    action: &Action,
+) -> Result<MetaChange, MetaError> {
+    let text = |path: &Path| text(base, path);
     let at = |path: &Path| At::path(text(path));
     Ok(match action {
         Action::Create(path, exclusive) => {
@@ -278,7 +284,7 @@ async fn change_of(fixture: &Fixture, action: &Action) -> Result<MetaChange, Met
     })
 }
 
-fn refusal(error: &MetaError) -> String {
+pub(crate) fn refusal(error: &MetaError) -> String {
     let text = format!("{error:?}");
     text.split([' ', '{']).next().unwrap_or_default().into()
 }
@@ -327,7 +333,7 @@ async fn run(actions: Vec<Action>, services: usize) {
     for (number, action) in actions.iter().enumerate() {
         let (fixture, other) = (&fixtures[number % services], &fixtures[(number + 1) % services]);
         let expected = model.apply(action);
-        let result: MetaResult = match change_of(fixture, action).await {
+        let result: MetaResult = match change_of(fixture, "", action).await {
             Err(error) => Err(error),
             Ok(change) => {
                 let request =

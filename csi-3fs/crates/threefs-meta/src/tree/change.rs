@@ -20,7 +20,7 @@ const TRIMS_MAX: usize = 16;
 pub(super) struct ChangeCall<'a> {
     pub(super) id: RequestId,
     pub(super) caller: &'a Identity,
-    client: &'a Client,
+    pub(super) client: &'a Client,
     /// Finished changes whose answers it drops.
     finished: Range<u64>,
     room: AnswerBudget,
@@ -82,7 +82,8 @@ impl Tree {
             | MetaChange::SetAttribute { .. }
             | MetaChange::SetQuota { .. }
             | MetaChange::Lock(_)
-            | MetaChange::Trash(_) => 0,
+            | MetaChange::Trash(_)
+            | MetaChange::Snapshot(_) => 0,
         };
         let first_inode = self.fresh_inodes(names, deadline).await?;
         let (uptime, excess_allowed) = (self.uptime(), true);
@@ -234,6 +235,9 @@ impl Tree {
             MetaChange::Lock(change) => return Box::pin(self.change_locks(call, change)).await,
             MetaChange::Trash(change) => {
                 return Box::pin(self.change_trash(call, change, inputs)).await;
+            }
+            MetaChange::Snapshot(change) => {
+                return Box::pin(self.change_snapshots(call, change, inputs)).await;
             }
         };
         operation.await

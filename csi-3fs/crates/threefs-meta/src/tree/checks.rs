@@ -7,6 +7,7 @@ use threefs_kv::Room;
 use crate::identity::{GROUPS_MAX, Identity};
 use crate::protocol::{
     BATCH_MAX, LengthReport, LockChange, MetaChange, MetaError, Nanoseconds, REPORT_RANGES_MAX,
+    SnapshotChange,
 };
 
 pub(crate) fn check_identity(caller: &Identity) -> Result<(), MetaError> {
@@ -51,7 +52,9 @@ pub(crate) fn grows(change: &MetaChange) -> bool {
         | MetaChange::RemoveTree { .. }
         | MetaChange::SetAttributes { .. }
         | MetaChange::SetQuota { .. }
-        | MetaChange::Trash(_) => false,
+        | MetaChange::Trash(_)
+        | MetaChange::Snapshot(SnapshotChange::Remove { .. }) => false,
+        MetaChange::Snapshot(SnapshotChange::Create { .. }) => true,
         MetaChange::Lock(change) => {
             matches!(change, LockChange::Start { .. } | LockChange::Set { .. })
         }

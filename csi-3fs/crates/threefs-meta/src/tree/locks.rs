@@ -101,6 +101,7 @@ impl Tree {
                 self.run_once(call, StartLockSession { client, session, volume, lease_ms }).await
             }
             LockChange::Set { session, lock, wait } => {
+                crate::ops::refuse_snapshot(lock.inode, "")?;
                 let set = SetLock { client, session: *session, lock, wait: *wait };
                 let reply = self.run_once(call, set).await;
                 // A weaker lock makes room for others.

@@ -49,12 +49,12 @@ impl Operation for SetAttributes<'_> {
         inode.changed = self.inputs.now;
         if let Some(modified) = self.modified {
             inode.modified = time(modified);
-            if inode.is_directory() {
-                // The new time holds until the entries change again.
-                txn.clear(&crate::rows::directory_time(inode.id));
-            }
         }
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
+        if self.modified.is_some() && row.inode.is_directory() {
+            // The new time holds until the entries change again.
+            txn.clear(&crate::rows::directory_time(row.inode.id));
+        }
         Ok(MetaReply::Inode(visible(txn, row).await?))
     }
 }

@@ -4,15 +4,17 @@ use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 
 use crate::identity::Identity;
+use crate::ops::history::Owner;
 use crate::ops::lookup::{FinalSymlink, find};
-use crate::ops::volume::quota;
-use crate::ops::{Inputs, OpError, store};
+use crate::ops::quota;
+use crate::ops::{Inputs, OpError, history, refuse_snapshot, store, view};
 use crate::permission::{READ, WRITE};
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, At, InodeKind, MetaError, MetaReply, NAME_BYTES_MAX,
     RESERVED_ATTRIBUTES, SetMode,
 };
 use crate::rows;
+use crate::rows::history as keys;
 
 /// `MetaQuery::GetAttribute`.
 pub(crate) struct GetAttribute<'a> {
@@ -48,7 +50,7 @@ impl Operation for GetAttribute<'_> {
         if !may_know(self.caller, self.name) {
             return Err(none(self.at, self.name));
         }
-        match txn.get(&rows::attribute(row.inode.id, self.name)).await? {
+        match read(txn, row.inode.id, self.name).await? {
             Some(value) => Ok(MetaReply::Attribute(value)),
             None => Err(none(self.at, self.name)),
         }
@@ -86,6 +88,7 @@ impl Operation for SetAttribute<'_> {
         }
         self.caller.check(&row.inode, WRITE, &self.at.path)?;
         let key = rows::attribute(row.inode.id, self.name);
+        refuse_snapshot(row.inode.id, &self.at.path)?;
         let attributes = all(txn, row.inode.id).await?;
         let exists = attributes.iter().any(|(name, _)| name == self.name);
         match (self.mode, exists) {
@@ -98,6 +101,8 @@ impl Operation for SetAttribute<'_> {
             }
             _ => {}
         }
+        let formers = keys::former_attribute(row.inode.id, self.name);
+        history::keep_value(txn, Owner::of(&row), &key, formers).await?;
         let before = attributes.iter().find(|(name, _)| name == self.name);
         let before = before.map_or(0, |(name, bytes)| name.len() + bytes);
         let after = self.value.map_or(0, |value| self.name.len() + value.len());
@@ -126,13 +131,31 @@ impl Operation for SetAttribute<'_> {
         // Both are at most `ATTRIBUTES_BYTES_MAX`.
         quota::charge_metadata(txn, &mut row, after as i64 - before as i64).await?;
         row.inode.changed = self.inputs.now;
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
         Ok(MetaReply::Done)
     }
 }
 
+/// The value of an attribute, which may be one of an inode of a snapshot.
+async fn read(
+    txn: &mut Transaction,
+    inode: InodeId,
+    name: &str,
+) -> Result<Option<Vec<u8>>, OpError> {
+    let Some((number, raw)) = view::split(inode) else {
+        return Ok(txn.get(&rows::attribute(inode, name)).await?);
+    };
+    let (key, formers) = (rows::attribute(raw, name), keys::former_attribute(raw, name));
+    Ok(view::value(txn, number, raw, &key, &formers).await?)
+}
+
 /// Names and lengths, sorted by name.
 async fn all(txn: &mut Transaction, inode: InodeId) -> Result<Vec<(String, usize)>, OpError> {
+    if let Some((number, raw)) = view::split(inode) {
+        let found = view::attributes(txn, number, raw).await?;
+        let name = |(name, bytes)| Some((String::from_utf8(name).ok()?, bytes));
+        return Ok(found.into_iter().filter_map(name).collect());
+    }
     let prefix = rows::attributes(inode);
     let rows_read = txn.range(&KeyRange::prefix(&prefix), usize::MAX).await?;
     let names = rows_read.into_iter().map(|(key, value)| {

@@ -5,9 +5,10 @@ use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::ops::file::written_rows;
-use crate::ops::volume::quota::{self, Charge};
+use crate::ops::history::Owner;
+use crate::ops::quota::{self, Charge};
 use crate::ops::volume::recount;
-use crate::ops::{Inputs, OpError, RecountContext, load, store};
+use crate::ops::{Inputs, OpError, RecountContext, load, refuse_snapshot, store};
 use crate::protocol::{
     InodeKind, LengthReport, MetaError, MetaReply, Reservation, SESSION_ROW_BYTES, SessionId,
 };
@@ -79,6 +80,7 @@ async fn reserve(
     client: ClientId,
     full: Option<&MetaError>,
 ) -> Result<InodeRow, OpError> {
+    refuse_snapshot(reservation.inode, "")?;
     let mut row = load(txn, reservation.inode, "").await?;
     let InodeKind::File { truncate_version, layout, .. } = &row.inode.kind else {
         return Err(not_a_file(&row));
@@ -97,7 +99,7 @@ async fn reserve(
     }
     row.end_max = row.end_max.max(reservation.end);
     recharge(txn, &mut row).await?;
-    store(txn, &mut row)?;
+    store(txn, &mut row).await?;
     Ok(row)
 }
 
@@ -166,7 +168,7 @@ pub(crate) async fn end_session(
         recount::queue_recount(txn, &mut row, context).await?;
     }
     if charged || gives_back {
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
     }
     Ok(())
 }
@@ -177,7 +179,9 @@ pub(crate) async fn grow(
     report: &LengthReport,
     inputs: &Inputs,
 ) -> Result<InodeRow, OpError> {
+    refuse_snapshot(report.inode, "")?;
     let mut row = load(txn, report.inode, "").await?;
+    let owner = Owner::of(&row);
     let InodeKind::File { length, truncate_version, content, written, layout, .. } =
         &mut row.inode.kind
     else {
@@ -200,14 +204,14 @@ pub(crate) async fn grow(
     let excess = written.shorten(RANGES_MAX);
     if !excess.is_empty() {
         written.set_more(true);
-        written_rows::add(txn, report.inode, &excess, inputs.full.as_ref()).await?;
+        written_rows::add(txn, owner, &excess, inputs.full.as_ref()).await?;
     }
     row.end_max = row.end_max.max(report.length);
     // Also without growth: something was written.
     row.inode.modified = inputs.now;
     row.inode.changed = inputs.now;
     recharge(txn, &mut row).await?;
-    store(txn, &mut row)?;
+    store(txn, &mut row).await?;
     Ok(row)
 }
 

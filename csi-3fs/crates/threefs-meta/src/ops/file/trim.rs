@@ -11,6 +11,7 @@ use threefs_kv::{Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::file::length::{check_length, not_a_file, recharge};
 use crate::ops::file::written_rows;
+use crate::ops::history::Owner;
 use crate::ops::locks::check_truncation;
 use crate::ops::lookup::{FinalSymlink, find};
 use crate::ops::volume::recount;
@@ -35,7 +36,7 @@ impl Operation for StartTrim<'_> {
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
         let mut row = find(txn, self.caller, self.at, FinalSymlink::Follow).await?;
-        let id = row.inode.id;
+        let (id, owner) = (row.inode.id, Owner::of(&row));
         if !row.inode.is_directory() {
             self.caller.check(&row.inode, WRITE, &self.at.path)?;
         }
@@ -64,7 +65,7 @@ impl Operation for StartTrim<'_> {
         *content += 1;
         written.cut(self.length, layout.chunk_bytes);
         if written.has_more() {
-            written_rows::cut(txn, id, chunks_of(self.length, layout.chunk_bytes)).await?;
+            written_rows::cut(txn, owner, chunks_of(self.length, layout.chunk_bytes)).await?;
             written.set_more(self.length > 0);
         }
         row.end_max = row.end_max.max(self.length);
@@ -76,7 +77,7 @@ impl Operation for StartTrim<'_> {
         if cuts {
             recount::queue_recount(txn, &mut row, &self.inputs.recount_context()).await?;
         }
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
         Ok(MetaReply::Inode(row.inode))
     }
 }

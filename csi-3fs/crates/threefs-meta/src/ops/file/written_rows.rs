@@ -10,9 +10,11 @@ use std::collections::btree_map::Entry;
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Transaction};
 
-use crate::ops::OpError;
+use crate::ops::history::Owner;
+use crate::ops::{OpError, epoch, history, view};
 use crate::protocol::{MetaError, WrittenCursor};
 use crate::rows;
+use crate::rows::history as keys;
 use crate::written::Written;
 use crate::written::page::{PAGE_BITS, PAGE_SHIFT, Page};
 
@@ -23,19 +25,19 @@ const LEVELS: u8 = 3;
 /// committed.
 pub(crate) async fn add(
     txn: &mut Transaction,
-    inode: InodeId,
+    file: Owner,
     written: &Written,
     full: Option<&MetaError>,
 ) -> Result<(), OpError> {
     for (first, last) in written.iter() {
-        add_range(txn, inode, u64::from(first), u64::from(last) + 1, full).await?;
+        add_range(txn, file, u64::from(first), u64::from(last) + 1, full).await?;
     }
     Ok(())
 }
 
 async fn add_range(
     txn: &mut Transaction,
-    inode: InodeId,
+    file: Owner,
     first: u64,
     end: u64,
     full: Option<&MetaError>,
@@ -45,16 +47,16 @@ async fn add_range(
         let whole = first.next_multiple_of(PAGE_BITS).min(end);
         let rest = end - end % PAGE_BITS;
         if first < whole {
-            mark(txn, inode, level, first, whole, full).await?;
+            mark(txn, file, level, first, whole, full).await?;
         }
         if whole <= rest && rest < end {
-            mark(txn, inode, level, rest, end, full).await?;
+            mark(txn, file, level, rest, end, full).await?;
         }
         if whole >= rest {
             return Ok(());
         }
         (first, end) = (whole / PAGE_BITS, rest / PAGE_BITS);
-        txn.clear_range(pages(inode, level, first, end));
+        clear_pages(txn, file, level, first, end).await?;
     }
     Ok(())
 }
@@ -63,19 +65,19 @@ async fn add_range(
 /// of the next level.
 async fn mark(
     txn: &mut Transaction,
-    inode: InodeId,
+    file: Owner,
     level: u8,
     first: u64,
     end: u64,
     full: Option<&MetaError>,
 ) -> Result<(), OpError> {
-    if is_set(txn, inode, level + 1, first / PAGE_BITS).await? {
+    if is_set(txn, file.id, level + 1, first / PAGE_BITS).await? {
         return Ok(());
     }
     let (mut level, mut first, mut end) = (level, first, end);
     loop {
         let number = first / PAGE_BITS;
-        let before = read(txn, inode, level, first).await?;
+        let before = read(txn, file.id, level, first).await?;
         let mut page = before.clone();
         page.set(first % PAGE_BITS, end - number * PAGE_BITS);
         if page == before {
@@ -85,16 +87,15 @@ async fn mark(
             return Err(full.clone().into());
         }
         if !page.is_full() || level + 1 >= LEVELS {
-            txn.set(&rows::written(inode, level, number), page.encode());
-            return Ok(());
+            return write(txn, file, level, number, Some(&page)).await;
         }
-        txn.clear(&rows::written(inode, level, number));
+        write(txn, file, level, number, None).await?;
         (level, first, end) = (level + 1, number, number + 1);
     }
 }
 
 /// Removes all chunks from `chunks` on.
-pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> Result<(), OpError> {
+pub(crate) async fn cut(txn: &mut Transaction, file: Owner, chunks: u64) -> Result<(), OpError> {
     if chunks > u64::from(u32::MAX) {
         return Ok(());
     }
@@ -102,8 +103,8 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
     for level in 0..LEVELS {
         let shift = PAGE_SHIFT * u32::from(level);
         let unit = chunks >> shift;
-        txn.clear_range(pages(inode, level, unit / PAGE_BITS + 1, PAGE_BITS * PAGE_BITS));
-        let mut page = read(txn, inode, level, unit).await?;
+        clear_pages(txn, file, level, unit / PAGE_BITS + 1, PAGE_BITS * PAGE_BITS).await?;
+        let mut page = read(txn, file.id, level, unit).await?;
         if page.is_empty() {
             continue;
         }
@@ -112,15 +113,47 @@ pub(crate) async fn cut(txn: &mut Transaction, inode: InodeId, chunks: u64) -> R
             split_range = Some((unit << shift, chunks));
         }
         page.clear_from(unit % PAGE_BITS);
-        let key = rows::written(inode, level, unit / PAGE_BITS);
-        match page.is_empty() {
-            true => txn.clear(&key),
-            false => txn.set(&key, page.encode()),
-        }
+        let page = Some(&page).filter(|page| !page.is_empty());
+        write(txn, file, level, unit / PAGE_BITS, page).await?;
     }
     if let Some((first, end)) = split_range {
-        add_range(txn, inode, first, end, None).await?;
+        add_range(txn, file, first, end, None).await?;
     }
+    Ok(())
+}
+
+/// Writes or clears a page.
+async fn write(
+    txn: &mut Transaction,
+    file: Owner,
+    level: u8,
+    number: u64,
+    page: Option<&Page>,
+) -> Result<(), OpError> {
+    let key = rows::written(file.id, level, number);
+    history::keep_value(txn, file, &key, keys::former_page(&key)).await?;
+    match page {
+        Some(page) => txn.set(&key, page.encode()),
+        None => txn.clear(&key),
+    }
+    Ok(())
+}
+
+/// Clears the pages of a level from `first` up to `end`.
+async fn clear_pages(
+    txn: &mut Transaction,
+    file: Owner,
+    level: u8,
+    first: u64,
+    end: u64,
+) -> Result<(), OpError> {
+    let range = pages(file.id, level, first, end);
+    if epoch::epoch(txn, file.volume).await?.count > 0 {
+        for (key, _) in txn.range(&range, usize::MAX).await? {
+            history::keep_value(txn, file, &key, keys::former_page(&key)).await?;
+        }
+    }
+    txn.clear_range(range);
     Ok(())
 }
 
@@ -210,8 +243,15 @@ async fn read(
     level: u8,
     unit: u64,
 ) -> Result<Page, KvError> {
-    let key = rows::written(inode, level, unit / PAGE_BITS);
-    match txn.get(&key).await? {
+    let (raw, number) = (view::raw(inode), unit / PAGE_BITS);
+    let key = rows::written(raw, level, number);
+    let value = match view::split(inode) {
+        None => txn.get(&key).await?,
+        Some((snapshot, raw)) => {
+            view::value(txn, snapshot, raw, &key, &keys::former_page(&key)).await?
+        }
+    };
+    match value {
         None => Ok(Page::empty()),
         Some(value) => {
             Page::decode(&value).ok_or_else(|| KvError::bad_row(&key, "not a page of chunks"))
@@ -232,6 +272,7 @@ mod tests {
     use super::*;
 
     const FILE: InodeId = InodeId(7);
+    const OWNER: Owner = Owner { id: FILE, volume: None, since: 0 };
 
     /// Chunks around the page boundaries of every level.
     fn chunk() -> impl Strategy<Value = u32> {
@@ -260,12 +301,12 @@ mod tests {
             let (first, last) = (first_end.min(other), first_end.max(other));
             let mut txn = store.begin().await.unwrap();
             if cuts {
-                cut(&mut txn, FILE, u64::from(last)).await.unwrap();
+                cut(&mut txn, OWNER, u64::from(last)).await.unwrap();
                 model.cut(u64::from(last), 1);
             } else {
                 let mut written = Written::default();
                 written.add(first, last);
-                add(&mut txn, FILE, &written, None).await.unwrap();
+                add(&mut txn, OWNER, &written, None).await.unwrap();
                 model.add(first, last);
             }
             txn.commit().await.unwrap();
@@ -299,11 +340,11 @@ mod tests {
         for number in 0..3 * PAGE_BITS {
             // 5 and three pages have no common divisor.
             let chunk = number * 5 % (3 * PAGE_BITS);
-            add_range(&mut txn, FILE, chunk, chunk + 1, None).await.unwrap();
+            add_range(&mut txn, OWNER, chunk, chunk + 1, None).await.unwrap();
         }
         let all = KeyRange::prefix(&rows::written_of(FILE));
         assert_eq!(txn.range(&all, 10).await.unwrap().len(), 1);
-        add_range(&mut txn, FILE, 0, 1 << 32, None).await.unwrap();
+        add_range(&mut txn, OWNER, 0, 1 << 32, None).await.unwrap();
         let rows = txn.range(&all, 10).await.unwrap();
         assert_eq!(rows.len(), 1, "a file of maximum length");
         assert_eq!(rows[0].1.len(), 4);

@@ -7,7 +7,7 @@ use threefs_kv::{Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::file::length::start_session;
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, Resolved, find, lookup, lookup_name};
-use crate::ops::volume::quota::{self, Charge};
+use crate::ops::quota::{self, Charge};
 use crate::ops::{
     Inputs, NewInode, OpError, count_subdirectories, load_named, names, store, touch,
 };
@@ -87,12 +87,12 @@ pub(crate) async fn insert(
     inputs: &Inputs,
 ) -> Result<(), OpError> {
     row.metadata_bytes += quota::name_bytes(name).unsigned_abs();
-    let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
-    names::set(txn, parent.inode.id, name, Some(&entry))?;
-    store(txn, row)?;
-    touch(txn, parent.inode.id, inputs.now);
+    let entry = DentryRow::new(row.inode.id, row.kind());
+    names::set(txn, parent.inode.id, name, Some(&entry)).await?;
+    store(txn, row).await?;
+    touch(txn, parent.inode.id, inputs.now).await?;
     if entry.kind == EntryKind::Directory {
-        count_subdirectories(txn, parent.inode.id, 1);
+        count_subdirectories(txn, parent.inode.id, 1).await?;
     }
     quota::charge(txn, row.inode.quota, Charge::of(row)).await
 }
@@ -129,7 +129,7 @@ async fn open_inode(
         }
         start_session(txn, &mut row, session, client, full).await?;
         // Also conflicts with garbage collection, which reads the inode before it drops the chunks.
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
     }
     let session = write.map(|request| request.session);
     Ok(MetaReply::Opened { inode: crate::ops::visible(txn, row).await?, session, created })

@@ -4,7 +4,7 @@ use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, find, lookup_name};
-use crate::ops::volume::quota;
+use crate::ops::quota;
 use crate::ops::{Inputs, OpError, names, not_found, store, touch};
 use crate::protocol::{At, MetaError, MetaReply};
 use crate::rows::DentryRow;
@@ -43,10 +43,10 @@ impl Operation for Link<'_> {
         quota::charge_metadata(txn, &mut row, quota::name_bytes(&name)).await?;
         row.inode.links += 1;
         row.inode.changed = self.inputs.now;
-        let entry = DentryRow { inode: row.inode.id, kind: row.kind() };
-        names::set(txn, parent.inode.id, &name, Some(&entry))?;
-        store(txn, &mut row)?;
-        touch(txn, parent.inode.id, self.inputs.now);
+        let entry = DentryRow::new(row.inode.id, row.kind());
+        names::set(txn, parent.inode.id, &name, Some(&entry)).await?;
+        store(txn, &mut row).await?;
+        touch(txn, parent.inode.id, self.inputs.now).await?;
         Ok(MetaReply::Inode(row.inode))
     }
 }

@@ -6,8 +6,8 @@ use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::file::written_rows;
 use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
-use crate::ops::{CheckService, OpError, load, not_found, visible};
-use crate::permission::READ;
+use crate::ops::{CheckService, OpError, load, not_found, refuse_snapshot, view, visible};
+use crate::permission::{READ, WRITE};
 use crate::protocol::{At, Entry, InodeKind, LIST_LIMIT_MAX, MetaReply, ROOT, Written};
 use crate::rows::{self, DentryRow, REMOVED};
 
@@ -49,6 +49,9 @@ impl Operation for OpenInode<'_> {
             CheckService { run_id }.run(txn).await?;
         }
         let row = find(txn, self.caller, self.at, FinalSymlink::Keep).await?;
+        if self.access & WRITE != 0 {
+            refuse_snapshot(row.inode.id, &self.at.path)?;
+        }
         self.caller.check(&row.inode, self.access, &self.at.path)?;
         Ok(MetaReply::Inode(visible(txn, row).await?))
     }
@@ -126,6 +129,9 @@ impl Operation for List<'_> {
             0 => LIST_LIMIT_MAX as usize,
             limit => limit.min(LIST_LIMIT_MAX) as usize,
         };
+        if refuse_snapshot(row.inode.id, "").is_err() {
+            return self.list_snapshot(txn, row.inode.id, limit).await;
+        }
         let prefix = rows::dentries(row.inode.id);
         let mut range = KeyRange::prefix(&prefix);
         if !self.after.is_empty() {
@@ -138,7 +144,26 @@ impl Operation for List<'_> {
             let name = key.get(prefix.len()..).map(<[u8]>::to_vec).unwrap_or_default();
             let name = String::from_utf8(name)
                 .map_err(|_| KvError::bad_row(&key, "the name is not UTF-8"))?;
-            let DentryRow { inode, kind } = rows::decode(&key, &value)?;
+            let DentryRow { inode, kind, .. } = DentryRow::decode(&key, &value)?;
+            Ok::<_, KvError>(Entry { name, inode, kind })
+        });
+        Ok(MetaReply::Page { entries: entries.collect::<Result<_, _>>()?, more })
+    }
+}
+
+impl List<'_> {
+    async fn list_snapshot(
+        &self,
+        txn: &mut Transaction,
+        directory: InodeId,
+        limit: usize,
+    ) -> Result<MetaReply, OpError> {
+        let mut listed = view::list(txn, directory, self.after, limit + 1).await?;
+        let more = listed.len() > limit;
+        listed.truncate(limit);
+        let entries = listed.into_iter().map(|(name, DentryRow { inode, kind, .. })| {
+            let name = String::from_utf8(name)
+                .map_err(|error| KvError::bad_row(error.as_bytes(), "the name is not UTF-8"))?;
             Ok::<_, KvError>(Entry { name, inode, kind })
         });
         Ok(MetaReply::Page { entries: entries.collect::<Result<_, _>>()?, more })

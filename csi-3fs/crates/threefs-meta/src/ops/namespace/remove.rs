@@ -4,11 +4,13 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::clients::open_files::OpenFiles;
 use crate::identity::Identity;
-use crate::ops::detach::{clear_directory, detach_tree};
+use crate::ops::detach::{detach_tree, drop_directory};
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
+use crate::ops::snapshots::refuse_snapshots;
 use crate::ops::trash::{self, RemovedName, keep_directory, remove_link};
-use crate::ops::volume::quota;
-use crate::ops::{Inputs, OpError, count_subdirectories, load_named, names, not_found, touch};
+use crate::ops::{
+    Inputs, OpError, count_subdirectories, load_named, names, not_found, refuse_snapshot, touch,
+};
 use crate::protocol::{At, EntryKind, MetaError, MetaReply, Nanoseconds};
 use crate::rows::{self, DentryRow, InodeRow};
 
@@ -47,7 +49,7 @@ impl Operation for Unlink<'_> {
         }
         let (caller, inputs, open_files) = (self.caller, &self.inputs, self.open_files);
         remove_link(txn, row, &RemovedName::new(&name_in, caller, inputs, open_files)).await?;
-        remove_name(txn, &name_in, self.inputs.now)?;
+        remove_name(txn, &name_in, self.inputs.now).await?;
         Ok(MetaReply::Done)
     }
 }
@@ -64,8 +66,8 @@ impl Operation for RemoveDirectory<'_> {
         let (caller, inputs, open_files) = (self.caller, &self.inputs, self.open_files);
         let from = RemovedName::new(&name_in, caller, inputs, open_files);
         remove_empty(txn, row, &self.at.path, &from).await?;
-        count_subdirectories(txn, name_in.parent.inode.id, -1);
-        remove_name(txn, &name_in, self.inputs.now)?;
+        count_subdirectories(txn, name_in.parent.inode.id, -1).await?;
+        remove_name(txn, &name_in, self.inputs.now).await?;
         Ok(MetaReply::Done)
     }
 }
@@ -87,14 +89,15 @@ impl Operation for RemoveTree<'_> {
                     let path = self.at.path.clone();
                     return Err(MetaError::NotPermitted { path, reason }.into());
                 }
+                refuse_snapshots(txn, &row, &self.at.path).await?;
                 if let Some(row) = keep_directory(txn, row, &from).await? {
                     detach_tree(txn, row, self.inputs.now).await?;
                 }
-                count_subdirectories(txn, name_in.parent.inode.id, -1);
+                count_subdirectories(txn, name_in.parent.inode.id, -1).await?;
             }
             _ => remove_link(txn, row, &from).await?,
         }
-        remove_name(txn, &name_in, self.inputs.now)?;
+        remove_name(txn, &name_in, self.inputs.now).await?;
         Ok(MetaReply::Done)
     }
 }
@@ -107,6 +110,7 @@ pub(crate) async fn remove_empty(
     path: &str,
     from: &RemovedName<'_>,
 ) -> Result<(), OpError> {
+    refuse_snapshots(txn, &row, path).await?;
     let names = KeyRange::prefix(&rows::dentries(row.inode.id));
     if !txn.range(&names, 1).await?.is_empty() {
         return Err(MetaError::NotEmpty { path: path.into() }.into());
@@ -115,9 +119,7 @@ pub(crate) async fn remove_empty(
     if row.inode.quota == Some(row.inode.id) && trash::has_entries(txn, row.inode.id).await? {
         return detach_tree(txn, row, from.inputs.now).await;
     }
-    quota::detach(txn, &row).await?;
-    clear_directory(txn, row.inode.id);
-    Ok(())
+    drop_directory(txn, row, from.inputs.now).await
 }
 
 /// An existing name that the caller may remove, with its entry and inode.
@@ -129,17 +131,18 @@ async fn existing(
     let name_in = lookup_name(txn, caller, at, FinalSymlink::Keep).await?;
     let entry = name_in.entry.ok_or_else(|| not_found(&at.path, at.directory))?;
     name_in.check(caller, at)?;
+    refuse_snapshot(entry.inode, &at.path)?;
     let row = load_named(txn, entry, &at.path).await?;
     caller.check_sticky(&name_in.parent.inode, &row.inode, &at.path)?;
     Ok((name_in, entry, row))
 }
 
-fn remove_name(
+async fn remove_name(
     txn: &mut Transaction,
     name_in: &NameInDirectory,
     now: Nanoseconds,
 ) -> Result<(), OpError> {
-    names::set(txn, name_in.parent.inode.id, &name_in.name, None)?;
-    touch(txn, name_in.parent.inode.id, now);
+    names::set(txn, name_in.parent.inode.id, &name_in.name, None).await?;
+    touch(txn, name_in.parent.inode.id, now).await?;
     Ok(())
 }

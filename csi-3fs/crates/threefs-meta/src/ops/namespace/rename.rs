@@ -7,11 +7,11 @@ use crate::clients::open_files::OpenFiles;
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, NameInDirectory, lookup_name};
 use crate::ops::namespace::remove::remove_empty;
+use crate::ops::quota;
 use crate::ops::trash::{RemovedName, remove_link};
-use crate::ops::volume::quota;
 use crate::ops::{
-    Inputs, OpError, count_subdirectories, load, load_named, names, not_found, store, touch,
-    visible,
+    Inputs, OpError, count_subdirectories, history, load, load_named, names, not_found,
+    refuse_snapshot, store, touch, visible,
 };
 use crate::permission::WRITE;
 use crate::protocol::{At, EntryKind, InodeKind, MetaError, MetaReply, ROOT, RenameMode};
@@ -43,6 +43,10 @@ impl Operation for Rename<'_> {
         let entry = from.entry.ok_or_else(|| not_found(&self.from.path, self.from.directory))?;
         from.check(self.caller, self.from)?;
         to.check(self.caller, self.to)?;
+        refuse_snapshot(entry.inode, &self.from.path)?;
+        if let Some(there) = to.entry {
+            refuse_snapshot(there.inode, &self.to.path)?;
+        }
         let row = load_named(txn, entry, &self.from.path).await?;
         let (source, destination) =
             (End { name_in: &from, at: self.from }, End { name_in: &to, at: self.to });
@@ -68,13 +72,13 @@ impl Operation for Rename<'_> {
                     self.refuse_circle(txn, entry.inode, to.parent.inode.id, self.to).await?;
                 }
                 self.replace(txn, entry, there, &to).await?;
-                names::set(txn, from.parent.inode.id, &from.name, None)?;
+                names::set(txn, from.parent.inode.id, &from.name, None).await?;
             }
-            (None, _) => names::set(txn, from.parent.inode.id, &from.name, None)?,
+            (None, _) => names::set(txn, from.parent.inode.id, &from.name, None).await?,
         }
         let row = self.move_inode(txn, row, entry, &source, &destination).await?;
-        touch(txn, from.parent.inode.id, self.inputs.now);
-        touch(txn, to.parent.inode.id, self.inputs.now);
+        touch(txn, from.parent.inode.id, self.inputs.now).await?;
+        touch(txn, to.parent.inode.id, self.inputs.now).await?;
         Ok(MetaReply::Inode(visible(txn, row).await?))
     }
 }
@@ -103,12 +107,18 @@ impl Rename<'_> {
             if !self.caller.owns(&row.inode) {
                 self.caller.check(&row.inode, WRITE, &source.at.path)?;
             }
-            count_subdirectories(txn, old_parent.id, -1);
-            count_subdirectories(txn, new_parent.id, 1);
+            count_subdirectories(txn, old_parent.id, -1).await?;
+            count_subdirectories(txn, new_parent.id, 1).await?;
         }
         let (path, context) = (&destination.at.path, self.inputs.recount_context());
+        let old = row.inode.quota;
         quota::move_to(txn, &mut row, new_parent.quota, path, &context).await?;
-        names::set(txn, new_parent.id, &destination.name_in.name, Some(&entry))?;
+        if let (EntryKind::File, Some(volume)) = (entry.kind, row.inode.quota)
+            && old != row.inode.quota
+        {
+            history::note_joined(txn, volume, self.inputs.now);
+        }
+        names::set(txn, new_parent.id, &destination.name_in.name, Some(&entry)).await?;
         if let InodeKind::Directory { parent, .. } = &mut row.inode.kind {
             *parent = new_parent.id;
             row.name.clone_from(&destination.name_in.name);
@@ -117,7 +127,7 @@ impl Rename<'_> {
         let longer =
             quota::name_bytes(&destination.name_in.name) - quota::name_bytes(&source.name_in.name);
         quota::charge_metadata(txn, &mut row, longer).await?;
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
         Ok(row)
     }
 
@@ -163,7 +173,7 @@ impl Rename<'_> {
         match (entry.kind, there.kind) {
             (EntryKind::Directory, EntryKind::Directory) => {
                 remove_empty(txn, target, &self.to.path, &from).await?;
-                count_subdirectories(txn, to.parent.inode.id, -1);
+                count_subdirectories(txn, to.parent.inode.id, -1).await?;
                 Ok(())
             }
             (EntryKind::Directory, _) => Err(MetaError::NotADirectory { path: path() }.into()),

@@ -29,7 +29,7 @@ impl Operation for ListTrash<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let volume = volume_at(txn, self.caller, self.at).await?.inode.id;
+        let volume = volume_at(txn, self.caller, self.at, "trash").await?.inode.id;
         let seconds = rows::read_quota(txn, volume).await?.map_or(0, |quota| quota.trash_seconds);
         let mut range = KeyRange::prefix(&rows::trash_of(volume));
         if let Some(after) = self.after {

@@ -5,9 +5,9 @@ use threefs_kv::{Operation, Transaction};
 
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, lookup_name, not_a_directory};
+use crate::ops::quota;
 use crate::ops::trash::list::{DEPTH_MAX, removed_from};
 use crate::ops::trash::volume_at;
-use crate::ops::volume::quota;
 use crate::ops::{
     Inputs, OpError, count_subdirectories, load, load_named, names, not_found, store, touch,
     visible,
@@ -29,7 +29,7 @@ impl Operation for Restore<'_> {
     type Error = OpError;
 
     async fn run(&self, txn: &mut Transaction) -> Result<MetaReply, OpError> {
-        let volume = volume_at(txn, self.caller, self.at).await?.inode.id;
+        let volume = volume_at(txn, self.caller, self.at, "trash").await?.inode.id;
         let entry: Option<TrashRow> = rows::read(txn, &rows::trashed(volume, self.id)).await?;
         let Some(entry) = entry else {
             let TrashId { removed_ms, inode } = self.id;
@@ -145,7 +145,7 @@ impl Restore<'_> {
         if names::get(txn, parent.inode.id, name).await?.is_some() {
             return Err(MetaError::Exists { path: name.clone() }.into());
         }
-        let named = DentryRow { inode: id.inode, kind: entry.kind };
+        let named = DentryRow::new(id.inode, entry.kind);
         let mut row = load_named(txn, named, name).await?;
         if parent.inode.quota != row.inode.quota {
             let reason = "the directory is not in the volume of the trash".into();
@@ -156,7 +156,7 @@ impl Restore<'_> {
             *above = parent.inode.id;
             row.inode.links = 2;
             row.name.clone_from(name);
-            count_subdirectories(txn, parent.inode.id, 1);
+            count_subdirectories(txn, parent.inode.id, 1).await?;
             txn.clear(&rows::trashed_directory(id.inode));
         }
         row.inode.changed = self.inputs.now;
@@ -164,9 +164,9 @@ impl Restore<'_> {
         if longer != 0 {
             quota::charge_metadata(txn, &mut row, longer).await?;
         }
-        store(txn, &mut row)?;
-        names::set(txn, parent.inode.id, name, Some(&named))?;
-        touch(txn, parent.inode.id, self.inputs.now);
+        store(txn, &mut row).await?;
+        names::set(txn, parent.inode.id, name, Some(&named)).await?;
+        touch(txn, parent.inode.id, self.inputs.now).await?;
         txn.clear(&rows::trashed(volume, id));
         Ok(row)
     }

@@ -10,7 +10,7 @@ use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
 use threefs_kv::{KeyRange, Operation, Transaction};
 
-use crate::ops::volume::quota::{self, Charge};
+use crate::ops::quota::{self, Charge};
 use crate::ops::{OpError, RecountContext, store};
 use crate::protocol::InodeKind;
 use crate::rows::{self, InodeRow, RecountRow, Uptime};
@@ -141,6 +141,6 @@ impl Operation for Recount<'_> {
         if row.charged {
             quota::charge_unbounded(txn, row.inode.quota, Charge::of(&row).since(before)).await?;
         }
-        Ok(store(txn, &mut row)?)
+        store(txn, &mut row).await
     }
 }

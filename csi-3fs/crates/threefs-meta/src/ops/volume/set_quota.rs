@@ -7,8 +7,8 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
-use crate::ops::volume::quota::{Charge, current_use, metadata_max, owner};
-use crate::ops::{Inputs, OpError, load, store};
+use crate::ops::quota::{Charge, current_use, metadata_max, owner};
+use crate::ops::{Inputs, OpError, epoch, history, load, store};
 use crate::protocol::{At, MetaError, MetaReply, QuotaUse};
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow};
 
@@ -42,10 +42,14 @@ impl Operation for SetQuota<'_> {
         let above = match row.inode.quota {
             Some(quota) if quota == id => owner(txn, &row).await?,
             above => {
+                refuse_shown(txn, &row, path).await?;
                 let below = adopt(txn, id, above, path).await?;
                 row.inode.quota = Some(id);
                 row.inode.changed = self.inputs.now;
-                store(txn, &mut row)?;
+                store(txn, &mut row).await?;
+                if below.inodes > 0 {
+                    history::note_joined(txn, id, self.inputs.now);
+                }
                 txn.set(&rows::quota_bytes(id), below.bytes.to_le_bytes());
                 txn.set(&rows::quota_excess(id), below.excess.to_le_bytes());
                 txn.set(&rows::quota_inodes(id), below.inodes.to_le_bytes());
@@ -60,6 +64,25 @@ impl Operation for SetQuota<'_> {
         let used = current_use(txn, id).await?;
         Ok(MetaReply::Quotas(vec![quota_use(id, &quota, used)]))
     }
+}
+
+/// In a volume that has had snapshots, only an empty directory that none of them shows becomes a
+/// volume: rows and chunks have epochs of the volume that they are in.
+async fn refuse_shown(txn: &mut Transaction, row: &InodeRow, path: &str) -> Result<(), OpError> {
+    let Some(volume) = row.inode.quota else { return Ok(()) };
+    if epoch::epoch(txn, Some(volume)).await?.count == 0 {
+        return Ok(());
+    }
+    let id = row.inode.id;
+    let newest = epoch::newest(txn, volume).await?;
+    let is_shown =
+        newest.is_some_and(|newest| row.since <= newest) || history::has_formers(txn, id).await?;
+    let names = KeyRange::prefix(&rows::dentries(id));
+    if is_shown || !txn.range(&names, 1).await?.is_empty() {
+        let reason = "it is in a volume that has had snapshots; create an empty directory".into();
+        return Err(MetaError::CrossQuota { path: path.into(), reason }.into());
+    }
+    Ok(())
 }
 
 /// Moves everything below a directory to its new quota; returns the charge.
@@ -95,7 +118,7 @@ async fn adopt(
             .into());
         }
         for (key, value) in page {
-            let entry: DentryRow = rows::decode(&key, &value)?;
+            let entry = DentryRow::decode(&key, &value)?;
             let mut row = load(txn, entry.inode, path).await?;
             if !row.inode.is_directory() {
                 *names_seen.entry(entry.inode).or_default() += 1;
@@ -113,7 +136,7 @@ async fn adopt(
                 continue;
             }
             row.inode.quota = Some(directory);
-            store(txn, &mut row)?;
+            store(txn, &mut row).await?;
             open.push(entry.inode);
         }
     }
@@ -124,7 +147,7 @@ async fn adopt(
         }
         total = total.plus(Charge::of(&row)).ok_or_else(too_much)?;
         row.inode.quota = Some(directory);
-        store(txn, &mut row)?;
+        store(txn, &mut row).await?;
     }
     Ok(total)
 }

@@ -14,7 +14,7 @@
 use threefs_core::ids::InodeId;
 use threefs_kv::{KeyRange, KvError, Transaction};
 
-use crate::ops::{OpError, RecountContext};
+use crate::ops::{OpError, RecountContext, epoch};
 use crate::protocol::{
     METADATA_BYTES_MIN, METADATA_BYTES_PER_INODE, MetaError, NAME_ROW_BYTES, ROOT,
 };
@@ -220,6 +220,20 @@ pub(crate) async fn current_use(txn: &mut Transaction, quota: InodeId) -> Result
     })
 }
 
+/// Bytes and inodes that count for a quota, without conflicts with concurrent charges.
+pub(crate) async fn snapshot_use(
+    txn: &mut Transaction,
+    quota: InodeId,
+) -> Result<(i64, i64), OpError> {
+    let mut read = async |key: Vec<u8>| -> Result<i64, KvError> {
+        let bytes = txn.snapshot_get(&key).await?;
+        bytes.map_or(Ok(0), |bytes| counter(&key, bytes))
+    };
+    let bytes = read(rows::quota_bytes(quota)).await?;
+    let excess = read(rows::quota_excess(quota)).await?;
+    Ok((bytes.saturating_add(excess), read(rows::quota_inodes(quota)).await?))
+}
+
 fn counter(key: &[u8], bytes: Vec<u8>) -> Result<i64, KvError> {
     let bytes = bytes.try_into().map_err(|_| KvError::bad_row(key, "not a counter"))?;
     Ok(i64::from_le_bytes(bytes))
@@ -254,6 +268,8 @@ pub(crate) async fn move_to(
             own.above = new;
             rows::write(txn, &rows::quota(row.inode.id), &own)?;
         }
+    } else if has_epochs(txn, [old, new]).await? {
+        return crosses("one of the volumes has had snapshots");
     } else if row.inode.is_directory() {
         let names = KeyRange::prefix(&rows::dentries(row.inode.id));
         if !txn.range(&names, 1).await?.is_empty() {
@@ -279,6 +295,16 @@ pub(crate) async fn move_to(
         row.excess = make_excess(txn, new, unneeded).await?;
     }
     Ok(())
+}
+
+/// Whether one of the volumes has ever had a snapshot: then chunks and rows have its epochs.
+async fn has_epochs(txn: &mut Transaction, volumes: [Option<InodeId>; 2]) -> Result<bool, OpError> {
+    for volume in volumes {
+        if epoch::epoch(txn, volume).await?.count > 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Removes a directory with a quota from the tree: its whole charge is released from those above.
