@@ -22,6 +22,7 @@ __all__ = [
     "NotFound",
     "PermissionDenied",
     "QuotaExceeded",
+    "ReadOnly",
     "Stale",
     "ThreeFSError",
     "Unavailable",
@@ -76,6 +77,12 @@ class PermissionDenied(ThreeFSError, PermissionError):
     """The key or the mode does not permit the operation."""
 
     code = errno.EACCES
+
+
+class ReadOnly(ThreeFSError, OSError):
+    """A change of a snapshot."""
+
+    code = errno.EROFS
 
 
 class NoSpace(ThreeFSError, OSError):

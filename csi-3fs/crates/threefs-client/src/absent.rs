@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use fabric::deadline::Deadline;
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{ChunkId, InodeId};
 use threefs_meta::protocol::BATCH_MAX;
 use threefs_meta::{At, MetaError, MetaQuery, MetaReply};
 
@@ -52,6 +52,7 @@ impl Client {
                             && before.written.contains(index)
                     });
                     if let Some(before) = before {
+                        self.check_epoch(before, read.location.chunk, deadline).await?;
                         let (path, chain) = (before.path.to_string(), read.location.chain);
                         return Err(ClientError::Lost { path, chunk: read.location.chunk, chain });
                     }
@@ -62,6 +63,23 @@ impl Client {
             }
         }
         Ok(retries)
+    }
+
+    /// Checks that a chunk was read in the epoch of its file's snapshot: another snapshot may have the
+    /// number of a removed one.
+    async fn check_epoch(
+        &self,
+        file: &FileHandle,
+        chunk: ChunkId,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if !file.is_in_snapshot() {
+            return Ok(());
+        }
+        match self.0.metadata.learn_place(file.inode, deadline).await? {
+            place if place.epoch == chunk.epoch => Ok(()),
+            _ => Err(ClientError::Stale { path: file.path.to_string() }),
+        }
     }
 
     /// The current file, including which of the chunks must exist.

@@ -22,7 +22,7 @@ use crate::error::OperationName;
 use crate::routing::ChunkLocation;
 use crate::{Client, ClientConfig, WriteRange};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 fn key() -> Key {
@@ -88,7 +88,7 @@ pub(crate) fn write(path: &str, offset: u64, bytes: usize) -> WriteRange {
     WriteRange { path: path.into(), offset, payload: Bytes::from(vec![7; bytes]) }
 }
 
-async fn audited(client: &Client, remove: bool) -> AuditReport {
+pub(crate) async fn audited(client: &Client, remove: bool) -> AuditReport {
     let mut audit = client.audit().await.unwrap();
     while audit.step().await.unwrap() {}
     while remove && audit.find_paths().await.unwrap() {}

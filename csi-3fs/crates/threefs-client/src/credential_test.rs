@@ -14,9 +14,10 @@ use fabric::rpc::{
 };
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::ContentChange;
+use threefs_core::fence::VolumeEpoch;
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{
-    ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,
+    ChainId, ChainVersion, ChunkId, ChunkVersion, Epoch, Incarnation, InodeId, NodeId, RequestTag,
     RoutingVersion, TableId, TableVersion, TargetId, TreeId,
 };
 use threefs_core::layout::{ChainChoice, Layout};
@@ -24,6 +25,7 @@ use threefs_core::message::{
     Address, QueryChunks, QueryLastChunk, ReadMany, ReadPart, ReadRequest, RepairRequest,
     StorageRequest, SyncStart, UpdateRequest,
 };
+use threefs_core::snapshot_inode;
 use threefs_core::terms::FileTerms;
 use threefs_mgmtd::protocol::MgmtdRequest;
 use threefs_mgmtd::{Claim, MetaRegistration, MgmtdClient};
@@ -249,4 +251,58 @@ async fn writes_outside_the_layout_of_a_file_are_rejected() {
     assert_eq!(write(1, 0, 1 << 20, &late).await, Some(FaultCode::Expired));
     let none = Capability::sign(&ring(), sealed.ticket(), OWN, Vec::new(), now());
     assert_eq!(write(1, 0, 1 << 20, &none).await, Some(FaultCode::BadRequest));
+}
+
+/// Of a file of a snapshot, a volume reads the epoch of the snapshot; its capability for the file itself
+/// gives no right to any epoch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_reads_a_file_of_a_snapshot_in_its_epoch_and_does_nothing_else() {
+    let cluster = Cluster::of_three(64 << 20).await;
+    whole(&cluster.client()).await;
+    let manager = MgmtdClient::new(std::slice::from_ref(&cluster.mgmtd), &ticket(VOLUME, false));
+    let deadline = Deadline::after(Duration::from_secs(60));
+    let routing = manager.routing(RoutingVersion(0), Duration::ZERO, deadline).await;
+    let address = routing.unwrap().unwrap().address(NodeId(1)).unwrap().to_owned();
+    let sealed = ticket(VOLUME, false);
+    let storage = open(&address, crate::config::STORAGE_CONTEXT, &sealed).await;
+    let shown = Epoch::new(3, 5);
+    let capability = |inode: InodeId, place: Option<VolumeEpoch>| {
+        // More than the metadata service would permit.
+        let terms = FileTerms { place, ..terms(1 << 20, now() + 60) }.encode().unwrap();
+        Capability::sign(&ring(), sealed.ticket(), inode.0, terms, now())
+    };
+    let ask = async |request: &StorageRequest, capability: Capability| {
+        let message = encode(&(request, Presented::Capability(capability))).unwrap();
+        code(call(&storage, message, request.class()).await)
+    };
+    let to = Address { chain: ChainId(1), chain_version: ChainVersion(1), target: TargetId(1) };
+    let read = |inode: InodeId, epoch: Epoch| {
+        let chunk = ChunkId::new(inode, 0).in_epoch(epoch);
+        StorageRequest::ReadUpTo(ReadRequest { to, chunk, offset: 0, length: 1 })
+    };
+    let own = InodeId(OWN);
+    let in_snapshot = snapshot_inode::join(1, own);
+    let place = Some(VolumeEpoch { volume: Some(InodeId(VOLUME)), epoch: shown });
+    assert_eq!(ask(&read(in_snapshot, shown), capability(in_snapshot, place)).await, None);
+    for (inode, epoch, capability) in [
+        (in_snapshot, Epoch::new(3, 4), capability(in_snapshot, place)),
+        (in_snapshot, Epoch::new(3, 6), capability(in_snapshot, place)),
+        (in_snapshot, Epoch::new(4, 5), capability(in_snapshot, place)),
+        (in_snapshot, Epoch::MAX, capability(in_snapshot, place)),
+        (in_snapshot, Epoch::default(), capability(in_snapshot, None)),
+        (in_snapshot, shown, capability(own, place)),
+        // The file as its other snapshot shows it, another file, and the file itself.
+        (snapshot_inode::join(2, own), shown, capability(in_snapshot, place)),
+        (snapshot_inode::join(1, InodeId(FOREIGN)), shown, capability(in_snapshot, place)),
+        (own, shown, capability(in_snapshot, place)),
+        (own, shown, capability(own, place)),
+    ] {
+        let refused = ask(&read(inode, epoch), capability).await;
+        assert_eq!(refused, Some(FaultCode::Forbidden), "{inode} {epoch}");
+    }
+    // Requests for the file itself, and updates and lists of chunks that no file has.
+    for request in requests(OWN).iter().chain(&requests(in_snapshot.0)) {
+        let refused = ask(request, capability(in_snapshot, place)).await;
+        assert_eq!(refused, Some(FaultCode::Forbidden), "{request:?}");
+    }
 }

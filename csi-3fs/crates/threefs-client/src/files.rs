@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use threefs_core::ids::InodeId;
 use threefs_core::layout::Layout;
+use threefs_core::snapshot_inode;
 use threefs_meta::{
     At, Entry, Inode, InodeKind, LayoutDefaults, MetaChange, MetaError, MetaQuery, MetaReply,
     RenameMode, Written,
@@ -38,6 +39,19 @@ pub struct FileHandle {
 }
 
 impl FileHandle {
+    /// Whether it is a file of a snapshot.
+    pub fn is_in_snapshot(&self) -> bool {
+        snapshot_inode::split(self.inode).is_some()
+    }
+
+    /// Refuses a change of a file of a snapshot.
+    pub(crate) fn check_writable(&self) -> Result<(), ClientError> {
+        match self.is_in_snapshot() {
+            true => Err(MetaError::ReadOnly { path: self.path.to_string() }.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Opens an inode; `path` is for messages.
     ///
     /// # Errors
@@ -182,6 +196,7 @@ impl Client {
     /// # Errors
     /// Any [`ClientError`].
     pub async fn set_length(&self, file: &FileHandle, length: u64) -> Result<(), ClientError> {
+        file.check_writable()?;
         let change = MetaChange::SetLength { at: At::inode(file.inode), length };
         self.change("set length of", &file.path, change).await.map(drop)
     }

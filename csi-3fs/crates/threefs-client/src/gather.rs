@@ -12,6 +12,7 @@ use fabric::BoxFuture;
 use fabric::deadline::Deadline;
 use threefs_core::ids::{ChainId, InodeId};
 use threefs_core::message::{ReadMany, ReadPart};
+use threefs_core::snapshot_inode;
 use tokio::sync::oneshot;
 
 use crate::Client;
@@ -129,7 +130,9 @@ impl Client {
         (offset, length): (u32, u32),
         deadline: Deadline,
     ) -> Option<Bytes> {
-        if length > SMALL_BYTES_MAX || self.0.batches.are_refused() {
+        // A group has no epoch.
+        let is_snapshot = snapshot_inode::split(location.chunk.inode).is_some();
+        if length > SMALL_BYTES_MAX || is_snapshot || self.0.batches.are_refused() {
             return None;
         }
         let key = (location.chunk.inode, location.chain);

@@ -57,6 +57,7 @@ impl Client {
         end: u64,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        file.check_writable()?;
         let what: OperationName = Arc::from(format!("punch a hole in `{}`", file.path));
         let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
             return Ok(());

@@ -134,6 +134,7 @@ impl Client {
         payload: Bytes,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        file.check_writable()?;
         let write = FileWrite { file: file.clone(), offset, payload };
         self.write_once(&[write], &deadline.into()).await
     }
@@ -149,6 +150,10 @@ impl Client {
         from: u64,
         deadline: Deadline,
     ) -> Result<u64, ClientError> {
+        // The inode of a file of a snapshot has its length: no client writes it.
+        if file.is_in_snapshot() {
+            return Ok(from);
+        }
         let what: OperationName = Arc::from(format!("find the end of `{}`", file.path));
         let mut chains = self.chains(&what, &file.layout, deadline).await?;
         chains.sort_unstable();

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::auth::capability::{Capability, Presented};
+use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Fault, FaultCode, Lease, RpcError};
-use threefs_core::ids::{ClientId, InodeId};
+use threefs_core::fence::VolumeEpoch;
+use threefs_core::ids::{ClientId, Epoch, InodeId};
 use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{
     Identity, MetaChange, MetaClient, MetaClientError, MetaQuery, MetaReply, RequestId,
@@ -159,7 +161,7 @@ impl Metadata {
         match self.client.query(query, deadline).await {
             Ok(MetaReply::Capabilities(capabilities)) => match &capabilities[..] {
                 [Some(capability)] => {
-                    let end = self.keep(inode, capability.clone());
+                    let (end, _) = self.keep(inode, capability.clone());
                     Ok((capability.clone(), end))
                 }
                 _ => Err(forbidden(format!("{inode} does not exist"))),
@@ -170,18 +172,60 @@ impl Metadata {
         }
     }
 
-    /// Stores a capability; returns the end of the bytes that it permits to write.
-    fn keep(&self, inode: InodeId, capability: Capability) -> u64 {
+    /// Stores a capability; returns the end of the bytes that it permits to write, and the place.
+    fn keep(&self, inode: InodeId, capability: Capability) -> (u64, Option<VolumeEpoch>) {
         let (end, place) = self.capabilities.keep(inode, capability);
         if let Some(place) = place {
             self.places.learn(inode, place);
         }
-        end
+        (end, place)
     }
 
     /// Volume and epoch of files.
     pub(crate) fn places(&self) -> &Places {
         &self.places
+    }
+
+    /// The epoch that a file of a snapshot shows, which never changes.
+    pub(crate) async fn snapshot_epoch(
+        &self,
+        inode: InodeId,
+        deadline: Deadline,
+    ) -> Result<Epoch, ClientError> {
+        let place = match self.places.get(inode, BootInstant::now()) {
+            Some(place) => place,
+            None => self.learn_place(inode, deadline).await?,
+        };
+        Ok(place.epoch)
+    }
+
+    /// Requests volume and epoch of a file: a holder of a ticket with a capability.
+    pub(crate) async fn learn_place(
+        &self,
+        inode: InodeId,
+        deadline: Deadline,
+    ) -> Result<VolumeEpoch, ClientError> {
+        let what = format!("renew the epoch of {inode}");
+        let absent = || ClientError::Stale { path: inode.to_string() };
+        if self.capabilities.are_required() {
+            let query = MetaQuery::Capabilities { inodes: vec![inode] };
+            return match self.query(&what, query, deadline).await? {
+                MetaReply::Capabilities(mut capabilities) => {
+                    let capability = capabilities.pop().flatten().ok_or_else(absent)?;
+                    self.keep(inode, capability).1.ok_or_else(absent)
+                }
+                other => Err(ClientError::unexpected("meta", &other)),
+            };
+        }
+        let query = MetaQuery::Epochs { inodes: vec![inode] };
+        match self.query(&what, query, deadline).await? {
+            MetaReply::Epochs(mut epochs) => {
+                let place = epochs.pop().flatten().ok_or_else(absent)?;
+                self.places.learn(inode, place);
+                Ok(place)
+            }
+            other => Err(ClientError::unexpected("meta", &other)),
+        }
     }
 
     /// Learns the current epoch of a file's volume: a holder of a ticket from a new capability, which
@@ -195,18 +239,7 @@ impl Metadata {
             self.capabilities.forget(inode);
             return Ok(());
         }
-        let what = format!("renew the epoch of {inode}");
-        let query = MetaQuery::Epochs { inodes: vec![inode] };
-        match self.query(&what, query, deadline).await? {
-            MetaReply::Epochs(epochs) => match epochs[..] {
-                [Some(place)] => {
-                    self.places.learn(inode, place);
-                    Ok(())
-                }
-                _ => Err(ClientError::Stale { path: inode.to_string() }),
-            },
-            other => Err(ClientError::unexpected("meta", &other)),
-        }
+        self.learn_place(inode, deadline).await.map(drop)
     }
 
     /// The storage service has rejected the capability.

@@ -14,6 +14,7 @@ use threefs_core::message::{
     Address, ReadDone, ReadRequest, StorageReply, StorageRequest, StorageResult,
 };
 use threefs_core::routing::{ChainTarget, RoutingInfo};
+use threefs_core::snapshot_inode;
 use threefs_meta::MetaError;
 use tokio::task::JoinSet;
 
@@ -282,8 +283,11 @@ impl Client {
             let Replica { to, place: replica, distance, serving: replicas } = choice;
             tried.push(replica.target);
             let who = who(&routing, &replica);
-            let request =
-                StorageRequest::Read(ReadRequest { to, chunk: location.chunk, offset, length });
+            let read = ReadRequest { to, chunk: location.chunk, offset, length };
+            let request = match snapshot_inode::split(location.chunk.inode) {
+                Some(_) => StorageRequest::ReadUpTo(read),
+                None => StorageRequest::Read(read),
+            };
             let options = CallOptions {
                 not_after: None,
                 class: request.class(),

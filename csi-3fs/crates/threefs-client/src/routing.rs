@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::deadline::Deadline;
-use threefs_core::ids::{ChainId, ChunkId, RoutingVersion};
+use threefs_core::ids::{ChainId, ChunkId, Epoch, RoutingVersion};
 use threefs_core::layout::{ChunkSpan, Layout, LayoutError};
 use threefs_core::message::Address;
 use threefs_core::routing::{ChainTarget, RoutingInfo};
@@ -99,6 +99,7 @@ impl Routing {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkLocation {
     pub chain: ChainId,
+    /// Of a file of a snapshot: with the epoch of the snapshot.
     pub chunk: ChunkId,
     pub chunk_bytes: u32,
 }
@@ -122,12 +123,16 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Vec<ChunkRange>, ClientError> {
         let chains = self.chains(what, &file.layout, deadline).await?;
+        let epoch = match file.is_in_snapshot() {
+            true => self.0.metadata.snapshot_epoch(file.inode, deadline).await?,
+            false => Epoch::default(),
+        };
         let located = |ChunkSpan { index, offset, length }| {
             // A resolved layout has at least one chain.
             let chain = chains.get(index as usize % chains.len().max(1));
             let location = ChunkLocation {
                 chain: chain.copied().unwrap_or_default(),
-                chunk: ChunkId::new(file.inode, index),
+                chunk: ChunkId::new(file.inode, index).in_epoch(epoch),
                 chunk_bytes: file.layout.chunk_bytes,
             };
             ChunkRange { location, offset, length }

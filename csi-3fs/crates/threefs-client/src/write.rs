@@ -79,6 +79,9 @@ impl Client {
     }
 
     async fn write_files(&self, mut writes: Vec<FileWrite>) -> Result<(), ClientError> {
+        for write in &writes {
+            write.file.check_writable()?;
+        }
         let mut truncations = 0;
         while !writes.is_empty() {
             let mut sessions = HashMap::new();

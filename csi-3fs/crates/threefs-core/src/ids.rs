@@ -333,6 +333,17 @@ impl ChunkId {
         self.before_chunk().map(Self::first_version)
     }
 
+    /// An upper bound for requests: above all versions of this chunk, not above the first version of
+    /// the next one. It is encoded as in releases without epochs.
+    #[must_use]
+    pub fn bound_after(self) -> Self {
+        match (self.index.checked_add(1), self.inode.0.checked_add(1)) {
+            (Some(index), _) => Self::new(self.inode, index),
+            (None, Some(inode)) => Self::first_of(InodeId(inode)),
+            (None, None) => Self::MAX,
+        }
+    }
+
     /// The first chunk id of a file.
     #[must_use]
     pub fn first_of(inode: InodeId) -> Self {
@@ -454,6 +465,11 @@ mod tests {
             Some(ChunkId::last_of(InodeId(6)))
         );
         assert_eq!(ChunkId::first_of(InodeId(0)).before_chunk(), None);
+        for chunk in [chunk, ChunkId::first_of(InodeId(7)), ChunkId::last_of(InodeId(7))] {
+            let (before, after) = (chunk.bound_before().unwrap(), chunk.bound_after());
+            assert!(before < chunk.first_version() && chunk.last_version() < after, "{chunk}");
+            assert_eq!((before.epoch, after.epoch), (Epoch::default(), Epoch::default()));
+        }
         assert!(chunk.in_epoch(Epoch::new(1, 9)).is_version_of(chunk));
         assert!(!ChunkId::new(InodeId(7), 4).is_version_of(chunk));
     }

@@ -20,6 +20,7 @@
 //! | [`replica`] | one replica of one chain: write path, read path, resync, repair |
 //! | [`scrub`] | schedule, pace and comparison of scrubs |
 //! | [`shown`] | epochs that the snapshots of a volume show |
+//! | [`snapshot_inode`] | numbers of inodes in snapshots |
 //! | [`terms`] | chunks of a file that a capability permits to update |
 //! | [`disks`] | which of the disks that are found a storage service serves, and under which ids |
 //! | [`error`] | errors of the storage service, and the remedy for each |
@@ -46,5 +47,6 @@ pub mod replica;
 pub mod routing;
 pub mod scrub;
 pub mod shown;
+pub mod snapshot_inode;
 pub mod terms;
 pub mod time;

@@ -278,7 +278,9 @@ pub enum StorageRequest {
     /// See [`ScrubRequest`]. Answered by [`StorageReply::Scrub`].
     Scrub(Address, ScrubRequest),
     /// As `Read`, which reads the newest version of a chunk: this reads the newest one up to the
-    /// epoch in its id. Answered by [`StorageReply::Read`].
+    /// epoch in its id. The inode may be that of the file in a snapshot
+    /// ([`snapshot_inode`](crate::snapshot_inode)), as clients name it. Answered by
+    /// [`StorageReply::Read`].
     ReadUpTo(ReadRequest),
     /// An update with its conditions. Answered by [`StorageReply::Updated`].
     UpdateIf(UpdateRequest, UpdateConditions),

@@ -7,6 +7,7 @@ use super::*;
 use crate::fence::{FenceTable, Fences, VolumeFence};
 use crate::ids::FencesVersion;
 use crate::shown::ShownEpochs;
+use crate::snapshot_inode::join;
 
 const WAIT_MS: u64 = 50;
 
@@ -219,5 +220,27 @@ fn of_two_removed_versions_the_older_one_is_purged_first() {
         };
         bench.metas.0.remove(&version(epoch));
         bench.give(Event::Forgotten { op, result: Ok(()) });
+    }
+}
+
+#[test]
+fn a_removed_snapshot_is_not_read() {
+    let mut bench = tail(&[0, 2, 3]);
+    let in_snapshot = |count| {
+        let chunk = ChunkId { inode: join(7, CHUNK.inode), ..version(count) };
+        let to = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]).to(2);
+        StorageRequest::ReadUpTo(ReadRequest { to, chunk, offset: 0, length: 9 })
+    };
+    let served = |actions: &[Action]| match actions {
+        [Action::ServeRead { request, .. }] => Some(request.chunk),
+        [Action::Reply { result: Err(StorageError::ChunkNotFound { .. }), .. }] => None,
+        other => panic!("{other:?}"),
+    };
+    for (count, shown) in [(1, 0), (2, 2), (3, 3)] {
+        assert_eq!(served(&bench.ask(in_snapshot(count), b"")), Some(version(shown)));
+    }
+    bench.give(list(3, &[1]));
+    for (count, shown) in [(1, Some(0)), (2, None), (3, Some(3))] {
+        assert_eq!(served(&bench.ask(in_snapshot(count), b"")), shown.map(version), "{count}");
     }
 }

@@ -44,6 +44,14 @@ impl ShownEpochs {
         first >= next.count || self.counts.range(first..next.count).next().is_some()
     }
 
+    /// Whether no snapshot of this epoch exists, now or later: its versions may be dropped.
+    #[must_use]
+    pub fn hides(&self, epoch: Epoch) -> bool {
+        epoch.volume == self.volume
+            && epoch.count < self.below
+            && !self.counts.contains(&epoch.count)
+    }
+
     /// Whether there may be versions that no snapshot shows according to this list, but not according
     /// to the one `before`.
     #[must_use]
@@ -91,6 +99,9 @@ mod tests {
         }
         assert!(shown.is_complete_to(of(9)) && !shown.is_complete_to(of(10)));
         assert!(!shown.is_complete_to(Epoch::new(4, 9)));
+        let hidden: Vec<u32> = (0..12).filter(|count| shown.hides(of(*count))).collect();
+        assert_eq!(hidden, [0, 1, 3, 4, 6, 7, 8]);
+        assert!(!shown.hides(Epoch::new(4, 1)) && !shown.hides(first));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Terms of a capability: the chunks of a file that its holder may update.
+//! Terms of a capability: the chunks of a file that its holder may update, and the epoch of a snapshot
+//! that it may read.
 //!
 //! The metadata service signs the terms, and storage services check each update against them
 //! without contacting it. Bytes outside the chains of the layout, or beyond the reservation, would
@@ -13,6 +14,7 @@ use crate::ids::{ChainId, ChunkId, Epoch, InodeId};
 use crate::layout::{Layout, LayoutError};
 use crate::message::{NamedVolume, StorageRequest, UpdateConditions, UpdateRequest};
 use crate::routing::RoutingInfo;
+use crate::snapshot_inode;
 
 /// Write lifetime of a capability after its signature, in seconds. It cannot be revoked, so the
 /// metadata service charges the permitted bytes at least for this time.
@@ -27,7 +29,8 @@ pub struct FileTerms {
     pub end: u64,
     /// End of the write permission, in seconds since 1970.
     pub until_unix_s: u64,
-    /// Volume and epoch of the file; `None` in a cluster that has never had a snapshot. Terms without
+    /// Volume and epoch of the file; of a file of a snapshot, the epoch that it shows, which is the
+    /// only one that the holder may read. `None` in a cluster that has never had a snapshot. Terms without
     /// it are encoded as in releases without epochs, which refuse others.
     pub place: Option<VolumeEpoch>,
 }
@@ -40,7 +43,7 @@ struct EncodedTerms {
     until_unix_s: u64,
 }
 
-/// Why an update violates the terms.
+/// Why a request violates the terms.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TermsError {
     /// Another chunk size.
@@ -99,6 +102,17 @@ pub enum TermsError {
         chunk: ChunkId,
         /// As in the update.
         in_update: NamedVolume,
+        /// As in the terms.
+        place: Option<VolumeEpoch>,
+    },
+    /// A file of a snapshot, whose chunks are read up to the epoch of the snapshot, and not updated.
+    #[error(
+        "{chunk}: the capability is for a file of a snapshot, {}; it permits reads up to its epoch",
+        place_text(place.as_ref())
+    )]
+    Snapshot {
+        /// The chunk, with the epoch of the request.
+        chunk: ChunkId,
         /// As in the terms.
         place: Option<VolumeEpoch>,
     },
@@ -175,6 +189,17 @@ impl FileTerms {
         }
     }
 
+    /// Checks a read of a snapshot: the epoch is that of the terms.
+    ///
+    /// # Errors
+    /// [`TermsError::Snapshot`].
+    pub fn check_read_up_to(&self, chunk: ChunkId) -> Result<(), TermsError> {
+        match self.place {
+            Some(place) if place.epoch == chunk.epoch => Ok(()),
+            place => Err(TermsError::Snapshot { chunk, place }),
+        }
+    }
+
     /// Checks an update with a payload of this size: its chunk is on the file's chain, it ends
     /// within the reservation, it names volume and epoch, and the write permission has not expired.
     ///
@@ -213,20 +238,20 @@ impl FileTerms {
     }
 }
 
-/// The file of a client's request; `None` for a request that terms do not permit.
+/// The file of a client's request; `None` for a request that terms do not permit. Chunks of a file of
+/// a snapshot are read up to an epoch, those of other files are not.
 pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
-    match request {
+    let (inode, is_snapshot) = match request {
         StorageRequest::Update(update)
         | StorageRequest::UpdateIf(update, UpdateConditions { at: None, .. }) => {
-            Some(update.chunk.inode)
+            (update.chunk.inode, false)
         }
-        StorageRequest::Read(read) => Some(read.chunk.inode),
-        StorageRequest::ReadMany(reads) => Some(reads.inode),
-        StorageRequest::QueryChunks(query) => Some(query.inode),
-        StorageRequest::QueryLastChunk(query) => Some(query.inode),
-        // Terms do not name the epochs that a client may read.
-        StorageRequest::ReadUpTo(_)
-        | StorageRequest::Forward(_)
+        StorageRequest::Read(read) => (read.chunk.inode, false),
+        StorageRequest::ReadUpTo(read) => (read.chunk.inode, true),
+        StorageRequest::ReadMany(reads) => (reads.inode, false),
+        StorageRequest::QueryChunks(query) => (query.inode, false),
+        StorageRequest::QueryLastChunk(query) => (query.inode, false),
+        StorageRequest::Forward(_)
         | StorageRequest::Replace(_)
         | StorageRequest::Repair(_)
         | StorageRequest::SyncStart(_)
@@ -238,8 +263,9 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
         | StorageRequest::UpdateIf(..)
         | StorageRequest::QueryVersions(_)
         | StorageRequest::QueryStates(..)
-        | StorageRequest::Scrub(..) => None,
-    }
+        | StorageRequest::Scrub(..) => return None,
+    };
+    (snapshot_inode::split(inode).is_some() == is_snapshot).then_some(inode)
 }
 
 /// The end of an update in its file, for a payload of this size. A removal or truncation to 0

@@ -88,6 +88,8 @@ struct Node {
     version: u64,
     kind: EntryKind,
     links: u32,
+    /// The epoch of its state.
+    since: u32,
     quota: Option<InodeId>,
     /// Of a directory.
     parent: Option<InodeId>,
@@ -107,6 +109,8 @@ struct Node {
 struct Names {
     count: u32,
     bytes: u64,
+    /// The first epoch of one of them.
+    since: u32,
     /// Kind and place of one of them; the name itself only of a directory.
     kind: EntryKind,
     parent: InodeId,
@@ -230,6 +234,7 @@ impl Checker {
             version: row.inode.version,
             kind,
             links: row.inode.links,
+            since: row.since,
             quota: row.inode.quota,
             parent,
             name: row.name,
@@ -257,11 +262,13 @@ impl Checker {
         let names = self.names.entry(entry.inode).or_insert(Names {
             count: 0,
             bytes: 0,
+            since: entry.since,
             kind: entry.kind,
             parent,
             name,
         });
         (names.count, names.bytes) = (names.count + 1, names.bytes + bytes);
+        names.since = names.since.min(entry.since);
         if names.kind != entry.kind {
             let detail =
                 format!("a name in {parent} has another kind than one in {}", names.parent);

@@ -8,6 +8,10 @@ use threefs_mgmtd::MgmtdClient;
 
 /// Raises fences.
 pub trait Fences: Send + Sync {
+    /// Before the first snapshot: requires that all storage services and mgmtd know fences, and that
+    /// those of earlier releases are refused from then on.
+    fn enable(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), String>>;
+
     /// Raises the fence of a volume; returns once every storage service has confirmed it or has lost
     /// its lease. May be repeated, and a lower fence changes nothing.
     fn raise<'a>(
@@ -18,6 +22,11 @@ pub trait Fences: Send + Sync {
 }
 
 impl Fences for MgmtdClient {
+    fn enable(&self, deadline: Deadline) -> BoxFuture<'_, Result<(), String>> {
+        let enabled = self.enable_snapshots(deadline);
+        Box::pin(async { enabled.await.map_err(|error| error.to_string()) })
+    }
+
     fn raise<'a>(
         &'a self,
         fence: &'a VolumeFence,
@@ -33,6 +42,10 @@ impl Fences for MgmtdClient {
 pub struct NoFences;
 
 impl Fences for NoFences {
+    fn enable(&self, _deadline: Deadline) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(std::future::ready(Err("this service cannot raise fences".into())))
+    }
+
     fn raise<'a>(
         &'a self,
         _fence: &'a VolumeFence,

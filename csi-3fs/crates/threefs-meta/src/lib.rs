@@ -66,9 +66,9 @@ pub use protocol::{
     Entry, EntryKind, Inode, InodeKind, LayoutDefaults, LengthReport, LockAnswer, LockChange,
     LockKind, LockQuery, LockRequest, MetaChange, MetaError, MetaQuery, MetaReply, MetaRequest,
     MetaResult, Nanoseconds, QuotaUse, RECALLS_MAX, RenameMode, RequestId, Reservation,
-    SNAPSHOTS_MAX, SNAPSHOTS_NAME, SessionId, SetMode, SetTime, SnapshotAnswer, SnapshotChange,
-    SnapshotEntry, SnapshotQuery, SpecialKind, TRASH_PAGE_MAX, TrashAnswer, TrashChange,
-    TrashEntry, TrashId, TrashQuery, Written, WrittenCursor,
+    SNAPSHOTS_MAX, SNAPSHOTS_NAME, SessionId, SetMode, SetTime, ShownFile, SnapshotAnswer,
+    SnapshotChange, SnapshotEntry, SnapshotQuery, SpecialKind, TRASH_PAGE_MAX, TrashAnswer,
+    TrashChange, TrashEntry, TrashId, TrashQuery, Written, WrittenCursor,
 };
 pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;

@@ -35,10 +35,10 @@ mod volume;
 
 pub(crate) use attributes::set_attributes::SetAttributes;
 pub(crate) use attributes::xattr::{GetAttribute, ListAttributes, SetAttribute};
-pub(crate) use audit::{AuditFiles, AuditNames, AuditUnknown, AuditWritten, NAMES_MAX};
+pub(crate) use audit::{AuditFiles, AuditNames, AuditShown, AuditUnknown, AuditWritten, NAMES_MAX};
 pub(crate) use dedup::Dedup;
 pub(crate) use dedup::answers::AnswerBudget;
-pub(crate) use epoch::Epochs;
+pub(crate) use epoch::{Epochs, HasSnapshots};
 pub(crate) use file::length::{ReportLengths, Reserve};
 pub(crate) use file::session::{Close, EndSession};
 pub(crate) use file::trim::{FinishTrim, ReadTrim, StartTrim};
@@ -67,8 +67,8 @@ pub(crate) use services::{
     Renewed,
 };
 pub(crate) use snapshots::{
-    AbortSnapshot, CurrentFence, DropHistory, ListCreations, ListSnapshots, MakeSnapshot,
-    NextRemoved, RemoveSnapshot, StartSnapshot, Started,
+    AbortSnapshot, CurrentFence, DropHistory, ListCreations, ListFences, ListSnapshots,
+    MakeSnapshot, NextRemoved, RaiseEpochs, RemoveSnapshot, StartSnapshot, Started,
 };
 pub(crate) use trash::{
     Expire as ExpireTrash, KeepRemoved, ListTrash, NextTrash, Purge as PurgeRemoved,

@@ -24,7 +24,10 @@ use serde::{Deserialize, Serialize};
 pub use crate::error::MetaError;
 use crate::identity::Identity;
 pub use crate::written::{REPORT_RANGES_MAX, Written};
-pub use audit::{AUDIT_RANGES_MAX, AuditAnswer, AuditQuery, AuditedFile, WrittenCursor};
+pub use audit::{
+    AUDIT_RANGES_MAX, AuditAnswer, AuditQuery, AuditedFile, SHOWN_FILES_MAX, ShownFile,
+    WrittenCursor,
+};
 pub use change::{
     LengthReport, MetaChange, RenameMode, RequestId, Reservation, SessionId, SetMode, SetTime,
 };

@@ -23,6 +23,7 @@
 //! | `XATT` inode name | bytes | an extended attribute |
 //! | `HOLD` inode run | `HoldRow` | a removed file that clients of a service have open |
 //! | `SERV` run | `ServiceRow` | a running service |
+//! | `SFUN` run | – | a running service that knows snapshots |
 //! | `SEEN` client | `Uptime` | the last published activity of a client |
 //! | `LOCK` inode | `FileLocks` | the locks of a file, held and waited for |
 //! | `LAPP` inode | `FileLocks` | the append lease of a file, held and waited for |

@@ -1,6 +1,7 @@
 //! The metadata service: RPC server, capabilities and background tasks.
 
 pub(crate) mod ownership;
+mod publication;
 pub(crate) mod registration;
 mod reply_size;
 pub(crate) mod scope;
@@ -69,7 +70,7 @@ pub struct Meta {
     keys: Keys,
     mgmtd: MgmtdClient,
     owner: Owner,
-    _routing: RoutingFollower,
+    routing: RoutingFollower,
 }
 
 /// Runs a metadata service until shutdown. `trimmer` drops chunks; the caller builds it on the
@@ -129,7 +130,7 @@ impl Meta {
         let tree = Tree::open(store, config.tree, routing.receiver(), trimmer).await?;
         let tree = tree.with_fences(Arc::new(mgmtd.clone()));
         let keys = config.key;
-        Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, owner, _routing: routing })
+        Ok(Self { server, tree: Arc::new(tree), keys, mgmtd, owner, routing })
     }
 
     /// The address that it listens on.
@@ -158,16 +159,21 @@ impl Meta {
             // Garbage collection must wait as well: the chunks may belong to another tree's files.
             register(&self.tree.store, &self.mgmtd).await?;
             registered.store(true, SeqCst);
-            if let Err(error) = self.tree.finish_all_trims().await {
-                tracing::warn!(%error, "pending truncations could not be completed");
-            }
-            tokio::join!(
-                self.tree.run_gc(),
-                self.tree.run_recounts(),
-                self.tree.run_lock_expiry(),
-                self.tree.run_trash_expiry(),
-                self.tree.run_snapshots()
-            );
+            let work = async {
+                if let Err(error) = self.tree.finish_all_trims().await {
+                    tracing::warn!(%error, "pending truncations could not be completed");
+                }
+                tokio::join!(
+                    self.tree.run_gc(),
+                    self.tree.run_recounts(),
+                    self.tree.run_lock_expiry(),
+                    self.tree.run_trash_expiry(),
+                    self.tree.run_snapshots()
+                )
+            };
+            // At once: storage services may wait for it.
+            let routing = self.routing.receiver();
+            tokio::join!(publication::run(&self.tree.store, &self.mgmtd, routing), work);
             Ok(())
         };
         tokio::select! {

@@ -293,17 +293,26 @@ impl MgmtdClient {
         }
     }
 
-    /// Registers the store of a metadata service.
+    /// Registers the store of a metadata service. `has_snapshots`: an mgmtd of an earlier release, which
+    /// ignores fences, must not accept it.
     ///
     /// # Errors
     /// No primary replied before the deadline, or the store does not belong to this cluster.
     pub async fn register_meta(
         &self,
         registration: MetaRegistration,
+        has_snapshots: bool,
         deadline: Deadline,
     ) -> Result<MetaRegistered, MgmtdClientError> {
-        let request = MgmtdRequest::RegisterMeta(registration);
-        match self.ask(&request, Duration::ZERO, deadline).await? {
+        let request = MgmtdRequest::RegisterMetaWithSnapshots(registration.clone());
+        let reply = match self.ask(&request, Duration::ZERO, deadline).await {
+            Err(error) if !has_snapshots && refused(&error, &[BadRequest]) => {
+                let request = MgmtdRequest::RegisterMeta(registration);
+                self.ask(&request, Duration::ZERO, deadline).await?
+            }
+            reply => reply?,
+        };
+        match reply {
             MgmtdReply::MetaRegistered(registered) => Ok(registered),
             other => Err(unexpected("a registration", &other)),
         }

@@ -169,6 +169,11 @@ async fn fences_that_a_node_knows_show_that_the_store_is_an_old_copy() {
     cluster.step().await;
     cluster.steps_until("a new era", |routing| routing.version.era() > era).await;
     cluster.steps_until("whole", is_whole).await;
+    for _ in 0..30 {
+        cluster.step().await;
+    }
+    let era = cluster.routing().version.era();
+    cluster.manager.publish_fences(era, &[], true, cluster.now).await.unwrap();
     let version = cluster.raise(&fence(3, 1)).await.unwrap();
     assert!(version > FencesVersion(7));
     let stored = cluster.manager.fences_after(FencesVersion(7), cluster.now).await.unwrap();

@@ -18,13 +18,14 @@ pub(crate) struct Report {
     pub heartbeat: Heartbeat,
     pub location: Option<Location>,
     pub seen: Option<SeenRouting>,
-    pub fences: FenceReport,
+    /// `None`: an earlier release, which does not know fences.
+    pub fences: Option<FenceReport>,
 }
 
 impl Report {
     /// A heartbeat of the earliest storage services.
     pub(crate) fn of(heartbeat: Heartbeat) -> Self {
-        Self { heartbeat, location: None, seen: None, fences: FenceReport::default() }
+        Self { heartbeat, location: None, seen: None, fences: None }
     }
 }
 
@@ -63,7 +64,7 @@ impl View {
         stage: &mut HeartbeatStage,
         now: Millis,
     ) -> Result<Step, MgmtdError> {
-        let Report { heartbeat, location, seen, fences } = report;
+        let Report { heartbeat, location, .. } = report;
         let (node, location) = (heartbeat.node, location.as_ref());
         loop {
             match *stage {
@@ -105,7 +106,7 @@ impl View {
                 }
                 HeartbeatStage::Admitted => {
                     *stage = HeartbeatStage::Taken;
-                    let news = self.record_heartbeat(heartbeat.clone(), seen.as_ref(), fences, now);
+                    let news = self.record_heartbeat(report, now);
                     if news && self.startup_remaining_ms(timers, now).is_none() {
                         return Ok(Step::Decide);
                     }

@@ -19,10 +19,10 @@ use crate::changes::Changes;
 use crate::config::{Bootstrap, Timers};
 use crate::heartbeat::{HeartbeatStage, Report, Step};
 use crate::ops::{
-    AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, OpError, RegisterMeta, RegisterNode,
-    RenewLease, UpdateChains,
+    AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, OpError, RegisterNode, RenewLease,
+    UpdateChains,
 };
-use crate::protocol::{ClusterStatus, MetaRegistered, MetaRegistration, MgmtdError, Promotion};
+use crate::protocol::{ClusterStatus, MgmtdError, Promotion};
 use crate::refusal::Refusal;
 use crate::view::View;
 
@@ -168,12 +168,12 @@ impl Manager {
         let view = self.view(&mut role, now)?;
         // Another cluster's versions prove nothing.
         view.check_data(report.heartbeat.node, report.heartbeat.data, now)?;
-        if let Some(seen) =
-            report.seen.as_ref().filter(|seen| view.is_behind(seen, report.fences.known))
-        {
+        let known = report.fences.as_ref().map(|fences| fences.known).unwrap_or_default();
+        if let Some(seen) = report.seen.as_ref().filter(|seen| view.is_behind(seen, known)) {
             let (fence, node) = (view.fence, report.heartbeat.node);
             return self.hold_again(&mut role, fence, node, seen.version).await;
         }
+        view.check_knows_fences(&report)?;
         let result = self.take_heartbeat(view, report, now).await;
         self.reply_or_step_down(&mut role, result)
     }
@@ -235,27 +235,6 @@ impl Manager {
             self.reply_or_step_down(&mut role, promoted.map_err(Refusal::Op))?;
         }
         Ok(promotion)
-    }
-
-    /// Registers the store of a metadata service, which must not serve before.
-    ///
-    /// # Errors
-    /// [`MgmtdError::NotPrimary`], or why the store does not belong to this cluster.
-    pub async fn register_meta(
-        &self,
-        registration: &MetaRegistration,
-        now: Millis,
-    ) -> Result<MetaRegistered, MgmtdError> {
-        let mut role = self.role.lock().await;
-        let view = self.view(&mut role, now)?;
-        let (fence, cluster) = (view.fence, view.routing.cluster);
-        let register = RegisterMeta { fence, cluster, registration };
-        let result = self.store.transact(deadline(), &register).await;
-        let result = self.reply_or_step_down(&mut role, result.map_err(Refusal::Op))?;
-        if let Err(refusal) = &result {
-            tracing::error!("{refusal}");
-        }
-        result
     }
 
     async fn write_promotion(
@@ -348,6 +327,11 @@ impl Manager {
         }
         tracing::info!(epoch = fence.epoch, address = self.address, "became primary");
         let view = View::new(fence, loaded, now);
+        if view.unpublished {
+            tracing::warn!(
+                "storage services serve once a metadata service has published the epochs of volumes"
+            );
+        }
         self.publish(&view);
         *role = Role::Primary(Box::new(view));
         Ok(())
@@ -480,6 +464,10 @@ mod domains_tests;
 #[cfg(test)]
 #[path = "drains_test.rs"]
 mod drains_tests;
+
+#[cfg(test)]
+#[path = "upgrade_test.rs"]
+mod upgrade_tests;
 
 #[cfg(test)]
 #[path = "capacity_test.rs"]

@@ -119,7 +119,7 @@ impl FakeNode {
         self.records = Some(BTreeMap::new());
     }
 
-    fn report(&mut self) -> Report {
+    pub fn report(&mut self) -> Report {
         let heartbeat = self.beat();
         let records = self.records.as_ref();
         let seen = records.map(|records| SeenRouting {
@@ -128,7 +128,7 @@ impl FakeNode {
         });
         let (known, drained) = self.fences;
         let drained = self.last_reports.keys().map(|target| (*target, drained)).collect();
-        let fences = FenceReport { known, drained };
+        let fences = Some(FenceReport { known, drained });
         Report { heartbeat, location: self.location.clone(), seen, fences }
     }
 

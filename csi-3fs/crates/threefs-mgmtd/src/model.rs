@@ -38,10 +38,22 @@ impl Model {
     pub fn restart(&mut self, now: Millis) {
         let View { fence, routing, nodes, goal, stores, capacities, pace, held, fences, .. } =
             self.view.clone();
+        let (snapshots, unpublished) = (self.view.snapshots, self.view.unpublished);
         let fence = Fence { epoch: fence.epoch + 1, ..fence };
         let (move_rate, restored) = (pace.bytes_per_second, false);
-        let loaded =
-            Loaded { routing, nodes, goal, stores, capacities, move_rate, held, fences, restored };
+        let loaded = Loaded {
+            routing,
+            nodes,
+            goal,
+            stores,
+            capacities,
+            move_rate,
+            held,
+            fences,
+            snapshots,
+            unpublished,
+            restored,
+        };
         self.view = View::new(fence, loaded, now);
     }
 
@@ -54,6 +66,7 @@ impl Model {
             let newest = held.entry(chain.id).or_insert_with(|| chain.clone());
             *chain = hold(newest, chain.version, routing.version.era());
         }
+        self.view.unpublished = true;
         self.restart(now);
     }
 
@@ -113,7 +126,7 @@ impl Model {
         }
         let mut stage = HeartbeatStage::default();
         let (heartbeat, seen) = (heartbeat.clone(), Some(seen.clone()));
-        let report = Report { heartbeat, location: None, seen, fences: fences.clone() };
+        let report = Report { heartbeat, location: None, seen, fences: Some(fences.clone()) };
         let heartbeat = &report.heartbeat;
         loop {
             match self.view.next_step(&self.timers, &report, &mut stage, now)? {
@@ -132,7 +145,7 @@ impl Model {
                     let lease_ms = self.timers.node_lease_ms();
                     let routing_version = self.view.routing.version;
                     let reply = HeartbeatReply { routing_version, lease_ms };
-                    return Ok((reply, self.view.fences_version()));
+                    return Ok((reply, self.view.fences_required()));
                 }
             }
         }
@@ -148,6 +161,17 @@ impl Model {
         };
         self.view.fences.insert(fence.volume, FenceRow { version, fence });
         version
+    }
+
+    /// Whether fences may be missing: a metadata service has to publish them first.
+    #[must_use]
+    pub fn is_unpublished(&self) -> bool {
+        self.view.unpublished
+    }
+
+    /// A metadata service has published all fences.
+    pub fn fences_published(&mut self) {
+        self.view.unpublished = false;
     }
 
     /// The fences that have changed since `known`.

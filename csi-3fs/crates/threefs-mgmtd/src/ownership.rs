@@ -88,7 +88,8 @@ impl Adoption {
     pub(crate) fn observe(&self, request: &MgmtdRequest) {
         let (MgmtdRequest::Heartbeat(heartbeat)
         | MgmtdRequest::LocatedHeartbeat { heartbeat, .. }
-        | MgmtdRequest::SeenHeartbeat { heartbeat, .. }) = request
+        | MgmtdRequest::SeenHeartbeat { heartbeat, .. }
+        | MgmtdRequest::FencedHeartbeat { heartbeat, .. }) = request
         else {
             return;
         };

@@ -17,6 +17,8 @@
 //! 5. A heartbeat of a former incarnation is refused as [`MgmtdError::Replaced`]: that process has
 //!    a successor and must exit.
 
+mod meta;
+
 use serde::{Deserialize, Serialize};
 use threefs_core::fence::{Fences, VolumeFence};
 use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
@@ -31,6 +33,8 @@ use crate::drain_change::DrainChange;
 use crate::move_report::MoveReport;
 use crate::placement::PlannedMove;
 use crate::report::{DomainReport, UnconfirmedReport};
+
+pub use meta::{Claim, MetaRegistered, MetaRegistration};
 
 /// Name of the service; both sides of a connection authenticate it.
 pub const CONTEXT: &str = "threefs/mgmtd";
@@ -138,6 +142,23 @@ pub enum MgmtdRequest {
         /// Time to wait for the confirmations; at most [`WAIT_MS_MAX`].
         wait_ms: u64,
     },
+    /// As `RegisterMeta`, from a service that knows snapshots. Answered with
+    /// [`MgmtdReply::MetaRegistered`].
+    RegisterMetaWithSnapshots(MetaRegistration),
+    /// Stores that the cluster has snapshots: requires that all live storage services know fences, and
+    /// refuses services of earlier releases from then on. Answered with
+    /// [`MgmtdReply::SnapshotsEnabled`].
+    EnableSnapshots,
+    /// Some of the fences of all volumes with an epoch, from a registered metadata service. Answered
+    /// with [`MgmtdReply::FencesPublished`].
+    PublishFences {
+        /// The era of the routing since before they were read.
+        era: u32,
+        /// The fences; merged as those of `RaiseFence`.
+        fences: Vec<VolumeFence>,
+        /// No further ones follow.
+        is_last: bool,
+    },
 }
 
 /// Maximum wait for a routing change.
@@ -173,46 +194,10 @@ pub enum MgmtdReply {
     /// The fence is stored; it waits for this node or target. `None`: each storage service confirms it,
     /// or its lease has ended.
     FenceRaised(Option<String>),
-}
-
-/// Registration request of a metadata service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MetaRegistration {
-    /// The tree in the store.
-    pub tree: TreeId,
-    /// Number of times the store was opened, made durable before the registration: a copy of an
-    /// earlier state has a lower number.
-    pub generation: u64,
-    /// Id of the process, to recognize a repeated request.
-    pub process: u128,
-    /// The cluster of the last registration.
-    pub cluster: Option<ClusterId>,
-    /// Why this store may differ from the registered one.
-    pub claim: Claim,
-}
-
-/// Why a metadata store may differ from the registered one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Claim {
-    /// It does not differ.
-    #[default]
-    Continues,
-    /// An operator has restored it from a dump of the registered tree.
-    Restored,
-    /// An operator has decided that it replaces the registered one, whatever its content.
-    Adopted,
-}
-
-/// Reply to an accepted registration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MetaRegistered {
-    /// This cluster.
-    pub cluster: ClusterId,
-    /// The new generation of the store.
-    pub generation: u64,
-    /// Number of stores adopted so far. Each adopted store allocates inodes in a separate range,
-    /// because the numbers used by the replaced one are unknown.
-    pub adoptions: u32,
+    /// The cluster has snapshots.
+    SnapshotsEnabled,
+    /// The fences are stored.
+    FencesPublished,
 }
 
 /// Promotion of a target although others served after it. All updates that the chain acknowledged
@@ -452,6 +437,20 @@ pub enum MgmtdError {
         volume: InodeId,
         /// The first one that has not.
         waits_for: String,
+    },
+    /// A service of an earlier release does not know the snapshots that the cluster has, or is to have.
+    #[error("{service} is of an earlier release, which does not know snapshots: upgrade it")]
+    Outdated {
+        /// The service.
+        service: String,
+    },
+    /// The fences were read in another era of the routing. Read and publish them again.
+    #[error("the fences are of era {era}, mgmtd is in era {newest}")]
+    OtherEra {
+        /// The era in the request.
+        era: u32,
+        /// The current one.
+        newest: u32,
     },
 }
 

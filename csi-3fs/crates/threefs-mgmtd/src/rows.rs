@@ -20,6 +20,8 @@
 //! | `MSNG` restored | `true`: the store was restored from a backup, and its chains are not held yet |
 //! | `MFEN` volume (u64) | `FenceRow`: the fence of a volume that has, or had, a snapshot |
 //! | `MSNG` fences | `FencesVersion`: the version of the newest of them |
+//! | `MSNG` unpublished | `true`: fences may be missing since a restore, until a metadata service has published them |
+//! | `MCAP` snapshots | empty: the cluster has snapshots. Earlier releases cannot read this key of `MCAP`, so none of them becomes the primary and ignores the fences |
 //! | `MSNG` rebalance | `PlacementGoal`: the operator's request |
 //!
 //! Numbers in keys are big endian. Values are postcard; fields are added under new prefixes only.
@@ -51,6 +53,8 @@ pub(crate) const CAPACITIES: &[u8] = b"MCAP";
 pub(crate) const HELD: &[u8] = b"MHLD";
 pub(crate) const FENCES: &[u8] = b"MFEN";
 pub(crate) const FENCES_VERSION: &[u8] = b"MSNGfences";
+pub(crate) const UNPUBLISHED: &[u8] = b"MSNGunpublished";
+pub(crate) const SNAPSHOTS: &[u8] = b"MCAPsnapshots";
 pub(crate) const RESTORED: &[u8] = b"MSNGrestored";
 pub(crate) const REBALANCE: &[u8] = b"MSNGrebalance";
 pub(crate) const MOVE_RATE: &[u8] = b"MSNGmoverate";

@@ -286,6 +286,7 @@ impl Handler {
             }
             MgmtdRequest::FencedHeartbeat { heartbeat, location, seen, fences } => {
                 let (location, seen) = (Some(location), Some(seen));
+                let fences = Some(fences);
                 manager.fenced_heartbeat(Report { heartbeat, location, seen, fences }, now).await
             }
             MgmtdRequest::Fences { known_version, wait_ms } => {
@@ -319,7 +320,19 @@ impl Handler {
                 manager.promote(target, apply, now).await.map(MgmtdReply::Promotion)
             }
             MgmtdRequest::RegisterMeta(registration) => {
-                manager.register_meta(&registration, now).await.map(MgmtdReply::MetaRegistered)
+                let registered = manager.register_meta(&registration, false, now).await;
+                registered.map(MgmtdReply::MetaRegistered)
+            }
+            MgmtdRequest::RegisterMetaWithSnapshots(registration) => {
+                let registered = manager.register_meta(&registration, true, now).await;
+                registered.map(MgmtdReply::MetaRegistered)
+            }
+            MgmtdRequest::EnableSnapshots => {
+                manager.enable_snapshots(now).await.map(|()| MgmtdReply::SnapshotsEnabled)
+            }
+            MgmtdRequest::PublishFences { era, fences, is_last } => {
+                let published = manager.publish_fences(era, &fences, is_last, now).await;
+                published.map(|()| MgmtdReply::FencesPublished)
             }
             MgmtdRequest::Status => {
                 let _in_line = reads.acquire().await;
@@ -348,7 +361,11 @@ fn permit(grant: &Grant, request: &MgmtdRequest) -> Result<(), Fault> {
         MgmtdRequest::Moves { .. } => grant.require_service("the report of moves"),
         MgmtdRequest::Drain { .. } => grant.require_service("draining"),
         MgmtdRequest::Promote { .. } => grant.require_service("promoting a target"),
-        MgmtdRequest::RegisterMeta(_) => grant.require_service("registering a metadata service"),
+        MgmtdRequest::EnableSnapshots => grant.require_service("the first snapshot"),
+        MgmtdRequest::PublishFences { .. } => grant.require_service("publishing fences"),
+        MgmtdRequest::RegisterMeta(_) | MgmtdRequest::RegisterMetaWithSnapshots(_) => {
+            grant.require_service("registering a metadata service")
+        }
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) use growth::DEAD_DESTINATION_MS;
 use std::collections::{BTreeMap, BTreeSet};
 
 use threefs_core::heartbeat::{
-    DataFolder, FenceReport, Heartbeat, LocalReport, LocalState, SeenRouting, TargetReport,
+    DataFolder, FenceReport, Heartbeat, LocalReport, LocalState, TargetReport,
 };
 use threefs_core::ids::{ChainId, InodeId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
@@ -23,6 +23,7 @@ use threefs_core::routing::{Chain, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
+use crate::heartbeat::Report;
 use crate::ops::{Fence, Loaded};
 use crate::pace::Pace;
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};
@@ -52,6 +53,12 @@ pub(crate) struct View {
     pub settled_inputs: Option<GrowthInputs>,
     /// The fence of each volume that has one.
     pub fences: BTreeMap<InodeId, FenceRow>,
+    /// The cluster has snapshots: earlier releases are refused.
+    pub snapshots: bool,
+    /// Fences may be missing since a restore: no lease counts until they are published.
+    pub unpublished: bool,
+    /// Nodes of earlier releases that were refused, for the log.
+    outdated: BTreeSet<NodeId>,
     heartbeats: BTreeMap<NodeId, LastHeartbeat>,
     /// Nodes with a new incarnation, and since when: the former one counts as dead.
     restarting: BTreeMap<NodeId, Millis>,
@@ -90,8 +97,8 @@ struct LastHeartbeat {
     capacity_bytes: u64,
     /// The membership records of its disk.
     records: Vec<MembershipRecord>,
-    /// The fences that it knows and confirms.
-    fences: FenceReport,
+    /// The fences that it knows and confirms; `None`: an earlier release.
+    fences: Option<FenceReport>,
 }
 
 impl LastHeartbeat {
@@ -129,6 +136,9 @@ impl View {
             logged_waits: BTreeMap::new(),
             settled_inputs: None,
             fences: loaded.fences,
+            snapshots: loaded.snapshots,
+            unpublished: loaded.unpublished,
+            outdated: BTreeSet::new(),
             heartbeats: BTreeMap::new(),
             restarting: BTreeMap::new(),
             failed_syncs: BTreeMap::new(),
@@ -227,20 +237,14 @@ impl View {
     }
 
     /// Records an accepted heartbeat. Returns true if it changes the report or record of a target.
-    pub(crate) fn record_heartbeat(
-        &mut self,
-        heartbeat: Heartbeat,
-        seen: Option<&SeenRouting>,
-        fences: &FenceReport,
-        now: Millis,
-    ) -> bool {
+    pub(crate) fn record_heartbeat(&mut self, report: &Report, now: Millis) -> bool {
+        let Report { heartbeat, seen, fences, .. } = report.clone();
         let Heartbeat { node, sequence, targets, capacity_bytes, .. } = heartbeat;
         let states_of = |targets: &[TargetReport]| -> Vec<(TargetId, LocalReport)> {
             targets.iter().map(|line| (line.target, line.report)).collect()
         };
-        let records = seen.map(|seen| seen.records.clone()).unwrap_or_default();
+        let records = seen.map(|seen| seen.records).unwrap_or_default();
         let (new, new_records) = (states_of(&targets), records.clone());
-        let fences = fences.clone();
         let last = LastHeartbeat { at: now, sequence, targets, capacity_bytes, records, fences };
         let before = self.heartbeats.insert(node, last);
         before

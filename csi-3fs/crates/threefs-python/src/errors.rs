@@ -50,9 +50,10 @@ fn from_meta(py: Python<'_>, error: &MetaError, message: &str) -> PyErr {
         MetaError::TooManySymlinks { path }
         | MetaError::SymlinkOnPath { path, .. }
         | MetaError::IsRoot { path } => ("InvalidArgument", Some(path)),
-        MetaError::PermissionDenied { path, .. }
-        | MetaError::NotPermitted { path, .. }
-        | MetaError::ReadOnly { path } => ("PermissionDenied", Some(path)),
+        MetaError::PermissionDenied { path, .. } | MetaError::NotPermitted { path, .. } => {
+            ("PermissionDenied", Some(path))
+        }
+        MetaError::ReadOnly { path } => ("ReadOnly", Some(path)),
         MetaError::CrossQuota { path, .. } => ("CrossQuota", Some(path)),
         MetaError::NoAttribute { path, .. } => ("NoAttribute", Some(path)),
         MetaError::QuotaExceeded { .. } => ("QuotaExceeded", None),

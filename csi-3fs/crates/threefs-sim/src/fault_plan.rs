@@ -125,21 +125,27 @@ fn fault(rng: &mut ChaCha8Rng, kind: u32, nodes: usize, endpoints: usize, chunks
 /// Seed of the generator of restores.
 const RESTORE_SEED: u64 = 0x7265_7374;
 
-/// A backup of the manager's store, and its restore, in some of the schedules.
-pub fn restore(seed: u64, mutation: Mutation) -> Vec<(u64, Fault)> {
+/// A backup of the manager's store, and its restore, in some of the schedules; in half of them with a
+/// restart of all nodes.
+pub fn restore(seed: u64, mutation: Mutation, nodes: usize) -> Vec<(u64, Fault)> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ RESTORE_SEED);
     let some = rng.random_bool(0.15);
     // A held chain hides other seeded bugs for a while.
     let restores = match mutation {
         Mutation::None => some,
-        _ => mutation == Mutation::TrustBackup,
+        _ => matches!(mutation, Mutation::TrustBackup | Mutation::TrustFences),
     };
     if !restores {
         return Vec::new();
     }
     let restored_at = rng.random_range(50_000..FAULTS_END_US);
     let backed_up_at = rng.random_range(0..restored_at);
-    vec![(backed_up_at, Fault::BackUp), (restored_at, Fault::Restore)]
+    let mut faults = vec![(backed_up_at, Fault::BackUp), (restored_at, Fault::Restore)];
+    if rng.random_bool(0.5) {
+        let crash = |node| (restored_at, Fault::Crash { node, back_after_us: 5_000 });
+        faults.extend((0..nodes).map(crash));
+    }
+    faults
 }
 
 /// Seed of the generator of these faults.

@@ -34,6 +34,8 @@ pub struct Manager {
     pub promotes_empty: bool,
     /// See [`crate::Mutation::TrustBackup`].
     pub trusts_backup: bool,
+    /// See [`crate::Mutation::TrustFences`].
+    pub trusts_fences: bool,
     /// The newest backup of its store.
     backup: Option<Model>,
     /// Chunks of each target, as last reported.
@@ -58,6 +60,7 @@ impl Manager {
             abandons_serving: false,
             promotes_empty: false,
             trusts_backup: false,
+            trusts_fences: false,
             backup: None,
             chunks,
         }
@@ -80,6 +83,9 @@ impl Manager {
         self.model.restored(RoutingVersion(0), now);
         if self.trusts_backup {
             self.model.trust_backup();
+        }
+        if self.trusts_fences {
+            self.model.fences_published();
         }
         self.publish();
     }
@@ -126,6 +132,9 @@ impl Manager {
         fences: &FenceReport,
     ) -> Result<(HeartbeatReply, FencesVersion), MgmtdError> {
         let reply = self.model.heartbeat(heartbeat, seen, fences, now);
+        if self.trusts_fences {
+            self.model.fences_published();
+        }
         if reply.is_ok() {
             self.chunks.extend(heartbeat.targets.iter().map(|line| (line.target, line.chunks)));
         }
@@ -136,6 +145,17 @@ impl Manager {
     /// Stores a fence, as for a metadata service; returns its version.
     pub fn raise_fence(&mut self, fence: &VolumeFence) -> FencesVersion {
         self.model.raise_fence(fence)
+    }
+
+    /// Whether fences may be missing since a restore.
+    #[must_use]
+    pub fn is_unpublished(&self) -> bool {
+        self.model.is_unpublished()
+    }
+
+    /// The metadata service has published all its fences.
+    pub fn fences_published(&mut self) {
+        self.model.fences_published();
     }
 
     /// The fences that have changed since `known`.

@@ -59,6 +59,8 @@ pub enum Mutation {
     TrustBackup,
     /// A store accepts payloads that were damaged on the way.
     TrustPayload,
+    /// Leases count before the fences that a restored manager lacks are published.
+    TrustFences,
     /// A lease counts without the fences that the reply names.
     LeaseWithoutFences,
     /// A reopened store does not get the fences that its node knows.
@@ -71,7 +73,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -97,6 +99,7 @@ impl Mutation {
         Self::PromoteEmpty,
         Self::TrustBackup,
         Self::TrustPayload,
+        Self::TrustFences,
         Self::LeaseWithoutFences,
         Self::ForgetFences,
         Self::ConfirmEarly,
@@ -153,7 +156,8 @@ impl Mutation {
             Check::DrainedOperations,
             Check::DrainedInChain,
         ];
-        let mutations = [Self::LeaseWithoutFences, Self::ForgetFences, Self::ConfirmEarly];
+        let mutations =
+            [Self::TrustFences, Self::LeaseWithoutFences, Self::ForgetFences, Self::ConfirmEarly];
         mutations.contains(&self) || checks.into_iter().any(|check| self == Self::Without(check))
     }
 

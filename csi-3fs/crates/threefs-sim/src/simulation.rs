@@ -185,6 +185,7 @@ impl Simulation {
         manager.abandons_serving = mutation == Mutation::AbandonServing;
         manager.promotes_empty = mutation == Mutation::PromoteEmpty;
         manager.trusts_backup = mutation == Mutation::TrustBackup;
+        manager.trusts_fences = mutation == Mutation::TrustFences;
         let mut simulation = Self {
             seed,
             mutation,
@@ -226,7 +227,7 @@ impl Simulation {
         for (at, fault) in plan {
             simulation.push(at, SimEvent::Fault(fault));
         }
-        for (at, fault) in fault_plan::restore(seed, mutation) {
+        for (at, fault) in fault_plan::restore(seed, mutation, count) {
             simulation.push(at, SimEvent::Fault(fault));
         }
         for (at, fault) in fault_plan::more(seed, mutation, count, simulation.topology.chains) {

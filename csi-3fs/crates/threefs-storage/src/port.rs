@@ -102,8 +102,8 @@ impl Port {
 }
 
 /// Checks that the credential may make the request: a volume credential may make client requests for
-/// files that the metadata service gave it a capability for, and may update only the bytes that the
-/// capability's terms name. Requests between replicas require the cluster's key.
+/// files that the metadata service gave it a capability for, may update only the bytes that the
+/// capability's terms name, and of a file of a snapshot may only read its epoch. Requests between replicas require the cluster's key.
 fn permit(
     grant: &Grant,
     request: &StorageRequest,
@@ -126,11 +126,21 @@ fn permit(
         return Err(Fault::forbidden(format!("the credential for `{}` is read-only", ticket.path)));
     }
     capability.check(&keys.current(), ticket, inode.0, write, now_unix_s)?;
-    let Some((update, conditions)) = update else { return Ok(()) };
-    let terms = FileTerms::decode(capability.terms())
-        .map_err(|error| Fault::bad_request(format!("invalid terms of the capability: {error}")))?;
-    let update = (update, conditions.volume);
-    terms.check(update, payload_bytes, &routing(), now_unix_s).map_err(fault)
+    let terms = || {
+        FileTerms::decode(capability.terms()).map_err(|error| {
+            Fault::bad_request(format!("invalid terms of the capability: {error}"))
+        })
+    };
+    match (update, request) {
+        (Some((update, conditions)), _) => {
+            let update = (update, conditions.volume);
+            terms()?.check(update, payload_bytes, &routing(), now_unix_s).map_err(fault)
+        }
+        (None, StorageRequest::ReadUpTo(read)) => {
+            terms()?.check_read_up_to(read.chunk).map_err(fault)
+        }
+        (None, _) => Ok(()),
+    }
 }
 
 fn fault(error: TermsError) -> Fault {

@@ -8,12 +8,14 @@ use fabric::rpc::{Server, ServerConfig, Shutdown, ShutdownHandle};
 use tempfile::TempDir;
 use threefs_chunkstore::{ChunkStore, DiskBudget};
 use threefs_core::chunk::{ContentChange, StoreUpdate, TagWindow, Which};
+use threefs_core::fence::{FenceTable, Fences, VolumeFence};
 use threefs_core::heartbeat::{DataFolder, HeartbeatReply, LocalReport, LocalState};
 use threefs_core::ids::{
-    ChainId, ChainVersion, ChunkVersion, ClusterId, FencesVersion, Incarnation, InodeId, NodeId,
-    RoutingVersion, TargetId,
+    ChainId, ChainVersion, ChunkVersion, ClusterId, Epoch, FencesVersion, Incarnation, InodeId,
+    NodeId, RoutingVersion, TargetId,
 };
 use threefs_core::routing::{Chain, ChainTarget, NodeInfo, PublicState, RoutingInfo};
+use threefs_core::shown::ShownEpochs;
 
 use threefs_core::ids::StoreId;
 use threefs_core::scrub::ScrubStatus;
@@ -194,15 +196,19 @@ fn content(index: u32) -> Vec<u8> {
 }
 
 fn put(store: &dyn ChunkStore, index: u32, version: u64, content: &[u8]) {
+    put_chunk(store, chunk(index), version, content);
+}
+
+fn put_chunk(store: &dyn ChunkStore, chunk: ChunkId, version: u64, content: &[u8]) {
     let update = StoreUpdate {
-        chunk: chunk(index),
+        chunk,
         version: ChunkVersion(version),
         chain_version: ChainVersion(1),
         tags: TagWindow::default(),
         change: ContentChange::Replace,
     };
     store.apply(&update, content).unwrap();
-    store.commit(chunk(index), ChunkVersion(version), ChainVersion(1)).unwrap();
+    store.commit(chunk, ChunkVersion(version), ChainVersion(1)).unwrap();
 }
 
 fn read(store: &dyn ChunkStore, index: u32) -> Option<Vec<u8>> {
@@ -309,6 +315,73 @@ async fn a_chunk_that_the_predecessor_lacks_is_reported_and_kept() {
     put(&*head, 100, 1, &content(100));
     put(&*head, 101, 5, &content(101));
     assert_eq!(fixture.replicas[1].scrub().await.different, 0);
+}
+
+/// The version of a chunk of epoch `count` of the volume with a snapshot of epoch 1.
+fn version(index: u32, count: u32) -> ChunkId {
+    chunk(index).in_epoch(Epoch::new(u32::from(count > 0), count))
+}
+
+impl Fixture {
+    /// All replicas learn that the volume has a snapshot of epoch 1 only, and drop the versions that it
+    /// does not show.
+    async fn give_list(&self) {
+        let shown = ShownEpochs { volume: 1, below: 3, counts: [1].into() };
+        let fence = VolumeFence { volume: InodeId(40), epoch: Epoch::new(1, 3), shown };
+        let mut table = FenceTable::default();
+        table.add(&Fences { version: FencesVersion(1), volumes: vec![fence] });
+        let table = Arc::new(table);
+        for replica in &self.replicas {
+            let store = Arc::clone(&replica.target().await.store);
+            for count in [0, 1] {
+                put_chunk(&*store, version(CHUNKS, count), 1, &content(1));
+            }
+            replica.node.update_fences(&table);
+            let dropped = async {
+                while store.meta(version(CHUNKS, 0)).is_some() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(LONG, dropped).await.unwrap();
+        }
+    }
+
+    /// Stores versions of a chunk on both replicas, and an earlier one on one of them, as if the other had
+    /// dropped or lost it. No list is given after it, so it is not dropped.
+    async fn differ(&self, index: u32, both: &[u32], one: (usize, u32)) {
+        for (place, replica) in self.replicas.iter().enumerate() {
+            let store = Arc::clone(&replica.target().await.store);
+            if place == one.0 {
+                put_chunk(&*store, version(index, one.1), 1, &content(index));
+            }
+            for count in both {
+                put_chunk(&*store, version(index, *count), 2, &content(index + 1));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn versions_that_no_snapshot_shows_may_differ_and_others_may_not() {
+    let fixture = Fixture::start().await;
+    fixture.give_list().await;
+    let tail = &fixture.replicas[1];
+    for (number, place) in [(1, 0), (2, 1)] {
+        fixture.differ(CHUNKS + number, &[1], (place, 0)).await;
+    }
+    assert_eq!(tail.scrub().await.different_chunks, []);
+    assert_eq!(tail.target().await.report().0.report.state, LocalState::UpToDate);
+    for (number, place) in [(1, 0), (2, 1)] {
+        let store = Arc::clone(&fixture.replicas[place].target().await.store);
+        assert!(store.meta(version(CHUNKS + number, 0)).is_some(), "it was not dropped meanwhile");
+    }
+    // The predecessor has lost a version that the snapshot shows.
+    fixture.differ(CHUNKS + 3, &[3], (1, 1)).await;
+    assert_eq!(tail.scrub().await.different_chunks, [version(CHUNKS + 3, 1)]);
+    // The replica has lost one: it must be synced.
+    fixture.differ(CHUNKS + 4, &[3], (0, 1)).await;
+    tail.target().await.scrub(true);
+    tail.until(LocalState::Online, 2).await;
 }
 
 #[tokio::test]

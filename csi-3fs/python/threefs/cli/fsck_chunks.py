@@ -119,8 +119,9 @@ def _show(report: dict[str, Any], *, repair: bool) -> None:
 
 
 def _name(file: dict[str, Any]) -> str:
-    path = file["path"]
-    return f"inode {file['inode']}" + (f" `{printable(path)}`" if path else "")
+    path, snapshot = file["path"], file["snapshot"]
+    name = f"inode {file['inode']}" + (f" `{printable(path)}`" if path else "")
+    return name + (f" of snapshot `{printable(snapshot)}`" if snapshot else "")
 
 
 def _findings(report: dict[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ impl TreeOfCluster {
             false => missing_more += 1,
         };
         let mut comparison = Comparison::new(page.expected_on(chain));
-        let mut unknown = BTreeSet::new();
+        let (mut unknown, mut counted) = (BTreeSet::new(), None);
         loop {
             let next = cursor.next(client, page.until, client.deadline()).await;
             let Some(state) = next.map_err(NotCompared::Chain)? else { break };
@@ -48,7 +48,10 @@ impl TreeOfCluster {
             if !state.exists {
                 continue;
             }
-            compared.chunks += 1;
+            // Once for all versions of a chunk.
+            let of = Some(state.chunk.first_version());
+            compared.chunks += u64::from(counted != of);
+            counted = of;
             compared.bytes += u64::from(state.length);
             if page.inodes.binary_search(&state.chunk.inode).is_err() {
                 // Up to a thousand: after the loss of a tree all inodes are unknown.
@@ -105,15 +108,18 @@ impl TreeOfCluster {
 }
 
 impl Client {
-    /// Number and bytes of the chunks of an inode on a chain.
+    /// Number of the chunks of an inode on a chain, and bytes of all their versions.
     async fn stored_of(&self, chain: ChainId, inode: InodeId) -> Result<(u64, u64), ClientError> {
-        let (after, last) =
-            (ChunkId::first_of(inode).bound_before(), ChunkId::new(inode, u32::MAX));
-        let mut cursor = ChainCursor::between(chain, after, last);
-        let (mut chunks, mut bytes) = (0, 0);
+        let after = ChunkId::first_of(inode).bound_before();
+        let mut cursor = ChainCursor::between(chain, after, ChunkId::last_of(inode).bound_after());
+        let (mut chunks, mut bytes, mut counted) = (0, 0, None);
         while let Some(state) = cursor.next(self, inode, self.deadline()).await? {
-            if state.exists {
-                (chunks, bytes) = (chunks + 1, bytes + u64::from(state.length));
+            // Later versions of the chunk before them are within the bounds.
+            if state.exists && state.chunk.inode == inode {
+                let of = Some(state.chunk.first_version());
+                chunks += u64::from(counted != of);
+                counted = of;
+                bytes += u64::from(state.length);
             }
         }
         Ok((chunks, bytes))

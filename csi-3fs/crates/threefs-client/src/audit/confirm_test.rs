@@ -43,19 +43,20 @@ async fn chunks_that_are_written_or_cut_after_they_were_absent_are_not_missing()
     let mut audit = client.audit().await.unwrap();
     client.batch_write(vec![write("/file", 0, 5 << 20)], true).await.unwrap();
     let location = located(&client, "/file", 1).await;
-    let suspects = vec![(location.chain, location.chunk)];
+    let suspects = vec![(location.chain, location.chunk.last_version())];
+    let page = audit.next_page().await.unwrap();
     // It exists.
-    audit.confirm_missing(suspects.clone()).await.unwrap();
+    audit.confirm_missing(&page, suspects.clone()).await.unwrap();
     assert_eq!(audit.report().missing_chunks, 0);
     // It is a hole.
     let file = client.open("/file").await.unwrap();
     client.set_length(&file, 1).await.unwrap();
     client.set_length(&file, 5 << 20).await.unwrap();
-    audit.confirm_missing(suspects.clone()).await.unwrap();
+    audit.confirm_missing(&page, suspects.clone()).await.unwrap();
     assert_eq!(audit.report().missing_chunks, 0);
     // It is lost.
     client.batch_write(vec![write("/file", 0, 5 << 20)], false).await.unwrap();
     change(&client, location, ContentChange::Remove, &[]).await;
-    audit.confirm_missing(suspects).await.unwrap();
+    audit.confirm_missing(&page, suspects).await.unwrap();
     assert_eq!(audit.report().missing_chunks, 1);
 }

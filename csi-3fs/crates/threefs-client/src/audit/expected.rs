@@ -1,17 +1,35 @@
 //! Chunks of a file that must exist on one chain, and their comparison with those that do.
+//!
+//! A chunk that must exist has the last epoch in which a version of it may have been made: any for the
+//! tree, that of the snapshot for a file of a snapshot. Its newest version up to there must have content.
 
-use threefs_core::ids::{ChainId, ChunkId};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use threefs_core::ids::{ChainId, ChunkId, ChunkVersion, Epoch, InodeId};
 use threefs_core::scrub::ChunkSummary;
 use threefs_meta::{AuditedFile, Written};
 
-/// A file and the chains of its chunks: chunk `index` is on chain `index` modulo their number.
+/// A file of the tree or of a snapshot, and the chains of its chunks: chunk `index` is on chain `index`
+/// modulo their number.
 #[derive(Clone, Debug)]
 pub(super) struct LocatedFile {
     pub file: AuditedFile,
     pub chains: Vec<ChainId>,
+    /// The inode of its chunks.
+    pub stored: InodeId,
+    /// The last epoch of its versions.
+    pub up_to: Epoch,
+    /// The root of the snapshot.
+    pub snapshot: Option<InodeId>,
 }
 
 impl LocatedFile {
+    /// A chunk that must exist.
+    pub(super) fn expected(&self, index: u32) -> ChunkId {
+        ChunkId::new(self.stored, index).in_epoch(self.up_to)
+    }
+
     /// Those of the given chunks that are on a chain, in order.
     pub(super) fn chunks_on<'a>(&'a self, written: &'a Written, chain: ChainId) -> Chunks<'a> {
         let stripe = self.chains.len().max(1) as u64;
@@ -20,7 +38,6 @@ impl LocatedFile {
         if places.is_empty() {
             return Box::new(std::iter::empty());
         }
-        let inode = self.file.inode;
         Box::new(written.iter().flat_map(move |(first, last)| {
             let (first, last) = (u64::from(first), u64::from(last));
             let places = places.clone();
@@ -29,7 +46,7 @@ impl LocatedFile {
                 .skip_while(move |index| *index < first)
                 .take_while(move |index| *index <= last)
                 // Not above the last index of the range.
-                .map(move |index| ChunkId::new(inode, index as u32))
+                .map(move |index| self.expected(index as u32))
         }))
     }
 }
@@ -37,35 +54,67 @@ impl LocatedFile {
 /// Chunks in the order of their ids.
 pub(super) type Chunks<'a> = Box<dyn Iterator<Item = ChunkId> + Send + 'a>;
 
-/// Walks along chunks that must exist, in order, with the chunks of a chain.
+/// Chunks of several files in one order.
+pub(super) fn merged<'a>(files: impl Iterator<Item = Chunks<'a>>) -> Chunks<'a> {
+    let (mut heads, mut rest) = (BinaryHeap::new(), Vec::new());
+    for mut chunks in files {
+        if let Some(chunk) = chunks.next() {
+            heads.push(Reverse((chunk, rest.len())));
+            rest.push(chunks);
+        }
+    }
+    Box::new(std::iter::from_fn(move || {
+        let Reverse((chunk, file)) = heads.pop()?;
+        let next = rest.get_mut(file).and_then(Iterator::next);
+        heads.extend(next.map(|next| Reverse((next, file))));
+        Some(chunk)
+    }))
+}
+
+/// Walks along chunks that must exist, in order, with the versions of chunks of a chain.
 pub(super) struct Comparison<'a> {
     expected: std::iter::Peekable<Chunks<'a>>,
+    /// The chunk of the last version that was seen, and whether its versions up to it have content:
+    /// the newest committed one has, or an update is pending.
+    seen: Option<ChunkId>,
+    exists: bool,
+    pending: bool,
 }
 
 impl<'a> Comparison<'a> {
     pub(super) fn new(expected: Chunks<'a>) -> Self {
-        Self { expected: expected.peekable() }
+        Self { expected: expected.peekable(), seen: None, exists: false, pending: false }
     }
 
-    /// The next chunk of the chain: `missing` gets those that must be before it, and the chunk
-    /// itself if it has no content.
+    /// The next version of a chunk of the chain: `missing` gets those chunks that must have content
+    /// before it, and have none.
     pub(super) fn next(&mut self, state: &ChunkSummary, missing: &mut impl FnMut(ChunkId)) {
-        while let Some(chunk) = self.expected.next_if(|chunk| *chunk <= state.chunk) {
-            if chunk < state.chunk || !has_content(state) {
-                missing(chunk);
-            }
+        while let Some(chunk) = self.expected.next_if(|chunk| *chunk < state.chunk) {
+            self.compare(chunk, missing);
         }
+        let chunk = state.chunk.first_version();
+        if self.seen != Some(chunk) {
+            (self.seen, self.exists, self.pending) = (Some(chunk), false, false);
+        }
+        if state.version > ChunkVersion(0) {
+            self.exists = state.exists;
+        }
+        self.pending |= state.pending;
     }
 
     /// The chain has no further chunks.
-    pub(super) fn end(self, missing: &mut impl FnMut(ChunkId)) {
-        self.expected.for_each(missing);
+    pub(super) fn end(mut self, missing: &mut impl FnMut(ChunkId)) {
+        while let Some(chunk) = self.expected.next() {
+            self.compare(chunk, missing);
+        }
     }
-}
 
-/// Whether a chunk has content, or may have: an update is pending.
-pub(super) fn has_content(state: &ChunkSummary) -> bool {
-    state.exists || state.pending
+    fn compare(&self, chunk: ChunkId, missing: &mut impl FnMut(ChunkId)) {
+        let is_stored = self.seen == Some(chunk.first_version());
+        if !is_stored || !(self.exists || self.pending) {
+            missing(chunk);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -87,8 +136,10 @@ mod tests {
             stripe: chains.len() as u32,
             chains: ChainChoice::Range { base: 0, seed: 0 },
         };
-        let file = AuditedFile { inode: InodeId(inode), layout, written };
-        LocatedFile { file, chains: chains.into_iter().map(ChainId).collect() }
+        let stored = InodeId(inode);
+        let file = AuditedFile { inode: stored, layout, written };
+        let chains = chains.into_iter().map(ChainId).collect();
+        LocatedFile { file, chains, stored, up_to: Epoch::MAX, snapshot: None }
     }
 
     fn of_indexes(indexes: &BTreeSet<u32>) -> Written {
@@ -122,23 +173,44 @@ mod tests {
             prop_assert_eq!(all, indexes);
         }
 
-        /// Exactly the expected chunks without content are missing, whatever else is on the chain.
+        /// Exactly the expected chunks without content are missing, whatever else is on the chain. The
+        /// epoch of an expected chunk is that of a snapshot, 3 that of the tree.
         #[test]
         fn the_missing_chunks_are_the_difference(
-            expected in prop::collection::btree_set((1_u64..4, 0_u32..30), 0..40),
+            expected in prop::collection::btree_set((1_u64..4, 0_u32..9, 0_u32..4), 0..40),
             stored in prop::collection::btree_map(
-                (1_u64..4, 0_u32..30), (any::<bool>(), any::<bool>()), 0..40,
+                (1_u64..4, 0_u32..9, 0_u32..3),
+                (any::<bool>(), any::<bool>(), any::<bool>()),
+                0..60,
             ),
         ) {
-            let chunk = |(inode, index): (u64, u32)| ChunkId::new(InodeId(inode), index);
-            let mut comparison = Comparison::new(Box::new(expected.iter().map(|it| chunk(*it))));
+            let chunk = |(inode, index, count): (u64, u32, u32)| {
+                let epoch = match count {
+                    0 => Epoch::default(),
+                    3 => Epoch::MAX,
+                    count => Epoch::new(1, count),
+                };
+                ChunkId::new(InodeId(inode), index).in_epoch(epoch)
+            };
+            // One file for each epoch.
+            let files = (0..4).map(|count| -> Chunks<'_> {
+                Box::new(expected.iter().filter(move |it| it.2 == count).map(|it| chunk(*it)))
+            });
+            let mut comparison = Comparison::new(merged(files));
             let mut missing = Vec::new();
             let mut report = |chunk| missing.push(chunk);
-            for (at, (exists, pending)) in &stored {
-                comparison.next(&state(chunk(*at), *exists, *pending), &mut report);
+            for (at, (committed, exists, pending)) in &stored {
+                let version = ChunkVersion(u64::from(*committed));
+                let state = state(chunk(*at), *committed && *exists, *pending);
+                comparison.next(&ChunkSummary { version, ..state }, &mut report);
             }
             comparison.end(&mut report);
-            let lacks = |at: &&(u64, u32)| !stored.get(*at).is_some_and(|it| it.0 || it.1);
+            let lacks = |at: &&(u64, u32, u32)| {
+                let versions = || stored.range((at.0, at.1, 0)..=**at);
+                let newest = versions().rfind(|(_, (committed, ..))| *committed);
+                let exists = newest.is_some_and(|(_, (_, exists, _))| *exists);
+                !exists && !versions().any(|(_, (_, _, pending))| *pending)
+            };
             let model: Vec<_> = expected.iter().filter(lacks).map(|at| chunk(*at)).collect();
             prop_assert_eq!(missing, model);
         }
@@ -150,8 +222,8 @@ mod tests {
         written.add(u32::MAX - 1, u32::MAX);
         let file = located(7, written, vec![0, 1, 2]);
         let on = |chain| file.chunks_on(&file.file.written, ChainId(chain)).collect::<Vec<_>>();
-        assert_eq!(on(0), [ChunkId::new(InodeId(7), u32::MAX)]);
-        assert_eq!(on(2), [ChunkId::new(InodeId(7), u32::MAX - 1)]);
+        assert_eq!(on(0), [ChunkId::new(InodeId(7), u32::MAX).last_version()]);
+        assert_eq!(on(2), [ChunkId::new(InodeId(7), u32::MAX - 1).last_version()]);
         assert_eq!(on(1), []);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::ids::{ChainId, ChunkId, Epoch, InodeId};
 use threefs_meta::protocol::BATCH_MAX;
 use threefs_meta::{
     At, AuditAnswer, AuditQuery, InodeKind, MetaError, MetaQuery, MetaReply, Written,
 };
 
 use super::chain::ChainCursor;
-use super::expected::{LocatedFile, has_content};
-use super::{Audit, unexpected};
+use super::expected::{Comparison, LocatedFile};
+use super::{Audit, Page, unexpected};
 use crate::Client;
 use crate::error::ClientError;
 
@@ -25,16 +25,18 @@ impl Audit {
     /// Reports those chunks that are missing. The tree is asked before and after the chain.
     pub(super) async fn confirm_missing(
         &mut self,
+        page: &Page,
         suspects: Vec<(ChainId, ChunkId)>,
     ) -> Result<(), ClientError> {
-        let mut of_file: BTreeMap<(InodeId, ChainId), Vec<u32>> = BTreeMap::new();
+        let mut of_file: BTreeMap<(InodeId, Epoch, ChainId), Vec<u32>> = BTreeMap::new();
         for (chain, chunk) in suspects {
-            of_file.entry((chunk.inode, chain)).or_default().push(chunk.index);
+            of_file.entry((chunk.inode, chunk.epoch, chain)).or_default().push(chunk.index);
         }
-        for ((inode, chain), mut indexes) in of_file {
+        for ((inode, up_to, chain), mut indexes) in of_file {
+            let Some(file) = page.file(inode, up_to) else { continue };
             indexes.sort_unstable();
             for indexes in indexes.chunks(BATCH_MAX) {
-                self.confirm_on(inode, chain, indexes).await?;
+                self.confirm_on(file, chain, indexes).await?;
             }
         }
         Ok(())
@@ -42,12 +44,14 @@ impl Audit {
 
     async fn confirm_on(
         &mut self,
-        inode: InodeId,
+        file: &LocatedFile,
         chain: ChainId,
         indexes: &[u32],
     ) -> Result<(), ClientError> {
+        // Of a removed snapshot: not found.
+        let inode = file.file.inode;
         let Some(before) = self.client.must_exist(inode, indexes).await? else { return Ok(()) };
-        let absent = match self.client.absent_on(chain, inode, indexes).await {
+        let absent = match self.client.absent_on(chain, file, indexes).await {
             Ok(absent) => absent,
             Err(error) => {
                 self.report.not_read(chain, &error);
@@ -64,7 +68,7 @@ impl Audit {
         let both = |index: &u32| before.written.contains(*index) && after.written.contains(*index);
         let lost: Vec<u32> = absent.into_iter().filter(both).collect();
         if !lost.is_empty() {
-            self.report.add_missing(inode, after.chunk_bytes, &lost);
+            self.report.add_missing(file, after.chunk_bytes, &lost);
         }
         Ok(())
     }
@@ -83,9 +87,9 @@ impl Audit {
                 let expected: Vec<u32> =
                     file.chunks_on(&written, *chain).map(|chunk| chunk.index).collect();
                 for indexes in expected.chunks(BATCH_MAX) {
-                    match self.client.absent_on(*chain, inode, indexes).await {
+                    match self.client.absent_on(*chain, file, indexes).await {
                         Ok(absent) if absent.is_empty() => {}
-                        Ok(absent) => self.confirm_on(inode, *chain, &absent).await?,
+                        Ok(absent) => self.confirm_on(file, *chain, &absent).await?,
                         Err(error) => self.report.not_read(*chain, &error),
                     }
                 }
@@ -124,21 +128,23 @@ impl Client {
     async fn absent_on(
         &self,
         chain: ChainId,
-        inode: InodeId,
+        file: &LocatedFile,
         indexes: &[u32],
     ) -> Result<Vec<u32>, ClientError> {
         let (Some(first), Some(last)) = (indexes.first(), indexes.last()) else {
             return Ok(Vec::new());
         };
-        let last = ChunkId::new(inode, *last);
-        let after = ChunkId::new(inode, *first).bound_before();
+        let last = file.expected(*last).bound_after();
+        let after = file.expected(*first).bound_before();
         let mut cursor = ChainCursor::between(chain, after, last);
-        let mut absent: BTreeSet<u32> = indexes.iter().copied().collect();
-        while let Some(state) = cursor.next(self, inode, self.deadline()).await? {
-            if has_content(&state) {
-                absent.remove(&state.chunk.index);
-            }
+        let mut absent = Vec::new();
+        let mut report = |chunk: ChunkId| absent.push(chunk.index);
+        let expected = indexes.iter().map(|index| file.expected(*index));
+        let mut comparison = Comparison::new(Box::new(expected));
+        while let Some(state) = cursor.next(self, file.stored, self.deadline()).await? {
+            comparison.next(&state, &mut report);
         }
-        Ok(absent.into_iter().collect())
+        comparison.end(&mut report);
+        Ok(absent)
     }
 }

@@ -9,6 +9,10 @@
 //!   will not exist later: no concurrent operation can have created the chunk for a file that stays.
 //! - A chunk is missing if it must exist both before and after its chain was asked for it, without a
 //!   truncation in between (as in `absent`). A hole is not: it is not among the written chunks.
+//!
+//! A chunk has a version for each epoch in which it was written. Of a file of the tree the newest must
+//! exist, of a file of a snapshot the newest up to the epoch of the snapshot. Files that only
+//! snapshots show have an inode, so their chunks are not leaked.
 
 mod chain;
 mod compare;
@@ -18,19 +22,22 @@ mod expected;
 mod missing;
 mod paths;
 mod report;
+mod snapshots;
+#[cfg(test)]
+mod snapshots_test;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use threefs_core::ids::{ChainId, ChunkId, InodeId};
+use threefs_core::ids::{ChainId, ChunkId, Epoch, InodeId};
 use threefs_core::routing::RoutingInfo;
 use threefs_meta::protocol::BATCH_MAX;
-use threefs_meta::{AuditAnswer, AuditQuery, MetaQuery, MetaReply};
+use threefs_meta::{AuditAnswer, AuditQuery, AuditedFile, MetaQuery, MetaReply, ShownFile};
 use tokio::task::JoinSet;
 
 use self::chain::ChainCursor;
 use self::compare::{NotCompared, TreeOfCluster};
-use self::expected::{Chunks, LocatedFile};
+use self::expected::{Chunks, LocatedFile, merged};
 pub use self::report::{AuditReport, Leak, MissingChunks, Removed};
 use crate::Client;
 use crate::error::{Attempts, ClientError, OperationName};
@@ -58,6 +65,7 @@ pub struct Audit {
 struct Page {
     /// Sorted.
     inodes: Vec<InodeId>,
+    /// Files of the tree and of snapshots, sorted by inode and epoch.
     files: Vec<LocatedFile>,
     /// Chunks of inodes up to this one belong to the page.
     until: InodeId,
@@ -66,7 +74,17 @@ struct Page {
 impl Page {
     /// The chunks of its files that must exist on a chain.
     fn expected_on(&self, chain: ChainId) -> Chunks<'_> {
-        Box::new(self.files.iter().flat_map(move |it| it.chunks_on(&it.file.written, chain)))
+        let of_inode = self.files.chunk_by(|one, next| one.stored == next.stored);
+        Box::new(of_inode.flat_map(move |files| {
+            merged(files.iter().map(move |it| it.chunks_on(&it.file.written, chain)))
+        }))
+    }
+
+    /// The file with an inode and an epoch.
+    fn file(&self, stored: InodeId, up_to: Epoch) -> Option<&LocatedFile> {
+        let key = |file: &LocatedFile| (file.stored, file.up_to);
+        let place = self.files.binary_search_by_key(&(stored, up_to), key).ok()?;
+        self.files.get(place)
     }
 }
 
@@ -124,7 +142,7 @@ impl Audit {
         }
         let page = Arc::new(self.next_page().await?);
         let missing = self.compare_chains(&page).await?;
-        self.confirm_missing(missing).await?;
+        self.confirm_missing(&page, missing).await?;
         for file in page.files.iter().filter(|it| it.file.written.has_more()) {
             self.compare_further(file).await?;
         }
@@ -166,21 +184,40 @@ impl Audit {
     }
 
     async fn next_page(&mut self) -> Result<Page, ClientError> {
-        let query = AuditQuery::Files { after: self.after, limit: BATCH_MAX as u32 };
-        let AuditAnswer::Files { inodes, files, more } = self.client.ask_audit(query).await? else {
+        let after = self.after;
+        let query = AuditQuery::Files { after, limit: BATCH_MAX as u32 };
+        let AuditAnswer::Files { mut inodes, mut files, more } =
+            self.client.ask_audit(query).await?
+        else {
             return Err(unexpected());
         };
-        let last = inodes.last().copied().filter(|_| more);
-        (self.after, self.ended) = (last.unwrap_or(self.after), last.is_none());
+        let end = inodes.last().copied().filter(|_| more);
+        let (shown, until) = match inodes.last() {
+            Some(last) => self.client.shown_of(after, *last).await?,
+            None => (Vec::new(), after),
+        };
+        // Fewer inodes, if snapshots show many states of them.
+        let last = if inodes.last() == Some(&until) { end } else { Some(until) };
+        inodes.retain(|inode| *inode <= until);
+        files.retain(|file| file.inode <= until);
+        (self.after, self.ended) = (last.unwrap_or(after), last.is_none());
         self.report.inodes += inodes.len() as u64;
-        let mut located = Vec::with_capacity(files.len());
+        let mut located = Vec::with_capacity(files.len() + shown.len());
         for file in files {
-            let what: OperationName = Arc::from(format!("audit {}", file.inode));
-            let deadline = self.client.deadline();
-            let chains = self.client.chains(&what, &file.layout, deadline).await?;
-            located.push(LocatedFile { file, chains });
+            let (chains, stored) = (self.chains_of(&file).await?, file.inode);
+            located.push(LocatedFile { file, chains, stored, up_to: Epoch::MAX, snapshot: None });
         }
+        for ShownFile { file, stored, epoch, snapshot } in shown {
+            let (chains, snapshot) = (self.chains_of(&file).await?, Some(snapshot));
+            located.push(LocatedFile { file, chains, stored, up_to: epoch, snapshot });
+        }
+        located.sort_by_key(|file| (file.stored, file.up_to));
         Ok(Page { inodes, files: located, until: last.unwrap_or(InodeId(u64::MAX)) })
+    }
+
+    async fn chains_of(&self, file: &AuditedFile) -> Result<Vec<ChainId>, ClientError> {
+        let what: OperationName = Arc::from(format!("audit {}", file.inode));
+        self.client.chains(&what, &file.layout, self.client.deadline()).await
     }
 
     /// Removes chunks of leaked inodes that still do not exist, at most one batch; false after the last

@@ -18,7 +18,11 @@ impl Audit {
     /// # Errors
     /// Any [`ClientError`]: the call can be repeated.
     pub async fn find_paths(&mut self) -> Result<bool, ClientError> {
-        let nameless = self.report.missing.iter().filter(|it| it.path.is_none());
+        if self.named.is_none() {
+            self.find_snapshots().await?;
+        }
+        let in_tree = self.report.missing.iter().filter(|it| it.root.is_none());
+        let nameless = in_tree.filter(|it| it.path.is_none());
         let inodes: Vec<InodeId> = nameless.map(|it| it.inode).take(BATCH_MAX).collect();
         if inodes.is_empty() {
             return Ok(false);
@@ -41,6 +45,20 @@ impl Audit {
         }
         self.named = next;
         Ok(self.named.is_some())
+    }
+
+    /// Sets the paths of the snapshots with missing chunks.
+    async fn find_snapshots(&mut self) -> Result<(), ClientError> {
+        let mut paths = HashMap::new();
+        for file in &mut self.report.missing {
+            let Some(root) = file.root else { continue };
+            let path = match paths.entry(root) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(self.client.path_of(root).await?),
+            };
+            file.snapshot.clone_from(path);
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use serde::Serialize;
 use threefs_core::ids::{ChainId, InodeId};
 
 use super::Compared;
+use super::expected::LocatedFile;
 use crate::error::ClientError;
 
 /// Leaked inodes that are kept; further ones are counted. About 200 bytes each.
@@ -29,10 +30,15 @@ pub struct Leak {
 /// Chunks of a file that must exist and do not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MissingChunks {
-    /// The file.
+    /// The file; of a snapshot, its number there.
     pub inode: InodeId,
-    /// A path of it, once it was searched for.
+    /// A path of it, once it was searched for. Of a file of a snapshot it is not known.
     pub path: Option<String>,
+    /// The path of the snapshot that shows it, once it was searched for.
+    pub snapshot: Option<String>,
+    /// The root of this snapshot.
+    #[serde(skip)]
+    pub(super) root: Option<InodeId>,
     /// Number of its missing chunks.
     pub chunks: u64,
     /// Bytes of a chunk of the file.
@@ -131,7 +137,8 @@ impl AuditReport {
     }
 
     /// Adds missing chunks of a file on one chain.
-    pub(super) fn add_missing(&mut self, inode: InodeId, chunk_bytes: u32, indexes: &[u32]) {
+    pub(super) fn add_missing(&mut self, file: &LocatedFile, chunk_bytes: u32, indexes: &[u32]) {
+        let (inode, root) = (file.file.inode, file.snapshot);
         self.missing_chunks += indexes.len() as u64;
         let listed = self.missing.iter().position(|it| it.inode == inode);
         let place = listed.unwrap_or_else(|| {
@@ -142,8 +149,10 @@ impl AuditReport {
             if place >= FILES_MAX {
                 return;
             }
-            let (path, chunks, indexes) = (None, 0, Vec::new());
-            self.missing.push(MissingChunks { inode, path, chunks, chunk_bytes, indexes });
+            let (chunks, indexes) = (0, Vec::new());
+            let (path, snapshot) = (None, None);
+            let file = MissingChunks { inode, path, snapshot, root, chunks, chunk_bytes, indexes };
+            self.missing.push(file);
         }
         if let Some(file) = self.missing.get_mut(place) {
             file.chunks += indexes.len() as u64;

@@ -300,7 +300,7 @@ impl Replica {
                 let chunk = request.chunk.last_version();
                 self.read(ctx, token, ReadRequest { chunk, ..request })
             }
-            StorageRequest::ReadUpTo(request) => self.read(ctx, token, request),
+            StorageRequest::ReadUpTo(request) => self.read_snapshot(ctx, token, request),
             StorageRequest::ReadMany(request) => self.read_many(ctx, token, &request),
             StorageRequest::Repair(request) => self.serve_repair(ctx, token, request),
             StorageRequest::SyncStart(request) => self.sync_start(ctx, token, request),

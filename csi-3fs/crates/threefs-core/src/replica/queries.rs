@@ -11,6 +11,7 @@ use crate::message::{
     RepairRequest, StorageReply,
 };
 use crate::scrub::{ChunkSummary, QueryStates};
+use crate::snapshot_inode;
 
 /// Maximum number of chunks that a query reads from the store in one step.
 const QUERY_PAGE: usize = 1_024;
@@ -38,6 +39,22 @@ impl Replica {
             PlannedRead::Done(result) => ctx.reply(token, result.map(StorageReply::Read)),
         }
         Ok(())
+    }
+
+    /// Reads the newest version up to the epoch of a snapshot. What a removed snapshot showed may be
+    /// dropped: then an older version must not be taken for it.
+    pub(super) fn read_snapshot(
+        &mut self,
+        ctx: &mut Context<'_>,
+        token: Token,
+        request: ReadRequest,
+    ) -> Result<(), StorageError> {
+        let chunk = request.chunk;
+        if self.hides_epoch(chunk.epoch) {
+            return Err(StorageError::ChunkNotFound { chunk });
+        }
+        let chunk = ChunkId { inode: snapshot_inode::raw(chunk.inode), ..chunk };
+        self.read(ctx, token, ReadRequest { chunk, ..request })
     }
 
     pub(super) fn read_many(

@@ -14,7 +14,7 @@ use super::commit::no_waiters;
 use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Check, Context, Replica, Role, Timer};
 use crate::chunk::{ChunkMeta, ChunkMetas};
-use crate::ids::{ChunkId, ChunkVersion};
+use crate::ids::{ChunkId, ChunkVersion, Epoch};
 use crate::shown::ShownEpochs;
 use crate::time::Millis;
 
@@ -87,6 +87,11 @@ impl Replica {
         let newer = metas.metas(Some(chunk), chunk.last_version(), 1);
         let newer = newer.first().filter(|newer| is_committed(newer));
         newer.is_some_and(|newer| self.is_hidden(chunk, newer.chunk))
+    }
+
+    /// Whether no snapshot of this epoch exists any more.
+    pub(super) fn hides_epoch(&self, epoch: Epoch) -> bool {
+        self.drops.lists.get(&epoch.volume).is_some_and(|list| list.hides(epoch))
     }
 
     /// Whether no snapshot shows `older`, which the version `newer` follows.

@@ -138,7 +138,7 @@ impl Daemon {
         let find_end = self.is_former(handle) && !self.read_only;
         let (open, _) = self.take_over(call, file, &inode, 0, find_end).await?;
         let mut state = open.state();
-        state.has_session = inode.quota.is_some();
+        state.has_session = inode.quota.is_some() && !state.file.is_in_snapshot();
         state.learn(&inode);
         drop(state);
         Ok(open)

@@ -1,4 +1,5 @@
-//! History of volumes: former states do not overlap, are indexed, and keep their inodes.
+//! History of volumes: former states do not overlap, are indexed, and keep their inodes, and each name
+//! that a snapshot shows leads to a state of its inode in the epoch of the snapshot.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,6 +11,15 @@ use crate::protocol::EntryKind;
 use crate::rows::history::{self as keys, FormerValue, SnapshotRow};
 use crate::rows::{self, DentryRow};
 
+/// A name until the end of an epoch. It has less than its row.
+struct FormerName {
+    inode: InodeId,
+    directory: InodeId,
+    is_directory: bool,
+    since: u32,
+    end: u32,
+}
+
 /// Rows of the history.
 #[derive(Default)]
 pub(super) struct History {
@@ -18,8 +28,9 @@ pub(super) struct History {
     spans: BTreeMap<Vec<u8>, Vec<(u32, u32)>>,
     /// The epoch of the current state, by the same key.
     current: HashMap<Vec<u8>, u32>,
-    /// Inodes of former names, with the directory. A directory may have been a volume, which is gone.
-    named: Vec<(InodeId, InodeId)>,
+    named: Vec<FormerName>,
+    /// Epochs of the snapshots of a volume that are not being removed.
+    snapshots: HashMap<InodeId, BTreeSet<u32>>,
     /// Bytes by key.
     rows: HashMap<Vec<u8>, i64>,
     /// Keys of the rows in the index, with the volume.
@@ -38,6 +49,7 @@ impl Checker {
             history.index.insert(row, rows::inode_of_key(key)?);
             return Ok(());
         }
+        let end = keys::end_of_key(key)?;
         let since = match prefix {
             keys::FORMER_INODES => {
                 history.inodes.insert(rows::inode_of_key(key)?);
@@ -45,14 +57,14 @@ impl Checker {
             }
             keys::FORMER_NAMES => {
                 let entry = DentryRow::decode(key, value)?;
-                if entry.kind != EntryKind::Directory {
-                    history.named.push((entry.inode, rows::inode_of_key(key)?));
-                }
-                entry.since
+                let (inode, directory) = (entry.inode, rows::inode_of_key(key)?);
+                let is_directory = entry.kind == EntryKind::Directory;
+                let since = entry.since;
+                history.named.push(FormerName { inode, directory, is_directory, since, end });
+                since
             }
             _ => rows::decode::<FormerValue>(key, value)?.since,
         };
-        let end = keys::end_of_key(key)?;
         let of = key.get(..key.len() - 4).unwrap_or_default().to_vec();
         history.spans.entry(of).or_default().push((since, end));
         history.rows.insert(key.to_vec(), keys::former_bytes(key, value));
@@ -67,7 +79,11 @@ impl Checker {
     }
 
     pub(super) fn snapshot_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        rows::decode::<SnapshotRow>(key, value)?;
+        let snapshot: SnapshotRow = rows::decode(key, value)?;
+        if !snapshot.removed {
+            let epochs = self.history.snapshots.entry(rows::inode_of_key(key)?).or_default();
+            epochs.insert(snapshot.epoch);
+        }
         keys::number_of_key(key).map(drop)
     }
 
@@ -111,10 +127,11 @@ impl Checker {
                 findings.push((of_key(key), detail));
             }
         }
-        for (inode, directory) in &self.history.named {
-            if !self.inodes.contains_key(inode) {
-                let detail = format!("has a former name in {directory} but no inode");
-                findings.push((*inode, detail));
+        for name in &self.history.named {
+            // A directory may have been a volume, which is gone.
+            if !name.is_directory && !self.inodes.contains_key(&name.inode) {
+                let detail = format!("has a former name in {} but no inode", name.directory);
+                findings.push((name.inode, detail));
             }
         }
         for inode in &self.history.inodes {
@@ -122,8 +139,47 @@ impl Checker {
                 findings.push((*inode, "has former states but no inode".into()));
             }
         }
+        findings.extend(self.names_without_state());
         for (inode, detail) in findings {
             self.add("history", inode, detail);
         }
+    }
+
+    /// Names that a snapshot shows although their inode has no state of its epoch.
+    fn names_without_state(&self) -> Vec<(InodeId, String)> {
+        let current =
+            self.names.iter().map(|(id, names)| (*id, names.parent, names.since, u32::MAX));
+        let former = self.history.named.iter();
+        let former = former.map(|name| (name.inode, name.directory, name.since, name.end));
+        let mut findings = Vec::new();
+        for (id, directory, since, end) in current.chain(former) {
+            if let Some(epoch) = self.epoch_without_state(id, since, end) {
+                let detail = format!(
+                    "has a name in {directory} in the snapshot of epoch {epoch}, but no state of it"
+                );
+                findings.push((id, detail));
+            }
+        }
+        findings
+    }
+
+    /// The first epoch of a snapshot within a range in which an inode has no state.
+    fn epoch_without_state(&self, id: InodeId, since: u32, end: u32) -> Option<u32> {
+        let node = self.inodes.get(&id)?;
+        // A volume in another one is an empty directory in the snapshots of that one.
+        let volume = node.quota.filter(|volume| *volume != id)?;
+        let snapshots = self.history.snapshots.get(&volume)?;
+        // Without a link its current state is not shown.
+        let end = if node.links > 0 { end.min(node.since) } else { end };
+        if since >= end {
+            return None;
+        }
+        let formers = self.history.spans.get(&keys::former_inodes(id));
+        let formers = formers.map(Vec::as_slice).unwrap_or_default();
+        snapshots.range(since..end).copied().find(|epoch| {
+            // In the order of their ends.
+            let next = formers.partition_point(|(_, end)| end <= epoch);
+            formers.get(next).is_none_or(|(since, _)| since > epoch)
+        })
     }
 }

@@ -1,5 +1,9 @@
 //! Reads of an audit: pages of inodes with the chunks that must exist, and inodes that do not exist.
 
+mod shown;
+
+pub(crate) use shown::AuditShown;
+
 use std::collections::HashSet;
 
 use threefs_core::ids::InodeId;
@@ -31,7 +35,8 @@ impl Operation for AuditFiles {
         for (key, value) in &page {
             let row = InodeRow::decode(key, value)?;
             inodes.push(row.inode.id);
-            if row.dead {
+            // What only snapshots show is in `AuditShown`.
+            if row.dead || row.parked {
                 continue;
             }
             if let InodeKind::File { layout, written, .. } = row.inode.kind

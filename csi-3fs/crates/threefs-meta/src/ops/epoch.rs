@@ -45,6 +45,18 @@ pub(crate) async fn place_of(
     Ok(VolumeEpoch { volume, epoch: Epoch { count, ..epoch } })
 }
 
+/// See [`has_snapshots`].
+pub(crate) struct HasSnapshots;
+
+impl Operation for HasSnapshots {
+    type Output = bool;
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<bool, OpError> {
+        Ok(has_snapshots(txn).await?)
+    }
+}
+
 /// Whether a volume of the tree has, or had, snapshots, or the first one is being created.
 pub(crate) async fn has_snapshots(txn: &mut Transaction) -> Result<bool, KvError> {
     let value = txn.snapshot_get(SCHEMA).await?;

@@ -9,7 +9,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 
 use crate::ops::OpError;
 use crate::protocol::MetaError;
-use crate::rows::{self, COLLECTOR, CollectorRow, ROUND, SERVICES, ServiceRow};
+use crate::rows::{self, COLLECTOR, CollectorRow, KNOWING, ROUND, SERVICES, ServiceRow};
 
 /// Adds this service.
 pub(crate) struct Join {
@@ -25,7 +25,9 @@ impl Operation for Join {
     async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
         if self.alone {
             txn.clear_range(KeyRange::prefix(SERVICES));
+            txn.clear_range(KeyRange::prefix(KNOWING));
         }
+        txn.set(&rows::knowing(self.run_id), []);
         let row = ServiceRow { renewal: 0, checked: 0, departures: 0 };
         Ok(rows::write(txn, &rows::service(self.run_id), &row)?)
     }
@@ -122,6 +124,7 @@ impl Operation for RemoveService {
             return Ok(false);
         }
         txn.clear(&key);
+        txn.clear(&rows::knowing(self.run_id));
         for (key, value) in txn.range(&KeyRange::prefix(SERVICES), usize::MAX).await? {
             let row: ServiceRow = rows::decode(&key, &value)?;
             let departures = row.departures + 1;
@@ -129,6 +132,26 @@ impl Operation for RemoveService {
         }
         Ok(true)
     }
+}
+
+/// Refuses the first snapshot while a service of an earlier release runs: it would write rows without
+/// the epoch of their state. Conflicts with services that start.
+pub(crate) async fn require_all_know_snapshots(txn: &mut Transaction) -> Result<(), OpError> {
+    let services = txn.range(&KeyRange::prefix(SERVICES), usize::MAX).await?;
+    let mut outdated = 0;
+    for (key, _) in &services {
+        let is_outdated = txn.get(&rows::knowing(rows::run_of_key(key)?)).await?.is_none();
+        outdated += usize::from(is_outdated);
+    }
+    if outdated == 0 {
+        return Ok(());
+    }
+    let detail = format!(
+        "{outdated} of {} metadata services are of an earlier release, which does not know \
+         snapshots: upgrade all of them",
+        services.len()
+    );
+    Err(MetaError::Unavailable { detail }.into())
 }
 
 /// Returns the epoch of this service as the collector, which it becomes if there is none.

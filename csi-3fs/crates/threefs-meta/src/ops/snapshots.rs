@@ -3,11 +3,15 @@
 
 mod create;
 mod drop;
+mod publish;
+mod raise;
 
 pub(crate) use create::{
     AbortSnapshot, CurrentFence, ListCreations, MakeSnapshot, StartSnapshot, Started,
 };
 pub(crate) use drop::{DropHistory, NextRemoved};
+pub(crate) use publish::ListFences;
+pub(crate) use raise::RaiseEpochs;
 
 use std::collections::BTreeSet;
 
@@ -31,7 +35,7 @@ async fn read_volume(txn: &mut Transaction, volume: InodeId) -> Result<VolumeRow
 }
 
 /// All snapshots of a volume with their numbers, also those that are being removed.
-async fn read_snapshots(
+pub(crate) async fn read_snapshots(
     txn: &mut Transaction,
     volume: InodeId,
 ) -> Result<Vec<(u8, SnapshotRow)>, KvError> {

@@ -1,12 +1,12 @@
 //! Reads through a snapshot: inodes, names, attributes and pages of written chunks of its epoch.
 //!
-//! An inode of a snapshot has the number 2^63 + snapshot number × 2^55 + inode, so locations,
-//! listings and handles work as for others. Number 0 is the directory `.snapshots` of a volume, 255
-//! an empty directory in place of a volume inside the volume.
+//! `threefs_core::snapshot_inode` has the numbers of their inodes. Snapshot number 0 is the directory
+//! `.snapshots` of a volume, 255 an empty directory in place of a volume inside the volume.
 
 use std::collections::BTreeMap;
 
 use threefs_core::ids::InodeId;
+pub(crate) use threefs_core::snapshot_inode::{INODES_MAX, join, raw, split};
 use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::ops::{OpError, visible};
@@ -14,33 +14,12 @@ use crate::protocol::{EntryKind, Inode, InodeKind, LayoutDefaults, Nanoseconds, 
 use crate::rows::history::{self as keys, FormerValue, SnapshotRow};
 use crate::rows::{self, DentryRow, InodeRow, REMOVED};
 
-const IN_SNAPSHOT: u64 = 1 << 63;
-const NUMBER_SHIFT: u32 = 55;
-/// Inodes with numbers below this one can be in snapshots.
-pub(crate) const INODES_MAX: u64 = 1 << NUMBER_SHIFT;
 /// Number of the directory `.snapshots` of a volume.
 const ALL: u8 = 0;
 /// Number of an empty directory in place of a volume inside the volume.
 const EMPTY: u8 = u8::MAX;
 /// Rows of the history that are read at once: more than one name has.
 const PAGE: usize = if cfg!(test) { 8 } else { 1024 };
-
-/// Number of the snapshot and inode, of the number of an inode in a snapshot.
-pub(crate) fn split(id: InodeId) -> Option<(u8, InodeId)> {
-    let rest = id.0.checked_sub(IN_SNAPSHOT)?;
-    let number = (rest >> NUMBER_SHIFT) as u8;
-    Some((number, InodeId(rest & (INODES_MAX - 1))))
-}
-
-/// The inode of which a number is the one in a snapshot, or the inode itself.
-pub(crate) fn raw(id: InodeId) -> InodeId {
-    split(id).map_or(id, |(_, raw)| raw)
-}
-
-/// The number of an inode in a snapshot.
-pub(crate) fn join(number: u8, id: InodeId) -> InodeId {
-    InodeId(IN_SNAPSHOT | u64::from(number) << NUMBER_SHIFT | id.0)
-}
 
 /// The directory `.snapshots` of a volume.
 pub(crate) fn snapshots_of(volume: InodeId) -> InodeId {

@@ -5,7 +5,7 @@
 //! requests as ones that it cannot decode. They need the cluster's key.
 
 use serde::{Deserialize, Serialize};
-use threefs_core::ids::{ClusterId, InodeId};
+use threefs_core::ids::{ClusterId, Epoch, InodeId};
 use threefs_core::layout::Layout;
 
 use crate::protocol::Correction;
@@ -13,6 +13,9 @@ use crate::written::Written;
 
 /// Maximum number of ranges in an answer to [`AuditQuery::Written`].
 pub const AUDIT_RANGES_MAX: usize = 4096;
+
+/// Maximum number of files in an answer to [`AuditQuery::Shown`]. An inode has fewer states.
+pub const SHOWN_FILES_MAX: usize = 1024;
 
 /// A query of an audit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +65,14 @@ pub enum AuditQuery {
         /// snapshot with the row of this repair.
         corrections: Vec<Correction>,
     },
+    /// The states that snapshots show of some files. Answered with [`AuditAnswer::Shown`]. Added after
+    /// version 3 of the protocol had the other queries.
+    Shown {
+        /// Files after this inode.
+        after: InodeId,
+        /// The last inode.
+        until: InodeId,
+    },
 }
 
 /// A place among the written chunks of a file.
@@ -83,6 +94,19 @@ pub struct AuditedFile {
     /// Chunks that must exist; of a file with more ranges, query the others with
     /// [`AuditQuery::Written`].
     pub written: Written,
+}
+
+/// A file as snapshots show it, and chunks that must exist in versions of up to an epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownFile {
+    /// The file, with its number in the snapshot, which is the first of those that show this state.
+    pub file: AuditedFile,
+    /// The inode of its chunks.
+    pub stored: InodeId,
+    /// The epoch of the snapshot.
+    pub epoch: Epoch,
+    /// The root of the snapshot.
+    pub snapshot: InodeId,
 }
 
 /// An answer to an audit.
@@ -117,5 +141,12 @@ pub enum AuditAnswer {
         cluster: Option<ClusterId>,
         /// In the order of the query.
         inodes: Vec<InodeId>,
+    },
+    /// States of files.
+    Shown {
+        /// In the order of their inodes, at most [`SHOWN_FILES_MAX`].
+        files: Vec<ShownFile>,
+        /// The inode up to which these are all.
+        until: InodeId,
     },
 }

@@ -8,6 +8,8 @@ use threefs_kv::{KvError, Row, Transaction};
 use crate::rows::read;
 
 pub(crate) const SERVICES: &[u8] = b"SERV";
+/// Services that know snapshots.
+pub(crate) const KNOWING: &[u8] = b"SFUN";
 pub(crate) const HOLDS: &[u8] = b"HOLD";
 pub(crate) const SEEN: &[u8] = b"SEEN";
 pub(crate) const COLLECTOR: &[u8] = b"METAcollector";
@@ -43,6 +45,11 @@ pub(crate) struct HoldRow {
 
 pub(crate) fn service(run_id: u64) -> Vec<u8> {
     [SERVICES, &run_id.to_be_bytes()].concat()
+}
+
+/// Marks a service that knows snapshots.
+pub(crate) fn knowing(run_id: u64) -> Vec<u8> {
+    [KNOWING, &run_id.to_be_bytes()].concat()
 }
 
 pub(crate) fn hold(inode: InodeId, run_id: u64) -> Vec<u8> {

@@ -14,6 +14,8 @@ use crate::ops::{self, OpError};
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Volumes whose epochs are raised in one transaction.
+const VOLUMES_AT_ONCE: usize = 64;
 /// Attempts between two log lines.
 const ATTEMPTS_PER_LINE: u32 = 10;
 
@@ -42,9 +44,11 @@ impl From<OpError> for RegistrationError {
 pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
     let start = ops::StartRegistration { fresh: TreeId(rand::random()), process: rand::random() };
     let mut registration = store.transact(Deadline::after(ATTEMPT), &start).await?;
+    let has_snapshots = store.transact(Deadline::after(ATTEMPT), &ops::HasSnapshots).await?;
     let mut attempts = 0;
     let registered = loop {
-        match mgmtd.register_meta(registration.clone(), Deadline::after(ATTEMPT)).await {
+        let deadline = Deadline::after(ATTEMPT);
+        match mgmtd.register_meta(registration.clone(), has_snapshots, deadline).await {
             Ok(registered) => break registered,
             Err(MgmtdClientError::Refused(MgmtdError::OldTree { .. }))
                 if let Some(latest) = started_since(store, &registration).await? =>
@@ -61,9 +65,28 @@ pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), R
             }
         }
     };
+    if registration.claim != Claim::Continues {
+        // Before the claim is cleared: an interrupted start repeats it.
+        raise_epochs(store, mgmtd).await?;
+    }
     let finish = ops::FinishRegistration { registered };
     store.transact(Deadline::after(ATTEMPT), &finish).await?;
     tracing::info!(tree = %registration.tree, generation = registered.generation, "registered");
+    Ok(())
+}
+
+/// Raises the epochs of a tree that was restored to those that the lost one may have used.
+async fn raise_epochs(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
+    let fences = loop {
+        match mgmtd.fences(Deadline::after(ATTEMPT)).await {
+            Ok(fences) => break fences,
+            Err(error) => tracing::warn!(%error, "waiting for mgmtd's fences of volumes"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    };
+    for part in fences.chunks(VOLUMES_AT_ONCE) {
+        store.transact(Deadline::after(ATTEMPT), &ops::RaiseEpochs(part)).await?;
+    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use crate::ops::NAMES_MAX;
 use crate::protocol::{
     ATTRIBUTE_BYTES_MAX, ATTRIBUTES_BYTES_MAX, AUDIT_RANGES_MAX, AuditQuery, BATCH_MAX,
     LIST_LIMIT_MAX, MetaChange, MetaQuery, MetaRequest, NAME_BYTES_MAX, PATH_BYTES_MAX,
-    SNAPSHOTS_MAX, SnapshotQuery, TRASH_PAGE_MAX, TrashQuery,
+    SHOWN_FILES_MAX, SNAPSHOTS_MAX, SnapshotQuery, TRASH_PAGE_MAX, TrashQuery,
 };
 use crate::written::RANGES_MAX;
 
@@ -13,6 +13,8 @@ const ENTRY_BYTES: usize = 24;
 /// An inode with the maximum number of ranges. Parts that errors or links repeat from the request
 /// are covered by the request.
 const INODE_BYTES: usize = 256 + RANGES_MAX * 10;
+/// A file of a snapshot: the file, two inodes and an epoch.
+const SHOWN_FILE_BYTES: usize = INODE_BYTES + 40;
 /// A signed capability.
 const CAPABILITY_BYTES: usize = 256;
 /// Volume and epoch of a file: three numbers.
@@ -69,6 +71,7 @@ fn of_query(query: &MetaQuery) -> usize {
             (NAMES_MAX + 1) * (NAME_BYTES_MAX + ENTRY_BYTES)
         }
         MetaQuery::Audit(AuditQuery::Unknown { inodes }) => inodes.len().min(BATCH_MAX) * 10 + 64,
+        MetaQuery::Audit(AuditQuery::Shown { .. }) => SHOWN_FILES_MAX * SHOWN_FILE_BYTES + 64,
         MetaQuery::Audit(AuditQuery::StartRepair { .. } | AuditQuery::Repair { .. }) => 64,
         MetaQuery::StatChunks { chunks, .. } => INODE_BYTES + chunks.len().min(BATCH_MAX) * 10,
         MetaQuery::Capabilities { inodes } => capabilities(inodes.len()),
@@ -102,13 +105,14 @@ fn inodes(count: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use threefs_core::ids::{InodeId, TableId, TableVersion};
+    use threefs_core::ids::{Epoch, InodeId, TableId, TableVersion};
     use threefs_core::layout::{ChainChoice, Layout};
 
     use super::*;
     use crate::identity::Identity;
     use crate::protocol::{
         At, AuditAnswer, AuditedFile, Entry, EntryKind, Inode, InodeKind, MetaReply, MetaResult,
+        ShownFile,
     };
     use crate::{Nanoseconds, Written};
 
@@ -177,6 +181,13 @@ mod tests {
             let files = query(MetaQuery::Audit(AuditQuery::Files { after: inode.id, limit }));
             assert!(encoded(page.clone()) <= files);
         }
+        let (stored, until) = (inode.id, inode.id);
+        let epoch = Epoch::new(u32::MAX, u32::MAX);
+        let InodeKind::File { layout, written, .. } = inode.kind.clone() else { unreachable!() };
+        let file = AuditedFile { inode: stored, layout, written };
+        let files = vec![ShownFile { file, stored, epoch, snapshot: stored }; SHOWN_FILES_MAX];
+        let shown = query(MetaQuery::Audit(AuditQuery::Shown { after: stored, until }));
+        assert!(encoded(MetaReply::Audit(AuditAnswer::Shown { files, until })) <= shown);
         let at = vec![At::path("/"); BATCH_MAX];
         let reply = MetaReply::Inodes(vec![Ok(inode); BATCH_MAX]);
         assert!(encoded(reply) <= query(MetaQuery::StatMany { at }));

@@ -31,7 +31,7 @@ async fn example() -> Fixture {
     fixture
 }
 
-async fn change(store: &Store, damage: impl AsyncFn(&mut Transaction)) {
+pub(super) async fn change(store: &Store, damage: impl AsyncFn(&mut Transaction)) {
     let mut txn = store.begin().await.unwrap();
     damage(&mut txn).await;
     txn.commit().await.unwrap();

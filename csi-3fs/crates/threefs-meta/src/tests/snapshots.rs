@@ -1,10 +1,13 @@
 //! Snapshots of volumes.
 
+mod audit;
+mod check;
 mod creation;
 mod late;
 mod model;
 mod pages;
 mod reads;
+mod restored;
 mod storm;
 
 use std::collections::BTreeMap;
@@ -30,6 +33,7 @@ use crate::tests::invariants::all_rows;
 #[derive(Default)]
 pub(super) struct TestFences {
     pub raised: Mutex<Vec<VolumeFence>>,
+    pub enabled: AtomicBool,
     pub fail: AtomicBool,
     /// Raises wait while this is set.
     pub hold: AtomicBool,
@@ -37,6 +41,11 @@ pub(super) struct TestFences {
 }
 
 impl Fences for TestFences {
+    fn enable(&self, _deadline: Deadline) -> BoxFuture<'_, Result<(), String>> {
+        self.enabled.store(true, SeqCst);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     fn raise<'a>(
         &'a self,
         fence: &'a VolumeFence,

@@ -30,6 +30,10 @@ impl Tree {
                 check_batch("inodes", inodes.len())?;
                 self.store.transact(deadline, &ops::AuditUnknown(inodes)).await
             }
+            AuditQuery::Shown { after, until } => {
+                let shown = ops::AuditShown { after: *after, until: *until };
+                self.store.transact(deadline, &shown).await
+            }
             AuditQuery::StartRepair { repair } => {
                 self.store.transact(deadline, &ops::StartRepair(*repair)).await
             }

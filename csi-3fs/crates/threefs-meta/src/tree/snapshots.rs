@@ -41,7 +41,7 @@ impl Tree {
     ) -> Result<MetaReply, OpError> {
         let (caller, id, deadline) = (call.caller, call.id, call.deadline);
         let wait_ms = self.config.recount_wait_ms;
-        let start = ops::StartSnapshot {
+        let mut start = ops::StartSnapshot {
             floor: &call.client.floor,
             caller,
             at,
@@ -49,10 +49,18 @@ impl Tree {
             id,
             now: inputs.now,
             wait_ms,
+            enabled: false,
         };
-        let fence = match self.store.transact(deadline, &start).await? {
+        let mut started = self.store.transact(deadline, &start).await?;
+        if let ops::Started::NotEnabled = started {
+            self.fences.enable(deadline.within(CREATION_TIMEOUT)).await.map_err(refused)?;
+            start.enabled = true;
+            started = self.store.transact(deadline, &start).await?;
+        }
+        let fence = match started {
             ops::Started::Answered(reply) => return Ok(reply),
             ops::Started::Fence(fence) => fence,
+            ops::Started::NotEnabled => return Err(refused("it is not enabled".into())),
         };
         let volume = fence.volume;
         let raised = match self.fences.raise(&fence, deadline.within(CREATION_TIMEOUT)).await {
@@ -63,10 +71,7 @@ impl Tree {
                 )
                 .await
             }
-            Err(detail) => {
-                let detail = format!("the snapshot was given up: {detail}");
-                Err(MetaError::Unavailable { detail }.into())
-            }
+            Err(detail) => Err(refused(format!("the snapshot was given up: {detail}"))),
         };
         if raised.is_err() {
             // Writers of the volume wait. The collector gives it up if this fails.
@@ -85,4 +90,8 @@ impl Tree {
         let SnapshotQuery::List { at } = query;
         self.store.transact(deadline, &ops::ListSnapshots { caller, at }).await
     }
+}
+
+fn refused(detail: String) -> OpError {
+    MetaError::Unavailable { detail }.into()
 }

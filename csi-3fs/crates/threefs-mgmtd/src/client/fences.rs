@@ -42,6 +42,57 @@ impl MgmtdClient {
         }
     }
 
+    /// Stores that the cluster has snapshots; see [`MgmtdRequest::EnableSnapshots`].
+    ///
+    /// # Errors
+    /// [`MgmtdError::Outdated`], also if mgmtd is of an earlier release. Others as for any call.
+    pub async fn enable_snapshots(&self, deadline: Deadline) -> Result<(), MgmtdClientError> {
+        match self.ask(&MgmtdRequest::EnableSnapshots, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::SnapshotsEnabled) => Ok(()),
+            Ok(other) => Err(unexpected("an acknowledgment", &other)),
+            Err(error) if refused(&error, &[BadRequest]) => {
+                Err(MgmtdError::Outdated { service: "mgmtd".into() }.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Publishes some of the fences of all volumes; see [`MgmtdRequest::PublishFences`].
+    ///
+    /// # Errors
+    /// [`MgmtdError::OtherEra`], [`MgmtdError::Outdated`]. Others as for any call.
+    pub async fn publish_fences(
+        &self,
+        era: u32,
+        fences: Vec<VolumeFence>,
+        is_last: bool,
+        deadline: Deadline,
+    ) -> Result<(), MgmtdClientError> {
+        let request = MgmtdRequest::PublishFences { era, fences, is_last };
+        match self.ask(&request, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::FencesPublished) => Ok(()),
+            Ok(other) => Err(unexpected("an acknowledgment", &other)),
+            Err(error) if refused(&error, &[BadRequest]) => {
+                Err(MgmtdError::Outdated { service: "mgmtd".into() }.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All fences of volumes, for a metadata service; none if mgmtd is of an earlier release.
+    ///
+    /// # Errors
+    /// No primary replied before the deadline.
+    pub async fn fences(&self, deadline: Deadline) -> Result<Vec<VolumeFence>, MgmtdClientError> {
+        let request = MgmtdRequest::Fences { known_version: FencesVersion(0), wait_ms: 0 };
+        match self.ask(&request, Duration::ZERO, deadline).await {
+            Ok(MgmtdReply::Fences(fences)) => Ok(fences.map(|it| it.volumes).unwrap_or_default()),
+            Ok(other) => Err(unexpected("fences", &other)),
+            Err(error) if refused(&error, &[BadRequest]) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Passes the fences of volumes to `receive`, those that change after the first call. Never
     /// returns.
     pub async fn follow_fences(&self, mut receive: impl FnMut(Fences)) {

@@ -6,7 +6,7 @@ use threefs_kv::{Operation, Transaction};
 
 use super::load::load;
 use super::{Fence, Loaded, OpError, fence};
-use crate::rows::{self, LEASE_HOLDER, LeaseHolder, RESTORED, ROUTING};
+use crate::rows::{self, LEASE_HOLDER, LeaseHolder, RESTORED, ROUTING, UNPUBLISHED};
 
 /// Chains per transaction.
 const BATCH_CHAINS: usize = 1_000;
@@ -48,6 +48,9 @@ impl Operation for HoldChains {
         fence(txn, self.0).await?;
         let mut loaded = load(txn).await?;
         let era = loaded.routing.version.era();
+        // The lost store may have had other fences.
+        rows::write(txn, UNPUBLISHED, &true)?;
+        loaded.unpublished = true;
         let mut changed = Vec::new();
         for chain in loaded.routing.chains.values() {
             let newest = loaded.held.get(&chain.id).unwrap_or(chain);

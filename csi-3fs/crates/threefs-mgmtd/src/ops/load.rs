@@ -9,7 +9,7 @@ use threefs_kv::{KeyRange, KvError, Transaction};
 
 use crate::rows::{
     self, CAPACITIES, CHAINS, CLUSTER, FENCES, FenceRow, HELD, MOVE_RATE, MOVES, NODES, NodeRow,
-    PlacementGoal, REBALANCE, RESTORED, RETIRED, ROUTING, STORES, TABLES,
+    PlacementGoal, REBALANCE, RESTORED, RETIRED, ROUTING, SNAPSHOTS, STORES, TABLES, UNPUBLISHED,
 };
 
 /// Upper bound, above the size of any cluster.
@@ -30,6 +30,10 @@ pub(crate) struct Loaded {
     pub held: BTreeMap<ChainId, Chain>,
     /// The fence of each volume that has one.
     pub fences: BTreeMap<InodeId, FenceRow>,
+    /// The cluster has snapshots.
+    pub snapshots: bool,
+    /// Fences may be missing until a metadata service has published them.
+    pub unpublished: bool,
     /// Whether chains remain to be held.
     pub restored: bool,
 }
@@ -62,6 +66,10 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
         loaded.stores.insert(target_in(&key, STORES)?, rows::decode(&key, &value)?);
     }
     for (key, value) in txn.range(&KeyRange::prefix(CAPACITIES), ROWS_MAX).await? {
+        if key == SNAPSHOTS {
+            loaded.snapshots = true;
+            continue;
+        }
         let id = key.get(CAPACITIES.len()..).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
         let id = id.ok_or_else(|| KvError::bad_row(&key, "the key has no node"))?;
         loaded.capacities.insert(NodeId(u32::from_be_bytes(id)), rows::decode(&key, &value)?);
@@ -74,6 +82,7 @@ pub(crate) async fn load(txn: &mut Transaction) -> Result<Loaded, KvError> {
         let row: FenceRow = rows::decode(&key, &value)?;
         loaded.fences.insert(row.fence.volume, row);
     }
+    loaded.unpublished = rows::read(txn, UNPUBLISHED).await?.unwrap_or_default();
     loaded.restored = rows::read(txn, RESTORED).await?.unwrap_or_default();
     loaded.move_rate = rows::read(txn, MOVE_RATE).await?.unwrap_or_default();
     loaded.goal = rows::read(txn, REBALANCE).await?.unwrap_or_default();

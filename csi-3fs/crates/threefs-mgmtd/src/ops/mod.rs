@@ -1,17 +1,20 @@
 //! Operations on mgmtd's store, one per file, each a function of one transaction. Every operation
 //! that changes anything starts with [`fence`].
 
+mod enable_snapshots;
 mod grow;
 mod hold_chains;
 mod lease;
 mod load;
 mod make_chains;
+mod publish_fences;
 mod raise_fence;
 mod register_meta;
 mod register_node;
 mod set_capacities;
 mod update_chains;
 
+pub(crate) use enable_snapshots::EnableSnapshots;
 pub(crate) use grow::{
     AbandonMoves, AddChains, DropChains, ExtendTable, SetMoveRate, SetPlacementGoal, StartMoves,
 };
@@ -19,6 +22,7 @@ pub(crate) use hold_chains::{HoldChains, MarkRestored};
 pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;
+pub(crate) use publish_fences::FencesPublished;
 pub(crate) use raise_fence::RaiseFence;
 pub(crate) use register_meta::RegisterMeta;
 pub(crate) use register_node::RegisterNode;

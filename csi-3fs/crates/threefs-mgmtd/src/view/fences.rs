@@ -8,6 +8,7 @@ use threefs_core::time::Millis;
 
 use super::{LastHeartbeat, View};
 use crate::config::Timers;
+use crate::heartbeat::Report;
 use crate::protocol::MgmtdError;
 use crate::rows::FenceRow;
 
@@ -16,6 +17,54 @@ impl View {
     pub(crate) fn fences_version(&self) -> FencesVersion {
         let stored = self.fences.values().map(|row| row.version).max().unwrap_or_default();
         stored.max(FencesVersion::first_of(self.routing.version))
+    }
+
+    /// The version that a lease requires. After a restore none, until the fences are published: then no
+    /// node has a version that is high enough.
+    pub(crate) fn fences_required(&self) -> FencesVersion {
+        if self.unpublished { FencesVersion(u64::MAX) } else { self.fences_version() }
+    }
+
+    /// Refuses a node of an earlier release if the cluster has snapshots, or may have them.
+    pub(crate) fn check_knows_fences(&mut self, report: &Report) -> Result<(), MgmtdError> {
+        if report.fences.is_some() || !(self.snapshots || self.unpublished) {
+            return Ok(());
+        }
+        let node = report.heartbeat.node;
+        let service = format!("the storage service of {node} at {}", report.heartbeat.address);
+        let refusal = MgmtdError::Outdated { service };
+        if self.outdated.insert(node) {
+            tracing::error!("{refusal}");
+        }
+        Err(refusal)
+    }
+
+    /// Refuses the first snapshot while a live node does not know fences.
+    pub(crate) fn check_all_know_fences(
+        &self,
+        timers: &Timers,
+        now: Millis,
+    ) -> Result<(), MgmtdError> {
+        // Nodes that only the former primary knows may have leases.
+        let remaining_ms = timers.node_failure_ms.saturating_sub(now.since(self.since));
+        if remaining_ms > 0 {
+            return Err(MgmtdError::Starting { remaining_ms });
+        }
+        let mut heartbeats = self.heartbeats.iter();
+        let outdated = heartbeats
+            .find(|(node, last)| last.fences.is_none() && self.is_alive(**node, timers, now));
+        let Some((node, _)) = outdated else { return Ok(()) };
+        let address = self.nodes.get(node).map(|row| row.info.address.as_str());
+        let address = address.unwrap_or("an unknown address");
+        let service = format!("the storage service of {node} at {address}");
+        Err(MgmtdError::Outdated { service })
+    }
+
+    /// Whether the stored fence of a volume contains this one.
+    pub(crate) fn has_fence(&self, fence: &VolumeFence) -> bool {
+        self.fences.get(&fence.volume).is_some_and(|row| {
+            row.fence.epoch.volume == fence.epoch.volume && row.fence.merged(fence) == row.fence
+        })
     }
 
     /// The fences that have changed since `known`; all of them in another era.
@@ -58,7 +107,7 @@ impl View {
         }
         let is_alive = |node: NodeId| self.is_alive(node, timers, now);
         let mut nodes = self.heartbeats.iter().filter(|(node, _)| is_alive(**node));
-        if let Some((node, _)) = nodes.find(|(_, last)| last.fences.known < version) {
+        if let Some((node, _)) = nodes.find(|(_, last)| last.known_fences() < version) {
             return Some(format!("{node}, which does not have it yet"));
         }
         let mut places = self.routing.chains.values().flat_map(|chain| {
@@ -75,13 +124,18 @@ impl View {
 }
 
 impl LastHeartbeat {
+    fn known_fences(&self) -> FencesVersion {
+        self.fences.as_ref().map_or(FencesVersion(0), |fences| fences.known)
+    }
+
     /// Whether a target of this node confirms these fences in the current version of its chain.
     fn has_drained(&self, chain: &Chain, place: &ChainTarget, version: FencesVersion) -> bool {
         let reported = |line: &TargetReport| {
             line.target == place.target && line.report.chain_version == chain.version
         };
+        let mut drained = self.fences.iter().flat_map(|fences| &fences.drained);
         let confirms =
             |(target, drained): &(_, FencesVersion)| *target == place.target && *drained >= version;
-        self.targets.iter().any(reported) && self.fences.drained.iter().any(confirms)
+        self.targets.iter().any(reported) && drained.any(confirms)
     }
 }

@@ -61,6 +61,8 @@ pub(crate) struct Epochs {
     creations: Vec<Creation>,
     /// The end of each epoch, in order.
     ends: Vec<End>,
+    /// The era of the manager in which the fences were published last.
+    published_era: u32,
 }
 
 /// Epoch number `count`: the one before the first snapshot is the same for all volumes.
@@ -82,7 +84,7 @@ impl Epochs {
             Creation { at, tries_us, removed_after: rng.random_bool(0.5).then_some(after) }
         });
         let creations = creations.collect();
-        Self { rng, creations, ends: Vec::new() }
+        Self { rng, creations, ends: Vec::new(), published_era: 0 }
     }
 
     /// When the first creation starts, if there is one.
@@ -186,6 +188,23 @@ impl Simulation {
             return Ok(());
         }
         let now = self.now;
+        // The metadata service learns late of a restore, and publishes all it has.
+        if self.manager.is_unpublished() || self.manager_era() > self.epochs.published_era {
+            if self.epochs.rng.random_bool(0.95) && !self.faults_ended {
+                return Ok(());
+            }
+            self.epochs.published_era = self.manager_era();
+            if self.epochs.are_some() {
+                let raised = self.epochs.creations.last().is_some_and(|it| it.at <= now);
+                if raised || !self.epochs.ends.is_empty() {
+                    let fence = self.epochs.fence(now, raised);
+                    self.manager.raise_fence(&fence);
+                }
+            }
+            self.manager.fences_published();
+            self.note(|| "PUBLISHED".into());
+            return Ok(());
+        }
         if !self.epochs.ends.is_empty() {
             let fence = self.epochs.fence(now, false);
             self.manager.raise_fence(&fence);

@@ -109,6 +109,10 @@ impl Simulation {
             Fault::Restore => {
                 self.manager_away = false;
                 self.manager.restore(Millis(self.now / 1_000));
+                // Schedules without snapshots have a metadata service as well.
+                if self.epochs.first_at().is_none_or(|at| at > self.now) {
+                    self.push(0, SimEvent::Create);
+                }
             }
             Fault::EndAll => self.end_faults()?,
         }

@@ -4,6 +4,8 @@
 //! level below, which then has no row. So a range of any length changes at most two rows per level,
 //! and a file that is written completely has very few rows.
 
+mod shown;
+
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -195,28 +197,49 @@ pub(crate) async fn page_after(
     after: Option<WrittenCursor>,
     ranges_max: usize,
 ) -> Result<(Written, Option<WrittenCursor>), KvError> {
+    // A page has at most half as many ranges as bits.
+    let pages_max = ranges_max / (PAGE_BITS as usize / 2);
+    if view::split(inode).is_some() {
+        return shown::page_after(txn, inode, after, pages_max).await;
+    }
     let mut range = KeyRange::prefix(&rows::written_of(inode));
     if let Some(WrittenCursor { level, page }) = after {
         range = range.after(&rows::written(inode, level, u64::from(page)));
     }
-    // A page has at most half as many ranges as bits.
-    let pages_max = ranges_max / (PAGE_BITS as usize / 2);
     let (mut written, mut next) = (Written::default(), None);
     let found = txn.snapshot_range(&range, pages_max).await?;
     for (key, value) in &found {
-        let corrupt = || KvError::bad_row(key, "not a page of chunks");
-        let [level, a, b, c, d] = *key.get(12..).unwrap_or_default() else { return Err(corrupt()) };
-        let page = u32::from_be_bytes([a, b, c, d]);
-        let bits = Page::decode(value).ok_or_else(corrupt)?;
-        let (base, shift) = (u64::from(page) * PAGE_BITS, PAGE_SHIFT * u32::from(level));
-        for (first, end) in bits.runs() {
-            // The last chunk of a full page of the highest level has the highest index.
-            let chunk = |at: u64| u32::try_from(at).unwrap_or(u32::MAX);
-            written.add(chunk((base + first) << shift), chunk(((base + end) << shift) - 1));
-        }
-        next = Some(WrittenCursor { level, page });
+        let place = place_of_key(key)?;
+        let page = Page::decode(value).ok_or_else(|| not_a_page(key))?;
+        add_chunks(&mut written, place, &page);
+        next = Some(place);
     }
     Ok((written, next.filter(|_| found.len() == pages_max)))
+}
+
+fn not_a_page(key: &[u8]) -> KvError {
+    KvError::bad_row(key, "not a page of chunks")
+}
+
+/// The place of a page, current or former.
+fn place_of_key(key: &[u8]) -> Result<WrittenCursor, KvError> {
+    match *key.get(12..).unwrap_or_default() {
+        [level, a, b, c, d, ..] => {
+            Ok(WrittenCursor { level, page: u32::from_be_bytes([a, b, c, d]) })
+        }
+        _ => Err(not_a_page(key)),
+    }
+}
+
+/// Adds the chunks of a page.
+fn add_chunks(written: &mut Written, place: WrittenCursor, page: &Page) {
+    let base = u64::from(place.page) * PAGE_BITS;
+    let shift = PAGE_SHIFT * u32::from(place.level);
+    for (first, end) in page.runs() {
+        // The last chunk of a full page of the highest level has the highest index.
+        let chunk = |at: u64| u32::try_from(at).unwrap_or(u32::MAX);
+        written.add(chunk((base + first) << shift), chunk(((base + end) << shift) - 1));
+    }
 }
 
 /// Whether a bit is set, or a bit of a higher level that covers it.
@@ -253,9 +276,7 @@ async fn read(
     };
     match value {
         None => Ok(Page::empty()),
-        Some(value) => {
-            Page::decode(&value).ok_or_else(|| KvError::bad_row(&key, "not a page of chunks"))
-        }
+        Some(value) => Page::decode(&value).ok_or_else(|| not_a_page(&key)),
     }
 }
 

@@ -9,6 +9,7 @@ use threefs_kv::{KeyRange, KvError, Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::dedup::stored_reply;
 use crate::ops::quota::snapshot_use;
+use crate::ops::services::require_all_know_snapshots;
 use crate::ops::snapshots::{WHAT, fence_of, read_snapshots, read_volume};
 use crate::ops::trash::volume_at;
 use crate::ops::{OpError, epoch, history, view};
@@ -21,6 +22,8 @@ use crate::rows::{self, NEXT_INODE, SCHEMA, SCHEMA_WITH_SNAPSHOTS};
 
 /// Result of the first step of `SnapshotChange::Create`.
 pub(crate) enum Started {
+    /// The first snapshot of the tree: mgmtd must know first that there are snapshots.
+    NotEnabled,
     /// The request was executed earlier.
     Answered(MetaReply),
     /// The fence that must be raised before the last step.
@@ -37,6 +40,8 @@ pub(crate) struct StartSnapshot<'a> {
     pub now: Nanoseconds,
     /// How long handles of former volumes of a file may be in use.
     pub wait_ms: u64,
+    /// mgmtd has stored that there are snapshots.
+    pub enabled: bool,
 }
 
 impl Operation for StartSnapshot<'_> {
@@ -61,10 +66,15 @@ impl Operation for StartSnapshot<'_> {
             }
             None => {
                 check_numbers(txn).await?;
-                let next = next_epoch(txn, fence.epoch).await?;
                 if rows::read(txn, SCHEMA).await? != Some(SCHEMA_WITH_SNAPSHOTS) {
+                    // Again once mgmtd registers no service of an earlier release any more.
+                    require_all_know_snapshots(txn).await?;
+                    if !self.enabled {
+                        return Ok(Started::NotEnabled);
+                    }
                     rows::write(txn, SCHEMA, &SCHEMA_WITH_SNAPSHOTS)?;
                 }
+                let next = next_epoch(txn, fence.epoch).await?;
                 row.creating = Some(Creation { request: self.id, next });
                 rows::write(txn, &keys::volume_snapshots(volume), &row)?;
                 next
@@ -192,7 +202,11 @@ async fn free_number(txn: &mut Transaction, volume: InodeId, last: u8) -> Result
 }
 
 /// Raises the counter of a volume. Reads it, so that two raises conflict.
-async fn end_epoch(txn: &mut Transaction, volume: InodeId, next: Epoch) -> Result<(), KvError> {
+pub(super) async fn end_epoch(
+    txn: &mut Transaction,
+    volume: InodeId,
+    next: Epoch,
+) -> Result<(), KvError> {
     let key = keys::epoch(volume);
     let current = match txn.get(&key).await? {
         None => 0,

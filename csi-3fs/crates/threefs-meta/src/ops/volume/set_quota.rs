@@ -8,7 +8,7 @@ use threefs_kv::{KeyRange, Operation, Transaction};
 use crate::identity::Identity;
 use crate::ops::lookup::{FinalSymlink, find, not_a_directory};
 use crate::ops::quota::{Charge, current_use, metadata_max, owner};
-use crate::ops::{Inputs, OpError, epoch, history, load, store};
+use crate::ops::{Inputs, OpError, epoch, history, load, refuse_snapshot, store};
 use crate::protocol::{At, MetaError, MetaReply, QuotaUse};
 use crate::rows::{self, DentryRow, InodeRow, QuotaRow};
 
@@ -39,6 +39,7 @@ impl Operation for SetQuota<'_> {
             return Err(not_a_directory(self.at));
         }
         let id = row.inode.id;
+        refuse_snapshot(id, path)?;
         let above = match row.inode.quota {
             Some(quota) if quota == id => owner(txn, &row).await?,
             above => {

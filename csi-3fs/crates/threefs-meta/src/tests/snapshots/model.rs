@@ -192,6 +192,10 @@ impl Run {
                 let now = fixture.everything(&format!("{BASE}/.snapshots/{name}")).await;
                 assert_eq!(&now, seen, "snapshot {name}");
             }
+            let paths = self.snapshots.iter().flat_map(|(name, seen)| {
+                seen.keys().map(move |path| format!("{BASE}/.snapshots/{name}{path}"))
+            });
+            fixture.check_shown(paths).await;
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::protocol::{At, InodeKind, LengthReport, MetaChange, MetaQuery, MetaReply, Written};
 use crate::tests::fixture::Fixture;
 use crate::tests::invariants::check_tree;
+use crate::tests::snapshots::audit::{further_chunks, shown_files};
 use crate::tests::snapshots::{TestFences, history_rows, remove_snapshot};
 
 const CHUNK: u64 = 1 << 20;
@@ -67,6 +68,14 @@ async fn a_snapshot_has_the_chunks_that_must_exist_beyond_those_in_the_inode() {
         for (name, chunks_then) in &expected {
             let path = format!("/v/.snapshots/{name}/f");
             assert_eq!(&chunks(&fixture, &path).await, chunks_then, "{name}");
+            let (inode, mut all) = (fixture.stat(&path).await.unwrap(), Written::default());
+            let InodeKind::File { written, .. } = &inode.kind else { panic!("no file") };
+            for part in [written, &further_chunks(&fixture, inode.id).await] {
+                all.merge(part);
+            }
+            assert_eq!(&all.iter().collect::<Vec<_>>(), chunks_then, "{name}");
+            // Each snapshot, as the pages have their own history.
+            assert!(shown_files(&fixture).await.iter().any(|it| it.file.inode == inode.id));
         }
         let (name, _) = expected.remove(removed);
         fixture.change(remove_snapshot("/v", &name)).await.unwrap();
