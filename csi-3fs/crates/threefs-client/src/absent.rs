@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use fabric::deadline::Deadline;
-use threefs_core::ids::{ChunkId, InodeId};
+use threefs_core::ids::InodeId;
 use threefs_meta::protocol::BATCH_MAX;
 use threefs_meta::{At, MetaError, MetaQuery, MetaReply};
 
@@ -40,6 +40,7 @@ impl Client {
                 let chunks = group.iter().map(|read| read.location.chunk.index).collect();
                 let file = group.first().and_then(|read| files.get(read.file));
                 let Some(file) = file.cloned() else { continue };
+                self.check_epoch(&file, deadline).await?;
                 let now = self.reload(&file, chunks, deadline).await?;
                 let number = files.len();
                 for mut read in group {
@@ -52,7 +53,6 @@ impl Client {
                             && before.written.contains(index)
                     });
                     if let Some(before) = before {
-                        self.check_epoch(before, read.location.chunk, deadline).await?;
                         let (path, chain) = (before.path.to_string(), read.location.chain);
                         return Err(ClientError::Lost { path, chunk: read.location.chunk, chain });
                     }
@@ -65,19 +65,11 @@ impl Client {
         Ok(retries)
     }
 
-    /// Checks that a chunk was read in the epoch of its file's snapshot: another snapshot may have the
-    /// number of a removed one.
-    async fn check_epoch(
-        &self,
-        file: &FileHandle,
-        chunk: ChunkId,
-        deadline: Deadline,
-    ) -> Result<(), ClientError> {
-        if !file.is_in_snapshot() {
-            return Ok(());
-        }
+    /// Checks that the snapshot of a file exists: another one may have its number.
+    async fn check_epoch(&self, file: &FileHandle, deadline: Deadline) -> Result<(), ClientError> {
+        let Some(epoch) = file.epoch.get() else { return Ok(()) };
         match self.0.metadata.learn_place(file.inode, deadline).await? {
-            place if place.epoch == chunk.epoch => Ok(()),
+            place if place.epoch == *epoch => Ok(()),
             _ => Err(ClientError::Stale { path: file.path.to_string() }),
         }
     }
@@ -92,7 +84,7 @@ impl Client {
         let what = format!("read `{}`", file.path);
         let query = MetaQuery::StatChunks { at: At::inode(file.inode), chunks };
         match self.0.metadata.query(&what, query, deadline).await {
-            Ok(MetaReply::Inode(inode)) => FileHandle::of(&file.path, &inode),
+            Ok(MetaReply::Inode(inode)) => file.renewed(&inode),
             Ok(other) => Err(ClientError::unexpected("meta", &other)),
             Err(ClientError::Meta(MetaError::NotFound { .. })) => {
                 Err(ClientError::Stale { path: file.path.to_string() })

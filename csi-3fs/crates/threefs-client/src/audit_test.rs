@@ -1,12 +1,14 @@
 //! Audits of real chains and a real tree: planted damage, and races with clients and the collector.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use fabric::BoxFuture;
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Shutdown, ShutdownHandle};
@@ -14,7 +16,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use threefs_core::chunk::ContentChange;
 use threefs_core::ids::{ChainId, ChunkId, InodeId};
-use threefs_meta::{Meta, MetaConfig, TreeConfig};
+use threefs_core::layout::Layout;
+use threefs_meta::{ChunkTrimmer, DeadFile, Meta, MetaConfig, Pending, TreeConfig};
 
 use crate::audit::AuditReport;
 use crate::cluster_test::{Cluster, whole};
@@ -42,8 +45,8 @@ impl WithTree {
     pub(crate) async fn start() -> Self {
         let cluster = Cluster::of_three(64 << 20).await;
         let folder = tempfile::tempdir().unwrap();
-        let trimmer = cluster.client();
-        whole(&trimmer).await;
+        whole(&cluster.client()).await;
+        let trimmer = Arc::new(Trimmer(OnceLock::new()));
         let times = TreeConfig { gc_delay_ms: 1, gc_interval_ms: 1, ..TreeConfig::default() };
         let config = MetaConfig {
             listen: "127.0.0.1:0".into(),
@@ -53,8 +56,9 @@ impl WithTree {
             mgmtd: vec![cluster.mgmtd.clone()],
             tree: TreeConfig { dead_grace_ms: 1, ..times },
         };
-        let meta = Meta::open(config, Arc::new(trimmer)).await.unwrap();
+        let meta = Meta::open(config, Arc::clone(&trimmer) as _).await.unwrap();
         let address = meta.address().to_string();
+        assert!(trimmer.0.set(cluster.client_of(&address)).is_ok());
         let (alive, shutdown) = Shutdown::new();
         tokio::spawn(meta.serve(shutdown));
         Self { cluster, meta: address, _folder: folder, _alive: alive }
@@ -63,6 +67,41 @@ impl WithTree {
     pub(crate) fn client(&self) -> Client {
         let (mgmtd, meta) = (vec![self.cluster.mgmtd.clone()], vec![self.meta.clone()]);
         Client::start(ClientConfig { timeout: LONG, ..ClientConfig::new(mgmtd, meta, key()) })
+    }
+}
+
+/// The storage client of the metadata service, which asks that service for the epochs of volumes. Its
+/// address is not known when it is opened.
+struct Trimmer(OnceLock<Client>);
+
+impl ChunkTrimmer for Trimmer {
+    fn trim<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        range: Range<u64>,
+        pending: Pending,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        self.0.get().unwrap().trim(inode, layout, range, pending, deadline)
+    }
+
+    fn forget<'a>(
+        &'a self,
+        files: &'a [DeadFile],
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Vec<Result<(), String>>> {
+        self.0.get().unwrap().forget(files, deadline)
+    }
+
+    fn stored_end<'a>(
+        &'a self,
+        inode: InodeId,
+        layout: &'a Layout,
+        range: Range<u64>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<u64, String>> {
+        ChunkTrimmer::stored_end(self.0.get().unwrap(), inode, layout, range, deadline)
     }
 }
 

@@ -1,9 +1,9 @@
 //! Operations on paths and names. Reads and writes of file data are in `read` and `write`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use threefs_core::ids::InodeId;
+use threefs_core::ids::{Epoch, InodeId};
 use threefs_core::layout::Layout;
 use threefs_core::snapshot_inode;
 use threefs_meta::{
@@ -36,6 +36,9 @@ pub struct FileHandle {
     pub written: Written,
     /// Whether it counts for a quota, so that growth must be reserved.
     pub(crate) quota: bool,
+    /// Of a file of a snapshot, once it is read: the epoch of the snapshot. A later snapshot may have
+    /// the number of a removed one, and so the inode.
+    pub(crate) epoch: Arc<OnceLock<Epoch>>,
 }
 
 impl FileHandle {
@@ -52,6 +55,11 @@ impl FileHandle {
         }
     }
 
+    /// The handle with the current state of its inode.
+    pub(crate) fn renewed(&self, inode: &Inode) -> Result<Self, ClientError> {
+        Ok(Self { epoch: Arc::clone(&self.epoch), ..Self::of(&self.path, inode)? })
+    }
+
     /// Opens an inode; `path` is for messages.
     ///
     /// # Errors
@@ -65,6 +73,7 @@ impl FileHandle {
                 truncate_version: *truncate_version,
                 written: written.clone(),
                 quota: inode.quota.is_some(),
+                epoch: Arc::default(),
             }),
             InodeKind::Directory { .. } => {
                 Err(ClientError::Meta(MetaError::IsADirectory { path: path.into() }))
@@ -182,7 +191,7 @@ impl Client {
         match self.query("stat", &file.path, query).await {
             Ok(reply) => {
                 let inode = inode(reply)?;
-                Ok((inode.length(), FileHandle::of(&file.path, &inode)?))
+                Ok((inode.length(), file.renewed(&inode)?))
             }
             Err(ClientError::Meta(MetaError::NotFound { .. })) => {
                 Err(ClientError::Stale { path: file.path.to_string() })

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::auth::capability::{Capability, Presented};
-use fabric::boot_instant::BootInstant;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Fault, FaultCode, Lease, RpcError};
 use threefs_core::fence::VolumeEpoch;
-use threefs_core::ids::{ClientId, Epoch, InodeId};
+use threefs_core::ids::{ClientId, InodeId};
 use threefs_meta::protocol::ServiceRole;
 use threefs_meta::{
     Identity, MetaChange, MetaClient, MetaClientError, MetaQuery, MetaReply, RequestId,
@@ -184,19 +183,6 @@ impl Metadata {
     /// Volume and epoch of files.
     pub(crate) fn places(&self) -> &Places {
         &self.places
-    }
-
-    /// The epoch that a file of a snapshot shows, which never changes.
-    pub(crate) async fn snapshot_epoch(
-        &self,
-        inode: InodeId,
-        deadline: Deadline,
-    ) -> Result<Epoch, ClientError> {
-        let place = match self.places.get(inode, BootInstant::now()) {
-            Some(place) => place,
-            None => self.learn_place(inode, deadline).await?,
-        };
-        Ok(place.epoch)
     }
 
     /// Requests volume and epoch of a file: a holder of a ticket with a capability.

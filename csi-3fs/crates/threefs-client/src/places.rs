@@ -1,10 +1,9 @@
-//! Volume and epoch of files, which updates name once a volume has a fence, and reads of files of
-//! snapshots.
+//! Volume and epoch of files, which updates name once a volume has a fence.
 //!
 //! They are learnt from capabilities, and from the metadata service when a storage service refuses an
 //! update. Without them an update names no volume: in a cluster without fences that is accepted, also
 //! by earlier releases. They are forgotten after the lifetime of a permission to write: a file may have
-//! moved to another volume before its first snapshot, and the number of a removed snapshot is used again.
+//! moved to another volume before its first snapshot.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -44,7 +43,7 @@ impl Places {
         }
     }
 
-    pub(crate) fn get(&self, inode: InodeId, now: BootInstant) -> Option<VolumeEpoch> {
+    fn get(&self, inode: InodeId, now: BootInstant) -> Option<VolumeEpoch> {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = *places.get(&inode)?;
         if now.since(known.learnt_at) >= Duration::from_secs(WRITE_LIFETIME_S) {

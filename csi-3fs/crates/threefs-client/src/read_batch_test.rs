@@ -33,6 +33,7 @@ fn file(chains: &[u32]) -> FileHandle {
         truncate_version: 0,
         written: Default::default(),
         quota: false,
+        epoch: Arc::default(),
     }
 }
 

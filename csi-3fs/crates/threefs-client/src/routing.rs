@@ -124,7 +124,7 @@ impl Client {
     ) -> Result<Vec<ChunkRange>, ClientError> {
         let chains = self.chains(what, &file.layout, deadline).await?;
         let epoch = match file.is_in_snapshot() {
-            true => self.0.metadata.snapshot_epoch(file.inode, deadline).await?,
+            true => self.snapshot_epoch(file, deadline).await?,
             false => Epoch::default(),
         };
         let located = |ChunkSpan { index, offset, length }| {
@@ -138,6 +138,19 @@ impl Client {
             ChunkRange { location, offset, length }
         };
         Ok(file.layout.spans(offset, length)?.into_iter().map(located).collect())
+    }
+
+    /// The epoch of the snapshot of a file, which the handle keeps.
+    async fn snapshot_epoch(
+        &self,
+        file: &FileHandle,
+        deadline: Deadline,
+    ) -> Result<Epoch, ClientError> {
+        if let Some(epoch) = file.epoch.get() {
+            return Ok(*epoch);
+        }
+        let epoch = self.0.metadata.learn_place(file.inode, deadline).await?.epoch;
+        Ok(*file.epoch.get_or_init(|| epoch))
     }
 
     /// The chains of a layout. Waits for routing that includes the layout's chain table.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK = 1 << 20
+SMALL = 1 << 14
 VOLUME = "/snapshots"
 
 
@@ -166,3 +167,25 @@ def test_a_removed_snapshot_is_gone_and_the_others_stay(volume: Any) -> None:
             assert tree(client, f"{VOLUME}/.snapshots/{name}") == expected[name]
         snapshots.create("b")
         assert client.read_file(f"{VOLUME}/.snapshots/b/large") == b"c" * (3 * CHUNK)
+
+
+@pytest.mark.slow
+def test_a_number_that_is_used_again_shows_the_new_snapshot(volume: Any) -> None:
+    with volume.client() as client, volume.client() as reader:
+        snapshots = client.snapshots(VOLUME)
+        client.write_file(f"{VOLUME}/file", b"first" * SMALL)
+        snapshots.create("first")
+        held = reader.open_raw(f"{VOLUME}/.snapshots/first/file")
+        assert held.read(5) == b"first"
+        number = reader.stat(f"{VOLUME}/.snapshots/first/file").inode
+        snapshots.remove("first")
+        while True:
+            with client.open_raw(f"{VOLUME}/file", "r+b") as file:
+                file.write(b"later" * SMALL)
+            snapshots.create("later")
+            if reader.stat(f"{VOLUME}/.snapshots/later/file").inode == number:
+                break
+            snapshots.remove("later")
+        assert reader.read_file(f"{VOLUME}/.snapshots/later/file") == b"later" * SMALL
+        with pytest.raises(threefs.Stale):
+            held.read(5)

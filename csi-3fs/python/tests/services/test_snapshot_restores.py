@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECONDS = 120.0
 VOLUME = "/volume"
 FILES = [f"file-{number}" for number in range(6)]
-BYTES = 3 << 20
+BYTES = (1 << 20) + 7
 
 
 @pytest.fixture
