@@ -7,12 +7,12 @@ use threefs_core::ids::FencesVersion;
 use threefs_core::time::Millis;
 use tokio::sync::MutexGuard;
 
-use crate::heartbeat::Report;
 use crate::manager::{Manager, Role, deadline};
 use crate::ops::{EnableSnapshots, FencesPublished, RaiseFence};
 use crate::protocol::{MgmtdError, MgmtdReply, WAIT_MS_MAX};
 use crate::refusal::Refusal;
 use crate::service::Handler;
+use crate::view::Report;
 
 /// Time between two checks of a fence that waits. Not after each heartbeat: there are thousands in a
 /// second.

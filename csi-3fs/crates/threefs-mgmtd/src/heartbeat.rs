@@ -1,33 +1,14 @@
 //! Stages of handling a heartbeat: what must be written, in which order, before the reply. Pure:
 //! the caller writes, and calls again for the next step.
 
-use threefs_core::heartbeat::{FenceReport, Heartbeat, SeenRouting};
 use threefs_core::ids::RoutingVersion;
-use threefs_core::location::Location;
 use threefs_core::time::Millis;
 
 use crate::changes::Changes;
 use crate::config::Timers;
 use crate::protocol::MgmtdError;
 use crate::rows::NodeRow;
-use crate::view::{Admission, View};
-
-/// A heartbeat with what newer storage services send with it.
-#[derive(Clone, Debug)]
-pub(crate) struct Report {
-    pub heartbeat: Heartbeat,
-    pub location: Option<Location>,
-    pub seen: Option<SeenRouting>,
-    /// `None`: an earlier release, which does not know fences.
-    pub fences: Option<FenceReport>,
-}
-
-impl Report {
-    /// A heartbeat of the earliest storage services.
-    pub(crate) fn of(heartbeat: Heartbeat) -> Self {
-        Self { heartbeat, location: None, seen: None, fences: None }
-    }
-}
+use crate::view::{Admission, Report, View};
 
 /// The next step for a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

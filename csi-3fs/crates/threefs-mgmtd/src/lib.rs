@@ -16,6 +16,7 @@ mod growth;
 mod heartbeat;
 mod hold;
 mod manager;
+mod meta_services;
 mod model;
 mod move_report;
 mod ops;

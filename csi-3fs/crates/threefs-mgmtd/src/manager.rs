@@ -17,14 +17,14 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::changes::Changes;
 use crate::config::{Bootstrap, Timers};
-use crate::heartbeat::{HeartbeatStage, Report, Step};
+use crate::heartbeat::{HeartbeatStage, Step};
 use crate::ops::{
     AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, OpError, RegisterNode, RenewLease,
     UpdateChains,
 };
 use crate::protocol::{ClusterStatus, MgmtdError, Promotion};
 use crate::refusal::Refusal;
-use crate::view::View;
+use crate::view::{Report, View};
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
 /// another leader, 1 to 3 s.

@@ -13,11 +13,11 @@ use threefs_core::time::Millis;
 
 use crate::changes::Changes;
 use crate::config::Timers;
-use crate::heartbeat::{HeartbeatStage, Report, Step};
+use crate::heartbeat::{HeartbeatStage, Step};
 use crate::ops::{Fence, Loaded};
 use crate::protocol::{MgmtdError, Promotion};
 use crate::rows::{FenceRow, NodeRow};
-use crate::view::View;
+use crate::view::{Report, View};
 
 /// A primary without a store.
 #[derive(Clone, Debug)]

@@ -18,11 +18,11 @@ use threefs_kv::{KvError, Owner, Store};
 use tokio::sync::Semaphore;
 
 use crate::config::MgmtdConfig;
-use crate::heartbeat::Report;
 use crate::manager::Manager;
 use crate::ownership::{Adoption, keep_owner, owner};
 use crate::protocol::{CONTEXT, MgmtdError, MgmtdReply, MgmtdRequest, MgmtdResult, WAIT_MS_MAX};
 use crate::restore;
+use crate::view::Report;
 
 /// Maximum number of calls in progress. Most are long polls, one per client, of about 2 KiB each;
 /// the clients of one volume may have an eighth of them.

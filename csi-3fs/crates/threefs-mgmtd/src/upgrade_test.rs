@@ -7,9 +7,9 @@ use threefs_core::shown::ShownEpochs;
 
 use super::tests::{BOOTSTRAP, Cluster, TIMERS};
 use super::*;
-use crate::heartbeat::Report;
 use crate::ops::MarkRestored;
 use crate::protocol::{Claim, MetaRegistration, MgmtdReply};
+use crate::view::Report;
 
 fn fence(volume: u64, number: u32, count: u32) -> VolumeFence {
     let shown = ShownEpochs { volume: number, below: count, counts: (0..count).collect() };

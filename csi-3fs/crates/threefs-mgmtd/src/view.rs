@@ -6,10 +6,12 @@ mod fences;
 mod growth;
 mod held;
 mod promotion;
+mod report;
 mod scan;
 mod stalls;
 
 pub(crate) use growth::DEAD_DESTINATION_MS;
+pub(crate) use report::Report;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,6 @@ use threefs_core::routing::{Chain, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
-use crate::heartbeat::Report;
 use crate::ops::{Fence, Loaded};
 use crate::pace::Pace;
 use crate::protocol::{ClusterStatus, MgmtdError, NodeStatus};

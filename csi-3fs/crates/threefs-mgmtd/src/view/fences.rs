@@ -6,9 +6,8 @@ use threefs_core::ids::{FencesVersion, NodeId};
 use threefs_core::routing::{Chain, ChainTarget, PublicState};
 use threefs_core::time::Millis;
 
-use super::{LastHeartbeat, View};
+use super::{LastHeartbeat, Report, View};
 use crate::config::Timers;
-use crate::heartbeat::Report;
 use crate::protocol::MgmtdError;
 use crate::rows::FenceRow;
 
