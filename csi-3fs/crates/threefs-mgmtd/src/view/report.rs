@@ -1,4 +1,4 @@
-//! What a storage service sends with a heartbeat.
+//! A heartbeat, with what newer storage services send with it.
 
 use threefs_core::heartbeat::{FenceReport, Heartbeat, SeenRouting};
 use threefs_core::location::Location;
