@@ -77,11 +77,16 @@ pub(crate) async fn register(store: &Store, mgmtd: &MgmtdClient) -> Result<(), R
 
 /// Raises the epochs of a tree that was restored to those that the lost one may have used.
 async fn raise_epochs(store: &Store, mgmtd: &MgmtdClient) -> Result<(), RegistrationError> {
+    let mut attempts = 0;
     let fences = loop {
         match mgmtd.fences(Deadline::after(ATTEMPT)).await {
             Ok(fences) => break fences,
-            Err(error) => tracing::warn!(%error, "waiting for mgmtd's fences of volumes"),
+            Err(error) if attempts % ATTEMPTS_PER_LINE == 0 => {
+                tracing::warn!(%error, "waiting for mgmtd's fences of volumes, before serving metadata");
+            }
+            Err(_) => {}
         }
+        attempts += 1;
         tokio::time::sleep(PAUSE).await;
     };
     for part in fences.chunks(VOLUMES_AT_ONCE) {
