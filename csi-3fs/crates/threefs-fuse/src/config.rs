@@ -99,6 +99,9 @@ pub enum FuseError {
         .0.as_secs_f64()
     )]
     Unanswered(Duration),
+    /// Unmounted while services did not respond.
+    #[error("could not write the last data of {0} files: services did not respond")]
+    Unwritten(usize),
     /// Unmounted while the metadata service did not answer.
     #[error("could not report the new length of {0} files: the metadata service did not respond")]
     UnreportedLengths(usize),

@@ -26,6 +26,7 @@ use crate::locks::Locks;
 use crate::rings::Rings;
 use crate::virtual_nodes::is_virtual;
 use crate::wire::{RESENT, Request};
+use crate::write_behind::WriteBehind;
 
 /// Node number of the mount's root in the FUSE protocol.
 const ROOT_NODE: u64 = 1;
@@ -38,6 +39,7 @@ pub(crate) struct Daemon {
     pub appends: Appends,
     pub journal: Journal,
     pub files: Files,
+    pub pending: WriteBehind,
     pub listings: Listings,
     pub rings: Rings,
     pub root: InodeId,

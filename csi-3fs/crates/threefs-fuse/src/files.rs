@@ -1,7 +1,7 @@
 //! Open file table of the mount: layout, length, reservation and unreported writes of each file.
 //!
-//! Every write is durable in its chunks when the kernel gets the answer. The length is reported
-//! later: at close, fsync and periodically. A daemon that takes over a mount does not know all
+//! Every write recorded here is durable in its chunks. The length is reported later: at close, fsync
+//! and periodically. A daemon that takes over a mount does not know all
 //! unreported lengths of its predecessor: it checks the chunks of every file that is used through
 //! an older handle.
 

@@ -1,6 +1,6 @@
 //! Mount journal: the state that a daemon leaves to its successor, namely the identity of the
-//! mount, changes in flight, and files whose length or chunks are not reported yet. It is a small
-//! file on tmpfs, so it survives any exit of the process. It need not survive a reboot, because the
+//! mount, changes in flight, writes that are answered and not durable, and files whose length or chunks
+//! are not reported yet. It is a file on tmpfs, so it survives any exit of the process. It need not survive a reboot, because the
 //! mount does not either.
 //!
 //! A change that the kernel resends after a crash must be made only once. So before a change is
@@ -24,6 +24,7 @@ mod appends;
 mod locks;
 mod ranges;
 mod reads;
+mod slots;
 
 pub(crate) use appends::APPENDED_MAX;
 use appends::{APPEND_WORDS, AppendedFiles};
@@ -31,6 +32,8 @@ pub(crate) use locks::LOCKED_MAX;
 use locks::LockedFiles;
 use ranges::{RECORD_WORDS, Ranges};
 pub use reads::READS_OFFSET;
+pub(crate) use slots::{FormerWrite, SLOT_BYTES, SlotRecord, WRITE_SLOTS};
+use slots::{SLOT_WORDS, SlotBytes};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"3FSMNT\x01\0");
 /// Maximum number of changes in flight.
@@ -50,7 +53,11 @@ const LOCKED: usize = RANGES + RECORDS * RECORD_WORDS;
 const APPENDED: usize = LOCKED + LOCKED_MAX;
 /// Files of daemons that did not count reads end here, or earlier.
 const READS: usize = APPENDED + APPENDED_MAX * APPEND_WORDS;
-const WORDS: usize = READS + reads::DISTANCES;
+/// Files of daemons whose writes were durable when they were answered end here, or earlier.
+const SLOT_RECORDS: usize = READS + reads::DISTANCES;
+const WORDS: usize = SLOT_RECORDS + WRITE_SLOTS * SLOT_WORDS;
+/// Offset of the bytes of the slots, after the words, at the start of a page.
+const SLOTS_OFFSET: usize = (WORDS * size_of::<u64>()).next_multiple_of(4096);
 /// A predecessor's change that the kernel has not resent within this time was answered.
 const FORMER_RETENTION: Duration = Duration::from_secs(120);
 
@@ -65,6 +72,7 @@ const LOCK_SESSION: usize = 6;
 
 pub(crate) struct Journal {
     words: Words,
+    slot_bytes: SlotBytes,
     client: ClientId,
     generation: u64,
     state: Mutex<State>,
@@ -118,9 +126,15 @@ impl Journal {
     /// # Errors
     /// The file cannot be used, or it belongs to another root.
     pub(crate) fn open(path: Option<&Path>, root: InodeId, fresh: bool) -> io::Result<Self> {
-        let words = match path {
-            None => Words::Owned((0..WORDS).map(|_| AtomicU64::new(0)).collect()),
-            Some(path) => Words::Mapped(map(path, fresh)?),
+        let (words, slot_bytes) = match path {
+            None => {
+                let words = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+                (Words::Owned(words), SlotBytes::new(None))
+            }
+            Some(path) => {
+                let (words, file) = map(path, fresh)?;
+                (Words::Mapped(words), SlotBytes::new(Some(file)))
+            }
         };
         if words.at(0).load(SeqCst) != MAGIC {
             let client: u128 = rand::random();
@@ -169,7 +183,8 @@ impl Journal {
                 state.in_flight.insert(sequence);
             }
         }
-        Ok(Self { words, client: ClientId(client), generation, state: Mutex::new(state) })
+        let client = ClientId(client);
+        Ok(Self { words, slot_bytes, client, generation, state: Mutex::new(state) })
     }
 
     /// Identity of the mount, the same for all its daemons.
@@ -293,10 +308,10 @@ impl Drop for Ticket<'_> {
     }
 }
 
-fn map(path: &Path, fresh: bool) -> io::Result<*const AtomicU64> {
+fn map(path: &Path, fresh: bool) -> io::Result<(*const AtomicU64, File)> {
     let file = File::options().read(true).write(true).create(true).truncate(fresh).open(path)?;
     let length = WORDS * size_of::<u64>();
-    file.set_len(length as u64)?;
+    file.set_len((SLOTS_OFFSET + WRITE_SLOTS * SLOT_BYTES) as u64)?;
     // SAFETY: a new mapping of a file of this length, at an address that the kernel chooses; never
     // unmapped.
     let memory = unsafe {
@@ -309,7 +324,7 @@ fn map(path: &Path, fresh: bool) -> io::Result<*const AtomicU64> {
             0,
         )
     }?;
-    Ok(memory.cast_const().cast())
+    Ok((memory.cast_const().cast(), file))
 }
 
 #[cfg(test)]

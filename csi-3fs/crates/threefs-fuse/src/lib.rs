@@ -15,6 +15,7 @@
 //! | `files`, `listings` | open files and directories |
 //! | `locks` | lock session, files with locks |
 //! | `appends` | append leases |
+//! | `write_behind` | writes that are answered and not durable |
 //! | `daemon` | daemon state, running requests, metadata calls |
 //! | `ops` | file system operations |
 //! | `virtual_nodes` | node numbers of the virtual directory |
@@ -22,7 +23,7 @@
 //! | `serve` | startup, handshake, request tasks, periodic reports, shutdown |
 //!
 //! The daemon has no authoritative state: inode numbers come from the metadata service, handles are
-//! inodes, and a write is durable before it is answered.
+//! inodes, and a write is durable, or in the journal, before it is answered.
 
 mod appends;
 mod claim;
@@ -41,6 +42,7 @@ mod serve;
 mod tests;
 mod virtual_nodes;
 mod wire;
+mod write_behind;
 
 pub use claim::ClaimConfig;
 pub use config::{FuseConfig, FuseError, Ready, UnansweredCalls};

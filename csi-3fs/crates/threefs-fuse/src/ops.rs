@@ -10,6 +10,7 @@ mod allocate;
 mod append;
 mod append_release;
 mod attributes;
+mod behind;
 mod control;
 mod data;
 mod directories;

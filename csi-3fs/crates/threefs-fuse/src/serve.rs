@@ -27,6 +27,7 @@ use crate::listings::Listings;
 use crate::locks::Locks;
 use crate::rings::Rings;
 use crate::wire::{self, Body, RESENT, Request, is_append, opcode};
+use crate::write_behind::WriteBehind;
 
 mod handshake;
 mod notify;
@@ -90,6 +91,10 @@ async fn run(
     // No other mount uses the files of a mount with a claim: the kernel's own locks suffice.
     let locks = Locks::open(&journal, gate.is_none() && !config.write_back);
     let appends = Appends::open(&journal);
+    // With a claim, nothing may be written once the claim is lost, and the kernel defers writes.
+    let defers = gate.is_none() && !config.write_back && !config.read_only;
+    let former = journal.former_writes().map_err(FuseError::State)?;
+    let (pending, write_work) = WriteBehind::new(defers, former);
     let mut daemon = Daemon {
         client,
         device: Arc::new(device),
@@ -97,6 +102,7 @@ async fn run(
         appends,
         journal,
         files: Files::default(),
+        pending,
         listings: Listings::default(),
         rings,
         root,
@@ -127,6 +133,8 @@ async fn run(
         daemon.resumed = first.is_some();
     }
     let daemon = Arc::new(daemon);
+    // In a task: it also writes what is pending at the end.
+    drop(tokio::spawn(Arc::clone(&daemon).run_write_behind(write_work)));
     daemon.report_former_lengths(config.timeout).await;
     if let Some(request) = first {
         Arc::clone(&daemon).start(request, None);

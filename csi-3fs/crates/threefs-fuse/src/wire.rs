@@ -113,8 +113,9 @@ pub(crate) mod set {
     pub(crate) const CTIME: u32 = 1 << 10;
 }
 
-/// Flag of open(2) and of the open file of a write.
+/// Flags of open(2) and of the open file of a write.
 pub(crate) const O_APPEND: u32 = 0o2000;
+const O_DSYNC: u32 = 0o10000;
 /// Flag of a write: of a page, not of a system call.
 const WRITE_CACHE: u32 = 1 << 0;
 /// Flag of a write: clears the set-user-ID and set-group-ID bits of the file.
@@ -165,6 +166,11 @@ pub(crate) fn is_append(write: &Request) -> bool {
 /// Whether a write is of a page that the kernel has, and not of a system call.
 pub(crate) fn is_of_page(write: &Request) -> bool {
     write_flags(write).is_some_and(|(flags, _)| flags & WRITE_CACHE != 0)
+}
+
+/// Whether a write is of a file opened with `O_SYNC` or `O_DSYNC`, which waits for it to be durable.
+pub(crate) fn is_synchronous(write: &Request) -> bool {
+    write_flags(write).is_some_and(|(_, open)| open & O_DSYNC != 0)
 }
 
 /// Flags of a write, and of the open file that it is sent through.

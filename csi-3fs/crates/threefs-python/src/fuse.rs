@@ -127,8 +127,8 @@ async fn serve(
     });
     tokio::select! {
         served = threefs_fuse::serve(Client::start(client), descriptor, config, ready) => served,
-        // Everything acknowledged is durable; the kernel resends running requests to the next
-        // daemon.
+        // Everything acknowledged is durable or in the state file; the kernel resends running
+        // requests to the next daemon.
         _ = terminate.recv() => unanswered.check(),
     }
 }

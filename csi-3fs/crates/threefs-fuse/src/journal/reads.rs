@@ -42,8 +42,10 @@ mod tests {
             assert_eq!(journal.locked_files(), [], "the words are not those of locks");
         }
         let file = std::fs::read(&path).unwrap();
-        let words =
-            file[READS_OFFSET..].chunks(8).map(|it| u64::from_ne_bytes(it.try_into().unwrap()));
+        let words = file[READS_OFFSET..]
+            .chunks(8)
+            .take(DISTANCES)
+            .map(|it| u64::from_ne_bytes(it.try_into().unwrap()));
         assert_eq!(words.collect::<Vec<_>>(), [12, 40, 600, 8]);
     }
 }

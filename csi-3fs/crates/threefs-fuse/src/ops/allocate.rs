@@ -52,6 +52,7 @@ impl Daemon {
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         let id = self.inode(call.request.node);
         let open = self.file_of(call, handle).await?;
+        self.drain(id, call.deadline).await?;
         let (file, current_length) = {
             let state = open.state();
             (state.file.clone(), state.length)

@@ -7,7 +7,6 @@ use threefs_meta::{
 };
 
 use crate::daemon::{Call, Daemon, inode_of};
-use crate::files::OpenFile;
 use crate::wire::{self, Attributes, Body, Fields, set};
 
 /// Bytes of a block in `statfs`.
@@ -25,15 +24,15 @@ pub(crate) fn kind_bits(kind: EntryKind) -> u32 {
     }
 }
 
-/// Attributes of an inode for the kernel; of an open file, this mount may have newer ones.
-pub(crate) fn kernel_attributes(inode: &Inode, open: Option<&OpenFile>) -> Attributes {
+/// Attributes of an inode for the kernel.
+fn kernel_attributes(inode: &Inode) -> Attributes {
     let (kind, device) = match inode.kind {
         InodeKind::File { .. } => (EntryKind::File, 0),
         InodeKind::Directory { .. } => (EntryKind::Directory, 0),
         InodeKind::Symlink { .. } => (EntryKind::Symlink, 0),
         InodeKind::Special { kind, device } => (EntryKind::Special(kind), device),
     };
-    let mut attributes = Attributes {
+    Attributes {
         inode: inode.id.0,
         size: inode.length(),
         accessed: inode.accessed.0,
@@ -44,23 +43,30 @@ pub(crate) fn kernel_attributes(inode: &Inode, open: Option<&OpenFile>) -> Attri
         uid: inode.uid,
         gid: inode.gid,
         device,
-    };
-    if let Some(file) = open {
-        let mut state = file.state();
-        state.learn(inode);
-        attributes.size = state.length;
-        if state.dirty || state.reporting {
-            attributes.modified = attributes.modified.max(state.written);
-            attributes.changed = attributes.changed.max(state.written);
-        }
     }
-    attributes
 }
 
 impl Daemon {
+    /// Attributes of an inode for the kernel; of an open file, this mount may have newer ones.
+    pub(super) fn newest_attributes(&self, inode: &Inode) -> Attributes {
+        let mut attributes = kernel_attributes(inode);
+        // First: bytes that were written since are in the length.
+        let pending_end = self.pending.end(inode.id);
+        attributes.size = attributes.size.max(pending_end);
+        // Not open: the pending bytes are of a previous daemon.
+        let Some(file) = self.files.get(inode.id) else { return attributes };
+        let mut state = file.state();
+        state.learn(inode);
+        attributes.size = state.length.max(pending_end);
+        if state.dirty || state.reporting || pending_end > 0 {
+            attributes.modified = attributes.modified.max(state.written);
+            attributes.changed = attributes.changed.max(state.written);
+        }
+        attributes
+    }
+
     fn attributes_body(&self, inode: &Inode) -> Body {
-        let attributes = kernel_attributes(inode, self.files.get(inode.id).as_deref());
-        wire::attributes(&attributes, self.valid)
+        wire::attributes(&self.newest_attributes(inode), self.valid)
     }
 
     pub(crate) async fn get_attributes(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
@@ -76,6 +82,9 @@ impl Daemon {
         let caller = if is(set::FH) { Identity::ROOT } else { call.identity() };
         let operation = format!("set attributes of {id}");
         let mut answer = None;
+        if is(set::SIZE) || is(set::MTIME) {
+            self.drain(id, call.deadline).await?;
+        }
         if is(set::SIZE) {
             answer = Some(self.set_size(call, caller.clone(), requested.size).await?);
         } else if is(set::MTIME)

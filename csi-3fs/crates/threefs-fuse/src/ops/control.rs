@@ -150,6 +150,7 @@ impl Daemon {
         }
         let inode = self.inode(call.request.node);
         self.file_of(call, control.handle).await?;
+        self.drain(inode, call.deadline).await?;
         self.rings.sessions.add_file(session.user)?;
         if self.files.retain(inode).is_none() {
             self.rings.sessions.remove_files(session.user, 1);

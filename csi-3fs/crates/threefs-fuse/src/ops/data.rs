@@ -33,6 +33,7 @@ impl Daemon {
         let size = fields.u32().ok_or(Errno::INVAL)?;
         let open = self.file_of(call, handle).await?;
         let id = self.inode(call.request.node);
+        self.drain(id, call.deadline).await?;
         self.wait_locks(id, call.deadline).await?;
         let (file, length) = {
             let state = open.state();
@@ -62,8 +63,12 @@ impl Daemon {
             self.clear_set_id(call, id).await?;
         }
         if self.shares_appends() && is_append(call.request) {
+            self.drain(id, call.deadline).await?;
             self.append(call, &open, offset, payload).await?;
+        } else if self.is_deferrable(call, handle, &open) {
+            self.write_later(id, &open, offset, payload, call.deadline).await?;
         } else {
+            self.drain(id, call.deadline).await?;
             self.write_payload(id, &open, offset, payload, call.deadline).await?;
             // The page of a mapping is locked until its write is answered.
             if leaves_pages(handle) && !is_of_page(call.request) {
@@ -216,7 +221,9 @@ impl Daemon {
         let (handle, offset) =
             (fields.u64().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
         let whence = fields.u32().ok_or(Errno::INVAL)?;
-        let length = self.file_of(call, handle).await?.state().length;
+        let open = self.file_of(call, handle).await?;
+        self.drain(self.inode(call.request.node), call.deadline).await?;
+        let length = open.state().length;
         match whence {
             SEEK_DATA | SEEK_HOLE if offset >= length => Err(Errno::NXIO),
             SEEK_DATA => Ok(Body::default().u64(offset)),

@@ -9,7 +9,7 @@ use threefs_core::ids::InodeId;
 use threefs_meta::permission::READ;
 use threefs_meta::{At, Entry, Inode, MetaQuery, MetaReply};
 
-use super::attributes::{kernel_attributes, kind_bits};
+use super::attributes::kind_bits;
 use crate::daemon::{Call, Daemon, inode_of, unexpected};
 use crate::listings::Listing;
 use crate::wire::{self, Body, Fields, opcode};
@@ -80,8 +80,7 @@ impl Daemon {
             if plus {
                 body = match inode {
                     Some(inode) => {
-                        let open = self.files.get(inode.id);
-                        let attributes = kernel_attributes(inode, open.as_deref());
+                        let attributes = self.newest_attributes(inode);
                         wire::entry(body, inode.id.0, &attributes, self.valid)
                     }
                     // Removed meanwhile, or the query failed: the kernel looks it up itself.

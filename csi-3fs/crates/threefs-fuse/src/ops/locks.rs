@@ -213,6 +213,8 @@ impl Daemon {
     async fn refresh_pages(&self, call: &Call<'_>, handle: u64) -> Result<(), Errno> {
         let open = self.file_of(call, handle).await?;
         let id = self.inode(call.request.node);
+        // What is written from now on is not deferred.
+        self.drain(id, call.deadline).await?;
         self.report_length(id, &open, false, call.deadline).await?;
         let inode = self.stat(call, id).await?;
         let handle = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;

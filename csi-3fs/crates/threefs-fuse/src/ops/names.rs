@@ -6,7 +6,6 @@ use threefs_meta::{
     At, Inode, InodeKind, LayoutDefaults, MetaChange, MetaQuery, MetaReply, RenameMode, SpecialKind,
 };
 
-use super::attributes::kernel_attributes;
 use super::handles::handle_number;
 use crate::daemon::{Call, Daemon, inode_of, unexpected};
 use crate::wire::{self, Body, Fields, opcode};
@@ -35,7 +34,7 @@ impl Daemon {
 
     /// FUSE entry of an inode.
     pub(crate) fn entry_body(&self, inode: &Inode) -> Body {
-        let attributes = kernel_attributes(inode, self.files.get(inode.id).as_deref());
+        let attributes = self.newest_attributes(inode);
         wire::entry(Body::default(), inode.id.0, &attributes, self.valid)
     }
 

@@ -88,21 +88,21 @@ impl Daemon {
     ) -> Result<(Arc<OpenFile>, bool), Errno> {
         // Neither a previous daemon nor the last close has reported it.
         let find_end = self.journal.is_dirty(inode.id) && self.files.get(inode.id).is_none();
-        self.take_over(call, handle, inode, 1, find_end && !self.read_only).await
+        self.take_over(handle, inode, 1, find_end && !self.read_only, call.deadline).await
     }
 
     /// Takes over the unreported writes of a file: its chunks and, with `find_end`, its end.
-    async fn take_over(
+    pub(super) async fn take_over(
         &self,
-        call: &Call<'_>,
         handle: FileHandle,
         inode: &Inode,
         handles: u32,
         find_end: bool,
+        deadline: Deadline,
     ) -> Result<(Arc<OpenFile>, bool), Errno> {
         let (mut end, truncate_version) = (inode.length(), handle.truncate_version);
         if find_end {
-            let former_end = self.former_end(&handle, end, call.deadline).await;
+            let former_end = self.former_end(&handle, end, deadline).await;
             let errno = |error| self.errno_of(&format!("take over {}", inode.id), &error, true);
             end = former_end.map_err(errno)?;
         }
@@ -136,7 +136,7 @@ impl Daemon {
         let inode = inode_of(self.query_as_root(call, &format!("take over {id}"), open).await?)?;
         let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
         let find_end = self.is_former(handle) && !self.read_only;
-        let (open, _) = self.take_over(call, file, &inode, 0, find_end).await?;
+        let (open, _) = self.take_over(file, &inode, 0, find_end, call.deadline).await?;
         let mut state = open.state();
         state.has_session = inode.quota.is_some() && !state.file.is_in_snapshot();
         state.learn(&inode);
@@ -151,6 +151,12 @@ impl Daemon {
             (fields.u64().ok_or(Errno::INVAL)?, fields.u32().ok_or(Errno::INVAL)?);
         let (flags, owner) = (fields.u32().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
         let id = self.inode(call.request.node);
+        if self.pending.end(id) > 0 {
+            // After a flush that has timed out. The file stays open meanwhile.
+            call.permit = None;
+            self.pending.wait_idle(id).await;
+            call.deadline = Deadline::after(self.timeout);
+        }
         if flags & RELEASE_FLOCK != 0 && self.locks.is_locked(id) {
             if let Some(open) = self.files.get(id)
                 && let Err(error) = self.report_length(id, &open, false, call.deadline).await
@@ -171,6 +177,8 @@ impl Daemon {
             false => self.files.close(id),
         };
         if was_last {
+            // The preceding FLUSH has reported it, unless it timed out.
+            let _ = self.pending.take_error(id);
             self.note_closed(id);
             self.release_file_locks(call, id).await;
         }
@@ -181,6 +189,7 @@ impl Daemon {
     /// Closes a handle that a registration for rings holds.
     pub(crate) async fn release_registered(&self, id: InodeId, deadline: Deadline) {
         let Some(open) = self.files.get(id) else { return };
+        self.pending.wait_idle(id).await;
         let last = open.state().handles <= 1;
         if let Err(error) = self.report_length(id, &open, last, deadline).await {
             tracing::debug!(inode = id.0, %error, "the length will be reported later");

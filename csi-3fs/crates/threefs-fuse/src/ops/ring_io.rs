@@ -154,6 +154,7 @@ impl Daemon {
             };
             let result = async {
                 self.wait_servable(deadline).await?;
+                self.drain(id, deadline).await?;
                 let bytes = tokio::select! {
                     bytes = self.transfer_piece(ring, id, open, region, &piece, deadline) => bytes?,
                     () = self.wait_lost() => return Err(Errno::IO),

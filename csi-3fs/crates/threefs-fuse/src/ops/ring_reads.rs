@@ -65,6 +65,8 @@ impl Daemon {
         // Each read of a file with locks checks that they are held.
         let has_no_locks = |inode| matches!(self.locks.required(inode), Ok(None));
         let file = session.file(file).filter(|file| has_no_locks(file.inode));
+        // Nor do they wait for pending bytes.
+        let file = file.filter(|file| self.pending.end(file.inode) == 0);
         let open = file.as_ref().and_then(|file| self.files.retain(file.inode));
         let (Some(file), Some(open)) = (file, open) else {
             for started in group {

@@ -130,15 +130,18 @@ impl Daemon {
             return Ok(Body::default());
         }
         let open = self.file_of(call, handle).await?;
+        let synced = self.sync_pending(id, call.deadline).await;
         let last = open.state().handles <= 1;
         self.report_length(id, &open, last, call.deadline).await?;
+        synced?;
         Ok(Body::default())
     }
 
     pub(crate) async fn fsync(&self, call: &mut Call<'_>) -> Result<Body, Errno> {
         let handle = Fields(&call.request.body).u64().ok_or(Errno::INVAL)?;
-        let open = self.file_of(call, handle).await?;
-        self.report_length(self.inode(call.request.node), &open, false, call.deadline).await?;
+        let (open, id) = (self.file_of(call, handle).await?, self.inode(call.request.node));
+        self.sync_pending(id, call.deadline).await?;
+        self.report_length(id, &open, false, call.deadline).await?;
         Ok(Body::default())
     }
 

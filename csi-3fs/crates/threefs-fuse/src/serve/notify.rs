@@ -14,6 +14,9 @@ use crate::daemon::{Daemon, unexpected};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long shutdown waits for running requests, and for each predecessor's file.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long shutdown waits for pending bytes: they are of files that were not closed, or whose close
+/// timed out.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Daemon {
     /// Reports open files and file lengths until it is cancelled.
@@ -24,6 +27,7 @@ impl Daemon {
             let notified = tokio::time::timeout(INTERVAL, self.closed_notify.notified()).await;
             if notified.is_err() {
                 self.report_lengths().await;
+                self.pending.release_unused_memory(&self.journal);
             }
             // Another metadata service does not know the files that were opened through the former.
             all |= std::mem::replace(&mut switches, self.client.metadata_switches()) != switches;
@@ -80,6 +84,8 @@ impl Daemon {
             self.unanswered.note();
         }
         drop(self.rings.sessions.close_all());
+        // The next daemon, if there is one, writes what is left.
+        let drained = self.pending.drain_all(Deadline::after(DRAIN_TIMEOUT)).await;
         self.report_lengths().await;
         // Includes files that were closed while the metadata service was unavailable.
         self.report_former_lengths(SHUTDOWN_TIMEOUT).await;
@@ -90,6 +96,9 @@ impl Daemon {
         let release = self.files.inodes();
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).extend(release);
         let _ = self.report_open_files(false).await;
+        if drained.is_err() {
+            return Err(FuseError::Unwritten(self.pending.files()));
+        }
         match self.journal.dirty().len() {
             0 => self.unanswered.check(),
             files => Err(FuseError::UnreportedLengths(files)),
