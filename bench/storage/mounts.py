@@ -83,7 +83,7 @@ def mounted(cluster: Path, folder: Path, client: threefs.Client) -> Iterator[dic
             root, target = f"/{name.replace(', ', '-')}", folder / name.replace(", ", "-")
             client.make_directory(root, 0o777)
             target.mkdir()
-            state = folder / f"{target.name}.state"
+            state = Path("/dev/shm") / f"{os.getpid()}-{target.name}.state"
             mounts.append((name, Mount(cluster, root, target, state, write_back=write_back)))
         yield {name: mount.target for name, mount in mounts}
     finally:
