@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,6 +124,30 @@ def test_symbolic_links_are_followed(client: threefs.Client, folder: str) -> Non
     assert client.read_file(f"{folder}/link") == b"data"
     assert client.readlink(f"{folder}/link") == "file"
     assert client.stat(f"{folder}/link", follow_symlinks=False).kind == "symlink"
+
+
+def test_hard_links_share_the_file_and_replace_nothing(client: threefs.Client, folder: str) -> None:
+    client.write_file(f"{folder}/file", b"data")
+    client.link(f"{folder}/file", f"{folder}/link")
+    assert client.stat(f"{folder}/link") == client.stat(f"{folder}/file")
+    assert client.open_raw(f"{folder}/link").inode == client.stat(f"{folder}/file").inode
+    with pytest.raises(threefs.Exists):
+        client.link(f"{folder}/file", f"{folder}/link")
+    client.remove(f"{folder}/file")
+    assert client.read_file(f"{folder}/link") == b"data"
+    with pytest.raises(threefs.PermissionDenied):
+        client.link(folder, f"{folder}/again")
+
+
+def test_a_directory_that_is_removed_after_it_was_found_is_reported_as_existing(
+    client: threefs.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = Mock()
+    native.make_directory.side_effect = threefs.Exists("it exists")
+    native.stat.side_effect = threefs.NotFound("it was removed")
+    monkeypatch.setattr(client, "_native", native)
+    with pytest.raises(threefs.Exists):
+        client.make_directory("/directory")
 
 
 def test_file_objects_behave_as_those_of_python(client: threefs.Client, folder: str) -> None:

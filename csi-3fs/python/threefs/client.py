@@ -220,6 +220,10 @@ class Client:
             if not missing_ok:
                 raise
 
+    def link(self, source: str, destination: str) -> None:
+        """Give a file another name; an existing `destination` is never replaced."""
+        self._native.link(source, destination)
+
     def symlink(self, target: str, path: str) -> None:
         """Make `path` a symbolic link to `target`."""
         self._native.symlink(target, path)
@@ -247,8 +251,7 @@ class Client:
         try:
             return _stat(self._native.make_directory(path, mode, chunk_bytes, stripe))
         except Exists:
-            status = self.stat(path)
-            if not (exist_ok and status.is_dir):
+            if not (exist_ok and (status := self.stat(path)).is_dir):
                 raise
             return status
 

@@ -58,6 +58,11 @@ class RawFile(io.RawIOBase):
             self._file.truncate(0)
         self._position = self._file.size() if self._append else 0
 
+    @property
+    def inode(self) -> int:
+        """The inode number, as in `Stat`."""
+        return self._file.inode
+
     def readable(self) -> bool:
         """True when the mode allows reading."""
         return self._readable

@@ -220,6 +220,16 @@ impl Client {
         self.change("rename", &format!("{source} to {destination}"), change).await.map(drop)
     }
 
+    /// Gives a file another name: a hard link, which never replaces an existing name.
+    ///
+    /// # Errors
+    /// Any [`ClientError`].
+    pub async fn link(&self, source: &str, destination: &str) -> Result<(), ClientError> {
+        let (from, to) = (At::path(source), At::path(destination));
+        let what = format!("{source} to {destination}");
+        self.change("link", &what, MetaChange::Link { from, to }).await.map(drop)
+    }
+
     /// Removes a name that is not a directory.
     ///
     /// # Errors

@@ -128,6 +128,11 @@ impl Client {
         live.wait(py, live.client.rmtree(path))
     }
 
+    fn link(&self, py: Python<'_>, source: &str, destination: &str) -> PyResult<()> {
+        let live = self.live()?;
+        live.wait(py, live.client.link(source, destination))
+    }
+
     fn symlink(&self, py: Python<'_>, target: &str, path: &str) -> PyResult<()> {
         let live = self.live()?;
         live.wait(py, live.client.symlink(target, path))
