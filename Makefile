@@ -71,6 +71,12 @@ soak: install ## the tests with random events again, longer and with more seeds,
 	$(PYTHON) -m pytest -q -m soak
 	$(PYTHON) -m demo.chaos
 
+.PHONY: chaos
+chaos: install ## 3FS under kills and stops: nothing acknowledged lost, linearizable (RUNS=200 SEED=1 SECONDS_EACH=8)
+	@$(PYTHON) -m testcluster build --quiet etcd
+	$(PYTHON) -m bench.chaos $(if $(RUNS),--runs $(RUNS)) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(SECONDS_EACH),--duration $(SECONDS_EACH))
+
 .PHONY: fix
 fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m ruff format .
