@@ -131,6 +131,9 @@ BAD: dict[str, list[Operation]] = {
     "an unknown creation makes no directory": history(
         (("create", 0), None, 0, 0), (("stat", 0), -9, 1, 2)
     ),
+    "an unknown creation has the inode of another file": history(
+        (("create", 0), 7, 0, 1), (("create", 1), None, 2, 2), (("stat", 1), 7, 3, 4)
+    ),
     "an unknown change is undone": history(
         (("create", 0), None, 0, 0), (("stat", 0), 9, 1, 2), (("stat", 0), "missing", 3, 4)
     ),

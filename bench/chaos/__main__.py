@@ -147,7 +147,8 @@ def described(result: Result) -> str:
     text = (
         f"{verdict}  seed {result.seed}: {', '.join(result.faults):<22} "
         f"{result.operations:6} operations, gaps {longest}, whole after "
-        f"{result.recovery_seconds:.1f} s, load {result.load_average:.1f}"
+        f"{result.recovery_seconds:.1f} s, load {result.load_average:.1f}, "
+        f"stall {result.stall_seconds:.1f} s"
     )
     return "\n".join([text, *(f"    {each}" for each in result.failures)])
 

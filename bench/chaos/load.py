@@ -39,6 +39,8 @@ class Disturbance:
     """Each with the name of its victim and its time."""
     killed_clients: set[int] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
+    stall_seconds: float = 0.0
+    """Longest time in which this process got no processor: the services may have waited as long."""
 
 
 class _Load:
@@ -65,7 +67,10 @@ class _Load:
         """Continues stopped processes meanwhile, each at its time."""
         while (now := time.monotonic_ns()) < time_ns:
             self.continue_stopped(lambda until_ns, now=now: until_ns <= now)  # type: ignore[misc]
-            time.sleep(min(POLL_SECONDS, (time_ns - now) / 1e9))
+            pause = min(POLL_SECONDS, (time_ns - now) / 1e9)
+            time.sleep(pause)
+            late = (time.monotonic_ns() - now) / 1e9 - pause
+            self.result.stall_seconds = max(self.result.stall_seconds, late)
 
     def inject(self, fault: Fault) -> None:
         if fault.victim == "client":

@@ -47,6 +47,8 @@ class Result:
     """From the end of the load until every service and replica served."""
     failures: list[str] = field(default_factory=list)
     load_average: float = 0.0
+    stall_seconds: float = 0.0
+    """Longest time in which the machine did not run the process that injects the faults."""
 
     def document(self) -> dict[str, Any]:
         """The result as JSON."""
@@ -99,6 +101,7 @@ def measure(
     for worker in workers:
         if clients[worker] in happened.killed_clients:
             del clients[worker]
+    result.stall_seconds = happened.stall_seconds
     first = min((at for _, _, at in happened.faults), default=happened.ended_ns)
     result.undisturbed = gaps(records, clients, happened.started_ns, first)
     result.gaps = gaps(records, clients, first, happened.ended_ns)
