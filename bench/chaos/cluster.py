@@ -52,9 +52,14 @@ class ChaosCluster:
                 [*command, *timers], stdout=subprocess.PIPE, stderr=errors, text=True
             )
         assert self._process.stdout is not None
-        if not self._process.stdout.readline().startswith("ready"):
-            self._process.kill()
-            self._process.wait()
+        try:
+            line = self._process.stdout.readline()
+        except BaseException:
+            # This process was told to end meanwhile.
+            self._end_supervisor()
+            raise
+        if not line.startswith("ready"):
+            self._end_supervisor()
             raise ChaosError((folder / "serve.log").read_text()[-2000:])
 
     @property
@@ -170,6 +175,9 @@ class ChaosCluster:
             for pid in self.pids().values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+        self._end_supervisor()
+
+    def _end_supervisor(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(timeout=STOP_SECONDS)
