@@ -12,12 +12,10 @@ import random
 import sys
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import threefs
-from threefs.cluster import ClusterFile
 
 from bench.chaos.history import Recorder
 from bench.chaos.models import DONE
@@ -33,20 +31,12 @@ from bench.chaos.workload import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["NameCalls", "client_of", "open_blocks"]
+__all__ = ["NameCalls", "open_blocks"]
 
 HOT_CELL_SHARE = 0.2
 PRIVATE_NAMES = 64
 CALLS = ("stat", "list", "create", "unlink", "rename", "mkdir", "rmdir", "link")
 WEIGHTS = (44, 12, 14, 10, 10, 3, 3, 4)
-
-
-def client_of(cluster: Path, first_meta: int, timeout_seconds: float) -> threefs.Client:
-    """A client that uses one metadata service until it does not answer."""
-    file = ClusterFile.read(cluster)
-    first = first_meta % len(file.meta)
-    ordered = replace(file, meta=file.meta[first:] + file.meta[:first])
-    return threefs.Client(ordered, timeout_seconds=timeout_seconds)
 
 
 class NameCalls:
@@ -273,7 +263,7 @@ def main() -> int:
     plan = ClientPlan.read(Path(sys.argv[1]))
     with ExitStack() as stack:
         client = stack.enter_context(
-            client_of(Path(plan.cluster), plan.first_meta, plan.timeout_seconds)
+            threefs.connect(plan.cluster, timeout_seconds=plan.timeout_seconds)
         )
         workers = Workers(plan, client)
         threads = workers.threads()

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import threefs
@@ -70,6 +71,14 @@ class ChaosCluster:
     def client(self, timeout_seconds: float = ROLE_SECONDS) -> threefs.Client:
         """A new client."""
         return threefs.connect(self.file, timeout_seconds=timeout_seconds)
+
+    def clients_of_each_meta(self, timeout_seconds: float) -> list[threefs.Client]:
+        """A client of each metadata service, which uses no other one."""
+        file = ClusterFile.read(self.file)
+        return [
+            threefs.Client(replace(file, meta=(address,)), timeout_seconds=timeout_seconds)
+            for address in file.meta
+        ]
 
     def mount(self, count: int) -> list[Path]:
         """Mounts the root this many times, each with its own daemon."""

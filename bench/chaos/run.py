@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import threefs
 
-from bench.chaos.client import NameCalls, client_of, open_blocks
+from bench.chaos.client import NameCalls, open_blocks
 from bench.chaos.cluster import ChaosCluster, ChaosError, wait_for
 from bench.chaos.faults import draw
 from bench.chaos.history import Recorder, read_records
@@ -149,7 +149,6 @@ def _carry_out(
                 number=number,
                 seed=result.seed,
                 cluster=str(cluster.file),
-                first_meta=number,
                 timeout_seconds=OPERATION_SECONDS,
                 history=str(history),
                 private=tree.private[number],
@@ -167,9 +166,9 @@ def _carry_out(
         result.failures += happened.errors
         wait_for(cluster.is_whole, RECOVERY_SECONDS, "recovery of every service")
         result.recovery_seconds = (time.monotonic_ns() - happened.ended_ns) / 1e9
-        for meta in range(2):
-            with client_of(cluster.file, meta, OPERATION_SECONDS) as reading:
-                final = _FinalReader(reading, history, meta)
+        for number, reading in enumerate(cluster.clients_of_each_meta(OPERATION_SECONDS)):
+            with reading:
+                final = _FinalReader(reading, history, number)
                 for cell in tree.cells:
                     final.read_names(cell)
                 for file in tree.files:

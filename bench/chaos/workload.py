@@ -59,8 +59,6 @@ class ClientPlan:
     number: int
     seed: int
     cluster: str
-    first_meta: int
-    """Metadata service that it uses first, by its place in the list."""
     timeout_seconds: float
     history: str
     """Folder of the histories of its workers."""
