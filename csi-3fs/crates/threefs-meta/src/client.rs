@@ -29,6 +29,9 @@ const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
+/// A change without effect, whose answer can be stored in place of another's.
+const NO_CHANGE: MetaChange = MetaChange::ReportLengths { reports: Vec::new(), ends: Vec::new() };
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaClientError {
@@ -250,7 +253,9 @@ impl MetaClient {
             let reply = pool.call_with(message.clone(), Payload::empty(), attempt, options).await;
             match reply.and_then(|reply| decode::<MetaResult>(&reply.message)) {
                 Ok(Ok(reply)) => return Ok(reply),
-                Ok(Err(error)) if !error.retryable() => return Err(error.into()),
+                Ok(Err(error)) if !error.retryable() => {
+                    return self.refused(request, error, failures.lost, lease, deadline).await;
+                }
                 Err(error) if !error.retryable() => {
                     return Err(match failures.refusal {
                         Some(refusal) if deadline.passed() => refusal.into(),
@@ -261,6 +266,8 @@ impl MetaClient {
                 Ok(Err(error @ MetaError::AnswersFull { .. })) => failures.refused(error),
                 Ok(Err(error)) => {
                     failures.refused(error);
+                    // The service may not know the outcome of a commit.
+                    failures.lost |= changes;
                     pause = PAUSE;
                     self.switch(switches);
                 }
@@ -279,6 +286,33 @@ impl MetaClient {
             if !wait.is_zero() {
                 pause = (pause * 2).min(PAUSE_MAX);
             }
+        }
+    }
+
+    /// Reports a refusal. If an earlier attempt may still be in flight, an answer is stored in its
+    /// place first: it could succeed later, when other changes have removed the reason.
+    async fn refused(
+        &self,
+        request: &MetaRequest,
+        refusal: MetaError,
+        lost: bool,
+        lease: &Lease,
+        deadline: Deadline,
+    ) -> Result<MetaReply, MetaClientError> {
+        let MetaRequest::Change { id, caller, change } = request else {
+            return Err(refusal.into());
+        };
+        if !lost || *change == NO_CHANGE {
+            return Err(refusal.into());
+        }
+        let nothing = MetaRequest::Change { id: *id, caller: caller.clone(), change: NO_CHANGE };
+        match self.ask(&nothing, lease, deadline).await {
+            Ok(MetaReply::Inodes(inodes)) if inodes.is_empty() => Err(refusal.into()),
+            // The earlier attempt has succeeded: its answer is repeated.
+            Ok(_) => self.ask(request, lease, deadline).await,
+            // The store is full, or the service already refuses this change in any case.
+            Err(MetaClientError::Refused(error)) if !error.retryable() => Err(refusal.into()),
+            Err(unknown) => Err(unknown),
         }
     }
 
@@ -316,16 +350,18 @@ struct Failures {
     /// A later attempt at a change that may have been executed.
     perhaps: Option<RpcError>,
     last: Option<RpcError>,
+    /// An attempt at a change may still be executed.
+    lost: bool,
 }
 
 impl Failures {
     fn refused(&mut self, error: MetaError) {
-        *self = Self { refusal: Some(error), ..Self::default() };
+        *self = Self { refusal: Some(error), lost: self.lost, ..Self::default() };
     }
 
     fn failed(&mut self, error: RpcError, changes: bool) {
         match changes && error.executed() == Executed::Perhaps {
-            true => self.perhaps = Some(error),
+            true => (self.perhaps, self.lost) = (Some(error), true),
             false => self.last = Some(error),
         }
     }

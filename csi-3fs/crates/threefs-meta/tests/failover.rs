@@ -13,12 +13,19 @@ use std::time::{Duration, Instant};
 
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
-use fabric::rpc::{Shutdown, ShutdownHandle};
+use fabric::rpc::{
+    Call, CallOptions, ConnectionConfig, Fault, Payload, Pool, PoolConfig, Reply, Server,
+    ServerConfig, Shutdown, ShutdownHandle,
+};
 use threefs_core::heartbeat::{DataFolder, Heartbeat};
 use threefs_core::ids::{ClientId, Incarnation, NodeId};
 use threefs_kv::Store;
-use threefs_meta::{At, Meta, MetaClient, MetaConfig, NoChunks, TreeConfig};
+use threefs_meta::protocol::CONTEXT;
+use threefs_meta::{
+    At, Meta, MetaChange, MetaClient, MetaClientError, MetaConfig, MetaError, NoChunks, TreeConfig,
+};
 use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use calls::Calls;
@@ -159,4 +166,53 @@ async fn a_killed_service_loses_and_repeats_no_change() {
     let entries = observer.list(At::path("/d"), soon()).await.unwrap();
     let names: BTreeSet<String> = entries.into_iter().map(|entry| entry.name).collect();
     assert_eq!(names, files);
+}
+
+/// A service that is stopped: it forwards calls to another one when it is continued.
+struct Stopped {
+    to: Pool,
+    continued: Arc<Notify>,
+    forwarded: Arc<Notify>,
+}
+
+impl fabric::rpc::Service for Stopped {
+    async fn handle(&self, call: Call) -> Result<Reply, Fault> {
+        self.continued.notified().await;
+        let (payload, options) = (Payload::empty(), CallOptions::default());
+        let reply = self.to.call_with(call.message, payload, soon(), options).await.unwrap();
+        self.forwarded.notify_one();
+        Ok(reply)
+    }
+}
+
+/// A change that was refused is not executed later by a service that was stopped when it was sent
+/// there first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_change_is_not_executed_by_a_late_attempt() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mgmtd, _mgmtd) = start_mgmtd(folder.path()).await;
+    let meta = Service::start(&Store::shared_memory(), "127.0.0.1:0", &mgmtd).await;
+    let (continued, forwarded) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let connection = ConnectionConfig::new(CONTEXT, key());
+    let stopped = Stopped {
+        to: Pool::new(&meta.address, PoolConfig::new(connection)),
+        continued: Arc::clone(&continued),
+        forwarded: Arc::clone(&forwarded),
+    };
+    let server = Server::bind("127.0.0.1:0", ServerConfig::new(CONTEXT, key())).await.unwrap();
+    let addresses = [server.address().to_string(), meta.address.clone()];
+    let (_alive, shutdown) = Shutdown::new();
+    tokio::spawn(server.serve(stopped, shutdown));
+    let other = MetaClient::new(&addresses[1..], &key(), ClientId(1));
+    other.create(At::path("/file"), true, soon()).await.unwrap();
+
+    // The first service is tried first.
+    let client = MetaClient::new(&addresses, &key(), ClientId(2 << 32));
+    let error = client.create(At::path("/file"), true, soon()).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Refused(MetaError::Exists { .. })), "{error}");
+    other.change(MetaChange::Unlink { at: At::path("/file") }, soon()).await.unwrap();
+    continued.notify_one();
+    forwarded.notified().await;
+    let error = other.stat(At::path("/file"), soon()).await.unwrap_err();
+    assert!(matches!(&error, MetaClientError::Refused(MetaError::NotFound { .. })), "{error}");
 }
