@@ -129,7 +129,7 @@ impl Store {
     ) -> Result<O::Output, O::Error> {
         let result = tokio::time::timeout_at(deadline.instant().into(), self.begin()).await;
         let mut transaction = result.unwrap_or_else(|_| {
-            let last = "too many transactions are open".into();
+            let last = "none could start: the store does not reply, or too many are open".into();
             Err(KvError::DeadlinePassed { attempts: 0, last })
         })?;
         let output = operation.run(&mut transaction).await?;
