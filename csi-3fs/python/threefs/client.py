@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from threefs import _native
 from threefs.cluster import ClusterFile, one_or_list
+from threefs.copier import TreeCopier
 from threefs.errors import Exists, InvalidArgument, IsADirectory, NotFound, ThreeFSError
 from threefs.file import RawFile, open_file
 from threefs.location import own_location
@@ -32,15 +33,7 @@ if TYPE_CHECKING:
     from threefs._native import ChunkAudit, RawQuota, RawStat
     from threefs.file import Buffer
 
-__all__ = [
-    "TIMEOUT_SECONDS",
-    "Client",
-    "Entry",
-    "FileSystemSpace",
-    "Quota",
-    "Stat",
-    "connect",
-]
+__all__ = ["TIMEOUT_SECONDS", "Client", "Entry", "FileSystemSpace", "Quota", "Stat", "connect"]
 
 TIMEOUT_SECONDS = 30.0
 """Timeout of a call while services do not reply; covers any restart of one of them."""
@@ -285,6 +278,10 @@ class Client:
     def snapshots(self, volume: str) -> Snapshots:
         """The snapshots of a directory with a quota."""
         return Snapshots(self._native, volume)
+
+    def copier(self) -> TreeCopier:
+        """Operations to copy trees inside the cluster."""
+        return TreeCopier(self._native.copier())
 
     def trash(self, volume: str) -> Trash:
         """The removed files of a directory with a quota."""

@@ -5,6 +5,7 @@
 //! another's claim observes by its own clock that the beat has not changed for longer than the
 //! holder trusts a renewal, and then takes exactly the claim that it has observed.
 
+use fabric::rpc::Lease;
 use threefs_meta::{At, MetaChange, MetaError, MetaQuery, MetaReply, SetMode};
 
 use crate::Client;
@@ -157,6 +158,6 @@ impl Client {
         let (at, name) = (At::path(path), ATTRIBUTE.into());
         let change = MetaChange::SetAttribute { at, name, value, mode };
         let what = format!("claim `{path}`");
-        self.0.claims.change(&what, change, self.deadline()).await.map(drop)
+        self.0.claims.change(&what, change, &Lease::default(), self.deadline()).await.map(drop)
     }
 }

@@ -356,7 +356,7 @@ impl Client {
         change: MetaChange,
     ) -> Result<MetaReply, ClientError> {
         let what = format!("{verb} `{path}`");
-        self.0.metadata.change(&what, change, self.deadline()).await
+        self.0.metadata.change(&what, change, &self.1, self.deadline()).await
     }
 
     pub(crate) async fn query(

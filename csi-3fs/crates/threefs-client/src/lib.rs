@@ -19,6 +19,7 @@
 //! | `volumes` | quotas, attributes, owners |
 //! | `claims` | exclusive use of a directory |
 //! | `inodes` | operations by inode, for a mount |
+//! | `copy` | copies of trees by inode |
 //! | `breaker` | chains that background work skips |
 //! | `trim` | truncation and removal of chunks, for the metadata service |
 //! | [`status`] | cluster status |
@@ -38,6 +39,7 @@ mod breaker;
 mod capabilities;
 mod claims;
 pub mod config;
+mod copy;
 pub mod error;
 mod files;
 mod gather;
@@ -164,8 +166,7 @@ impl Client {
         &self.1
     }
 
-    /// The same client, whose updates of chunks, and changes with [`Client::change_for`], require
-    /// another lease.
+    /// The same client, whose updates of chunks and changes, except claims, require another lease.
     pub fn under(&self, lease: &Lease) -> Self {
         Self(Arc::clone(&self.0), lease.clone())
     }

@@ -97,9 +97,10 @@ impl Metadata {
         &self,
         what: &str,
         change: MetaChange,
+        lease: &Lease,
         deadline: Deadline,
     ) -> Result<MetaReply, ClientError> {
-        let result = self.client.change_as(&self.identity, change, deadline).await;
+        let result = self.client.change_as(&self.identity, change, lease, deadline).await;
         result
             .map(|reply| self.store_capabilities(reply))
             .map_err(|error| self.error_of(what, error))

@@ -78,7 +78,7 @@ impl Client {
         self.write_files(vec![write]).await
     }
 
-    async fn write_files(&self, mut writes: Vec<FileWrite>) -> Result<(), ClientError> {
+    pub(crate) async fn write_files(&self, mut writes: Vec<FileWrite>) -> Result<(), ClientError> {
         for write in &writes {
             write.file.check_writable()?;
         }
@@ -231,7 +231,7 @@ impl Client {
             let what = page.first().map_or_else(String::new, |(_, path)| format!("write `{path}`"));
             while !reservations.is_empty() {
                 let change = MetaChange::Reserve { reservations: reservations.clone() };
-                let inodes = match self.0.metadata.change(&what, change, deadline).await? {
+                let inodes = match self.0.metadata.change(&what, change, &self.1, deadline).await? {
                     MetaReply::Inodes(inodes) if inodes.len() == reservations.len() => inodes,
                     other => return Err(ClientError::unexpected("meta", &other)),
                 };
@@ -275,7 +275,8 @@ impl Client {
         let ends: Vec<(InodeId, SessionId)> = sessions.into_iter().collect();
         for page in ends.chunks(BATCH_MAX) {
             let change = MetaChange::ReportLengths { reports: Vec::new(), ends: page.to_vec() };
-            let finished = self.0.metadata.change("end write sessions", change, deadline).await;
+            let finished =
+                self.0.metadata.change("end write sessions", change, &self.1, deadline).await;
             if let Err(error) = finished {
                 tracing::info!(%error, "could not release reservations; they expire later");
             }
@@ -313,7 +314,7 @@ impl Client {
             };
             let ends = page.iter().filter_map(finished).collect();
             let change = MetaChange::ReportLengths { reports, ends };
-            let inodes = match self.0.metadata.change(&what, change, deadline).await? {
+            let inodes = match self.0.metadata.change(&what, change, &self.1, deadline).await? {
                 MetaReply::Inodes(inodes) if inodes.len() == page.len() => inodes,
                 other => return Err(ClientError::unexpected("meta", &other)),
             };

@@ -145,7 +145,7 @@ impl MetaClient {
         change: MetaChange,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
-        self.change_as(&Identity::ROOT, change, deadline).await
+        self.change_as(&Identity::ROOT, change, &self.0.lease, deadline).await
     }
 
     /// Makes a change for a caller, once.
@@ -156,10 +156,11 @@ impl MetaClient {
         &self,
         caller: &Identity,
         change: MetaChange,
+        lease: &Lease,
         deadline: Deadline,
     ) -> Result<MetaReply, MetaClientError> {
         let unfinished = Unfinished::start(&self.0);
-        self.change_with(unfinished.id(), caller, change, deadline).await
+        self.change_under(unfinished.id(), caller, change, lease, deadline).await
     }
 
     /// Makes a change with a request id of the caller, so that it stays one change across restarts

@@ -18,6 +18,7 @@ use threefs_mgmtd::DrainChange;
 use crate::addresses::Addresses;
 use crate::audit::ChunkAudit;
 use crate::buffer::{BorrowedViews, View};
+use crate::copier::Copier;
 use crate::errors;
 use crate::file::File;
 use crate::runtime::ClientRuntime;
@@ -227,6 +228,10 @@ impl Client {
         let live = self.live()?;
         let snapshots = live.wait(py, live.client.snapshots(volume))?;
         Ok(snapshots.into_iter().map(raw_snapshot).collect())
+    }
+
+    fn copier(&self) -> PyResult<Copier> {
+        Ok(Copier::new(self.live()?))
     }
 
     fn statfs(&self, py: Python<'_>, path: &str) -> PyResult<(u64, u64, u64, u64)> {

@@ -7,6 +7,7 @@
 //! | `backup` | dumps of the services' stores |
 //! | `buffer` | memory of Python objects without a copy |
 //! | `client` | the client's methods, blocking, with the GIL released |
+//! | `copier` | copies of trees |
 //! | `credential` | issuing and reading tickets |
 //! | `file` | an open file |
 //! | `errors` | the client's errors as classes of `threefs.errors` |
@@ -21,6 +22,7 @@ mod audit;
 mod backup;
 mod buffer;
 mod client;
+mod copier;
 mod credential;
 mod errors;
 mod file;
@@ -66,5 +68,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rings::PyRing>()?;
     module.add_class::<audit::ChunkAudit>()?;
     module.add_class::<client::Client>()?;
+    module.add_class::<copier::Copier>()?;
     module.add_class::<file::File>()
 }
