@@ -99,7 +99,7 @@ def test_every_metric_is_on_a_dashboard_or_explained() -> None:
         "flyer_queued_nodes", "flyer_waiting_jobs",
         "threefs_csi_calls_in_flight", "threefs_csi_inline_removals_deferred_total",
         "threefs_csi_unreadable_records_total", "threefs_csi_unmounts_total",
-        "threefs_csi_tickets_total",
+        "threefs_csi_tickets_total", "threefs_csi_copies_total",
         # The operator reads them for a ThreeFSCluster.
         "threefs_mgmtd_primary", "threefs_storage_draining",
         "threefs_storage_replicas", "threefs_storage_sole_replicas",

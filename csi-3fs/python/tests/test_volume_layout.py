@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from threefs.client import Client
 from threefs.cluster import ClusterFile
 from threefs.csi.volumes.parameters import Parameters
+from threefs.csi.volumes.removal import remove_volume
 from threefs.csi.volumes.volume_id import VolumeId
 from threefs.csi.volumes.volumes import Volumes
 
@@ -30,5 +31,5 @@ def test_files_of_a_volume_in_3fs_have_the_layout(
         status = client.stat(path)
         assert (status.chunk_bytes, status.stripe) == (128 << 10, 1)
         assert client.stat(f"{volume.path}/{below}").chunk_bytes == 128 << 10
-    volumes.remove(volume)
+    remove_volume(volumes, volume)
     control.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 import threefs
+from threefs.csi.copies.copies import Copies
 from threefs.csi.metrics import Metrics, NodeCollector
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc as stubs
@@ -91,6 +92,11 @@ class Driver:
         self.inline = InlineVolumes(
             "node-a", clusters, self.tickets, self.mount_manager, self.metrics, GIBIBYTE, INLINE_MAX
         )
+        self.copies = Copies(clusters, self.metrics, workers=2, watch_seconds=0.0)
+        self.copies.start()
+        self.controller = ControllerServer(
+            clusters, GIBIBYTE, self.metrics, self.copies, self.topology
+        )
         endpoint = f"unix://{self.folder}/csi.sock"
         self.clusters = clusters
         self.server = make_server(endpoint, 8, self.metrics)
@@ -100,7 +106,8 @@ class Driver:
             self.server,
         )
         stubs.add_ControllerServicer_to_server(
-            ControllerServer(clusters, GIBIBYTE, self.metrics, self.topology), self.server
+            self.controller,
+            self.server,
         )
         claims = NodeClaims("node-a", lambda: self.now)
         self.node = NodeServer(
@@ -178,6 +185,7 @@ class Driver:
 
     def close(self) -> None:
         self.channel.close()
+        self.copies.stop()
         self.server.stop(None)
 
 

@@ -174,11 +174,7 @@ def test_every_name_becomes_a_plain_directory_name(driver: Driver, name: str) ->
         ({"mutable_parameters": {"mode": "0700"}}, "INVALID_ARGUMENT", "`mode` cannot be changed"),
         ({"mutable_parameters": {"inodes": "-1"}}, "INVALID_ARGUMENT", "`inodes` is `-1`"),
         (
-            {
-                "volume_content_source": csi.VolumeContentSource(
-                    snapshot=csi.VolumeContentSource.SnapshotSource(snapshot_id="s")
-                )
-            },
+            {"volume_content_source": csi.VolumeContentSource()},
             "INVALID_ARGUMENT",
             "volume_content_source",
         ),
@@ -451,7 +447,7 @@ def test_an_unavailable_cluster_is_a_retryable_error(driver: Driver) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        csi.CreateSnapshotRequest(source_volume_id="a", name="b"),
+        csi.ControllerUnpublishVolumeRequest(volume_id="a", node_id="b"),
         csi.ControllerPublishVolumeRequest(volume_id="a", node_id="b"),
     ],
 )

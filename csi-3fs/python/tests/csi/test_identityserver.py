@@ -33,6 +33,10 @@ def test_capabilities(driver: Driver) -> None:
         rpc.GET_VOLUME,
         rpc.VOLUME_CONDITION,
         rpc.MODIFY_VOLUME,
+        rpc.CREATE_DELETE_SNAPSHOT,
+        rpc.LIST_SNAPSHOTS,
+        rpc.GET_SNAPSHOT,
+        rpc.CLONE_VOLUME,
         rpc.SINGLE_NODE_MULTI_WRITER,
     }
     node_rpc = csi.NodeServiceCapability.RPC

@@ -16,6 +16,8 @@ __all__ = ["configure", "logger"]
 FIELDS_LOGGED = (
     "name",
     "volume_id",
+    "snapshot_id",
+    "source_volume_id",
     "staging_target_path",
     "target_path",
     "volume_path",

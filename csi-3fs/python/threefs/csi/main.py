@@ -59,6 +59,7 @@ def _run(args: argparse.Namespace) -> None:
                 issuer_tls=args.issuer_tls,
                 namespace=args.namespace,
                 node_account=args.node_account,
+                copy_workers=_copy_workers(args.copy_workers),
                 **common,
             )
         )
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--issuer-ca", type=Path, default=_env("THREEFS_ISSUER_CA", ca))
     node.add_argument("--issuer-token", type=Path, default=_env("THREEFS_ISSUER_TOKEN", token))
     add = controller.add_argument
+    add("--copy-workers", type=int, default=_env("THREEFS_COPY_WORKERS", "4"))
     add("--issuer-listen", default=_env("THREEFS_ISSUER_LISTEN", ""))
     add("--issuer-tls", type=Path, default=_env("THREEFS_ISSUER_TLS", str(ISSUER)))
     add("--namespace", default=_env("POD_NAMESPACE", "fireflyer-system"))
@@ -117,12 +119,22 @@ def _ticket_seconds(seconds: float) -> float:
     return seconds
 
 
+def _copy_workers(workers: int) -> int:
+    if not 1 <= workers <= COPY_WORKERS_MAX:
+        raise InvalidArgument(
+            f"--copy-workers is {workers}; it must be 1 to {COPY_WORKERS_MAX}, and each needs "
+            "16 MiB of memory"
+        )
+    return workers
+
+
 def _inline_size_max(text: str) -> int:
     return 0 if text == "0" else quantity_bytes("--inline-size-max", text)
 
 
 TICKET_SECONDS_MIN, TICKET_SECONDS_MAX = 600.0, 7 * 86_400.0
 """Tickets are checked every 30 s, and renewed after half of their lifetime."""
+COPY_WORKERS_MAX = 64
 MOUNT_MANAGER_SOCKET = "/run/threefs-mount-manager/mount-manager.sock"
 
 

@@ -67,6 +67,13 @@ class Metrics:
             "Volume records that could not be parsed; their volumes were skipped.",
             registry=self.registry,
         )
+        self.copies = Counter(
+            "threefs_csi_copies_total",
+            "Copies of snapshots and volumes to new volumes, by result: complete or failed. "
+            "A failed copy is continued by the next call.",
+            ["result"],
+            registry=self.registry,
+        )
         self.unmounts = Counter(
             "threefs_csi_unmounts_total",
             "Unmounts by result: clean, unverified (synced, but without fusectl it is "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from threefs.csi.copies.copies import Copies
 from threefs.csi.errors import CsiError, InvalidArgument
 from threefs.csi.interceptor import CallInterceptor
 from threefs.csi.logs import logger
@@ -84,11 +85,14 @@ def run_controller(settings: ControllerSettings) -> None:
         settings.driver_name, is_ready=lambda: bool(clusters.names()), has_topology=bool(topology)
     )
     csi_pb2_grpc.add_IdentityServicer_to_server(identity, server)
-    controller = ControllerServer(clusters, settings.default_size_bytes, metrics, topology)
+    copies = Copies(clusters, metrics, settings.copy_workers)
+    controller = ControllerServer(clusters, settings.default_size_bytes, metrics, copies, topology)
     csi_pb2_grpc.add_ControllerServicer_to_server(controller, server)
     serve(metrics, settings.metrics_port)
+    copies.start()
     if not settings.issuer_listen:
         _serve_until_signal(server, settings.endpoint)
+        copies.stop()
         return
     issuer = serve_issuer(
         settings.issuer_listen,
@@ -100,6 +104,7 @@ def run_controller(settings: ControllerSettings) -> None:
     )
     logger().info("issuer listens", port=issuer.port)
     _serve_until_signal(server, settings.endpoint)
+    copies.stop()
     issuer.stop(STOP_SECONDS)
 
 

@@ -24,6 +24,7 @@
 | `--issuer-token` | `THREEFS_ISSUER_TOKEN` | | yes | | `/etc/threefs/issuer/token` |
 | `--topology` | `THREEFS_TOPOLOGY` | yes | yes | | none; KEY=VALUE of nodes with volumes |
 | `--driver-name` | `THREEFS_CSI_DRIVER` | yes | yes | | `3fs.csi.fireflyer.dev` |
+| `--copy-workers` | `THREEFS_COPY_WORKERS` | yes | | | 4 threads that copy snapshots and volumes |
 | `--log-level` | `THREEFS_LOG_LEVEL` | yes | yes | | info |
 
 `--clusters` is a folder with one folder per cluster, each with a `cluster.json` and the key file
@@ -68,6 +69,8 @@ class DriverSettings:
 class ControllerSettings(DriverSettings):
     """Settings of `threefs-csi controller`."""
 
+    copy_workers: int = 4
+    """Threads that copy snapshots and volumes to new volumes."""
     issuer_listen: str = ""
     issuer_tls: Path = ISSUER
     namespace: str = "fireflyer-system"

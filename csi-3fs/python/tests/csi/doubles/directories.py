@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from threefs.client import FileSystemSpace, Quota, Stat
+from threefs.copier import CopyEntry
 from threefs.errors import (
     DirectoryNotEmpty,
     Exists,
@@ -16,11 +18,15 @@ from threefs.errors import (
     NotADirectory,
     NotFound,
     ThreeFSError,
+    Unavailable,
 )
+from threefs.snapshots import Snapshot
 
 __all__ = ["MemoryDirectories", "MemoryTicket"]
 
 SPACE_BYTES = 1 << 40
+PART_BYTES = 1 << 20
+"""Copied by one call."""
 
 
 @dataclass
@@ -36,6 +42,7 @@ class _Entry:
     size: int = 0
     chunk_bytes: int = 0
     stripe: int = 0
+    target: str | None = None
 
 
 class MemoryDirectories:
@@ -53,6 +60,9 @@ class MemoryDirectories:
         self._lock = threading.RLock()
         self._entries: dict[str, _Entry] = {"/": _Entry(is_directory=True, mode=0o755, inode=1)}
         self._inodes = 1
+        self._snapshots: dict[str, dict[str, Snapshot]] = {}
+        self._shown: dict[str, _Entry] = {}
+        """Entries of snapshots by their paths."""
 
     # Calls of the driver
 
@@ -87,8 +97,57 @@ class MemoryDirectories:
                 if missing_ok:
                     return
                 raise NotFound(f"`{path}` does not exist")
+            if self._snapshots.get(path):
+                raise DirectoryNotEmpty(f"`{path}` has snapshots")
             for name in [name for name in self._entries if name == path or _below(name, path)]:
                 del self._entries[name]
+            for volume in [name for name in self._snapshots if _below(name, path)]:
+                del self._snapshots[volume]
+
+    def rename(self, source: str, destination: str) -> None:
+        """See `Directories`."""
+        with self._begin_call("rename"):
+            self._entry(source)
+            for name in [name for name in self._entries if name == source or _below(name, source)]:
+                self._entries[destination + name.removeprefix(source)] = self._entries.pop(name)
+            if source in self._snapshots:
+                self._snapshots[destination] = self._snapshots.pop(source)
+
+    def remove(self, path: str) -> None:
+        """See `Directories`."""
+        with self._begin_call("remove"):
+            self._entry(path)
+            del self._entries[path]
+
+    def symlink(self, target: str, path: str) -> None:
+        """See `Directories`."""
+        with self._begin_call("symlink"):
+            self._directory(str(PurePosixPath(path).parent))
+            if path in self._entries:
+                raise Exists(f"`{path}` exists")
+            self._add(path, is_directory=False, mode=0o777).target = target
+
+    def readlink(self, path: str) -> str:
+        """See `Directories`."""
+        with self._begin_call("readlink"):
+            target = self._entry(path).target
+            if target is None:
+                raise InvalidArgument(f"`{path}` is not a symbolic link")
+            return target
+
+    def snapshots(self, volume: str) -> MemorySnapshots:
+        """See `Directories`."""
+        return MemorySnapshots(self, volume)
+
+    def copier(self) -> MemoryCopier:
+        """See `Directories`."""
+        return MemoryCopier(self)
+
+    def removexattr(self, path: str, attribute: str) -> None:
+        """See `Directories`."""
+        with self._begin_call("removexattr"):
+            if self._entry(path).attributes.pop(attribute, None) is None:
+                raise NoAttribute(f"`{path}` has no attribute {attribute}")
 
     def rmdir(self, path: str) -> None:
         """See `Directories`."""
@@ -225,7 +284,7 @@ class MemoryDirectories:
             above = self._entries.get(str(parent))
             if above is not None and not above.is_directory:
                 raise NotADirectory(f"`{parent}` is a file")
-        entry = self._entries.get(path)
+        entry = self._entries.get(path) or self._shown.get(path)
         if entry is None:
             raise NotFound(f"`{path}` does not exist", path=path)
         return entry
@@ -264,6 +323,136 @@ class MemoryDirectories:
 
 def _below(name: str, path: str) -> bool:
     return name.startswith(f"{path.rstrip('/')}/")
+
+
+class MemorySnapshots:
+    """The snapshots of one directory."""
+
+    def __init__(self, files: MemoryDirectories, volume: str) -> None:
+        self._files = files
+        self._volume = volume
+
+    def create(self, name: str) -> Snapshot:
+        """See `VolumeSnapshots`."""
+        with self._files._begin_call("create_snapshot"):
+            used = self._files._quota(self._volume_with_quota())
+            of_volume = self._files._snapshots.setdefault(self._volume, {})
+            if name in of_volume:
+                raise Exists(f"`{name}` exists")
+            created = Snapshot(name, time.time_ns(), used.bytes_used, used.inodes_used)
+            of_volume[name] = created
+            prefix = f"{self._volume}/.snapshots/{name}"
+            for path, entry in self._files._entries.items():
+                if _below(path, self._volume):
+                    self._files._inodes += 1
+                    shown = replace(entry, inode=self._files._inodes)
+                    self._files._shown[prefix + path.removeprefix(self._volume)] = shown
+            return created
+
+    def remove(self, name: str) -> None:
+        """See `VolumeSnapshots`."""
+        with self._files._begin_call("remove_snapshot"):
+            of_volume = self._files._snapshots.get(self._volume_with_quota(), {})
+            if of_volume.pop(name, None) is None:
+                raise NotFound(f"snapshot `{name}` does not exist")
+            shown = self._files._shown
+            for path in [
+                path for path in shown if _below(path, f"{self._volume}/.snapshots/{name}")
+            ]:
+                del shown[path]
+
+    def all(self) -> list[Snapshot]:
+        """See `VolumeSnapshots`."""
+        with self._files._begin_call("snapshots"):
+            return list(self._files._snapshots.get(self._volume_with_quota(), {}).values())
+
+    def _volume_with_quota(self) -> str:
+        if self._files._directory(self._volume).limits is None:
+            raise InvalidArgument(f"`{self._volume}` has no quota")
+        return self._volume
+
+
+class MemoryCopier:
+    """Copies trees of `MemoryDirectories`; a lease that has ended refuses changes."""
+
+    def __init__(self, files: MemoryDirectories) -> None:
+        self._files = files
+        self._held = True
+
+    def hold_for(self, seconds: float) -> None:
+        """See `Copier`."""
+        del seconds
+
+    def revoke(self) -> None:
+        """See `Copier`."""
+        self._held = False
+
+    def page(self, directory: int, after: str, limit: int) -> tuple[list[CopyEntry], bool]:
+        """See `Copier`."""
+        with self._files._begin_call("page"):
+            above = PurePosixPath(self._path(directory))
+            below = [
+                (PurePosixPath(path).name, entry)
+                for path, entry in [*self._files._entries.items(), *self._files._shown.items()]
+                if PurePosixPath(path).parent == above and path != "/"
+            ]
+            later = sorted((name, entry) for name, entry in below if name > after)
+            entries = [_copy_entry(name, entry) for name, entry in later[:limit]]
+            return entries, len(later) > limit
+
+    def open_directory(self, parent: int, name: str) -> int:
+        """See `Copier`."""
+        with self._changing("open_directory"):
+            path = f"{self._path(parent)}/{name}"
+            return self._files.make_directory(path, 0o700, exist_ok=True).inode
+
+    def copy(self, source: int, directory: int, name: str, offset: int) -> tuple[int, int | None]:
+        """See `Copier`; one call copies at most `PART_BYTES`."""
+        with self._changing("copy"):
+            entry = self._files._entry(self._path(source))
+            path = f"{self._path(directory)}/{name}"
+            if path not in self._files._entries:
+                self._files._add(path, is_directory=False, mode=0o600)
+            copied = self._files._entries[path]
+            copied.size = min(entry.size, max(offset, copied.size) + PART_BYTES)
+            if copied.size < entry.size:
+                return copied.inode, copied.size
+            copied.target = entry.target
+            self.copy_attributes(source, copied.inode)
+            return copied.inode, None
+
+    def link(self, file: int, directory: int, name: str) -> None:
+        """See `Copier`."""
+        raise NotImplementedError
+
+    def copy_attributes(self, source: int, destination: int) -> None:
+        """See `Copier`."""
+        with self._changing("copy_attributes"):
+            entry, copied = (
+                self._files._entry(self._path(inode)) for inode in (source, destination)
+            )
+            copied.mode, copied.owner = entry.mode, entry.owner
+            copied.attributes = {
+                name: value
+                for name, value in entry.attributes.items()
+                if not name.startswith("user.threefs.")
+            }
+
+    def _changing(self, call: str) -> threading.RLock:
+        if not self._held:
+            raise Unavailable("the lease has ended")
+        return self._files._begin_call(call)
+
+    def _path(self, inode: int) -> str:
+        for path, entry in [*self._files._shown.items(), *self._files._entries.items()]:
+            if entry.inode == inode:
+                return path
+        raise NotFound(f"inode {inode} does not exist")
+
+
+def _copy_entry(name: str, entry: _Entry) -> CopyEntry:
+    kind = "directory" if entry.is_directory else "file" if entry.target is None else "symlink"
+    return CopyEntry(name, kind, entry.inode, entry.size, entry.mode, *entry.owner, 1, 0, 0)
 
 
 class MemoryTicket:

@@ -1,4 +1,4 @@
-"""CSI controller service: creates, removes, lists and expands volumes. It mounts nothing."""
+"""CSI controller service: volumes, their snapshots and clones. It mounts nothing."""
 
 # ruff: noqa: ARG002, N802 -- methods and their arguments are the specification's.
 
@@ -10,12 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.wrappers_pb2 import Int64Value
 
+from threefs.csi.copies.volume_copy import (
+    CopyRequest,
+    complete_published,
+    remove_unfinished_copy,
+)
 from threefs.csi.errors import FailedPrecondition, InvalidArgument, Missing, OutOfRange
 from threefs.csi.proto import csi_pb2 as csi
 from threefs.csi.proto import csi_pb2_grpc
 from threefs.csi.services.requests import check_fits, first_unsupported, page_of, size_of
+from threefs.csi.services.snapshot_calls import (
+    SnapshotCalls,
+    check_source,
+    content_source,
+    requested_source,
+    tenant_of,
+)
 from threefs.csi.services.volume_locks import VolumeLocks
 from threefs.csi.volumes.parameters import Parameters, parse_mutable
+from threefs.csi.volumes.removal import remove_volume
 from threefs.csi.volumes.topology import Topology
 from threefs.csi.volumes.volume_id import VolumeId, check_name
 from threefs.csi.volumes.volumes import Volumes
@@ -23,6 +36,7 @@ from threefs.csi.volumes.volumes import Volumes
 if TYPE_CHECKING:
     import grpc
 
+    from threefs.csi.copies.copies import Copies
     from threefs.csi.metrics import Metrics
     from threefs.csi.volumes.clusters import Clusters
     from threefs.csi.volumes.volumes import Volume
@@ -39,6 +53,10 @@ CAPABILITIES = (
     Rpc.VOLUME_CONDITION,
     Rpc.SINGLE_NODE_MULTI_WRITER,
     Rpc.MODIFY_VOLUME,
+    Rpc.CREATE_DELETE_SNAPSHOT,
+    Rpc.LIST_SNAPSHOTS,
+    Rpc.GET_SNAPSHOT,
+    Rpc.CLONE_VOLUME,
 )
 
 
@@ -50,13 +68,16 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
         clusters: Clusters,
         default_size_bytes: int,
         metrics: Metrics,
+        copies: Copies,
         topology: Topology | None = None,
     ) -> None:
         self._clusters = clusters
+        self._copies = copies
         self._topology = topology or Topology()
         self._metrics = metrics
         self._default_size_bytes = default_size_bytes
         self._locks = VolumeLocks()
+        self._snapshots = SnapshotCalls(clusters, self._locks)
 
     def ControllerGetCapabilities(
         self, request: csi.ControllerGetCapabilitiesRequest, context: grpc.ServicerContext
@@ -76,10 +97,6 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             raise InvalidArgument("volume_capabilities are missing; specify how it will be mounted")
         if reason := first_unsupported(request.volume_capabilities):
             raise InvalidArgument(f"volume_capabilities: {reason}")
-        if request.HasField("volume_content_source"):
-            raise InvalidArgument(
-                "volume_content_source: this driver only creates empty volumes; omit dataSource"
-            )
         self._topology.check(request.accessibility_requirements)
         parameters = Parameters.parse(request.parameters)
         limits = parse_mutable(request.mutable_parameters)
@@ -88,16 +105,54 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             inodes=limits.get("inodes", parameters.inodes),
             trash=limits.get("trash", parameters.trash),
         )
-        size_bytes = size_of(request.capacity_range, self._default_size_bytes)
         volume_id = VolumeId.make(parameters.cluster, parameters.path, name)
         with self._locks.hold(str(volume_id), "CreateVolume"):
             volumes = self._volumes(parameters.cluster)
             volume = volumes.find(volume_id)
             if volume is None:
-                volume = volumes.create(volume_id, name, size_bytes, parameters)
+                volume = self._create(volumes, volume_id, request, parameters)
             else:
                 check_fits(volume, request.capacity_range, parameters)
+                check_source(volume, requested_source(request.volume_content_source))
+                complete_published(volumes, volume)
         return csi.CreateVolumeResponse(volume=self._described(volume))
+
+    def _create(
+        self,
+        volumes: Volumes,
+        volume_id: VolumeId,
+        request: csi.CreateVolumeRequest,
+        parameters: Parameters,
+    ) -> Volume:
+        if not request.HasField("volume_content_source"):
+            size_bytes = size_of(request.capacity_range, self._default_size_bytes)
+            return volumes.create(volume_id, request.name, size_bytes, parameters)
+        copy = self._copies.unfinished(volumes, volume_id, parameters)
+        if copy is None:
+            copy = self._new_copy(volume_id, request, parameters)
+        else:
+            # A retry: the source may be removed, or larger than at the start.
+            check_fits(copy.result(), request.capacity_range, parameters)
+            check_source(copy.result(), requested_source(request.volume_content_source))
+        self._copies.run(copy, tenant_of(request.parameters, volume_id))
+        return volumes.get(volume_id)
+
+    def _new_copy(
+        self, volume_id: VolumeId, request: csi.CreateVolumeRequest, parameters: Parameters
+    ) -> CopyRequest:
+        source = self._snapshots.source_of(request.volume_content_source, parameters.cluster)
+        default_bytes = max(self._default_size_bytes, source.default_bytes, source.size_bytes)
+        size_bytes = size_of(request.capacity_range, default_bytes)
+        source.check_size(size_bytes)
+        return CopyRequest(
+            volume=volume_id,
+            name=request.name,
+            size_bytes=size_bytes,
+            parameters=parameters,
+            source=source.source,
+            source_volume=source.volume,
+            snapshot=source.snapshot,
+        )
 
     def DeleteVolume(
         self, request: csi.DeleteVolumeRequest, context: grpc.ServicerContext
@@ -113,7 +168,9 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
                 raise FailedPrecondition(
                     f"`{volume_id}` is a pod's inline volume and is removed with it; delete the pod"
                 )
-            volumes.remove(volume_id)
+            self._copies.cancel(volume_id)
+            remove_unfinished_copy(volumes, volume_id)
+            remove_volume(volumes, volume_id)
         return csi.DeleteVolumeResponse()
 
     def ValidateVolumeCapabilities(
@@ -149,7 +206,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             (volume for name in self._clusters.names() for volume in self._volumes(name).ids()),
             key=str,
         )
-        page, next_token = page_of(ids, request.starting_token, request.max_entries)
+        page, next_token = page_of(ids, request.starting_token, request.max_entries, VolumeId)
         entries = []
         down: dict[str, int] = {}
         for volume_id in page:
@@ -230,6 +287,30 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
         )
         return csi.ControllerGetVolumeResponse(volume=self._described(volume), status=status)
 
+    def CreateSnapshot(
+        self, request: csi.CreateSnapshotRequest, context: grpc.ServicerContext
+    ) -> csi.CreateSnapshotResponse:
+        """Create a snapshot of a volume, whatever its size; idempotent."""
+        return self._snapshots.create(request)
+
+    def DeleteSnapshot(
+        self, request: csi.DeleteSnapshotRequest, context: grpc.ServicerContext
+    ) -> csi.DeleteSnapshotResponse:
+        """Remove a snapshot; idempotent."""
+        return self._snapshots.delete(request)
+
+    def GetSnapshot(
+        self, request: csi.GetSnapshotRequest, context: grpc.ServicerContext
+    ) -> csi.GetSnapshotResponse:
+        """Return a snapshot."""
+        return self._snapshots.get(request)
+
+    def ListSnapshots(
+        self, request: csi.ListSnapshotsRequest, context: grpc.ServicerContext
+    ) -> csi.ListSnapshotsResponse:
+        """Return one page of all snapshots, of those of a volume, or of one."""
+        return self._snapshots.page(request)
+
     def _chains_down(self, cluster: str) -> int:
         status: dict[str, Any] = json.loads(self._clusters.of(cluster).status())["cluster"]
         return int(status.get("chains_down", 0))
@@ -255,6 +336,7 @@ class ControllerServer(csi_pb2_grpc.ControllerServicer):
             volume_id=str(volume.id),
             capacity_bytes=volume.capacity_bytes,
             accessible_topology=self._topology.accessible(),
+            content_source=content_source(volume.source),
         )
 
     def _volumes(self, cluster: str) -> Volumes:

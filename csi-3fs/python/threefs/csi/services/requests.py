@@ -6,11 +6,10 @@ import base64
 import binascii
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from threefs.csi.errors import AlreadyExists, InvalidArgument, OutOfRange, StaleToken
 from threefs.csi.proto import csi_pb2 as csi
-from threefs.csi.volumes.volume_id import VolumeId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,29 +156,40 @@ def check_path(name: str, path: str) -> str:
     return str(PurePosixPath(path))
 
 
-def token_of(last: VolumeId) -> str:
-    """Return the token of the page after a volume."""
+class Id(Protocol):
+    """An id with its text; ids are listed in the order of it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse an id and check its parts."""
+
+
+ListedId = TypeVar("ListedId", bound=Id)
+
+
+def token_of(last: Id) -> str:
+    """Return the token of the page after an id."""
     return base64.urlsafe_b64encode(str(last).encode()).decode()
 
 
 def page_of(
-    ids: Sequence[VolumeId], starting_token: str, entries_max: int
-) -> tuple[list[VolumeId], str]:
+    ids: Sequence[ListedId], starting_token: str, entries_max: int, kind: type[ListedId]
+) -> tuple[list[ListedId], str]:
     """Return one page of sorted ids, and the token of the next page; empty at the end."""
     if entries_max < 0:
         raise InvalidArgument(f"max_entries is {entries_max}; it must not be negative")
-    after = _token(starting_token)
-    remaining = [volume for volume in ids if str(volume) > after]
+    after = _token(starting_token, kind)
+    remaining = [each for each in ids if str(each) > after]
     count = min(entries_max or PAGE_ENTRIES_MAX, PAGE_ENTRIES_MAX)
     page = remaining[:count]
     return page, token_of(page[-1]) if page and len(remaining) > count else ""
 
 
-def _token(text: str) -> str:
+def _token(text: str, kind: type[Id]) -> str:
     if not text:
         return ""
     try:
-        return str(VolumeId.parse(base64.b64decode(text, altchars=b"-_", validate=True).decode()))
+        return str(kind.parse(base64.b64decode(text, altchars=b"-_", validate=True).decode()))
     except (binascii.Error, UnicodeDecodeError, ValueError, InvalidArgument) as error:
         raise StaleToken(
             f"starting_token {text[:40]!r} was not issued by this driver; restart the listing"

@@ -15,8 +15,48 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from threefs.client import FileSystemSpace, Quota, Stat
+    from threefs.copier import CopyEntry
+    from threefs.snapshots import Snapshot
 
-__all__ = ["Clusters", "Directories", "Rooted"]
+__all__ = ["Clusters", "Copier", "Directories", "Rooted", "VolumeSnapshots"]
+
+
+class VolumeSnapshots(Protocol):
+    """The snapshots of one volume, see `threefs.snapshots`."""
+
+    def create(self, name: str) -> Snapshot:
+        """Create a snapshot."""
+
+    def remove(self, name: str) -> None:
+        """Remove a snapshot."""
+
+    def all(self) -> list[Snapshot]:
+        """Return all snapshots, oldest first."""
+
+
+class Copier(Protocol):
+    """Copies of trees by inode, see `threefs.copier`."""
+
+    def hold_for(self, seconds: float) -> None:
+        """Extend the lease that changes of this copier require."""
+
+    def revoke(self) -> None:
+        """End the lease for good."""
+
+    def page(self, directory: int, after: str, limit: int) -> tuple[list[CopyEntry], bool]:
+        """Return entries of a directory behind a name, and whether there are more."""
+
+    def open_directory(self, parent: int, name: str) -> int:
+        """Make a directory unless it exists."""
+
+    def copy(self, source: int, directory: int, name: str, offset: int) -> tuple[int, int | None]:
+        """Copy a file from an offset on; return its inode and where to continue."""
+
+    def link(self, file: int, directory: int, name: str) -> None:
+        """Give a file another name."""
+
+    def copy_attributes(self, source: int, destination: int) -> None:
+        """Copy owner, mode, times and extended attributes."""
 
 
 class Directories(Protocol):
@@ -38,6 +78,24 @@ class Directories(Protocol):
 
     def rmdir(self, path: str) -> None:
         """Remove a directory that is empty."""
+
+    def rename(self, source: str, destination: str) -> None:
+        """Give a path another name."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a symbolic link."""
+
+    def symlink(self, target: str, path: str) -> None:
+        """Make `path` a symbolic link to `target`; it must not exist."""
+
+    def readlink(self, path: str) -> str:
+        """Return the target of a symbolic link."""
+
+    def snapshots(self, volume: str) -> VolumeSnapshots:
+        """Return the snapshots of a directory with a quota."""
+
+    def copier(self) -> Copier:
+        """Return operations to copy trees, under a separate lease."""
 
     def stat(self, path: str) -> Stat:
         """Return kind, inode, size and mode of a path."""
@@ -70,6 +128,9 @@ class Directories(Protocol):
 
     def getxattr(self, path: str, attribute: str) -> bytes:
         """Read an extended attribute."""
+
+    def removexattr(self, path: str, attribute: str) -> None:
+        """Remove an extended attribute."""
 
     def claim(
         self, path: str, holder: str, stood_still: tuple[str, int] | None = None

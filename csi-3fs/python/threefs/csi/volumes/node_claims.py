@@ -46,9 +46,15 @@ class ClaimStore(Protocol):
 class NodeClaims:
     """The claims of one node; thread-safe."""
 
-    def __init__(self, node_id: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._node_id = node_id
+    def __init__(
+        self,
+        node_id: str,
+        clock: Callable[[], float] = time.monotonic,
+        watch_seconds: float = WATCH_SECONDS,
+    ) -> None:
+        self.node_id = node_id
         self._clock = clock
+        self._watch_seconds = watch_seconds
         self._observed: dict[str, tuple[tuple[str, int], float]] = {}
         self._expiring: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -57,17 +63,17 @@ class NodeClaims:
         """Claim a volume for this node; an error names the node that has it."""
         name = str(volume)
         stood_still = self._stood_still(name, self._clock())
-        claim = files.claim(volume.path, self._node_id, stood_still)
+        claim = files.claim(volume.path, self.node_id, stood_still)
         # Observed now at the latest: it may have been renewed before the reply.
         now = self._clock()
         with self._lock:
-            if claim[0] == self._node_id:
+            if claim[0] == self.node_id:
                 self._observed.pop(name, None)
                 return
             before, since = self._observed.get(name, (claim, now))
             since = since if before == claim else now
             self._observed[name] = (claim, since)
-        remaining = max(0.0, WATCH_SECONDS - (now - since))
+        remaining = max(0.0, self._watch_seconds - (now - since))
         raise FailedPrecondition(
             f"volume `{name}` is restricted to one node at a time and node `{claim[0]}` uses it; "
             f"delete its pods there. If that node is dead, its claim expires in {remaining:.0f} s"
@@ -90,7 +96,7 @@ class NodeClaims:
                 return False
             self._expiring.pop(str(volume), None)
         with suppress(ThreeFSError, OSError):
-            files.unclaim(volume.path, self._node_id)
+            files.unclaim(volume.path, self.node_id)
         return True
 
     def holder(self, volume: VolumeId, files: ClaimStore) -> str:
@@ -103,4 +109,8 @@ class NodeClaims:
     def _stood_still(self, name: str, now: float) -> tuple[str, int] | None:
         with self._lock:
             observed = self._observed.get(name)
-        return observed[0] if observed is not None and now - observed[1] >= WATCH_SECONDS else None
+        return (
+            observed[0]
+            if observed is not None and now - observed[1] >= self._watch_seconds
+            else None
+        )

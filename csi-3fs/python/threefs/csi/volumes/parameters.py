@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from threefs.csi.errors import InvalidArgument
 from threefs.csi.volumes.volume_id import check_claims_parent, check_cluster
@@ -119,15 +119,26 @@ class Parameters:
 
     def as_record(self) -> dict[str, str | int]:
         """Return the part that is stored in the volume's record."""
-        return {
-            "uid": self.uid,
-            "gid": self.gid,
-            "mode": self.mode,
-            "chunkSize": self.chunk_bytes,
-            "stripe": self.stripe,
-            "inodes": self.inodes,
-            "trash": self.trash,
+        return {name: getattr(self, field) for name, field in RECORDED.items()}
+
+    def with_record(self, record: Mapping[str, Any]) -> Parameters:
+        """Return these parameters with the stored part of others."""
+        fields: dict[str, Any] = {
+            RECORDED[name]: int(value) for name, value in record.items() if name in RECORDED
         }
+        return replace(self, **fields)
+
+
+RECORDED = {
+    "uid": "uid",
+    "gid": "gid",
+    "mode": "mode",
+    "chunkSize": "chunk_bytes",
+    "stripe": "stripe",
+    "inodes": "inodes",
+    "trash": "trash",
+}
+"""Fields of `Parameters` by their names in records."""
 
 
 def parse_mutable(mutable_parameters: Mapping[str, str]) -> dict[str, int]:

@@ -8,6 +8,10 @@
 The record is outside the mounted directory, so that pods cannot write it. It is written last: a
 directory without one is an unfinished creation, which the next attempt completes. 3FS itself stores
 where volumes are: `/.csi/parents` has one directory for each parent.
+
+A volume that is removed while it has snapshots loses its record and its data, and gets the
+attribute `user.threefs.deleted`: it does not exist any more. Its directory is removed with its last
+snapshot.
 """
 
 from __future__ import annotations
@@ -15,14 +19,14 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote
 
 from threefs.csi.errors import AlreadyExists, InvalidArgument, Missing, Unreadable
 from threefs.csi.logs import logger
 from threefs.csi.volumes.parameters import inodes_max
 from threefs.csi.volumes.volume_id import VolumeId, check_claims_parent
-from threefs.errors import DirectoryNotEmpty, NoAttribute, NotADirectory, NotFound
+from threefs.errors import NoAttribute, NotADirectory, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +36,37 @@ if TYPE_CHECKING:
     from threefs.csi.volumes.clusters import Directories
     from threefs.csi.volumes.parameters import Parameters
 
-__all__ = ["DATA", "Volume", "Volumes"]
+__all__ = ["COPY", "DATA", "DELETED", "RECORD", "ContentSource", "Volume", "Volumes"]
 
 RECORD = "user.threefs.volume"
+DELETED = "user.threefs.deleted"
+COPY = "user.threefs.copy"
+"""State of a volume whose contents are being copied, see `threefs.csi.copies`."""
 DATA = "data"
 PARENTS = "/.csi/parents"
 RECORD_BYTES_MAX = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ContentSource:
+    """Where the contents of a new volume come from."""
+
+    kind: Literal["snapshot", "volume"]
+    id: str
+
+    def as_record(self) -> dict[str, str]:
+        """Return the part that is stored in the volume's record."""
+        return {self.kind: self.id}
+
+    @classmethod
+    def of_record(cls, record: object) -> ContentSource | None:
+        """Read the part of a record; None if the volume was created empty."""
+        if isinstance(record, dict):
+            if "snapshot" in record:
+                return cls("snapshot", str(record["snapshot"]))
+            if "volume" in record:
+                return cls("volume", str(record["volume"]))
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +77,20 @@ class Volume:
     name: str
     capacity_bytes: int
     parameters: dict[str, Any]
+    source: ContentSource | None = None
+    """The snapshot or volume whose contents it was created with."""
 
     def record(self) -> bytes:
         """Return the stored record."""
-        return json.dumps(
-            {
-                "version": 1,
-                "name": self.name,
-                "capacity_bytes": self.capacity_bytes,
-                "parameters": self.parameters,
-            }
-        ).encode()
+        record: dict[str, Any] = {
+            "version": 1,
+            "name": self.name,
+            "capacity_bytes": self.capacity_bytes,
+            "parameters": self.parameters,
+        }
+        if self.source is not None:
+            record["source"] = self.source.as_record()
+        return json.dumps(record).encode()
 
 
 class Volumes:
@@ -77,31 +109,54 @@ class Volumes:
     ) -> Volume:
         """Create a volume that does not exist, or complete an unfinished creation."""
         files, path = self.files, volume.path
-        self._make_parent(volume)
-        try:
-            files.make_directory(path, 0o711, exist_ok=True)
-            entries = [entry for entry in files.listdir(path) if entry != DATA]
-            if DATA in files.listdir(path):
-                entries += files.listdir(f"{path}/{DATA}")
-        except NotADirectory as error:
-            raise AlreadyExists(f"`{path}` in 3FS is a file, not a volume; move it away") from error
-        if entries:
+        self.make_directory(volume)
+        if self.attribute(volume, COPY) is not None:
             raise AlreadyExists(
-                f"`{path}` in 3FS has files and is not a volume of this driver; move it away, or "
-                f"use "
-                "another `path` in the class"
+                f"volume `{name}` is being created with the contents of a snapshot or volume; "
+                "request the same source, or use another name"
             )
         inodes = inodes_max(size_bytes, parameters.inodes)
         files.set_quota(path, bytes_max=size_bytes, inodes_max=inodes)
         if parameters.trash:
             files.keep_removed(path, parameters.trash)
-        self._make_data(volume, parameters)
+        self.make_data(volume, parameters)
         files.chmod(f"{path}/{DATA}", parameters.mode)
         if parameters.uid or parameters.gid:
             files.chown(f"{path}/{DATA}", parameters.uid, parameters.gid)
         created = Volume(volume, name, size_bytes, dict(parameters.as_record()))
         files.setxattr(path, RECORD, created.record())
         return created
+
+    def make_directory(self, volume: VolumeId) -> None:
+        """Make the directory of a new volume, unless an unfinished creation has left it."""
+        files, path = self.files, volume.path
+        self._make_parent(volume)
+        try:
+            files.make_directory(path, 0o711, exist_ok=True)
+            names = files.listdir(path)
+            if self.attribute(volume, COPY) is not None:
+                return
+            entries = [name for name in names if name != DATA]
+            if DATA in names:
+                entries += files.listdir(f"{path}/{DATA}")
+        except NotADirectory as error:
+            raise AlreadyExists(f"`{path}` in 3FS is a file, not a volume; move it away") from error
+        if self.attribute(volume, DELETED) is not None:
+            raise AlreadyExists(
+                f"volume `{volume}` was deleted and its snapshots remain; delete them, or use "
+                "another name"
+            )
+        if entries:
+            raise AlreadyExists(
+                f"`{path}` in 3FS has files and is not a volume of this driver; move it away, or "
+                "use another `path` in the class"
+            )
+
+    def attribute(self, volume: VolumeId, name: str) -> bytes | None:
+        """Return an attribute of the volume's directory, or None."""
+        with suppress(NotFound, NotADirectory, NoAttribute):
+            return self.files.getxattr(volume.path, name)
+        return None
 
     def find(self, volume: VolumeId) -> Volume | None:
         """Return the volume, or None if it does not exist."""
@@ -137,7 +192,7 @@ class Volumes:
             # A volume created by an earlier release may have a higher limit.
             inodes = max(inodes, quota.inodes_max)
         self.files.set_quota(volume.id.path, bytes_max=size_bytes, inodes_max=inodes)
-        resized = Volume(volume.id, volume.name, size_bytes, volume.parameters)
+        resized = replace(volume, capacity_bytes=size_bytes)
         self.files.setxattr(volume.id.path, RECORD, resized.record())
         return resized
 
@@ -157,20 +212,6 @@ class Volumes:
         self.files.setxattr(path, RECORD, modified.record())
         return modified
 
-    def remove(self, volume: VolumeId) -> None:
-        """Remove a volume, or the rest of an unfinished creation."""
-        if self.find(volume) is not None:
-            self.files.remove_tree(volume.path, missing_ok=True)
-            return
-        # A directory without a record is removed only if it is as empty as `create` leaves it, with
-        # its quota. Foreign files stay.
-        if volume.parent not in self._parents():
-            return
-        with suppress(NotFound, NotADirectory, DirectoryNotEmpty):
-            if self.files.listdir(volume.path) == [DATA]:
-                self.files.rmdir(f"{volume.path}/{DATA}")
-            self.files.rmdir(volume.path)
-
     def usage(self, volume: VolumeId) -> Quota | None:
         """Return limits and usage."""
         with suppress(NotFound):
@@ -180,7 +221,7 @@ class Volumes:
     def ids(self) -> Iterator[VolumeId]:
         """Return all volumes of claims, in the order of their ids."""
         ids: list[VolumeId] = []
-        for parent in self._parents():
+        for parent in self.parents():
             ids += self.ids_in(parent)
         yield from sorted(ids, key=str)
 
@@ -193,7 +234,7 @@ class Volumes:
                     ids.append(VolumeId.parse(str(VolumeId(self.cluster, parent, name))))
         return ids
 
-    def _make_data(self, volume: VolumeId, parameters: Parameters) -> None:
+    def make_data(self, volume: VolumeId, parameters: Parameters) -> None:
         """Make the mounted directory, whose layout cannot be changed later."""
         files, path = self.files, f"{volume.path}/{DATA}"
 
@@ -214,7 +255,8 @@ class Volumes:
             files.rmdir(path)
             make()
 
-    def _parents(self) -> list[str]:
+    def parents(self) -> list[str]:
+        """Return the directories that have volumes in them."""
         parents = []
         with suppress(NotFound):
             for name in self.files.listdir(PARENTS):
@@ -249,7 +291,11 @@ def _parsed(volume: VolumeId, record: bytes) -> Volume:
     try:
         data = json.loads(record[:RECORD_BYTES_MAX])
         return Volume(
-            volume, str(data["name"]), int(data["capacity_bytes"]), dict(data["parameters"])
+            volume,
+            str(data["name"]),
+            int(data["capacity_bytes"]),
+            dict(data["parameters"]),
+            ContentSource.of_record(data.get("source")),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(
