@@ -109,6 +109,9 @@ ALL = {
     "threefs.etcd.user": "threefs",
     "threefs.etcd.passwordSecret": "etcd-user",
     "threefs.backup.enabled": True,
+    # A class needs definitions that are not the chart's.
+    "csi.snapshots.enabled": True,
+    "csi.snapshots.snapshotClass.create": False,
 }
 """Values that switch on what is off by default."""
 

@@ -36,6 +36,7 @@ labels:
 {{- if .nodeAgent.enabled }}{{ $used = append $used "nodeAgent" }}{{ end }}
 {{- if or .threefs.enabled .csi.enabled }}{{ $used = append $used "storage" }}{{ end }}
 {{- if .csi.enabled }}{{ $used = concat $used (list "csiProvisioner" "csiResizer" "csiNodeDriverRegistrar" "csiLivenessProbe") }}{{ end }}
+{{- if and .csi.enabled .csi.snapshots.enabled }}{{ $used = append $used "csiSnapshotter" }}{{ end }}
 {{- end }}
 {{- $missing := list }}
 {{- range $used }}
