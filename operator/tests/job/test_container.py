@@ -463,6 +463,13 @@ def test_a_repeated_installation_and_one_without_permission(
     assert "usage: flyer-install DIR" in capsys.readouterr().err
 
 
+def test_hfreduce_and_haiscale_are_installed_from_their_shared_wheel(tmp_path: Path) -> None:
+    pytest.importorskip("hfreduce", exc_type=ImportError)
+    assert install(tmp_path) == ["flyer.job", "hfreduce", "haiscale"]
+    assert (tmp_path / "lib" / "haiscale" / "py.typed").is_file()
+    assert not (tmp_path / "lib" / "haiscale" / "tests").exists()
+
+
 def test_a_reserved_port_can_be_bound_with_so_reuseaddr() -> None:
     from flyer.job.rendezvous_port import reserve_port
 

@@ -3,6 +3,7 @@
     DIR/bin/flyer-launch    runs with any python3 of the image; reports one that is too old
     DIR/lib/flyer/          only `flyer.job`
     DIR/lib/hfreduce/       the collectives, if this image contains them
+    DIR/lib/haiscale/       the training layers over them, likewise
 
 Each part is renamed into place, so that an interrupted run leaves no partial copy.
 """
@@ -47,7 +48,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 library = os.path.join(os.path.dirname(here), "lib")
 if sys.path and os.path.abspath(sys.path[0]) == here:
     del sys.path[0]
-# Ranks import flyer.job and hfreduce, too; the user's entries of the path come first.
+# Ranks import flyer.job, hfreduce and haiscale, too; the user's entries of the path come first.
 paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 if library not in paths:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths + [library])
@@ -67,10 +68,12 @@ def install(folder: Path) -> list[str]:
     _place(Path(__file__).parent, library / "flyer", "job")
     (library / "flyer" / "__init__.py").write_text(_PACKAGE)
     installed = ["flyer.job"]
-    module_spec = importlib.util.find_spec("hfreduce")
-    if module_spec is not None and module_spec.origin is not None:
-        _place(Path(module_spec.origin).parent, library, "hfreduce")
-        installed.append("hfreduce")
+    for name in ("hfreduce", "haiscale"):  # one distribution
+        module_spec = importlib.util.find_spec(name)
+        if module_spec is not None and module_spec.origin is not None:
+            _place(Path(module_spec.origin).parent, library, name)
+            installed.append(name)
+    if "hfreduce" in installed:
         _copy_entry_points("hfreduce", library)
     launch = programs / "flyer-launch"
     launch.write_text(_LAUNCH)
