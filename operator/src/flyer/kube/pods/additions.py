@@ -59,7 +59,7 @@ _SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108  the kernel's own
 
 
 def add_tools(spec: dict[str, Any], trainer: dict[str, Any], settings: PodSettings) -> None:
-    """Add `flyer.job`, `hfreduce` and `haiscale` at /flyer/lib, read-only; an init container fills it."""
+    """Add `flyer.job`, `hfreduce` and `haiscale` at /flyer/lib, filled by an init container."""
     add_named(spec, "volumes", {"name": _TOOLS_VOLUME, "emptyDir": {}})
     add_named(
         spec,
