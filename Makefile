@@ -87,13 +87,16 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.cli.completion
 	$(PYTHON) -m charts.generate
 
-.PHONY: bench bench-collectives bench-storage bench-sched figure7
-bench: bench-collectives bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
+.PHONY: bench bench-collectives bench-training bench-storage bench-sched figure7
+bench: bench-collectives bench-training bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
 bench-collectives: install ## HFReduce, Gloo, Open MPI, MPICH and the machine's limits (ONLY=pair,tcp ROUNDS=5 QUICK=1)
 	@scripts/bootstrap openmpi-bin=mpirun.openmpi libopenmpi-dev=mpicc.openmpi mpich=mpirun.mpich libmpich-dev=mpicc.mpich \
 	    || echo "bench-collectives: continuing without them" >&2
 	cargo build --release --locked --quiet -p hfreduce-c
 	$(PYTHON) -m bench.collectives $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+bench-training: install ## steps of torch's DDP over Gloo and HFReduce, and of haiscale's (ONLY=gpt,wire,backends ROUNDS=5 QUICK=1)
+	@scripts/bootstrap iproute2=ip || echo "bench-training: continuing without namespaces" >&2
+	$(PYTHON) -m bench.training $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json

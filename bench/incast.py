@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.collectives.netns import Namespaces, sh
+from bench.netns import Namespaces, sh
 from bench.report import OUTPUT, ROOT, machine, peak_bytes, say, write_json
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.collectives import failures, machines, peers, rows, speed
+from bench import rows
+from bench.collectives import failures, machines, peers, speed
 from bench.collectives.harness import BenchError, Case, Contender, Harness, RankGroup, run_rounds
 
 LONG = "8 ranks, 64 MiB fp32, registered: x better of all the MPIs that there are"

@@ -29,7 +29,7 @@ from bench.collectives.fault_ranks import (
     Machines,
     Round,
 )
-from bench.collectives.netns import Network
+from bench.netns import Network
 from bench.report import say
 
 GOAL_MS, LOCAL_KILL_GOAL_MS = 1000.0, 100.0

@@ -26,7 +26,7 @@ import hfreduce
 from hfreduce import _native
 from hfreduce._native import Settings
 
-from bench.collectives.netns import Network, sh
+from bench.netns import Network, enter, sh
 
 __all__ = ["LIVENESS_SECONDS", "OPERATION_SECONDS", "RANKS", "Machines", "Round"]
 
@@ -40,7 +40,6 @@ DEADLINE_SECONDS = 60.0
 ELEMENTS = (1, 1 << 10, 1 << 14, 1 << 16)
 """Sizes of the allreduces that all ranks call in turn, fp32."""
 
-CLONE_NEWNET = 0x4000_0000
 PR_SET_PDEATHSIG = 1
 
 
@@ -71,10 +70,7 @@ class Machines:
         """Moves this process to the machine of a rank."""
         if self.network is None:
             return
-        host = self.network.host(self.of(rank))
-        with Path("/run/netns", host).open() as space:
-            if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), f"setns to {host}")
+        enter(self.network.host(self.of(rank)))
 
     def cable(self, machine: int, state: str) -> None:
         """Disconnects a machine from the network, or connects it again."""

@@ -60,15 +60,18 @@ class RankGroup:
 
     def order(self, case: Case, count: int, *, check: bool) -> float | None:
         """The slowest rank's seconds for `count` calls; None if the group has no such case."""
-        text = f"{case.order} {count} {int(check)}\n".encode()
-        for line in self.lines:
-            line.sendall(text)
-        until = time.monotonic() + ORDER_SECONDS
-        words = [self._answer(rank, line, until) for rank, line in enumerate(self.lines)]
+        words = self.ask(f"{case.order} {count} {int(check)}")
         refused = [word for word in words if word[:1] != ["ok"]]
         if any("wrong" in word for word in refused):
             raise BenchError(f"{self.name}: wrong result of {case}")
         return None if refused else max(float(word[1]) for word in words)
+
+    def ask(self, command: str) -> list[list[str]]:
+        """Sends a command to all ranks and returns the words of their answers."""
+        for line in self.lines:
+            line.sendall(f"{command}\n".encode())
+        until = time.monotonic() + ORDER_SECONDS
+        return [self._answer(rank, line, until) for rank, line in enumerate(self.lines)]
 
     def _answer(self, rank: int, line: socket.socket, until: float) -> list[str]:
         text = b""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from hfreduce.testing import Layout
 
 from bench.collectives.harness import BenchError, Case
-from bench.collectives.rows import Row, row
 from bench.collectives.speed import LARGE, MIB, SHORT, SIZES, SMALL, compared, measure
 from bench.collectives.torch_rank import GRADIENT_BUCKETS
+from bench.rows import Row, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.collectives import failures, netns
 from bench.collectives.fault_ranks import LIVENESS_SECONDS, RANKS
-from bench.collectives.rows import Row, absent, row
+from bench.netns import missing
+from bench.rows import Row, absent, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,7 @@ FAULT_ROUNDS, SEED = 12, 1
 def network(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
     """Eight namespaces in two zones with one link between them; Gloo in the same rounds."""
     subject = "8 namespaces at 1 Gb/s"
-    if why := netns.missing():
+    if why := missing():
         return [absent(f"{subject}: of 2S/B", why, 0.9, more=True)], {}
     rows: list[Row] = []
     details = {}

@@ -17,9 +17,9 @@ from hfreduce.testing import Layout
 from bench.collectives.harness import BenchError, Case, Contender, Harness, run_rounds
 from bench.collectives.peers import COMMANDS, PACKAGES, TITLES, launches, quickest
 from bench.collectives.rank_groups import RankGroups
-from bench.collectives.rows import Row, absent, row, times
 from bench.collectives.torch_rank import TRAINING_STEP
 from bench.report import say
+from bench.rows import Row, absent, row, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.collectives.harness import BenchError
-from bench.collectives.rows import Row, row
 from bench.report import ROOT
+from bench.rows import Row, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
