@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS", "Turns"]
 
-TURN_SECONDS: Final = 2.0
+TURN_SECONDS: Final = 4.0
 """Approximate time of one variant in one round."""
 STEPS_MAX: Final = 50
 BATCH_MAX: Final = 256
