@@ -1,4 +1,4 @@
-"""Random 4 KiB reads and writes: in each directory, and through rings.
+"""Random 4 KiB reads and writes: in each directory, through rings, and what the disk allows.
 
 None of them uses the page cache of the reading kernel: the local file is read from the disk, the
 files of 3FS and its peers from the page cache of their services.
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from hf3fs_fuse.io import deregister_fd, make_ioring, make_iovec, register_fd
 
+from bench.storage import rows
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -29,17 +31,34 @@ SECONDS = 4
 THREADS = 16
 IN_FLIGHT = 256
 TIMEOUT = timedelta(seconds=60)
+REPLICAS = 3
+LIMIT_BYTES = 64 << 20
 
 
-def threads(path: Path, *options: str, rw: str, jobs: int) -> float:
-    """Operations per second of threads that each wait for one (fio)."""
+def threads(*paths: Path, options: tuple[str, ...], rw: str, jobs: int) -> float:
+    """Operations per second of threads that each wait for one (fio), on the files in turn."""
+    names = ":".join(map(str, paths))
     command = [
-        *("fio", "--name=bench", f"--filename={path}", f"--rw={rw}", f"--bs={BLOCK_BYTES}"),
+        *("fio", "--name=bench", f"--filename={names}", f"--rw={rw}", f"--bs={BLOCK_BYTES}"),
         *("--ioengine=psync", f"--numjobs={jobs}", "--thread", *options),
+        "--file_service_type=roundrobin",
         *(f"--runtime={SECONDS}", "--time_based", "--group_reporting", "--output-format=json"),
     ]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     return float(json.loads(result.stdout)["jobs"][0][rw.removeprefix("rand")]["iops"])
+
+
+def limit(folder: Path) -> float:
+    """Updates per second of a disk that stores each of them three times, durably, without messages.
+
+    A thread writes and flushes its update in one file after the other, as replicas do in turn.
+    """
+    paths = [folder / f"limit-{replica}" for replica in range(REPLICAS)]
+    for path in paths:
+        if not path.exists():
+            path.write_bytes(os.urandom(LIMIT_BYTES))
+    writes = threads(*paths, options=("--fdatasync=1",), rw="randwrite", jobs=THREADS)
+    return writes / REPLICAS
 
 
 def rings(path: Path, mount: Path) -> float:
@@ -81,10 +100,11 @@ def steps(places: dict[str, Path]) -> dict[str, Callable[[], float]]:
         run = partial(threads, folder / "file")
         for rw, work in (("randread", "reads"), ("randwrite", "writes")):
             label = f"{name}: 4 KiB random {work}/s, {THREADS} threads"
-            result[label] = partial(run, "--direct=1", rw=rw, jobs=THREADS)
+            result[label] = partial(run, options=("--direct=1",), rw=rw, jobs=THREADS)
         for jobs, writers in ((1, "1 thread"), (8, "8 threads")):
             label = f"{name}: 4 KiB O_SYNC writes/s, {writers}"
-            result[label] = partial(run, "--sync=1", rw="randwrite", jobs=jobs)
+            result[label] = partial(run, options=("--sync=1",), rw="randwrite", jobs=jobs)
+    result[rows.LIMIT] = partial(limit, places["local"])
     label = f"rings: 4 KiB random reads/s, {IN_FLIGHT} in flight"
     result[label] = partial(rings, places["mount"] / "file", places["mount"])
     return result

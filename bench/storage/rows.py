@@ -17,6 +17,8 @@ MOUNTS: Final = ("mount", "mount, write-back")
 
 FIO_1, FIO_3, FIO_READ = "fio write, 1 writer", "fio write, 3 writers", "fio read, 1 reader"
 WRITE, CACHED, COLD = "3FS write, 3 replicas", "3FS read, cached", "3FS read, cold"
+RANDOM_WRITES: Final = "4 KiB random writes/s, 16 threads"
+LIMIT: Final = f"disk, 3 flushed writes each, no messages: {RANDOM_WRITES}"
 TCP, IPERF3 = "3FS read over TCP, cached", "iperf3 over loopback"
 
 GOALS_MIN: Final[Mapping[str, float]] = {
@@ -54,6 +56,10 @@ def ratios_of(rounds: Mapping[str, list[float]]) -> dict[str, float]:
         f"{TCP} / iperf3": (TCP, IPERF3),
         f"{CACHED} / iperf3": (CACHED, IPERF3),
         **{f"{name}: read / fio read": (f"{name}: read", FIO_READ) for name in MOUNTS},
+        **{
+            f"{name} / disk: {RANDOM_WRITES}": (f"{name}: {RANDOM_WRITES}", LIMIT)
+            for name in MOUNTS
+        },
     }
     thirds = {"write / (fio 3 writers / 3)": WRITE}
     thirds |= {f"{name}: write / (fio 3 writers / 3)": f"{name}: write" for name in MOUNTS}
