@@ -1,0 +1,245 @@
+"""The optimizer's step of a bucket as soon as its gradients are averaged.
+
+`optimizer.step()` stays the request. A hook before it takes the parameters away from torch's own
+step; afterwards each bucket is stepped by the same optimizer, with its class's `step`, restricted
+to the bucket's parameters and with the hyperparameters of the request. So state, `state_dict` and
+bits are those of one step over everything: the optimizers listed here treat parameters one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
+    from haiscale.ddp.buckets import Bucket
+    from haiscale.ddp.reducer import Reducer
+
+__all__ = ["Steps", "WholeStep"]
+
+INDEPENDENT: Final = frozenset(
+    {
+        optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Adagrad,
+        optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD, optim.Adafactor, optim.Muon,
+    }
+)  # fmt: skip
+"""Classes (not their subclasses) whose update of a parameter depends on that parameter alone."""
+
+OWN_HOOKS: Final = 2
+"""Hooks of one `Steps`. With another wrapper's of the same optimizer there are more."""
+
+_LOG = logging.getLogger("haiscale")
+
+
+class WholeStep(StrEnum):
+    """Why a step is made once, after all gradients are averaged, instead of bucket by bucket."""
+
+    OVERLAP_OFF = "OverlapOff"
+    NOT_INDEPENDENT = "NotIndependent"
+    CLOSURE = "Closure"
+    GRAD_SCALER = "GradScaler"
+    STEP_HOOKS = "StepHooks"
+    GRADIENTS_READ = "GradientsRead"
+
+
+_MEANING: Final = {
+    WholeStep.OVERLAP_OFF: "overlap=False was passed",
+    WholeStep.NOT_INDEPENDENT: "{name} is not known to update parameters independently of each "
+    "other; pass independent=True to overlap() if it does",
+    WholeStep.CLOSURE: "step() was called with a closure, which needs all gradients",
+    WholeStep.GRAD_SCALER: "a GradScaler may skip the step, which needs all gradients",
+    WholeStep.STEP_HOOKS: "{name} has step hooks, which need all parameters",
+    WholeStep.GRADIENTS_READ: "the gradients were read, clipped or unscaled before step(), which "
+    "needs all of them",
+}
+
+
+class Steps:
+    """An optimizer whose steps follow the allreduces of a reducer's buckets."""
+
+    def __init__(
+        self, optimizer: Optimizer, reducer: Reducer, *, overlap: bool, independent: bool, log: bool
+    ) -> None:
+        self.optimizer = optimizer
+        self.whole: WholeStep | None = None
+        """Why the last step was made at once; None if it was split."""
+        self._reducer = reducer
+        self._logs = log
+        self._logged: set[WholeStep] = set()
+        self._held: list[dict[str, Any]] | None = None
+        self._is_running = False
+        if not overlap:
+            self._note(WholeStep.OVERLAP_OFF)
+        elif not independent and type(optimizer) not in INDEPENDENT:
+            self._note(WholeStep.NOT_INDEPENDENT)
+        self.never: WholeStep | None = self.whole
+        """Why no step of this optimizer can be split; None if steps can be."""
+        self.handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+            optimizer.register_state_dict_pre_hook(lambda _: reducer.synchronize()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: reducer.synchronize()),
+        ]
+
+    def parameters(self) -> set[Parameter]:
+        """All that the optimizer has."""
+        return {p for group in self.optimizer.param_groups for p in plain(group["params"])}
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_running:
+            return
+        if self._held is not None:  # another hook raised
+            optimizer.param_groups, self._held = self._held, None
+        reducer = self._reducer
+        reducer.check()
+        why = self._why_whole(args, kwargs)
+        reducer.request_step()
+        self._note(why)
+        if why is None:
+            self._held, optimizer.param_groups = optimizer.param_groups, []
+            return
+        reducer.synchronize()
+        if why is WholeStep.CLOSURE:
+            reducer.defers = False
+
+    def _why_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WholeStep | None:
+        if self.never is not None:
+            return self.never
+        if args[1:] or kwargs.get("closure") is not None:
+            return WholeStep.CLOSURE
+        scaled = (kwargs.get("grad_scaler"), getattr(self.optimizer, "found_inf", None))
+        if any(each is not None for each in scaled):
+            return WholeStep.GRAD_SCALER
+        if _hooks(self.optimizer) != OWN_HOOKS:
+            return WholeStep.STEP_HOOKS
+        return None if self._reducer.has_unread else WholeStep.GRADIENTS_READ
+
+    def _note(self, why: WholeStep | None) -> None:
+        self.whole = why
+        if why is not None and why not in self._logged:
+            self._logged.add(why)
+            if self._logs and why is not WholeStep.OVERLAP_OFF:
+                meaning = _MEANING[why].format(name=type(self.optimizer).__name__)
+                _LOG.warning("optimizer steps wait for all gradients: %s: %s", why.value, meaning)
+
+    def _after(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if self._is_running:
+            return
+        self._reducer.defers = self.never is None
+        if self._held is None:
+            return
+        held, self._held = self._held, None
+        optimizer.param_groups = held
+        terms = [_terms(group) for group in held]
+        group_of = {p: i for i, group in enumerate(held) for p in plain(group["params"])}
+        for bucket in self._reducer.in_flight:
+            self._plan(bucket, group_of, terms)
+        # Of another model, or gradients of the script's own.
+        others = [(group, p, p.grad) for p, group in group_of.items() if p.grad is not None]
+        if others:
+            self._run(terms, others)
+        self._reducer.settle_landed()
+
+    def _plan(
+        self, bucket: Bucket, group_of: dict[Parameter, int], terms: Sequence[dict[str, Any]]
+    ) -> None:
+        """Adds this step of a bucket's parameters to what happens once it has landed."""
+        due: list[tuple[int, int]] = []
+        for place, parameter in enumerate(bucket.parameters):
+            if parameter in group_of and parameter.grad is bucket.in_flight[place]:
+                due.append((group_of.pop(parameter), place))
+                parameter.grad = None
+                bucket.unread = max(0, bucket.unread - 1)
+
+        def step(averages: Sequence[Tensor | None]) -> None:
+            rows = [(group, bucket.parameters[place], averages[place]) for group, place in due]
+            self._run(terms, rows)
+
+        if due:
+            bucket.steps.append(step)
+
+    def _run(
+        self,
+        terms: Sequence[dict[str, Any]],
+        rows: Sequence[tuple[int, Parameter, Tensor | None]],
+    ) -> None:
+        """The optimizer's own step, for some parameters with their gradients."""
+        optimizer, groups = self.optimizer, optimizer_groups(terms, rows)
+        held, optimizer.param_groups = optimizer.param_groups, groups
+        before = [parameter.grad for _, parameter, _ in rows]
+        for _, parameter, gradient in rows:
+            parameter.grad = gradient
+        device = rows[0][1].device.type
+        self._is_running = True
+        try:
+            # It may run inside a forward pass: in its modes the state would get other types.
+            with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+                step: Any = type(optimizer).step
+                step(optimizer)
+        finally:
+            self._is_running = False
+            optimizer.param_groups = held
+            for (_, parameter, _), gradient in zip(rows, before, strict=True):
+                parameter.grad = gradient
+
+
+def optimizer_groups(
+    terms: Sequence[dict[str, Any]], rows: Sequence[tuple[int, Parameter, Tensor | None]]
+) -> list[dict[str, Any]]:
+    """Parameter groups with the given terms and some of their parameters."""
+    chosen: dict[int, list[Parameter]] = {}
+    for group, parameter, _ in rows:
+        chosen.setdefault(group, []).append(parameter)
+    return [{**terms[group], "params": chosen[group]} for group in sorted(chosen)]
+
+
+def _terms(group: dict[str, Any]) -> dict[str, Any]:
+    """Hyperparameters at the time of the request: a scheduler may change them before the step."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _hooks(optimizer: Any) -> int:
+    """Number of hooks around the optimizer's step, those for all optimizers included."""
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    every = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    return sum(map(len, (*own, *every)))
+
+
+class GuardedParameters(list["Parameter"]):
+    """A parameter group's list: reading it while gradients are in flight waits for them.
+
+    GradScaler and scripts that clip or log find gradients through `optimizer.param_groups`.
+    """
+
+    reducer: Reducer | None = None
+
+    def __iter__(self) -> Iterator[Parameter]:
+        """Waits for gradients that no step was requested for."""
+        reducer = self.reducer
+        if reducer is not None and reducer.failure is None and reducer.hides(plain(self)):
+            reducer.synchronize()
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are plain lists."""
+        return list, (list(plain(self)),)
+
+
+def plain(parameters: list[Parameter]) -> Iterator[Parameter]:
+    """Iterates without waiting."""
+    return list.__iter__(parameters)
