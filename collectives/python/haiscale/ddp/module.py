@@ -36,6 +36,11 @@ class DistributedDataParallel(nn.Module):
     is then not readable between `backward()` and `step()` without `synchronize()`, `step()` uses
     the gradients up, and parameters are final once a module that has them is called, or after
     `synchronize()`, `state_dict()` or `parameters()` of the model or its optimizer.
+
+    `overlap=False` makes each step at once, as torch's, for comparison or for atomic steps.
+    `levels` states whether buckets get HFReduce's three priorities (`groups.prioritized`).
+    Arguments of torch's class that have no effect here: `find_unused_parameters` (such parameters
+    are always found), `gradient_as_bucket_view` (gradients always are) and `static_graph`.
     """
 
     def __init__(
@@ -46,6 +51,9 @@ class DistributedDataParallel(nn.Module):
         broadcast_buffers: bool = True,  # noqa: FBT001, FBT002  (torch's)
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float = 4.0,
+        find_unused_parameters: bool = False,  # noqa: ARG002, FBT001, FBT002  (torch's)
+        gradient_as_bucket_view: bool = True,  # noqa: ARG002, FBT001, FBT002  (torch's)
+        static_graph: bool = False,  # noqa: ARG002, FBT001, FBT002  (torch's)
         *,
         optimizer: Optimizer | Sequence[Optimizer] = (),
         overlap: bool = True,

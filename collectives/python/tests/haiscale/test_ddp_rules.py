@@ -1,4 +1,4 @@
-"""haiscale.ddp: which gradients and parameters a script may read when, and which steps wait."""
+"""haiscale.ddp with unused parameters, saved states, checkpoints, several optimizers and groups."""
 
 import copy
 import io
@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from haiscale.ddp import DistributedDataParallel
+import torch.distributed as dist
+from haiscale.ddp import DistributedDataParallel, StepError
 from haiscale.ddp.steps import INDEPENDENT
-from hfreduce.testing import run
+from hfreduce.testing import Layout, run, values
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 import training
-from training import LAYOUT, on_ranks
 
 pytestmark = pytest.mark.torch
+
+LAYOUT = Layout.one_node(2)
+STABLE = {"HFREDUCE_DETERMINISM": "stable"}
+
+
+def on_ranks(function, *arguments, layout=LAYOUT, **options):
+    return values(run(function, layout, *arguments, environment=STABLE, **options))
 
 
 class Branches(nn.Module):
@@ -70,197 +77,6 @@ def test_gradients_after_backward_are_those_of_torch():
     assert ours == on_ranks(averages, "torch")
     assert ours[0] == ours[1]
     assert ours[0].count(None) == 4, "the branch and the layer of no rank"
-
-
-def reads(rank, size, how):
-    """Reads between backward and step, or after step, in the ways of scripts."""
-    torch.manual_seed(0)
-    model = training.Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held = list(model.parameters())
-    ddp = training.wrap("late", model, optimizer)
-    training.loss_of(ddp, training.tokens_of(0, rank)).backward()
-    if how == "a held gradient":
-        return bool(held[0].grad.isnan().all())
-    if how == "writing a held gradient":
-        with pytest.raises(RuntimeError, match="single memory location"):
-            torch.nn.utils.clip_grad_norm_(held, 1.0)
-        ddp.synchronize()
-        return float(torch.nn.utils.clip_grad_norm_(held, 1.0)) > 0
-    if how == "parameters":
-        finite = all(p.grad.isfinite().all() for p in model.parameters())
-        optimizer.step()
-        return finite and ddp.whole_step == "GradientsRead"
-    if how == "param_groups":
-        finite = all(p.grad.isfinite().all() for p in optimizer.param_groups[0]["params"])
-        optimizer.step()
-        return finite and ddp.whole_step == "GradientsRead"
-    before = [p.detach().clone() for p in held]
-    optimizer.step()
-    if how == "held parameters":
-        return all(torch.equal(p, b) for p, b in zip(held, before, strict=True))
-    if how == "gradients after the step":
-        return all(p.grad is None for p in held)
-    if how == "copying in flight":
-        with pytest.raises(RuntimeError, match="synchronize"):
-            copy.deepcopy(model)
-        return True
-    now = {
-        "model.parameters": lambda: list(model.parameters()),
-        "ddp.parameters": lambda: list(ddp.parameters()),
-        "model.state_dict": lambda: [model.state_dict(keep_vars=True)[n] for n in names],
-        "optimizer.state_dict": lambda: optimizer.state_dict() and held,
-        "synchronize": lambda: ddp.synchronize() or held,
-        "evaluation": lambda: model.eval()(training.tokens_of(1, 0)[:, :-1]).sum() and held,
-        "stop": lambda: ddp.reducer.stop() or held,
-    }[how]
-    names = [name for name, _ in nn.Module.named_parameters(model)]
-    return not any(torch.equal(p, b) for p, b in zip(now(), before, strict=True))
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "a held gradient", "writing a held gradient", "parameters", "param_groups",
-        "held parameters", "gradients after the step", "copying in flight", "model.parameters",
-        "ddp.parameters", "model.state_dict", "optimizer.state_dict", "synchronize", "evaluation",
-        "stop",
-    ],
-)  # fmt: skip
-def test_reading(how):
-    assert on_ranks(reads, how) == [True, True]
-
-
-class Late(torch.optim.SGD):
-    """A subclass may do anything."""
-
-
-def whole(rank, size, how):
-    model = training.Net()
-    kind = torch.optim.SGD
-    if how in {"subclass", "independent"}:
-        kind = Late
-    if how == "lbfgs":
-        kind = torch.optim.LBFGS
-    optimizer = kind(model.parameters(), lr=0.01)
-    calls = []
-    if how == "hooks before":
-        optimizer.register_step_pre_hook(lambda *_: calls.append(1))
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05, overlap=how != "off")
-    ddp.overlap(optimizer, independent=how == "independent")
-    if how == "hooks":
-        optimizer.register_step_post_hook(lambda *_: calls.append(1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=how == "scaler")
-    skipped = torch.zeros(())
-    for step in range(3):
-
-        def closure():
-            optimizer.zero_grad()
-            loss = training.loss_of(ddp, training.tokens_of(step, rank))  # noqa: B023
-            loss.backward()
-            return loss
-
-        if how in {"lbfgs", "closure"}:
-            optimizer.step(closure)
-            continue
-        optimizer.zero_grad()
-        loss = training.loss_of(ddp, training.tokens_of(step, rank))
-        if how == "scaler" and step == 1 and rank == 0:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    if how == "scaler":
-        skipped += scaler.get_scale() == 4.0
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert flat.isfinite().all()
-    return ddp.whole_step, training.digest(flat), bool(skipped)
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("plain", None),
-        ("off", "OverlapOff"),
-        ("subclass", "NotIndependent"),
-        ("independent", None),
-        ("lbfgs", "NotIndependent"),
-        ("closure", "Closure"),
-        ("hooks", "StepHooks"),
-        ("hooks before", "StepHooks"),
-        ("scaler", "GradientsRead"),
-    ],
-)
-def test_a_step_that_cannot_be_split_says_why(how, reason):
-    first, second = on_ranks(whole, how)
-    assert first == second, "ranks differ"
-    assert first[0] == reason
-    assert first[2] == (how == "scaler"), "the step after an infinite gradient is skipped"
-
-
-class Reaches(nn.Module):
-    """Reads a layer's weight long before the layer is called."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(64, 64)
-        self.second = nn.Linear(64, 64)
-
-    def forward(self, x):
-        return self.second(self.first(x) @ self.second.weight).sum()
-
-
-def reaches(rank, size, synchronizes):
-    model = Reaches()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ddp = training.wrap("late", model, optimizer, 0.001)
-    for _ in range(3):
-        if synchronizes:
-            ddp.synchronize()
-        ddp(torch.ones(4, 64)).backward()
-        optimizer.step()
-    return True
-
-
-def test_a_parameter_that_is_read_before_its_step_is_an_error():
-    """torch's own check of what backward needs, as `second` steps between read and backward."""
-    for outcome in run(reaches, LAYOUT, False):
-        assert outcome.failure is not None
-        assert "modified by an inplace operation" in outcome.failure.text
-    assert on_ranks(reaches, True) == [True, True]
-
-
-class Hidden(nn.Module):
-    """Its second forward pass reads a bias of a layer that only the first has called."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.second = nn.Linear(8, 8)
-        self.is_first = True
-
-    def forward(self, x):
-        x = self.first(x)
-        if self.is_first:
-            self.is_first = False
-            return self.second(x).sum()
-        return (x + self.second.bias).sum()
-
-
-def hidden(rank, size):
-    model = Hidden()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ddp = training.wrap("late", model, optimizer, 1e-5)
-    for _ in range(2):
-        ddp(torch.ones(4, 8)).backward()
-        optimizer.step()
-
-
-def test_a_gradient_of_a_parameter_before_its_step_is_an_error():
-    for outcome in run(hidden, LAYOUT):
-        assert outcome.failure is not None
-        assert outcome.failure.type == "StepError"
-        assert "before its last step" in outcome.failure.text or "aborted" in outcome.failure.text
 
 
 def state(rank, size, kind, load):
@@ -414,6 +230,87 @@ def autocast(rank, size, kind):
 def test_autocast():
     expected = on_ranks(autocast, "torch")
     assert on_ranks(autocast, "late") == expected
+
+
+def nan(rank, size):
+    model = training.Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ddp = training.wrap("late", model, optimizer)
+    for step in range(2):
+        loss = training.loss_of(ddp, training.tokens_of(step, rank))
+        (loss * float("nan") if rank else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return all(bool(p.isnan().any()) for p in model.parameters())
+
+
+def test_a_nan_of_one_rank_reaches_all():
+    assert on_ranks(nan) == [True, True]
+
+
+def unaligned(rank, size, which):
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    if rank == 1 and which == "shape":
+        model[1] = nn.Linear(8, 9)
+    if rank == 1 and which == "type":
+        model[1].bias.data = model[1].bias.data.double()
+    if rank == 1 and which == "name":
+        model.add_module("2", nn.Linear(2, 2))
+    if rank == 1 and which == "trained":
+        model[0].bias.requires_grad_(False)
+    return DistributedDataParallel(model, bucket_cap_mb=1.0 + (rank == 1 and which == "settings"))
+
+
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [("shape", "1.weight"), ("type", "1.bias"), ("name", "2.weight"), ("trained", "0.bias"),
+     ("settings", "settings")],
+)  # fmt: skip
+def test_a_model_that_differs_is_refused_on_every_rank(which, name):
+    for outcome in run(unaligned, Layout.one_node(3), which):
+        assert outcome.failure is not None
+        assert outcome.failure.type == "ModelMismatchError"
+        assert f"rank 1 differs from that of rank 0, first at {name!r}" in outcome.failure.text
+
+
+def without_gradients(rank, size):
+    with pytest.raises(ValueError, match="no parameter"):
+        DistributedDataParallel(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(ValueError, match="bucket_cap_mb"):
+        DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb=0)
+    with pytest.raises(ValueError, match="one device"):
+        DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])
+    model = nn.Embedding(4, 4, sparse=True)
+    ddp = DistributedDataParallel(model)
+    with pytest.raises(TypeError, match=r"'weight' is torch.sparse_coo: use dense"):
+        ddp(torch.zeros(2, dtype=torch.long)).sum().backward()
+    with pytest.raises(StepError, match="did not complete"):
+        ddp(torch.zeros(2, dtype=torch.long))
+
+
+def test_invalid_arguments():
+    run_ok = run(without_gradients, LAYOUT)
+    assert [outcome.failure for outcome in run_ok] == [None, None]
+
+
+def subgroups(rank, size):
+    """Two groups of two ranks train two models."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    torch.manual_seed(rank)
+    model = training.Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    ddp = DistributedDataParallel(
+        model, process_group=groups[rank % 2], optimizer=optimizer, find_unused_parameters=True
+    )
+    training.loss_of(ddp, training.tokens_of(0, rank)).backward()
+    optimizer.step()
+    return training.digest(list(model.parameters()))
+
+
+def test_ranks_of_a_group_train_together():
+    first = on_ranks(subgroups, layout=Layout.one_node(4))
+    assert first[0] == first[2] != first[1] == first[3]
 
 
 @pytest.mark.parametrize("kind", sorted(INDEPENDENT, key=str))

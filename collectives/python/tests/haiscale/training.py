@@ -6,18 +6,9 @@ import warnings
 
 import torch
 from haiscale.ddp import DistributedDataParallel, groups
-from hfreduce.testing import Layout, run, values
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-
-LAYOUT = Layout.one_node(2)
-STABLE = {"HFREDUCE_DETERMINISM": "stable"}
-
-
-def on_ranks(function, *arguments, layout=LAYOUT, **options):
-    """The values of a function on all ranks, which add in a stable order."""
-    return values(run(function, layout, *arguments, environment=STABLE, **options))
 
 
 class Net(nn.Module):
