@@ -87,6 +87,8 @@ def test_a_copy_continues_after_a_controller_is_killed_at_any_step(
     driver.code(request)
     wait_for(lambda: not driver.copies._pool._jobs)
     driver.files._begin_call = real  # type: ignore[method-assign]
+    if STEPS.index(step) > STEPS.index("create_snapshot"):
+        driver.files.write("/volumes/pvc-1/data/later", 1)
     # Another controller continues, with no knowledge but what is stored.
     other = Copies(driver.clusters, Metrics(), workers=2, watch_seconds=0.0)
     other.start()

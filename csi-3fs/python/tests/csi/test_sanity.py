@@ -35,10 +35,18 @@ def test_csi_sanity_passes(tmp_path: Path) -> None:
         manager.close()
     assert outcome.failed == (), outcome.text
     assert outcome.status == 0, outcome.text
-    assert outcome.passed >= 56, outcome.text
+    assert outcome.passed >= 79, outcome.text
     unexpected = [text for text in outcome.skipped if not text.endswith(("supported", "pending"))]
     assert unexpected == []
-    assert driver.files.paths() == ["/", "/.csi", "/.csi/parents", *REMAINING]
+    assert driver.files.paths() == REMAINING
 
 
-REMAINING = ["/.csi/parents/%2Fvolumes", "/volumes"]
+REMAINING = [
+    "/",
+    "/.csi",
+    "/.csi/copies",
+    "/.csi/parents",
+    "/.csi/parents/%2Fvolumes",
+    "/.csi/snapshots",
+    "/volumes",
+]
