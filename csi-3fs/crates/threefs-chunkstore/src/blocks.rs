@@ -11,8 +11,10 @@ pub(crate) struct Extent {
     pub(crate) blocks: u32,
 }
 
-/// A chunk with more runs than this is rewritten as a whole.
-pub(crate) const RUNS_MAX: usize = 32;
+/// A chunk in this number of runs or more is rewritten as a whole by its next update.
+pub(crate) const RUNS_MAX: usize = 128;
+/// Maximum number of runs of an allocation, as long as the data file can grow instead.
+pub(crate) const ALLOCATED_RUNS_MAX: usize = 32;
 
 /// Start of a run of zeros. Logs of older versions have none.
 const HOLE: u64 = u64::MAX;
@@ -74,15 +76,18 @@ pub(crate) fn slice(extents: &[Extent], from: usize, to: usize) -> Vec<Extent> {
     part
 }
 
-/// The blocks of `current` that are not in `retained`.
+/// The blocks of `current` that are not in `retained`. Neither holds a block twice.
 pub(crate) fn difference(current: &[Extent], retained: &[Extent]) -> Vec<Extent> {
+    let (current, retained) = without_common_ends(current, retained);
     let mut retained: Vec<Extent> =
         retained.iter().copied().filter(|keep| !keep.is_hole()).collect();
     retained.sort();
     let mut difference = Vec::new();
     for extent in current.iter().filter(|extent| !extent.is_hole()) {
         let mut at = extent.start;
-        for keep in retained.iter().filter(|keep| keep.end() > extent.start) {
+        // In the order of their ends, too, because they do not overlap.
+        let first = retained.partition_point(|keep| keep.end() <= extent.start);
+        for keep in &retained[first..] {
             if keep.start >= extent.end() {
                 break;
             }
@@ -99,6 +104,19 @@ pub(crate) fn difference(current: &[Extent], retained: &[Extent]) -> Vec<Extent>
         }
     }
     difference
+}
+
+/// Both without the extents that they have in common at the start and at the end: most of them, for
+/// the contents before and after a small update.
+fn without_common_ends<'a>(
+    current: &'a [Extent],
+    retained: &'a [Extent],
+) -> (&'a [Extent], &'a [Extent]) {
+    let start = current.iter().zip(retained).take_while(|(one, other)| one == other).count();
+    let (current, retained) = (&current[start..], &retained[start..]);
+    let ends = current.iter().rev().zip(retained.iter().rev());
+    let end = ends.take_while(|(one, other)| one == other).count();
+    (&current[..current.len() - end], &retained[..retained.len() - end])
 }
 
 /// Free runs of the data file: by position, to merge neighbors, and by size, for best fit.
@@ -296,5 +314,47 @@ mod tests {
         push_extent(&mut merged, run(7, 1));
         assert_eq!(merged, [Extent::hole(3), run(7, 1)]);
         assert_eq!(difference(&extents, &[]), extents);
+    }
+
+    /// Blocks of two contents in any places: a few of them differ, or all.
+    #[test]
+    fn a_difference_is_that_of_the_sets_of_blocks() {
+        for seed in 0..500_usize {
+            let shuffled = |step: usize| (0..97).map(move |at| (at * step + seed) % 97);
+            let extents = |blocks: &[usize]| {
+                let mut extents = Vec::new();
+                for block in blocks {
+                    let is_hole = block % 13 == 0;
+                    let one = if is_hole { Extent::hole(1) } else { run(*block as u64, 1) };
+                    push_extent(&mut extents, one);
+                }
+                extents
+            };
+            let current: Vec<usize> = shuffled(1 + seed % 5).take(60).collect();
+            let mut retained = current.clone();
+            if seed % 3 == 0 {
+                retained = shuffled(2 + seed % 7).take(seed % 60).collect();
+            } else {
+                // As after an update of a few blocks, in new places or in those of others.
+                let new = shuffled(1 + seed % 5).skip(60 - seed % 2 * 20);
+                retained
+                    .iter_mut()
+                    .skip(seed % 50)
+                    .take(seed % 9)
+                    .zip(new)
+                    .for_each(|(it, new)| *it = new);
+                retained.sort_unstable();
+                retained.dedup();
+            }
+            let stored = |blocks: &[usize]| -> BTreeSet<u64> {
+                blocks.iter().filter(|block| *block % 13 != 0).map(|block| *block as u64).collect()
+            };
+            let expected: BTreeSet<u64> =
+                stored(&current).difference(&stored(&retained)).copied().collect();
+            let found = difference(&extents(&current), &extents(&retained));
+            let found: Vec<u64> = found.iter().flat_map(|run| run.start..run.end()).collect();
+            assert_eq!(found.len(), expected.len(), "seed {seed}");
+            assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), expected, "seed {seed}");
+        }
     }
 }

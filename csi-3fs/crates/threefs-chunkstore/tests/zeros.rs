@@ -120,7 +120,8 @@ fn zeros_use_no_blocks_and_free_existing_ones() {
 #[test]
 fn a_chunk_of_many_runs_is_defragmented_once() {
     let mut fixture = Fixture::new();
-    let stripes: Vec<u8> = (0..CHUNK_BYTES).map(|at| (at / (4 * BLOCK_BYTES) % 2) as u8).collect();
+    let bytes = 4 * CHUNK_BYTES;
+    let stripes: Vec<u8> = (0..bytes).map(|at| (at / (4 * BLOCK_BYTES) % 2) as u8).collect();
     fixture.update(ContentChange::Replace, &stripes);
     fixture.write(1, &[3; 100]);
     let before = data_bytes(&fixture.operations());

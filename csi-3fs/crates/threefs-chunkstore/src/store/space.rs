@@ -9,7 +9,7 @@ use threefs_core::message::class;
 
 use super::FileChunkStore;
 use crate::accounting::{ReserveWait, SpaceRequest};
-use crate::blocks::{Extent, RUNS_MAX, blocks_in};
+use crate::blocks::{ALLOCATED_RUNS_MAX, Extent, blocks_in};
 use crate::budget::{Reclaim, Reservation, ReserveCallback};
 use crate::disk::{Disk, DiskFile};
 use crate::index::Inner;
@@ -81,7 +81,8 @@ impl<D: Disk> FileChunkStore<D> {
             let mut inner = self.lock();
             inner.check()?;
             // Fragments are used once they are a quarter of the file.
-            let runs_max = if inner.free.free() * 4 > inner.data_blocks { RUNS_MAX / 4 } else { 1 };
+            let runs_max =
+                if inner.free.free() * 4 > inner.data_blocks { ALLOCATED_RUNS_MAX / 4 } else { 1 };
             if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, reservation) {
                 return Ok(runs);
             }
@@ -103,7 +104,7 @@ impl<D: Disk> FileChunkStore<D> {
                 inner.data_blocks = before + more;
             }
             let progress = filled_blocks > 0 || more.is_some();
-            let runs_max = if progress { RUNS_MAX } else { usize::MAX };
+            let runs_max = if progress { ALLOCATED_RUNS_MAX } else { usize::MAX };
             if let Some(runs) = self.take_free(&mut inner, blocks, runs_max, reservation) {
                 return Ok(runs);
             }
