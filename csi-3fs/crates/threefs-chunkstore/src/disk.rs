@@ -16,6 +16,9 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Errors of the operating system.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Starts to read a range into the page cache, if this is supported.
+    fn read_ahead(&self, offset: u64, length: u64);
+
     /// Writes all of `bytes` at `offset`.
     ///
     /// # Errors
@@ -28,6 +31,19 @@ pub trait DiskFile: Send + Sync + 'static {
     /// # Errors
     /// As [`Self::write_at`].
     fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// The first half of [`Self::write_to_device`]: starts to write, perhaps without waiting for the
+    /// device. At most one write of a file is in progress.
+    ///
+    /// # Errors
+    /// As [`Self::write_at`].
+    fn start_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// The second half: the device has the bytes when this returns.
+    ///
+    /// # Errors
+    /// As [`Self::write_at`].
+    fn finish_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
     /// Whether [`Self::write_to_device`] writes large aligned `bytes` without a copy.
     fn bypasses_cache(&self) -> bool {
@@ -137,6 +153,10 @@ pub trait Disk: Send + Sync + 'static {
     /// written and flushed since they were allocated: the file system overwrites them in place, and
     /// a flush empties the cache of the whole device. `data` and `log` are the files concerned.
     fn shares_flushes(&self, data: &Self::File, log: &Self::File) -> bool;
+
+    /// Identifies the device of a file, if it is known: files with the same one share its flushes, if
+    /// [`Self::shares_flushes`].
+    fn device(&self, file: &Self::File) -> Option<u64>;
 
     /// Free bytes of the file system for this user.
     ///

@@ -6,6 +6,7 @@ mod blocks;
 mod budget;
 mod checksums;
 pub mod disk;
+pub mod flush;
 mod index;
 mod log;
 mod plan;
@@ -23,6 +24,8 @@ use threefs_core::error::StoreError;
 use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
+use flush::Started;
+
 /// Space of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
@@ -30,6 +33,15 @@ pub struct Space {
     pub used_bytes: u64,
     /// Maximum number of bytes that all stores of the disk may hold together.
     pub capacity_bytes: u64,
+}
+
+/// An update that is visible and not durable yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// The pending state.
+    pub state: ChunkState,
+    /// Number of its record, for [`ChunkStore::start_flush`] and [`ChunkStore::settle`].
+    pub number: u64,
 }
 
 /// Bytes of one state of a chunk.
@@ -120,6 +132,46 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
         self.apply_in(update, payload, Checksum::of(payload), Reservation::default())
     }
+
+    /// As [`Self::apply_in`], for a small update, which is not durable when this returns: several of
+    /// them, also of other stores, share a flush ([`flush::flush_together`]).
+    ///
+    /// # Errors
+    /// As [`Self::apply_in`].
+    fn stage(
+        &self,
+        update: &StoreUpdate,
+        payload: &[u8],
+        payload_checksum: Checksum,
+        reservation: Reservation,
+    ) -> Result<Staged, StoreError> {
+        let state = self.apply_in(update, payload, payload_checksum, reservation)?;
+        Ok(Staged { state, number: 0 })
+    }
+
+    /// Starts to make all updates durable that were staged up to `number`.
+    fn start_flush(&self, number: u64) -> Started<'_> {
+        let _ = number;
+        Started::Ended(Ok(()))
+    }
+
+    /// Returns once all updates are durable that were staged up to `number`.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn settle(&self, number: u64) -> Result<(), StoreError> {
+        let _ = number;
+        Ok(())
+    }
+
+    /// Whether [`Self::compact`] has something to do. After staged updates it is called once for each
+    /// of them.
+    fn compaction_is_due(&self) -> bool {
+        false
+    }
+
+    /// Does a part of the work of a compaction, which [`Self::apply_in`] does by itself.
+    fn compact(&self) {}
 
     /// Commits the pending state `version`, atomically. Durable with the next [`Self::apply`] or
     /// [`Self::flush`]; a crash before that leaves the update pending, and the protocol rolls it

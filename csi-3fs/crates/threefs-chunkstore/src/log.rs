@@ -8,7 +8,7 @@
 
 use std::io;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use threefs_core::chunk::{BLOCK_BYTES, ChunkState};
 use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
@@ -63,6 +63,7 @@ pub(crate) enum Record {
         state: ChunkState,
         content: Content,
         runs: Vec<Extent>,
+        #[serde(serialize_with = "as_bytes")]
         data: Vec<u8>,
     },
     /// Versions of new chunks start above this.
@@ -84,6 +85,11 @@ impl Record {
             Self::Gone { .. } | Self::Store { .. } | Self::Floor { .. } => None,
         }
     }
+}
+
+/// The format of a sequence of bytes, written as a whole.
+fn as_bytes<S: Serializer>(data: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bytes(data)
 }
 
 /// Appends a record to the body of the next frame.

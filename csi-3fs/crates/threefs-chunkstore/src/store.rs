@@ -21,16 +21,18 @@ use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, StoreId};
 
 use crate::accounting::ReserveWait;
 use crate::budget::{Reservation, ReserveCallback};
-use crate::disk::{Disk, DiskFile, Folder};
+use crate::disk::{Disk, Folder};
+use crate::flush::Started;
 use crate::index::Inner;
 use crate::log::Record;
-use crate::plan;
-use crate::{ChunkStore, DiskBudget, ReadOutcome, Space, Verified};
+use crate::{ChunkStore, DiskBudget, ReadOutcome, Space, Staged, Verified};
 use compaction::LogCopy;
 
 mod append;
+mod apply;
 mod compaction;
 mod data;
+mod flush;
 mod forgetting;
 mod metas;
 mod open;
@@ -86,6 +88,8 @@ pub struct FileChunkStore<D: Disk = Folder> {
     data: D::File,
     /// See [`Disk::shares_flushes`].
     shared_flush: bool,
+    /// The device of the log; see [`Disk::device`].
+    device: Option<u64>,
     /// Id of this store in the budget.
     name: u64,
     inner: Mutex<Inner<D::File>>,
@@ -184,59 +188,45 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         update: &StoreUpdate,
         payload: &[u8],
         payload_checksum: Checksum,
-        mut reservation: Reservation,
+        reservation: Reservation,
     ) -> Result<ChunkState, StoreError> {
-        let base = self.committed(update.chunk);
-        let plan = plan::plan(update, &base, payload, |from, to| {
-            self.read_blocks(update.chunk, &base, from, to)
-        })?;
-        plan.verify_payload(update.chunk, payload, payload_checksum)?;
-        let parts = plan.parts(&base);
-        let runs = match plan::stored_blocks(&parts) {
-            0 => Vec::new(),
-            blocks => self.allocate_blocks(blocks, &mut reservation)?,
-        };
-        let placed = plan::locate(&parts, &runs);
-        let small = runs.is_empty();
-        let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;
-        let joint = !small && !logged && self.is_flushed_with_log(&runs);
-        // Otherwise the flush of the data file would write the data of all updates in turn.
-        let cached = logged || !(self.shared_flush || self.data.bypasses_cache());
-        let appended = self.write_runs(&placed, &plan.write, cached).and_then(|()| {
-            let (state, content) = plan.finish(update, &base, &placed);
-            let data = if logged { plan.write.to_vec() } else { Vec::new() };
-            let (runs, chunk) = (runs.clone(), update.chunk);
-            let number = self.append_with(|inner| {
-                if inner.forgotten.contains(update.chunk.inode) {
-                    return Err(StoreError::NotFound { chunk: update.chunk });
-                }
-                let (state, content, runs) = (state.clone(), content.clone(), runs.clone());
-                let mut unflushed = Vec::new();
-                let record = if logged {
-                    Record::Written { chunk, state, content, runs, data: data.clone() }
-                } else if joint {
-                    Record::Verified { chunk, state, content, runs }
-                } else {
-                    unflushed = runs;
-                    Record::Pending { chunk, state, content }
-                };
-                let number = self.append_update(inner, record, small, &mut reservation)?;
-                inner.unflushed.append(&mut unflushed);
-                Ok(number)
-            })?;
-            Ok((state, number))
-        });
-        match appended {
-            Ok((state, number)) => {
-                self.wait_durable(number)?;
-                self.compact_if_due();
-                Ok(state)
-            }
-            Err(error) => {
-                self.release_blocks(&runs, reservation);
-                Err(error)
-            }
+        let appended = self.append_change(update, payload, payload_checksum, reservation);
+        let (state, number) = appended?;
+        self.wait_durable(number)?;
+        self.compact_if_due();
+        Ok(state)
+    }
+
+    fn stage(
+        &self,
+        update: &StoreUpdate,
+        payload: &[u8],
+        payload_checksum: Checksum,
+        reservation: Reservation,
+    ) -> Result<Staged, StoreError> {
+        // The callers do not bound the size of a frame.
+        if self.lock().body.len() > UNFLUSHED_BYTES_MAX {
+            self.flush()?;
         }
+        let appended = self.append_change(update, payload, payload_checksum, reservation);
+        appended.map(|(state, number)| Staged { state, number })
+    }
+
+    fn start_flush(&self, number: u64) -> Started<'_> {
+        self.start_frame(number)
+    }
+
+    fn settle(&self, number: u64) -> Result<(), StoreError> {
+        self.wait_durable(number)
+    }
+
+    fn compaction_is_due(&self) -> bool {
+        let inner = self.lock();
+        inner.copying.is_some() || inner.log_end >= inner.compact_at
+    }
+
+    fn compact(&self) {
+        self.compact_if_due();
     }
 
     fn commit(

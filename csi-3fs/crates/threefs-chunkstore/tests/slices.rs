@@ -84,6 +84,10 @@ impl DiskFile for AskingFile {
         self.1.ask("read");
         self.0.read_at(buffer, offset)
     }
+    fn read_ahead(&self, offset: u64, length: u64) {
+        self.1.ask("read_ahead");
+        self.0.read_ahead(offset, length);
+    }
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.1.ask("write");
         self.0.write_at(bytes, offset)
@@ -91,6 +95,14 @@ impl DiskFile for AskingFile {
     fn write_to_device(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.1.ask("write to the device");
         self.0.write_to_device(bytes, offset)
+    }
+    fn start_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.1.ask("start_writing");
+        self.0.start_writing(bytes, offset)
+    }
+    fn finish_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.1.ask("finish_writing");
+        self.0.finish_writing(bytes, offset)
     }
     fn sync_data(&self) -> io::Result<()> {
         self.1.ask("sync_data");
@@ -156,6 +168,9 @@ impl Disk for AskingDisk {
     }
     fn shares_flushes(&self, data: &Self::File, log: &Self::File) -> bool {
         self.disk.shares_flushes(&data.0, &log.0)
+    }
+    fn device(&self, file: &Self::File) -> Option<u64> {
+        self.disk.device(&file.0)
     }
     fn free_bytes(&self) -> io::Result<u64> {
         self.asks.ask("free_bytes");

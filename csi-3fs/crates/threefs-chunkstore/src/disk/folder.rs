@@ -92,8 +92,11 @@ impl Disk for Folder {
                 .is_ok_and(|stat| stat.f_type == EXT4_MAGIC && stat.f_bsize as usize >= BLOCK_BYTES)
         };
         // The files may be links to other file systems.
-        let device = |file: &FolderFile| file.file.metadata().map(|metadata| metadata.dev()).ok();
-        overwrites_in_place(data) && device(data) == device(log)
+        overwrites_in_place(data) && self.device(data) == self.device(log)
+    }
+
+    fn device(&self, file: &FolderFile) -> Option<u64> {
+        file.file.metadata().map(|metadata| metadata.dev()).ok()
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -172,10 +175,12 @@ impl FolderFile {
 }
 
 /// Writes a range of the page cache to the device and waits for it.
-fn write_back(file: &File, offset: u64, length: usize) -> io::Result<()> {
-    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-        | libc::SYNC_FILE_RANGE_WRITE
-        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+const WRITE_AND_WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+    | libc::SYNC_FILE_RANGE_WRITE
+    | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+
+/// Writes a range of the page cache to the device.
+fn write_back(file: &File, offset: u64, length: usize, flags: libc::c_uint) -> io::Result<()> {
     let offset = i64::try_from(offset).map_err(io::Error::other)?;
     let length = i64::try_from(length).map_err(io::Error::other)?;
     // SAFETY: the descriptor is open for the duration of the call, which accesses no memory of the
@@ -203,6 +208,11 @@ impl DiskFile for FolderFile {
         Ok(())
     }
 
+    fn read_ahead(&self, offset: u64, length: u64) {
+        // A failure is one of the read that follows.
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(length), Advice::WillNeed);
+    }
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)
     }
@@ -215,8 +225,18 @@ impl DiskFile for FolderFile {
         }
         self.with_writer(|writer| {
             writer.write_all_at(bytes, offset)?;
-            write_back(writer, offset, bytes.len())
+            write_back(writer, offset, bytes.len(), WRITE_AND_WAIT)
         })
+    }
+
+    fn start_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)?;
+        write_back(&self.file, offset, bytes.len(), libc::SYNC_FILE_RANGE_WRITE)
+    }
+
+    /// Also writes what the kernel has not started to write.
+    fn finish_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        write_back(&self.file, offset, bytes.len(), WRITE_AND_WAIT)
     }
 
     fn bypasses_cache(&self) -> bool {

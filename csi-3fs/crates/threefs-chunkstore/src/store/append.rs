@@ -1,10 +1,10 @@
-//! Appending records to the log, and flushing it.
+//! Appending records to the log.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use threefs_core::error::StoreError;
 
-use super::{AHEAD_BYTES, FileChunkStore, io_error};
+use super::{FileChunkStore, io_error};
 use crate::blocks::Extent;
 use crate::budget::Reservation;
 use crate::disk::{Disk, DiskFile};
@@ -12,53 +12,6 @@ use crate::index::{Copying, Inner};
 use crate::log::{self, Record};
 
 impl<D: Disk> FileChunkStore<D> {
-    /// Waits until record `number` is durable; one waiting thread flushes for all.
-    pub(super) fn wait_durable(&self, number: u64) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        loop {
-            if inner.durable >= number {
-                return Ok(());
-            }
-            inner.check()?;
-            if inner.flushing {
-                inner = self.flushed.wait(inner).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            inner.flushing = true;
-            let body = std::mem::take(&mut inner.body);
-            let unflushed = std::mem::take(&mut inner.unflushed);
-            let upto = inner.appended;
-            let mut frame = log::frame(inner.next_frame, &body);
-            let (log, at) = (Arc::clone(&inner.log), inner.log_end);
-            inner.next_frame += 1;
-            inner.log_end += frame.len() as u64;
-            if inner.log_end > inner.log_written {
-                let written = inner.log_end.max(inner.log_room.min(inner.log_end + AHEAD_BYTES));
-                frame.resize((written - at) as usize, 0);
-                inner.log_written = written;
-            }
-            drop(inner);
-            let flushed = if unflushed.is_empty() { Ok(()) } else { self.data.sync_data() };
-            let written =
-                flushed.and_then(|()| log.write_at(&frame, at)).and_then(|()| log.sync_data());
-            inner = self.lock();
-            inner.flushing = false;
-            match written {
-                Ok(()) => {
-                    for run in unflushed {
-                        inner.unwritten.remove(run.start, u64::from(run.blocks));
-                    }
-                    inner.became_durable(upto);
-                }
-                Err(error) => inner.failed = Some(format!("flush: {error}")),
-            }
-            self.flushed.notify_all();
-            drop(inner);
-            self.truncate_free_tail();
-            inner = self.lock();
-        }
-    }
-
     /// Whether a flush of the log makes these runs durable, too, once they are on the device. The
     /// first write of a block changes file system metadata, which only a flush of the data file
     /// makes durable.
@@ -145,28 +98,42 @@ impl<D: Disk> FileChunkStore<D> {
         record: Record,
         small: bool,
     ) -> Result<u64, StoreError> {
-        self.append_update(inner, record, small, &mut Reservation::default())
+        self.append_encoded(inner, &mut Encoded::of(record)?, small, &mut Reservation::default())
     }
 
-    /// As [`Self::append`], for the update that holds `reservation`.
-    pub(super) fn append_update(
+    /// Appends the record of the update that holds `reservation`.
+    pub(super) fn append_encoded(
         &self,
         inner: &mut Inner<D::File>,
-        record: Record,
+        encoded: &mut Encoded,
         small: bool,
         reservation: &mut Reservation,
     ) -> Result<u64, StoreError> {
         inner.check()?;
-        let mut bytes = Vec::new();
-        log::encode(&record, &mut bytes).map_err(|error| io_error("encode record", &error))?;
-        self.check_log_room(inner, bytes.len(), small)?;
-        inner.body.extend_from_slice(&bytes);
+        self.check_log_room(inner, encoded.bytes.len(), small)?;
+        // Absent once it was appended: only a refused attempt is repeated.
+        let Some(record) = encoded.record.take() else { return Ok(inner.appended) };
+        inner.body.extend_from_slice(&encoded.bytes);
         if let Some(copying) = &mut inner.copying {
-            copying.appended(&record, &bytes);
+            copying.appended(&record, &encoded.bytes);
         }
         inner.appended += 1;
         inner.install(record);
         self.config.budget.update_finished(self.name, inner.usage(), reservation);
         Ok(inner.appended)
+    }
+}
+
+/// A record and its encoding, which needs no lock.
+pub(super) struct Encoded {
+    record: Option<Record>,
+    bytes: Vec<u8>,
+}
+
+impl Encoded {
+    pub(super) fn of(record: Record) -> Result<Self, StoreError> {
+        let mut bytes = Vec::new();
+        log::encode(&record, &mut bytes).map_err(|error| io_error("encode record", &error))?;
+        Ok(Self { record: Some(record), bytes })
     }
 }

@@ -144,6 +144,7 @@ impl<D: Disk> FileChunkStore<D> {
         config.budget.holds_chunk(inner.largest_chunk());
         Ok(Self {
             shared_flush: disk.shares_flushes(&data, &log),
+            device: disk.device(&log),
             disk,
             name: config.budget.add_store(),
             config,

@@ -15,6 +15,9 @@ use crate::{ReadOutcome, Verified};
 /// Maximum number of retries of a read whose blocks were reused meanwhile.
 const READ_RETRIES: usize = 16;
 
+/// More runs are read from the disk at the same time, instead of one after the other.
+const READ_AHEAD_RUNS: usize = 8;
+
 impl<D: Disk> FileChunkStore<D> {
     /// See [`crate::ChunkStore::read`].
     pub(super) fn read_range(
@@ -94,8 +97,15 @@ impl<D: Disk> FileChunkStore<D> {
         let end = (to * BLOCK_BYTES).min(length);
         let start = from * BLOCK_BYTES;
         let mut bytes = vec![0; end.saturating_sub(start)];
+        let runs = crate::blocks::slice(&version.content.extents, from, to);
+        if runs.len() > READ_AHEAD_RUNS {
+            for run in runs.iter().filter(|run| !run.is_hole()) {
+                let (start, length) = (run.start, u64::from(run.blocks));
+                self.data.read_ahead(start * BLOCK_BYTES as u64, length * BLOCK_BYTES as u64);
+            }
+        }
         let mut at = 0;
-        for run in crate::blocks::slice(&version.content.extents, from, to) {
+        for run in runs {
             let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
             if run.is_hole() {
                 at += take;

@@ -142,6 +142,8 @@ impl DiskFile for MemoryFile {
         Ok(())
     }
 
+    fn read_ahead(&self, _offset: u64, _length: u64) {}
+
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         state.write(self.file, offset, bytes)?;
@@ -157,6 +159,14 @@ impl DiskFile for MemoryFile {
         let bytes = bytes.to_vec();
         state.operations.push(Operation::WriteToDevice { file, offset, bytes, in_place });
         Ok(())
+    }
+
+    fn start_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(bytes, offset)
+    }
+
+    fn finish_writing(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_to_device(bytes, offset)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -289,6 +299,10 @@ impl Disk for MemoryDisk {
 
     fn shares_flushes(&self, _data: &MemoryFile, _log: &MemoryFile) -> bool {
         !self.0.lock().unwrap().separate_flushes
+    }
+
+    fn device(&self, _file: &MemoryFile) -> Option<u64> {
+        Some(Arc::as_ptr(&self.0) as u64)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
