@@ -9,6 +9,7 @@ use threefs_core::time::Millis;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use crate::flushes::Flushes;
 use crate::membership::Memberships;
 use crate::peers::Peers;
 
@@ -23,6 +24,7 @@ pub(crate) struct NodeContext {
     pub(crate) requests: AtomicU64,
     pub(crate) routing: RwLock<Arc<RoutingInfo>>,
     pub(crate) memberships: Memberships,
+    pub(crate) flushes: Flushes,
     /// Runtime for calls of the targets' threads.
     pub(crate) runtime: Handle,
 }
@@ -37,6 +39,7 @@ impl NodeContext {
             requests: AtomicU64::new(0),
             routing: RwLock::default(),
             memberships: Memberships::default(),
+            flushes: Flushes::default(),
             runtime: Handle::current(),
         }
     }

@@ -18,6 +18,7 @@
 //! | `nodes` | the nodes that are served |
 //! | `node` | targets of a disk: lifecycle, routing, lease |
 //! | `target` | one replica, its store and timer: events in, actions executed |
+//! | `flushes` | flushes of small updates, of all targets of a disk |
 //! | `workers` | threads of one target |
 //! | `context` | clock, peers and routing shared by the targets of a disk |
 //! | `scrub` | state of a target's scrub |
@@ -33,6 +34,7 @@ mod context;
 mod disk;
 mod disks;
 mod error;
+mod flushes;
 mod found;
 mod heartbeat;
 mod identity;

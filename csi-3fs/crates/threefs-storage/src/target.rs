@@ -6,9 +6,10 @@
 //! event.
 //!
 //! A single request costs one thread switch: the thread that processes it also runs its last store
-//! operation, if the queue is empty. The reply of another replica costs none: its event is
-//! processed on the runtime thread that received it, and the commit is a change in memory. The
-//! store does not hold its lock over disk calls.
+//! operation, if the queue is empty. Small updates are applied by the thread that processes them, and
+//! flushed together (`flushes`). The reply of another replica costs none: its event is processed on
+//! the runtime thread that received it, and the commit is a change in memory. The store does not hold
+//! its lock over disk calls.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
 use threefs_core::ids::{FencesVersion, StoreId};
 use threefs_core::message::{StorageRequest, StorageResult};
-use threefs_core::replica::{Config, Event, Replica, Token};
+use threefs_core::replica::{Action, Config, Event, Replica, Token};
 use threefs_core::time::Millis;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -32,9 +33,14 @@ use crate::scrub::Scrub;
 use crate::workers::Workers;
 
 mod actions;
+mod calls;
 mod reads;
 mod record;
+mod small;
 mod status;
+
+use actions::Change;
+use calls::PeerCall;
 
 /// Maximum sleep of the timer.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -46,6 +52,17 @@ pub(crate) type Response = (StorageResult, Bytes);
 
 /// A store operation; it returns the next event.
 type Job = Box<dyn FnOnce(&Arc<Target>) -> Option<Event> + Send>;
+
+/// What processed events leave to do.
+#[derive(Default)]
+struct Work {
+    /// The last store operation; the others have been started.
+    job: Option<Job>,
+    /// Small updates, which share a flush.
+    changes: Vec<Change>,
+    /// Events are left in the queue, for the caller to process.
+    more: bool,
+}
 
 pub(crate) struct Target {
     config: Config,
@@ -200,9 +217,13 @@ impl Target {
         if !self.queue(Incoming::Event(event)) {
             return;
         }
-        let (job, more) = self.process_at_most(1);
+        let Work { job, changes, more } = self.process_at_most(1);
         if let Some(job) = job {
             self.spawn(job);
+        }
+        if !changes.is_empty() {
+            let target = Arc::clone(self);
+            self.workers.run(move || target.apply_together(changes));
         }
         if more {
             self.process_on_worker();
@@ -299,53 +320,67 @@ impl Target {
     fn process_on_worker(self: &Arc<Self>) {
         let target = Arc::clone(self);
         self.workers.run(move || {
-            let job = target.process_all();
-            target.run(job);
+            let work = target.process_all();
+            target.run(work);
         });
     }
 
     /// Returns true if the caller must ensure that it is processed.
     fn queue(&self, incoming: Incoming) -> bool {
+        self.queue_all([incoming])
+    }
+
+    fn queue_all(&self, incoming: impl IntoIterator<Item = Incoming>) -> bool {
         let mut inbox = self.inbox();
-        inbox.waiting.push_back(incoming);
+        inbox.waiting.extend(incoming);
         !std::mem::replace(&mut inbox.scheduled, true)
     }
 
     /// Runs a store operation, then processes its event unless another thread does.
-    fn run(self: &Arc<Self>, mut next: Option<Job>) {
-        while let Some(job) = next.take() {
+    fn run(self: &Arc<Self>, mut work: Work) {
+        while work.changes.is_empty() {
+            let Some(job) = work.job.take() else { return };
             if let Some(event) = job(self)
                 && self.queue(Incoming::Event(event))
             {
-                next = self.process_all();
+                work = self.process_all();
             }
+        }
+        self.run_elsewhere(work.job);
+        self.apply_together(work.changes);
+    }
+
+    fn run_elsewhere(self: &Arc<Self>, job: Option<Job>) {
+        if let Some(job) = job {
+            self.spawn(job);
         }
     }
 
     fn spawn(self: &Arc<Self>, job: Job) {
         let target = Arc::clone(self);
-        self.workers.run(move || target.run(Some(job)));
+        self.workers.run(move || target.run(Work { job: Some(job), ..Work::default() }));
     }
 
-    /// Processes all queued events; returns the last store operation, to be run on this thread.
-    fn process_all(self: &Arc<Self>) -> Option<Job> {
-        self.process_at_most(usize::MAX).0
+    /// Processes all queued events.
+    fn process_all(self: &Arc<Self>) -> Work {
+        self.process_at_most(usize::MAX)
     }
 
-    /// As `process_all`; also returns whether queued events are left for the caller to process.
-    fn process_at_most(self: &Arc<Self>, events_max: usize) -> (Option<Job>, bool) {
+    fn process_at_most(self: &Arc<Self>, events_max: usize) -> Work {
+        let mut work = Work::default();
+        let mut calls = Vec::new();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut last: Option<Job> = None;
         let mut processed = 0;
         loop {
             let incoming = {
                 let mut inbox = self.inbox();
                 if processed == events_max && !inbox.waiting.is_empty() {
-                    return (last, true);
+                    work.more = true;
+                    break;
                 }
                 let Some(incoming) = inbox.waiting.pop_front() else {
                     inbox.scheduled = false;
-                    return (last, false);
+                    break;
                 };
                 processed += 1;
                 if matches!(incoming, Incoming::Event(Event::Tick)) {
@@ -353,15 +388,19 @@ impl Target {
                 }
                 incoming
             };
-            for job in self.process(&mut state, incoming) {
-                if let Some(job) = last.replace(job) {
-                    self.spawn(job);
-                }
-            }
+            self.process(&mut state, incoming, &mut work, &mut calls);
         }
+        self.start_calls(calls);
+        work
     }
 
-    fn process(self: &Arc<Self>, state: &mut State, incoming: Incoming) -> Vec<Job> {
+    fn process(
+        self: &Arc<Self>,
+        state: &mut State,
+        incoming: Incoming,
+        work: &mut Work,
+        calls: &mut Vec<PeerCall>,
+    ) {
         let now = self.context.clock.now();
         self.busy_since.store(now.0, SeqCst);
         let event = match incoming {
@@ -374,19 +413,43 @@ impl Target {
                 Event::Request { token, request, payload, expires }
             }
         };
-        let mut jobs = Vec::new();
         let mut next = VecDeque::from([event]);
         while let Some(event) = next.pop_front() {
             for action in self.actions(state, now, event) {
                 match self.commit_at_once(&action) {
                     Some(committed) => next.push_back(committed),
-                    None => jobs.extend(self.start(state, action)),
+                    None => self.execute(state, action, work, calls),
                 }
             }
         }
         self.busy_since.store(IDLE, SeqCst);
         self.publish(&state.replica);
-        jobs
+    }
+
+    fn execute(
+        self: &Arc<Self>,
+        state: &mut State,
+        action: Action,
+        work: &mut Work,
+        calls: &mut Vec<PeerCall>,
+    ) {
+        match action {
+            Action::Apply { op, update, payload, payload_checksum, class }
+                if small::is_small(&update, &payload) =>
+            {
+                work.changes.push(Change { op, update, payload, payload_checksum, class });
+            }
+            Action::Call { call, node, request, payload, timeout_ms } => {
+                calls.push(PeerCall { call, node, request, payload, timeout_ms });
+            }
+            action => {
+                if let Some(job) = self.start(state, action)
+                    && let Some(job) = work.job.replace(job)
+                {
+                    self.spawn(job);
+                }
+            }
+        }
     }
 
     /// Publishes the report and the next wakeup.
@@ -415,4 +478,4 @@ impl Target {
 
 #[cfg(test)]
 #[path = "target_test.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,9 +1,11 @@
 //! Tests of a target whose store hangs or runs out of space.
 
+use std::io;
 use std::sync::Condvar;
 
 use fabric::auth::Key;
-use threefs_chunkstore::{Reservation, ReserveCallback, ReserveWait, Space};
+use threefs_chunkstore::flush::{LogFlush, Started};
+use threefs_chunkstore::{Reservation, ReserveCallback, ReserveWait, Space, Staged};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate, Which};
 use threefs_core::error::StoreError;
@@ -20,18 +22,15 @@ use crate::peers::Peers;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A store without chunks that blocks while the gate is shut.
+/// A gate that blocks threads while it is shut.
 #[derive(Default)]
-struct Hanging {
+pub(crate) struct Gate {
     shut: Mutex<bool>,
     reopened: Condvar,
-    /// Reservations wait until the test grants them.
-    full: Mutex<bool>,
-    waiting: Mutex<Vec<ReserveCallback>>,
 }
 
-impl Hanging {
-    fn set(&self, shut: bool) {
+impl Gate {
+    pub(crate) fn set(&self, shut: bool) {
         *self.shut.lock().unwrap() = shut;
         self.reopened.notify_all();
     }
@@ -39,6 +38,75 @@ impl Hanging {
     fn pass(&self) {
         let shut = self.shut.lock().unwrap();
         drop(self.reopened.wait_while(shut, |shut| *shut).unwrap());
+    }
+}
+
+/// Counts of a store's log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Log {
+    pub(crate) staged: u64,
+    pub(crate) durable: u64,
+    /// Flushes that have started, and those of them that were of the log or of the device.
+    pub(crate) started: u64,
+    pub(crate) flushed: u64,
+}
+
+/// A store without chunks that blocks while the gate is shut.
+#[derive(Default)]
+pub(crate) struct Hanging {
+    gate: Gate,
+    /// Reservations wait until the test grants them.
+    full: Mutex<bool>,
+    waiting: Mutex<Vec<ReserveCallback>>,
+    /// Flushes block while it is shut.
+    pub(crate) flushes: Gate,
+    pub(crate) log: Mutex<Log>,
+    /// Another thread flushes.
+    pub(crate) busy: AtomicBool,
+    /// The next flush panics.
+    pub(crate) panics: AtomicBool,
+}
+
+impl Hanging {
+    fn set(&self, shut: bool) {
+        self.gate.set(shut);
+    }
+
+    fn pass(&self) {
+        self.gate.pass();
+    }
+
+    pub(crate) fn log(&self) -> Log {
+        *self.log.lock().unwrap()
+    }
+}
+
+struct HangingFlush<'a>(&'a Hanging, u64);
+
+impl LogFlush for HangingFlush<'_> {
+    fn device(&self) -> Option<u64> {
+        Some(1)
+    }
+    fn write(&self) -> io::Result<()> {
+        self.flush_device()
+    }
+    fn start_writing(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn finish_writing(&self) -> io::Result<()> {
+        self.0.flushes.pass();
+        Ok(())
+    }
+    fn flush_device(&self) -> io::Result<()> {
+        assert!(!self.0.panics.swap(false, SeqCst), "expected panic");
+        self.0.flushes.pass();
+        self.0.log.lock().unwrap().flushed += 1;
+        Ok(())
+    }
+    fn end(self: Box<Self>, written: io::Result<()>) -> Result<(), StoreError> {
+        assert!(written.is_ok());
+        self.0.log.lock().unwrap().durable = self.1;
+        Ok(())
     }
 }
 
@@ -103,6 +171,33 @@ impl ChunkStore for Hanging {
     ) -> Result<ChunkState, StoreError> {
         Ok(chunk_state(update.version))
     }
+    fn stage(
+        &self,
+        update: &StoreUpdate,
+        _: &[u8],
+        _: Checksum,
+        _: Reservation,
+    ) -> Result<Staged, StoreError> {
+        let mut log = self.log.lock().unwrap();
+        log.staged += 1;
+        Ok(Staged { state: chunk_state(update.version), number: log.staged })
+    }
+    fn start_flush(&self, number: u64) -> Started<'_> {
+        let mut log = self.log.lock().unwrap();
+        if log.durable >= number {
+            return Started::Ended(Ok(()));
+        }
+        if self.busy.load(SeqCst) {
+            return Started::Busy;
+        }
+        log.started += 1;
+        Started::Flush(Box::new(HangingFlush(self, log.staged)))
+    }
+    fn settle(&self, number: u64) -> Result<(), StoreError> {
+        self.flushes.pass();
+        self.log.lock().unwrap().durable = number;
+        Ok(())
+    }
     fn commit(
         &self,
         _: ChunkId,
@@ -156,7 +251,7 @@ fn scrub() -> Scrub {
 }
 
 /// A serving target, the only one of its chain, and its store.
-fn serving(context: &Arc<NodeContext>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
+pub(crate) fn serving(context: &Arc<NodeContext>, id: u64) -> (Arc<Target>, Arc<Hanging>) {
     let store = Arc::new(Hanging::default());
     (serving_from(context, id, Arc::clone(&store) as Arc<dyn ChunkStore>), store)
 }
@@ -184,12 +279,12 @@ async fn read(target: &Arc<Target>) -> StorageResult {
     target.request(request, Bytes::new(), None).await.0
 }
 
-fn context() -> Arc<NodeContext> {
+pub(crate) fn context() -> Arc<NodeContext> {
     let key = Key::from_bytes(b"a key of sixteen bytes or more").unwrap();
     Arc::new(NodeContext::new(Arc::new(Peers::new(&key.into(), LONG))))
 }
 
-async fn until(mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -245,7 +340,7 @@ async fn a_leaving_target_reports_offline_only_after_it_stops_serving() {
     drop(stuck.await);
 }
 
-async fn write(target: &Arc<Target>, index: u32) -> StorageResult {
+pub(crate) async fn write(target: &Arc<Target>, index: u32) -> StorageResult {
     let id = target.config.target;
     let to = Address { chain: target.config.chain, chain_version: ChainVersion(2), target: id };
     let payload = Bytes::from_static(b"data");

@@ -5,14 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fabric::deadline::Deadline;
 use threefs_chunkstore::Reservation;
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{StoreUpdate, Which};
 use threefs_core::error::{StorageError, StoreError};
-use threefs_core::ids::{ChunkId, ChunkVersion, NodeId};
-use threefs_core::message::{Content, RepairRequest, StorageReply, StorageRequest};
-use threefs_core::replica::{Action, CallId, Event, OpId, Token};
+use threefs_core::ids::{ChunkId, ChunkVersion};
+use threefs_core::message::{Content, RepairRequest, StorageReply};
+use threefs_core::replica::{Action, Event, OpId, Token};
 use threefs_core::time::Millis;
 use tokio::sync::oneshot;
 
@@ -21,6 +20,16 @@ use super::{Job, Response, State, Target};
 /// How long an update waits for space before it fails with `NoSpace`. Shorter than the
 /// predecessor's timeout.
 const RESERVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An update to be applied.
+#[derive(Clone)]
+pub(super) struct Change {
+    pub(super) op: OpId,
+    pub(super) update: StoreUpdate,
+    pub(super) payload: Bytes,
+    pub(super) payload_checksum: Checksum,
+    pub(super) class: u8,
+}
 
 /// State of a reservation.
 enum Stage {
@@ -67,10 +76,13 @@ impl Target {
         match action {
             // Space is reserved on the target's threads, because this reads the free space of the
             // disk.
-            Action::Apply { op, update, payload, payload_checksum, class } => job(move |target| {
-                let job = target.apply(op, update, (payload, payload_checksum), class)?;
-                job(target)
-            }),
+            Action::Apply { op, update, payload, payload_checksum, class } => {
+                let change = Change { op, update, payload, payload_checksum, class };
+                job(move |target| {
+                    let reservation = target.reserve(&change)?;
+                    apply_in(change, reservation)(target)
+                })
+            }
             Action::Commit { op, chunk, version, chain_version } => job(move |target| {
                 let result = target.store.commit(chunk, version, chain_version);
                 Some(Event::Committed { op, result })
@@ -96,11 +108,6 @@ impl Target {
                 let result = content.map(|outcome| (outcome.state, Bytes::from(outcome.bytes)));
                 Some(Event::Content { op, result })
             }),
-            Action::Call { call, node, request, payload, timeout_ms } => {
-                let target = Arc::clone(self);
-                self.context.runtime.spawn(target.call(call, node, request, payload, timeout_ms));
-                None
-            }
             Action::Reply { token, result } => {
                 answer(state, token, (result, Bytes::new()));
                 None
@@ -117,6 +124,8 @@ impl Target {
                 let waiting = state.waiting.remove(&token)?;
                 job(move |target| target.serve_repair(waiting, &request, which))
             }
+            // Started after the event (`calls`).
+            Action::Call { .. } => None,
             // A long poll already follows the routing and receives every change immediately.
             Action::RefreshRouting => None,
             Action::Alert(alert) => {
@@ -127,19 +136,17 @@ impl Target {
         }
     }
 
-    /// Applies an update once there is space for it: now, by the caller, or later. The wait does
-    /// not block a thread: the commits that free space need them.
-    fn apply(
+    /// Reserves space for an update. If there is none now, the update is applied later, once there is;
+    /// the wait does not block a thread, because the commits that free space need them.
+    pub(super) fn reserve(
         self: &Arc<Self>,
-        op: OpId,
-        update: StoreUpdate,
-        (payload, checksum): (Bytes, Checksum),
-        class: u8,
-    ) -> Option<Job> {
+        change: &Change,
+    ) -> Option<Result<Reservation, StoreError>> {
+        let op = change.op;
         let stage = Arc::new(Mutex::new(Stage::Requested));
         let ready = {
             let (stage, target) = (Arc::clone(&stage), Arc::downgrade(self));
-            let (update, payload) = (update.clone(), payload.clone());
+            let change = change.clone();
             move |reservation| {
                 {
                     let mut stage = lock(&stage);
@@ -150,13 +157,14 @@ impl Target {
                 }
                 let Some(target) = target.upgrade() else { return };
                 target.handle(Event::RoomGiven { op });
-                target.spawn(apply_in(op, update, payload, checksum, reservation));
+                target.spawn(apply_in(change, reservation));
             }
         };
-        let wait = self.store.reserve(&update, payload.len(), class, Box::new(ready));
+        let (update, length) = (&change.update, change.payload.len());
+        let wait = self.store.reserve(update, length, change.class, Box::new(ready));
         let mut stage = lock(&stage);
         if let Stage::Answered(reservation) = std::mem::replace(&mut *stage, Stage::Waiting) {
-            return Some(apply_in(op, update, payload, checksum, reservation));
+            return Some(reservation);
         }
         // Under the lock, so that this event precedes the end of the wait.
         self.handle(Event::RoomAwaited { op });
@@ -169,22 +177,6 @@ impl Target {
             }
         });
         None
-    }
-
-    async fn call(
-        self: Arc<Self>,
-        call: CallId,
-        node: NodeId,
-        request: StorageRequest,
-        payload: Bytes,
-        timeout_ms: u64,
-    ) {
-        let deadline = Deadline::after(Duration::from_millis(timeout_ms));
-        let routing = self.context.routing();
-        // An unknown address is unreachable.
-        let address = routing.address(node).unwrap_or_default();
-        let (result, payload) = self.context.peers.call(address, &request, payload, deadline).await;
-        self.handle_inline(Event::Answer { call, result, payload });
     }
 
     fn serve_repair(
@@ -211,16 +203,11 @@ impl Target {
     }
 }
 
-fn apply_in(
-    op: OpId,
-    update: StoreUpdate,
-    payload: Bytes,
-    checksum: Checksum,
-    reservation: Result<Reservation, StoreError>,
-) -> Job {
+fn apply_in(change: Change, reservation: Result<Reservation, StoreError>) -> Job {
     Box::new(move |target: &Arc<Target>| {
+        let Change { op, update, payload, payload_checksum, .. } = change;
         let result = reservation.and_then(|reservation| {
-            target.store.apply_in(&update, &payload, checksum, reservation)
+            target.store.apply_in(&update, &payload, payload_checksum, reservation)
         });
         Some(Event::Applied { op, result })
     })
