@@ -435,7 +435,7 @@ impl Target {
     ) {
         match action {
             Action::Apply { op, update, payload, payload_checksum, class }
-                if small::is_small(&update, &payload) =>
+                if small::is_small(&payload) =>
             {
                 work.changes.push(Change { op, update, payload, payload_checksum, class });
             }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use threefs_chunkstore::{ChunkStore, Staged};
-use threefs_core::chunk::StoreUpdate;
 use threefs_core::error::StoreError;
 use threefs_core::replica::{Event, OpId};
 
@@ -17,7 +16,7 @@ use crate::flushes::FlushTarget;
 const SMALL_BYTES_MAX: usize = 8 << 10;
 
 /// Whether an update is applied by the thread that processes its event.
-pub(super) fn is_small(_update: &StoreUpdate, payload: &Bytes) -> bool {
+pub(super) fn is_small(payload: &Bytes) -> bool {
     payload.len() <= SMALL_BYTES_MAX
 }
 
