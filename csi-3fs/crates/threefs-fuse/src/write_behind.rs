@@ -362,15 +362,14 @@ impl WriteBehind {
 
     /// Waits for the bytes of a file that are pending now.
     pub(crate) async fn drain(&self, inode: InodeId, deadline: Deadline) -> Result<(), Errno> {
-        let Some((_wait, end)) = self.start_wait(inode) else { return Ok(()) };
-        let done = |state: &State| state.oldest_order(inode).is_none_or(|oldest| oldest >= end);
-        within(deadline, self.wait_until(done)).await
+        within(deadline, self.outlast(inode)).await
     }
 
-    /// Waits until no bytes of a file are pending.
-    pub(crate) async fn wait_idle(&self, inode: InodeId) {
-        let Some(_wait) = self.start_wait(inode) else { return };
-        self.wait_until(|state| state.oldest_order(inode).is_none()).await;
+    /// As `drain`, however long the services do not respond. Bytes that are added meanwhile are of
+    /// handles that are still open.
+    pub(crate) async fn outlast(&self, inode: InodeId) {
+        let Some((_wait, end)) = self.start_wait(inode) else { return };
+        self.wait_until(|state| state.oldest_order(inode).is_none_or(|oldest| oldest >= end)).await;
     }
 
     /// `None`: nothing is pending. Otherwise also returns the order of the next piece.

@@ -140,6 +140,7 @@ async fn a_drain_waits_for_earlier_bytes_only() {
         }
     };
     assert_eq!(tokio::join!(drain, writes).0, Ok(()));
+    assert_eq!(it.pending.end(FILE), 201, "what was added meanwhile is pending");
     assert_eq!(it.pending.drain_all(soon()).await, Err(Errno::TIMEDOUT));
 }
 

@@ -7,14 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use fabric::deadline::Deadline;
 use rustix::io::Errno;
-use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
-use threefs_meta::{At, Identity, InodeKind, MetaQuery};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::data::now;
 use super::handles::leaves_pages;
-use crate::daemon::{Call, Daemon, inode_of};
+use crate::daemon::{Call, Daemon};
 use crate::files::OpenFile;
 use crate::journal::SLOT_BYTES;
 use crate::wire::{is_of_page, is_synchronous};
@@ -149,23 +147,9 @@ impl Daemon {
 
     /// The file of pending bytes: open, or left by a previous daemon.
     async fn open_pending(&self, id: InodeId, deadline: Deadline) -> Result<Arc<OpenFile>, Errno> {
-        if let Some(open) = self.files.get(id) {
-            return Ok(open);
+        match self.files.get(id) {
+            Some(open) => Ok(open),
+            None => self.open_former(id, true, deadline).await,
         }
-        let client = self.journal.client();
-        let query = MetaQuery::Open { at: At::inode(id), access: 0, client };
-        let operation = format!("take over {id}");
-        let reply = self.client.query_for(&Identity::ROOT, &operation, query, deadline).await;
-        let inode = inode_of(reply.map_err(|error| self.errno_of(&operation, &error, true))?)?;
-        if !matches!(inode.kind, InodeKind::File { .. }) {
-            return Err(Errno::STALE);
-        }
-        let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        let (open, _) = self.take_over(file, &inode, 0, true, deadline).await?;
-        let mut state = open.state();
-        state.has_session = inode.quota.is_some();
-        state.learn(&inode);
-        drop(state);
-        Ok(open)
     }
 }

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use threefs_client::FileHandle;
 use threefs_core::ids::InodeId;
 use threefs_meta::permission::{READ, WRITE};
-use threefs_meta::{At, Inode, LockKind, MetaQuery};
+use threefs_meta::{At, Identity, Inode, LockKind, MetaQuery};
 
 use super::data::now;
 use super::handles::{O_ACCMODE, O_RDWR, O_WRONLY, handle_number, writes_directly};
@@ -92,7 +92,7 @@ impl Daemon {
     }
 
     /// Takes over the unreported writes of a file: its chunks and, with `find_end`, its end.
-    pub(super) async fn take_over(
+    async fn take_over(
         &self,
         handle: FileHandle,
         inode: &Inode,
@@ -131,12 +131,22 @@ impl Daemon {
         if let Some(file) = self.files.get(id) {
             return Ok(file);
         }
-        let client = self.journal.client();
-        let open = MetaQuery::Open { at: At::inode(id), access: 0, client };
-        let inode = inode_of(self.query_as_root(call, &format!("take over {id}"), open).await?)?;
+        self.open_former(id, self.is_former(handle) && !self.read_only, call.deadline).await
+    }
+
+    /// Opens a file that a previous daemon has left open; `find_end`: it may have written it.
+    pub(super) async fn open_former(
+        &self,
+        id: InodeId,
+        find_end: bool,
+        deadline: Deadline,
+    ) -> Result<Arc<OpenFile>, Errno> {
+        let (client, operation) = (self.journal.client(), format!("take over {id}"));
+        let query = MetaQuery::Open { at: At::inode(id), access: 0, client };
+        let reply = self.client.query_for(&Identity::ROOT, &operation, query, deadline).await;
+        let inode = inode_of(reply.map_err(|error| self.errno_of(&operation, &error, true))?)?;
         let file = FileHandle::of(&id.to_string(), &inode).map_err(|_| Errno::ISDIR)?;
-        let find_end = self.is_former(handle) && !self.read_only;
-        let (open, _) = self.take_over(file, &inode, 0, find_end, call.deadline).await?;
+        let (open, _) = self.take_over(file, &inode, 0, find_end, deadline).await?;
         let mut state = open.state();
         state.has_session = inode.quota.is_some() && !state.file.is_in_snapshot();
         state.learn(&inode);
@@ -152,9 +162,9 @@ impl Daemon {
         let (flags, owner) = (fields.u32().ok_or(Errno::INVAL)?, fields.u64().ok_or(Errno::INVAL)?);
         let id = self.inode(call.request.node);
         if self.pending.end(id) > 0 {
-            // After a flush that has timed out. The file stays open meanwhile.
+            // After a flush that has timed out, or of another handle. The file stays open meanwhile.
             call.permit = None;
-            self.pending.wait_idle(id).await;
+            self.pending.outlast(id).await;
             call.deadline = Deadline::after(self.timeout);
         }
         if flags & RELEASE_FLOCK != 0 && self.locks.is_locked(id) {
@@ -189,7 +199,6 @@ impl Daemon {
     /// Closes a handle that a registration for rings holds.
     pub(crate) async fn release_registered(&self, id: InodeId, deadline: Deadline) {
         let Some(open) = self.files.get(id) else { return };
-        self.pending.wait_idle(id).await;
         let last = open.state().handles <= 1;
         if let Err(error) = self.report_length(id, &open, last, deadline).await {
             tracing::debug!(inode = id.0, %error, "the length will be reported later");
