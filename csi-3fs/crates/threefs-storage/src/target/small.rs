@@ -49,8 +49,9 @@ impl FlushTarget for Target {
 
     fn flushed(self: Arc<Self>, staged: Vec<(OpId, Staged)>, result: &Result<(), StoreError>) {
         if self.store.compaction_is_due() {
-            let (target, parts) = (Arc::clone(&self), staged.len());
-            self.workers.run(move || (0..parts).for_each(|_| target.store.compact()));
+            // Each update copies a slice, as those that are applied alone.
+            let (target, slices) = (Arc::clone(&self), staged.len());
+            self.workers.run(move || (0..slices).for_each(|_| target.store.compact()));
         }
         let applied = staged.into_iter().map(|(op, staged)| {
             let result = result.clone().map(|()| staged.state);
