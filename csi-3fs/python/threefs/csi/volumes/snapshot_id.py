@@ -10,16 +10,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from threefs.csi.errors import InvalidArgument
 from threefs.csi.volumes.volume_id import (
-    CLUSTER,
     DIGEST_CHARACTERS,
     ID_BYTES_MAX,
     LEAF,
     directory_name,
+    invalid_id,
+    split_id,
 )
 
 __all__ = ["SnapshotId"]
+
+FORM = "v1:CLUSTER:@NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +51,9 @@ class SnapshotId:
     @classmethod
     def parse(cls, text: str) -> SnapshotId:
         """Parse an id and check its parts."""
-
-        def invalid(reason: str) -> InvalidArgument:
-            excerpt = (
-                text if len(text) <= ID_BYTES_MAX else f"{text[:40]}… ({len(text)} characters)"
-            )
-            return InvalidArgument(
-                f"snapshot_id {excerpt!r} {reason}; ids of this driver are v1:CLUSTER:@NAME"
-            )
-
-        if len(text.encode(errors="replace")) > ID_BYTES_MAX:
-            raise invalid(f"is longer than {ID_BYTES_MAX} bytes")
-        version, _, rest = text.partition(":")
-        cluster, _, name = rest.partition(":")
-        if version != "v1" or not name.startswith("@"):
-            raise invalid("is not the id of a snapshot of this driver")
-        if not CLUSTER.fullmatch(cluster):
-            raise invalid("has an invalid cluster")
+        cluster, name = split_id("snapshot_id", FORM, text)
+        if not name.startswith("@"):
+            raise invalid_id("snapshot_id", FORM, text, "is not the id of a snapshot")
         if not LEAF.fullmatch(name[1:]):
-            raise invalid("does not end in a snapshot's name")
+            raise invalid_id("snapshot_id", FORM, text, "does not end in a snapshot's name")
         return cls(cluster, name[1:])

@@ -23,6 +23,8 @@ __all__ = [
     "check_name",
     "check_parent",
     "directory_name",
+    "invalid_id",
+    "split_id",
 ]
 
 ID_BYTES_MAX = 128
@@ -38,6 +40,7 @@ CLUSTER = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LEAF = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,62}")
 SEGMENT = re.compile(r"[A-Za-z0-9_][-A-Za-z0-9._]{0,62}")
 DIGEST_CHARACTERS = 40
+FORM = "v1:CLUSTER:/PATH/NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +83,35 @@ class VolumeId:
     @classmethod
     def parse(cls, text: str) -> VolumeId:
         """Parse an id and check its parts."""
-
-        def invalid(reason: str) -> InvalidArgument:
-            excerpt = (
-                text if len(text) <= ID_BYTES_MAX else f"{text[:40]}… ({len(text)} characters)"
-            )
-            return InvalidArgument(
-                f"volume_id {excerpt!r} {reason}; ids of this driver are v1:CLUSTER:/PATH/NAME"
-            )
-
-        if len(text.encode(errors="replace")) > ID_BYTES_MAX:
-            raise invalid(f"is longer than {ID_BYTES_MAX} bytes")
-        version, _, rest = text.partition(":")
-        cluster, _, path = rest.partition(":")
-        if version != "v1" or not path:
-            raise invalid("is not an id of this driver")
-        if not CLUSTER.fullmatch(cluster):
-            raise invalid("has an invalid cluster")
+        cluster, path = split_id("volume_id", FORM, text)
         parent, _, name = path.rpartition("/")
         if not LEAF.fullmatch(name):
-            raise invalid("does not end in a volume's name")
+            raise invalid_id("volume_id", FORM, text, "does not end in a volume's name")
         try:
             check_parent("volume_id", parent or "/")
         except InvalidArgument as error:
-            raise invalid("has a path that is not absolute and plain") from error
+            reason = "has a path that is not absolute and plain"
+            raise invalid_id("volume_id", FORM, text, reason) from error
         return cls(cluster, parent or "/", name)
+
+
+def split_id(field: str, form: str, text: str) -> tuple[str, str]:
+    """Check length, version and cluster of an id `v1:CLUSTER:REST`; return cluster and rest."""
+    if len(text.encode(errors="replace")) > ID_BYTES_MAX:
+        raise invalid_id(field, form, text, f"is longer than {ID_BYTES_MAX} bytes")
+    version, _, rest = text.partition(":")
+    cluster, _, rest = rest.partition(":")
+    if version != "v1" or not rest:
+        raise invalid_id(field, form, text, "is not an id of this driver")
+    if not CLUSTER.fullmatch(cluster):
+        raise invalid_id(field, form, text, "has an invalid cluster")
+    return cluster, rest
+
+
+def invalid_id(field: str, form: str, text: str, reason: str) -> InvalidArgument:
+    """Return the error for an id in a request."""
+    excerpt = text if len(text) <= ID_BYTES_MAX else f"{text[:40]}… ({len(text)} characters)"
+    return InvalidArgument(f"{field} {excerpt!r} {reason}; ids of this driver are {form}")
 
 
 def _is_inline(path: str) -> bool:
