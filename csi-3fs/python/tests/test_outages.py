@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 OUTAGE_SECONDS = 6.0
-"""Twelve node failure timeouts, which are twenty-four leases."""
+"""Twelve node failure timeouts, which are sixteen leases."""
 
 
 class Load(threading.Thread):

@@ -1,9 +1,9 @@
 //! Heartbeats of storage nodes to mgmtd, and the serving lease in the replies.
 //!
 //! The lease makes reads linearizable although any replica answers them: mgmtd declares a node dead
-//! after `T` without a heartbeat, and the node stops serving `T / 2` after it *sent* the last
+//! after `T` without a heartbeat, and the node stops serving `3/4 T` after it *sent* the last
 //! answered heartbeat, so it has stopped before the chain continues without it. Both measure
-//! elapsed time with their own monotonic clocks; their rates may differ by less than a factor of 2.
+//! elapsed time with their own monotonic clocks; their rates may differ by less than a third.
 
 use serde::{Deserialize, Serialize};
 
@@ -110,7 +110,7 @@ pub struct HeartbeatReply {
     /// The newest routing version when mgmtd received the heartbeat. The lease counts only once the
     /// node has this version.
     pub routing_version: RoutingVersion,
-    /// Time from *sending* the heartbeat during which the node may serve: half of mgmtd's T.
+    /// Time from *sending* the heartbeat during which the node may serve: 3/4 of mgmtd's T.
     pub lease_ms: u64,
 }
 

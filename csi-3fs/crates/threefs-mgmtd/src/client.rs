@@ -1,18 +1,20 @@
 //! RPC client of mgmtd.
 
 mod fences;
+mod heartbeats;
 
-use std::sync::Arc;
+pub use heartbeats::{HeartbeatResult, Heartbeats, NodeReport};
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use fabric::auth::credentials::Credentials;
 use fabric::deadline::Deadline;
 use fabric::rpc::FaultCode::{self, BadRequest, Forbidden};
 use fabric::rpc::{ConnectionConfig, Pool, PoolConfig, RpcError};
-use threefs_core::heartbeat::{FenceReport, Heartbeat, HeartbeatReply, SeenRouting};
-use threefs_core::ids::{FencesVersion, NodeId, RoutingVersion, TargetId};
-use threefs_core::location::Location;
+use threefs_core::heartbeat::{Heartbeat, HeartbeatReply};
+use threefs_core::ids::{NodeId, RoutingVersion, TargetId};
 use threefs_core::routing::RoutingInfo;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -29,6 +31,8 @@ use crate::report::{DomainReport, UnconfirmedReport};
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between attempts while mgmtd has no primary.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Time for which calls avoid an mgmtd that did not reply, if there are others.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Duration of one long poll of [`MgmtdClient::follow`].
 const POLL: Duration = Duration::from_secs(10);
 /// The same if another mgmtd can answer: a stopped primary is noticed after a poll.
@@ -60,6 +64,8 @@ pub struct MgmtdClient(Arc<Inner>);
 
 struct Inner {
     pools: Vec<Pool>,
+    /// Until when calls avoid each mgmtd.
+    silent_until: Mutex<Vec<Option<Instant>>>,
     /// The mgmtd that the next call asks first.
     next: AtomicUsize,
     /// The mgmtd that replied last.
@@ -75,8 +81,9 @@ impl MgmtdClient {
             Pool::new(address, PoolConfig::new(connection))
         };
         let pools = addresses.iter().map(pool).collect();
+        let silent_until = Mutex::new(vec![None; addresses.len()]);
         let (next, (primary, _)) = (AtomicUsize::new(0), watch::channel(0));
-        Self(Arc::new(Inner { pools, next, primary }))
+        Self(Arc::new(Inner { pools, silent_until, next, primary }))
     }
 
     /// Sends a heartbeat to each mgmtd until one accepts it, without retries: the next heartbeat of
@@ -93,44 +100,6 @@ impl MgmtdClient {
             MgmtdReply::Heartbeat(reply) => Ok(reply),
             other => Err(unexpected("a heartbeat", &other)),
         }
-    }
-
-    /// As [`Self::heartbeat`], with the failure domains of the node, and the routing and fences that it
-    /// has seen. Also returns the fences that the lease requires. An older mgmtd gets the heartbeat
-    /// without them.
-    ///
-    /// # Errors
-    /// As [`Self::heartbeat`].
-    pub async fn heartbeat_from(
-        &self,
-        location: &Location,
-        (seen, fences): (SeenRouting, FenceReport),
-        heartbeat: Heartbeat,
-        deadline: Deadline,
-    ) -> Result<(HeartbeatReply, FencesVersion), MgmtdClientError> {
-        let (to_send, at) = (|| heartbeat.clone(), || location.clone());
-        let seen_by = || seen.clone();
-        let requests = [
-            MgmtdRequest::FencedHeartbeat {
-                heartbeat: to_send(),
-                location: at(),
-                seen: seen_by(),
-                fences,
-            },
-            MgmtdRequest::SeenHeartbeat { heartbeat: to_send(), location: at(), seen },
-            MgmtdRequest::LocatedHeartbeat { heartbeat: to_send(), location: at() },
-        ];
-        for request in requests {
-            match self.ask(&request, Duration::ZERO, deadline).await {
-                Ok(MgmtdReply::FencedHeartbeat(reply, fences)) => return Ok((reply, fences)),
-                Ok(MgmtdReply::Heartbeat(reply)) => return Ok((reply, FencesVersion(0))),
-                Ok(other) => return Err(unexpected("a heartbeat", &other)),
-                Err(error) if refused(&error, &[BadRequest]) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let reply = self.heartbeat(heartbeat, deadline).await?;
-        Ok((reply, FencesVersion(0)))
     }
 
     fn poll(&self) -> Duration {
@@ -377,21 +346,18 @@ impl MgmtdClient {
     ) -> Result<MgmtdReply, MgmtdClientError> {
         let count = self.0.pools.len().max(1);
         let mut attempts = 0;
-        let mut number = self.0.next.load(Relaxed);
+        let mut number = self.0.audible(self.0.next.load(Relaxed));
         loop {
             let Some(pool) = self.0.pools.get(number) else {
                 return Err(no_address_error());
             };
             let attempt = deadline.within(wait + ATTEMPT_TIMEOUT);
-            let error = match pool
-                .ask::<_, MgmtdResult>(request, wait + ATTEMPT_TIMEOUT, attempt, None)
-                .await
-            {
+            let reply =
+                pool.ask::<_, MgmtdResult>(request, wait + ATTEMPT_TIMEOUT, attempt, None).await;
+            self.0.heard(number, reply.as_ref().err());
+            let error = match reply {
                 Ok(Ok(reply)) => {
-                    self.0.next.store(number, Relaxed);
-                    self.0
-                        .primary
-                        .send_if_modified(|primary| std::mem::replace(primary, number) != number);
+                    self.0.leads(number);
                     return Ok(reply);
                 }
                 Ok(Err(error)) if error.retryable() => MgmtdClientError::Refused(error),
@@ -401,7 +367,7 @@ impl MgmtdClient {
             };
             attempts += 1;
             // A call whose deadline is shorter than an attempt leaves the next one to the next call.
-            let following = (number + 1) % count;
+            let following = self.0.audible((number + 1) % count);
             let _ = self.0.next.compare_exchange(number, following, Relaxed, Relaxed);
             number = following;
             if deadline.remaining().is_none_or(|remaining| remaining <= PAUSE) {
@@ -411,6 +377,39 @@ impl MgmtdClient {
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+impl Inner {
+    /// Records that an mgmtd replied as the primary.
+    fn leads(&self, number: usize) {
+        self.next.store(number, Relaxed);
+        self.primary.send_if_modified(|primary| std::mem::replace(primary, number) != number);
+    }
+
+    /// Records whether an mgmtd has replied, also with an error.
+    fn heard(&self, number: usize, error: Option<&RpcError>) {
+        let is_silent = matches!(
+            error,
+            Some(RpcError::Unreachable { .. } | RpcError::Lost { .. } | RpcError::TimedOut { .. })
+        );
+        let until = is_silent.then(|| Instant::now() + SILENCE);
+        let mut silent_until = self.silent_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(this) = silent_until.get_mut(number) {
+            *this = until;
+        }
+    }
+
+    /// The first mgmtd from `number` on that does not count as silent; `number` if all of them do.
+    fn audible(&self, number: usize) -> usize {
+        let now = Instant::now();
+        let silent_until = self.silent_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = silent_until.len().max(1);
+        let mut order = (number..number + count).map(|it| it % count);
+        let is_silent = |it: &usize| {
+            silent_until.get(*it).is_some_and(|until| until.is_some_and(|until| now < until))
+        };
+        order.find(|it| !is_silent(it)).unwrap_or(number)
     }
 }
 

@@ -66,9 +66,9 @@ impl Bootstrap {
 /// Intervals and timeouts, in milliseconds of a monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timers {
-    /// T: a node without a heartbeat for this time is dead. Nodes stop serving after T/2.
+    /// T: a node without a heartbeat for this time is dead. Nodes stop serving before.
     pub node_failure_ms: u64,
-    /// A primary that has not renewed its lease for this time may be replaced.
+    /// A primary answers for this time after its last renewal, also while the store is unavailable.
     pub primary_lease_ms: u64,
     /// Interval between scans. Heartbeats that change something are handled at once.
     pub scan_ms: u64,
@@ -80,8 +80,32 @@ impl Timers {
         Self { node_failure_ms: 1000, primary_lease_ms: 3000, scan_ms: 50 }
     }
 
-    /// The lease granted with each heartbeat.
+    /// The lease granted with each heartbeat, 3/4 T: it ends before the node is declared dead if the
+    /// rates of the two clocks differ by less than a third.
+    #[must_use]
     pub fn node_lease_ms(&self) -> u64 {
-        self.node_failure_ms / 2
+        self.node_failure_ms.saturating_mul(3) / 4
+    }
+
+    /// A contender takes over from a primary that has not renewed its lease for this time, 0.3 T: then a
+    /// node still has more than a third of its lease.
+    #[must_use]
+    pub fn takeover_ms(&self) -> u64 {
+        (self.node_failure_ms.saturating_mul(3) / 10).min(self.primary_lease_ms)
+    }
+
+    /// Interval between renewals if another process can take over.
+    #[must_use]
+    pub fn renewal_ms(&self) -> u64 {
+        self.takeover_ms() / 4
+    }
+
+    /// Time after a takeover after which all leases that a former primary granted have ended: it may have
+    /// renewed just before the takeover, and answers for `primary_lease_ms` since then by its clock; the
+    /// leases that it grants end within T. A quarter more is for the rates of the two clocks.
+    #[must_use]
+    pub fn settles_ms(&self) -> u64 {
+        let answers_ms = self.primary_lease_ms.saturating_add(self.primary_lease_ms / 4);
+        answers_ms.saturating_add(self.node_failure_ms)
     }
 }

@@ -36,7 +36,7 @@ impl Manager {
         let view = self.view(&mut role, now)?;
         let mut waiting = Vec::new();
         if plan {
-            if let Some(remaining_ms) = view.startup_remaining_ms(&self.timers, now) {
+            if let Some(remaining_ms) = view.startup_remaining_ms(now) {
                 return Err(MgmtdError::Starting { remaining_ms });
             }
             waiting = self.waiting_moves(view, now);
@@ -82,7 +82,7 @@ impl Manager {
     ) -> Result<RebalancePlan, MgmtdError> {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
-        if let Some(remaining_ms) = view.startup_remaining_ms(&self.timers, now) {
+        if let Some(remaining_ms) = view.startup_remaining_ms(now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let leaving = drain(&view.goal.leaving);

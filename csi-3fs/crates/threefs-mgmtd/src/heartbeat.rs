@@ -61,14 +61,18 @@ impl View {
                         return Ok(Step::Register);
                     }
                     Admission::Restarted => {
-                        if let Some(remaining_ms) = self.startup_remaining_ms(timers, now)
-                            && self.routing.targets_of_node(node).next().is_some()
-                        {
+                        self.restarts(node, now);
+                        if self.routing.targets_of_node(node).next().is_none() {
+                            // It is in no chain. A scan while this primary starts would take
+                            // nodes for dead that it has not heard yet.
+                            *stage = HeartbeatStage::Renewed;
+                            return Ok(Step::Register);
+                        }
+                        if let Some(remaining_ms) = self.startup_remaining_ms(now) {
                             return Err(MgmtdError::Starting { remaining_ms });
                         }
                         // The demotion precedes the registration of the new incarnation: a crash in
                         // between repeats the demotion, the other order would lose it.
-                        self.restarts(node, now);
                         *stage = HeartbeatStage::Demoted;
                         return Ok(Step::Demote);
                     }
@@ -88,7 +92,7 @@ impl View {
                 HeartbeatStage::Admitted => {
                     *stage = HeartbeatStage::Taken;
                     let news = self.record_heartbeat(report, now);
-                    if news && self.startup_remaining_ms(timers, now).is_none() {
+                    if news && self.startup_remaining_ms(now).is_none() {
                         return Ok(Step::Decide);
                     }
                 }

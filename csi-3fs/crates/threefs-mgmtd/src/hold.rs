@@ -21,7 +21,7 @@ impl Manager {
         tracing::error!("{node} has newer chains than the store of mgmtd, which is an old copy");
         let marked =
             self.store.transact(deadline(), &MarkRestored { seen, fence: Some(fence) }).await;
-        *role = Role::Contender { last_lease: None };
+        *role = Role::contender();
         match marked {
             Ok(()) => Err(MgmtdError::Starting { remaining_ms: self.timers.scan_ms }),
             Err(error) => Err(MgmtdError::Store { detail: error.to_string() }),

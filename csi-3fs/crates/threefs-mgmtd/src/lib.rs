@@ -31,9 +31,13 @@ mod restore;
 mod rows;
 mod service;
 mod starts;
+mod takeover;
+mod term;
 mod view;
 
-pub use client::{MgmtdClient, MgmtdClientError, RoutingFollower};
+pub use client::{
+    HeartbeatResult, Heartbeats, MgmtdClient, MgmtdClientError, NodeReport, RoutingFollower,
+};
 pub use config::{Bootstrap, FIRST_TABLE, MgmtdConfig, Timers};
 pub use drain_change::DrainChange;
 pub use manager::Manager;
@@ -51,4 +55,5 @@ pub use report::{
 pub use restore::{DUMP_KIND, restore};
 pub use rows::CLUSTER as CLUSTER_ROW;
 pub use service::{Mgmtd, MgmtdRunError, run};
+pub use takeover::{LeaseState, LeaseWatch};
 pub use threefs_kv::StoreConfig;

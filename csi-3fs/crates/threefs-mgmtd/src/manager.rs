@@ -18,12 +18,10 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use crate::changes::Changes;
 use crate::config::{Bootstrap, Timers};
 use crate::heartbeat::{HeartbeatStage, Step};
-use crate::ops::{
-    AcquireLease, Fence, HoldChains, InspectLease, LeaseRow, OpError, RegisterNode, RenewLease,
-    UpdateChains,
-};
+use crate::ops::{OpError, RegisterNode, UpdateChains};
 use crate::protocol::{ClusterStatus, MgmtdError, Promotion};
 use crate::refusal::Refusal;
+use crate::takeover::LeaseWatch;
 use crate::view::{Report, View};
 
 /// Timeout of a transaction, including retries. Above the time in which a distributed store elects
@@ -33,13 +31,15 @@ const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(4);
 /// One mgmtd.
 pub struct Manager {
     pub(crate) store: Store,
-    id: u128,
-    address: String,
+    pub(crate) id: u128,
+    pub(crate) address: String,
     pub(crate) bootstrap: Bootstrap,
     /// Whether to add chains and move replicas automatically.
     pub(crate) automatic: bool,
     pub(crate) timers: Timers,
     pub(crate) role: Mutex<Role>,
+    /// The lease as this manager has observed it, in all its terms.
+    pub(crate) watch: std::sync::Mutex<LeaseWatch>,
     published: watch::Sender<Arc<RoutingInfo>>,
     /// The newest version of the fences that is known to be published.
     pub(crate) fences: watch::Sender<FencesVersion>,
@@ -48,11 +48,18 @@ pub struct Manager {
 }
 
 pub(crate) enum Role {
-    /// The last state of the lease, and since when it has been unchanged.
+    /// The address of the primary, if it is known.
     Contender {
-        last_lease: Option<(LeaseRow, Millis)>,
+        holder: String,
     },
     Primary(Box<View>),
+}
+
+impl Role {
+    /// A contender that has not read the lease yet.
+    pub(crate) fn contender() -> Self {
+        Self::Contender { holder: String::new() }
+    }
 }
 
 impl Manager {
@@ -66,10 +73,22 @@ impl Manager {
     ) -> Self {
         let (published, _) = watch::channel(Arc::default());
         let (fences, _) = watch::channel(FencesVersion(0));
-        let role = Mutex::new(Role::Contender { last_lease: None });
+        let role = Mutex::new(Role::contender());
         let (address, automatic) = (address.into(), true);
-        let owner = None;
-        Self { store, id, address, bootstrap, automatic, timers, role, published, fences, owner }
+        let (watch, owner) = (std::sync::Mutex::default(), None);
+        Self {
+            store,
+            id,
+            address,
+            bootstrap,
+            automatic,
+            timers,
+            role,
+            watch,
+            published,
+            fences,
+            owner,
+        }
     }
 
     /// Adds chains and moves replicas on request only.
@@ -124,23 +143,8 @@ impl Manager {
             && !view.holds_lease(&self.timers, now)
         {
             tracing::warn!(epoch = view.fence.epoch, "lease renewal failed");
-            *role = Role::Contender { last_lease: None };
+            *role = Role::contender();
         }
-    }
-
-    /// Renews a lease that is due, without locking the role: the commit waits for a disk, and must
-    /// not block heartbeats, which nodes need to keep their leases.
-    async fn renew(&self, now: Millis) -> Result<Option<Fence>, OpError> {
-        let fence = match &*self.role.lock().await {
-            Role::Primary(view)
-                if now.since(view.renewed_at) >= self.timers.primary_lease_ms / 3 =>
-            {
-                view.fence
-            }
-            _ => return Ok(None),
-        };
-        self.store.transact(deadline(), &RenewLease(fence)).await?;
-        Ok(Some(fence))
     }
 
     /// Handles a heartbeat.
@@ -226,7 +230,7 @@ impl Manager {
     ) -> Result<Promotion, MgmtdError> {
         let mut role = self.role.lock().await;
         let view = self.view(&mut role, now)?;
-        if let Some(remaining_ms) = view.startup_remaining_ms(&self.timers, now) {
+        if let Some(remaining_ms) = view.startup_remaining_ms(now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let (promotion, transition, store) = view.promotion(&self.timers, now, target)?;
@@ -265,11 +269,7 @@ impl Manager {
         match &mut **role {
             Role::Primary(view) if view.holds_lease(&self.timers, now) => Ok(view),
             Role::Primary(_) => Err(MgmtdError::NotPrimary { holder: String::new() }),
-            Role::Contender { last_lease } => {
-                let holder = last_lease.as_ref().and_then(|(row, _)| row.holder.as_ref());
-                let holder = holder.map(|holder| holder.address.clone()).unwrap_or_default();
-                Err(MgmtdError::NotPrimary { holder })
-            }
+            Role::Contender { holder } => Err(MgmtdError::NotPrimary { holder: holder.clone() }),
         }
     }
 
@@ -285,61 +285,14 @@ impl Manager {
             && error.in_doubt()
         {
             tracing::warn!(%error, epoch = view.fence.epoch, "stepping down");
-            *role = Role::Contender { last_lease: None };
+            *role = Role::contender();
         }
         result
     }
 
-    async fn contend(&self, role: &mut Role, now: Millis) -> Result<(), OpError> {
-        let row = self.store.transact(deadline(), &InspectLease).await?;
-        let Role::Contender { last_lease } = role else { return Ok(()) };
-        let unchanged_since = match last_lease {
-            Some((before, since)) if *before == row => *since,
-            _ => now,
-        };
-        *last_lease = Some((row.clone(), unchanged_since));
-        let opening = self.store.exclusive_opening();
-        let free = match &row.holder {
-            None => true,
-            // The lease is still held by this manager, which has stepped down.
-            Some(holder) if holder.manager == self.id => true,
-            // Written through another opening of a store that only one process can open: that
-            // process is dead.
-            Some(holder) if holder.opening.is_some() && opening.is_some() => {
-                holder.opening != opening
-                    || now.since(unchanged_since) >= self.timers.primary_lease_ms
-            }
-            Some(_) => now.since(unchanged_since) >= self.timers.primary_lease_ms,
-        };
-        if !free {
-            return Ok(());
-        }
-        let acquire = AcquireLease {
-            observed_lease: &row,
-            manager: self.id,
-            address: &self.address,
-            opening,
-            owner: self.owner.as_ref(),
-        };
-        let (fence, mut loaded) = self.store.transact(deadline(), &acquire).await?;
-        while loaded.restored {
-            loaded = self.store.transact(deadline(), &HoldChains(fence)).await?;
-        }
-        tracing::info!(epoch = fence.epoch, address = self.address, "became primary");
-        let view = View::new(fence, loaded, now);
-        if view.unpublished {
-            tracing::warn!(
-                "storage services serve once a metadata service has published the epochs of volumes"
-            );
-        }
-        self.publish(&view);
-        *role = Role::Primary(Box::new(view));
-        Ok(())
-    }
-
     async fn lead(&self, view: &mut View, now: Millis) -> Result<(), OpError> {
         view.tick(&self.timers, now);
-        if view.startup_remaining_ms(&self.timers, now).is_none() {
+        if view.startup_remaining_ms(now).is_none() {
             self.make_chains(view, now).await?;
             self.scan(view, now).await?;
             self.record_capacities(view).await?;
@@ -440,7 +393,7 @@ impl Manager {
         }
     }
 
-    fn publish(&self, view: &View) {
+    pub(crate) fn publish(&self, view: &View) {
         self.published.send_replace(Arc::new(view.routing.clone()));
     }
 }

@@ -13,6 +13,8 @@ use threefs_core::routing::PublicState;
 
 use super::*;
 
+#[path = "failover_test.rs"]
+mod failover;
 #[path = "fences_test.rs"]
 mod fences;
 #[path = "recovery_test.rs"]
@@ -430,8 +432,8 @@ async fn of_two_managers_the_one_without_the_lease_is_fenced() {
         cluster.now = cluster.now.after(50);
         second.tick(cluster.now).await.unwrap();
     }
-    // Its last renewal was up to a third of a lease before the pause; it may still reply until its
-    // lease from that renewal ends.
+    // In a store that only one process can open a manager waits for the whole lease. The last renewal
+    // was up to a third of it before the pause.
     assert!(cluster.now.since(paused) >= TIMERS.primary_lease_ms * 2 / 3 - 50);
     assert!(cluster.manager.status(cluster.now).await.is_err());
     // The first continues with its old clock and still considers itself primary: its write is

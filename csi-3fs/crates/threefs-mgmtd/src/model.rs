@@ -31,11 +31,21 @@ impl Model {
     #[must_use]
     pub fn new(routing: RoutingInfo, timers: Timers, now: Millis) -> Self {
         let loaded = Loaded { routing, ..Loaded::default() };
-        Self { timers, view: View::new(Fence { manager: 1, epoch: 1 }, loaded, now) }
+        let fence = Fence { manager: 1, epoch: 1 };
+        Self { timers, view: View::new(fence, loaded, timers.node_failure_ms, now) }
     }
 
-    /// Another primary takes over: it has the written state, and no heartbeats.
+    /// Another primary takes over from a dead one: it has the written state, and no heartbeats.
     pub fn restart(&mut self, now: Millis) {
+        self.start_term(self.timers.node_failure_ms, now);
+    }
+
+    /// Another primary takes over from one that may still answer heartbeats.
+    pub fn take_over(&mut self, now: Millis) {
+        self.start_term(self.timers.settles_ms(), now);
+    }
+
+    fn start_term(&mut self, settles_ms: u64, now: Millis) {
         let View { fence, routing, nodes, goal, stores, capacities, pace, held, fences, .. } =
             self.view.clone();
         let (snapshots, unpublished) = (self.view.snapshots, self.view.unpublished);
@@ -54,7 +64,18 @@ impl Model {
             unpublished,
             restored,
         };
-        self.view = View::new(fence, loaded, now);
+        self.view = View::new(fence, loaded, settles_ms, now);
+    }
+
+    /// Records that the lease was renewed by a transaction that started at `now`.
+    pub fn renewed(&mut self, now: Millis) {
+        self.view.renewed_at = now;
+    }
+
+    /// Whether it may answer.
+    #[must_use]
+    pub fn holds_lease(&self, now: Millis) -> bool {
+        self.view.holds_lease(&self.timers, now)
     }
 
     /// The store was restored from a backup: holds all chains, in an era above `seen`, as
@@ -191,7 +212,7 @@ impl Model {
     /// # Errors
     /// [`MgmtdError::Starting`], [`MgmtdError::CannotPromote`].
     pub fn promote(&mut self, target: TargetId, now: Millis) -> Result<Promotion, MgmtdError> {
-        if let Some(remaining_ms) = self.view.startup_remaining_ms(&self.timers, now) {
+        if let Some(remaining_ms) = self.view.startup_remaining_ms(now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let (promotion, transition, store) = self.view.promotion(&self.timers, now, target)?;
@@ -203,7 +224,7 @@ impl Model {
     /// Scans all chains.
     pub fn tick(&mut self, now: Millis) {
         self.view.tick(&self.timers, now);
-        if self.view.startup_remaining_ms(&self.timers, now).is_none() {
+        if self.view.startup_remaining_ms(now).is_none() {
             self.scan(now);
         }
     }

@@ -76,6 +76,18 @@ pub(crate) struct LeaseHolder {
     pub opening: Option<u128>,
 }
 
+impl LeaseHolder {
+    /// The row after a primary has given up its lease. Earlier releases wait for the lease to end.
+    pub(crate) fn released(epoch: u64) -> Self {
+        Self { epoch, manager: 0, address: String::new(), opening: None }
+    }
+
+    /// Whether no mgmtd holds the lease.
+    pub(crate) fn is_released(&self) -> bool {
+        self.manager == 0
+    }
+}
+
 /// Persistent state of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeRow {

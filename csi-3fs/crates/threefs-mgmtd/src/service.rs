@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fabric::BoxFuture;
 use fabric::auth::ticket::Grant;
+use fabric::boot_instant::BootInstant;
 use fabric::rpc::{
     Budget, Call, Fault, Payload, Reply, Server, ServerConfig, ServerError, Service, Shutdown,
     decode_request,
@@ -128,7 +129,7 @@ impl Mgmtd {
     }
 
     async fn serve_inner(self, shutdown: Shutdown) -> Result<(), MgmtdRunError> {
-        let clock = Clock(Instant::now());
+        let clock = Clock::start();
         let manager = Arc::clone(&self.manager);
         let adoption = self.adoption.clone();
         let handler = Handler { adoption, ..Handler::new(manager, clock, shutdown.clone()) };
@@ -145,9 +146,11 @@ impl Mgmtd {
             }
         };
         tokio::select! {
-            () = self.server.serve(handler, shutdown) => Ok(()),
-            ended = manage => Ok(ended?),
+            () = self.server.serve(handler, shutdown) => {}
+            ended = manage => ended?,
         }
+        self.manager.release(clock.now()).await;
+        Ok(())
     }
 }
 
@@ -172,12 +175,17 @@ async fn tick(manager: &Manager, clock: Clock, every: Duration) -> KvError {
     }
 }
 
+/// It continues while the machine is suspended: the lease of a primary must expire then.
 #[derive(Clone, Copy)]
-pub(crate) struct Clock(Instant);
+pub(crate) struct Clock(BootInstant);
 
 impl Clock {
+    fn start() -> Self {
+        Self(BootInstant::now())
+    }
+
     pub(crate) fn now(self) -> Millis {
-        Millis(self.0.elapsed().as_millis() as u64)
+        Millis(BootInstant::now().since(self.0).as_millis() as u64)
     }
 }
 
@@ -393,7 +401,7 @@ mod tests {
         let bootstrap = Bootstrap { nodes: 1, replicas: 1, chains_per_node: 1 };
         let timers = Timers::one_machine();
         let manager = Arc::new(Manager::new(Store::memory(), 1, "mgmtd", bootstrap, timers));
-        let clock = Clock(Instant::now());
+        let clock = Clock::start();
         manager.tick(clock.now()).await.unwrap();
         let (handle, shutdown) = Shutdown::new();
         (Arc::new(Handler::new(manager, clock, shutdown)), handle)

@@ -41,9 +41,9 @@ impl Cluster {
 
     async fn another_primary(&mut self) {
         self.manager = Manager::new(self.store.clone(), 9, "m9", BOOTSTRAP, TIMERS);
-        self.now = self.now.after(10_000);
-        for _ in 0..3 {
-            self.now = self.now.after(TIMERS.primary_lease_ms);
+        // It takes over, and the leases of the former one end.
+        for _ in 0..(2 * TIMERS.settles_ms() / 50) {
+            self.now = self.now.after(50);
             self.manager.tick(self.now).await.unwrap();
         }
     }
@@ -96,7 +96,7 @@ async fn a_new_primary_enables_snapshots_only_once_it_knows_all_live_nodes() {
     }
     let early = cluster.manager.enable_snapshots(cluster.now).await;
     assert!(matches!(early, Err(MgmtdError::Starting { .. })), "{early:?}");
-    for _ in 0..30 {
+    for _ in 0..=TIMERS.settles_ms() / 50 {
         cluster.step().await;
     }
     cluster.manager.enable_snapshots(cluster.now).await.unwrap();

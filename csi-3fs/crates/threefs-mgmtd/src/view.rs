@@ -21,7 +21,7 @@ use threefs_core::heartbeat::{
 use threefs_core::ids::{ChainId, InodeId, NodeId, RoutingVersion, StoreId, TargetId};
 use threefs_core::location::Location;
 use threefs_core::membership::MembershipRecord;
-use threefs_core::routing::{Chain, PublicState, RoutingInfo};
+use threefs_core::routing::{Chain, ChainTarget, PublicState, RoutingInfo};
 use threefs_core::time::Millis;
 
 use crate::config::Timers;
@@ -34,8 +34,10 @@ use crate::rows::{FenceRow, NodeRow, PlacementGoal};
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub fence: Fence,
-    /// Time at which this primary started.
+    /// A time at which no former primary could renew its lease any more.
     pub since: Millis,
+    /// Time after `since` until all leases that former primaries granted have ended.
+    settles_ms: u64,
     /// Time at which the last successful renewal started.
     pub renewed_at: Millis,
     pub routing: RoutingInfo,
@@ -67,7 +69,7 @@ pub(crate) struct View {
     failed_syncs: BTreeMap<TargetId, u32>,
     /// Nodes on which a move has failed, and until when they receive none.
     refusing_moves: BTreeMap<NodeId, Millis>,
-    ticked_at: Millis,
+    ticked_at: Option<Millis>,
     /// Last refusal of a node with data of another cluster, or of lost chains.
     refused_data_at: Option<Millis>,
 }
@@ -122,10 +124,12 @@ pub(crate) enum Admission {
 }
 
 impl View {
-    pub(crate) fn new(fence: Fence, loaded: Loaded, now: Millis) -> Self {
+    /// `settles_ms`: see [`Self::former_leases_ms`].
+    pub(crate) fn new(fence: Fence, loaded: Loaded, settles_ms: u64, now: Millis) -> Self {
         Self {
             fence,
             since: now,
+            settles_ms,
             renewed_at: now,
             routing: loaded.routing,
             nodes: loaded.nodes,
@@ -144,7 +148,7 @@ impl View {
             restarting: BTreeMap::new(),
             failed_syncs: BTreeMap::new(),
             refusing_moves: BTreeMap::new(),
-            ticked_at: now,
+            ticked_at: None,
             refused_data_at: None,
         }
     }
@@ -183,8 +187,12 @@ impl View {
     /// not count against the nodes: their heartbeats wait in its sockets. Detecting a death late is
     /// always safe.
     pub(crate) fn tick(&mut self, timers: &Timers, now: Millis) {
-        let slept_ms = now.since(self.ticked_at).saturating_sub(timers.scan_ms * 2);
-        self.ticked_at = now;
+        if self.ticked_at.is_none() {
+            // The takeover is committed by now; a former primary may have renewed until then.
+            self.since = now;
+        }
+        let ticked_at = self.ticked_at.replace(now).unwrap_or(now);
+        let slept_ms = now.since(ticked_at).saturating_sub(timers.scan_ms * 2);
         if slept_ms > 0 {
             self.heartbeats.values_mut().for_each(|last| last.at = last.at.after(slept_ms));
         }
@@ -195,17 +203,22 @@ impl View {
         now.since(self.renewed_at) < timers.primary_lease_ms
     }
 
-    /// Time until liveness is known: every node with targets has sent a heartbeat, or has had its
-    /// full time since this primary started. `None` = known.
-    pub(crate) fn startup_remaining_ms(&self, timers: &Timers, now: Millis) -> Option<u64> {
-        let waited_ms = now.since(self.since);
-        let all_heard = || {
-            let mut holders = self.routing.chains.values().flat_map(|chain| &chain.targets);
-            holders.all(|place| self.heartbeats.contains_key(&place.node))
+    /// Time until the leases that former primaries granted have ended; `None` once they have. A former
+    /// primary answers heartbeats until its own lease has ended, also to nodes that this one has heard.
+    pub(crate) fn former_leases_ms(&self, now: Millis) -> Option<u64> {
+        self.settles_ms.checked_sub(now.since(self.since)).filter(|remaining| *remaining > 0)
+    }
+
+    /// Time until liveness is known: every node with targets has sent a heartbeat or has restarted, or
+    /// has no lease of a former primary any more. `None` = known.
+    pub(crate) fn startup_remaining_ms(&self, now: Millis) -> Option<u64> {
+        let remaining = self.former_leases_ms(now)?;
+        let is_heard = |place: &ChainTarget| {
+            self.heartbeats.contains_key(&place.node) || self.restarting.contains_key(&place.node)
         };
-        let remaining =
-            timers.node_failure_ms.checked_sub(waited_ms).filter(|remaining| *remaining > 0)?;
-        (!all_heard()).then_some(remaining)
+        let mut holders = self.routing.chains.values().flat_map(|chain| &chain.targets);
+        let all_heard = holders.all(is_heard);
+        (!all_heard).then_some(remaining)
     }
 
     /// What a heartbeat requires, or why it is refused.
@@ -269,8 +282,11 @@ impl View {
         self.restarting.remove(&node);
     }
 
+    /// Whether a node that has sent a heartbeat may have a lease, of this primary or of a former one.
     pub(crate) fn is_alive(&self, node: NodeId, timers: &Timers, now: Millis) -> bool {
-        self.heartbeats.get(&node).is_some_and(|last| now.since(last.at) < timers.node_failure_ms)
+        let is_silent = |last: &LastHeartbeat| now.since(last.at) >= timers.node_failure_ms;
+        let last = self.heartbeats.get(&node);
+        last.is_some_and(|last| !is_silent(last) || self.former_leases_ms(now).is_some())
     }
 
     fn report_of(&self, node: NodeId, target: TargetId) -> Option<TargetReport> {

@@ -15,8 +15,8 @@ use threefs_core::ids::{FencesVersion, Incarnation, NodeId, RoutingVersion};
 use threefs_core::location::{Level, Location};
 use threefs_mgmtd::protocol::CONTEXT;
 use threefs_mgmtd::{
-    Bootstrap, DrainChange, Mgmtd, MgmtdClient, MgmtdConfig, MgmtdReply, MgmtdRequest, MgmtdResult,
-    RebalancePlan, StoreConfig, Timers,
+    Bootstrap, DrainChange, Mgmtd, MgmtdClient, MgmtdClientError, MgmtdConfig, MgmtdReply,
+    MgmtdRequest, MgmtdResult, NodeReport, RebalancePlan, StoreConfig, Timers,
 };
 
 fn key() -> Key {
@@ -25,6 +25,18 @@ fn key() -> Key {
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
+}
+
+async fn send(
+    client: &MgmtdClient,
+    location: Location,
+    node: u32,
+) -> Result<(HeartbeatReply, FencesVersion), MgmtdClientError> {
+    let (seen, fences) = Default::default();
+    let report = NodeReport { heartbeat: heartbeat(node), location, seen, fences };
+    let mut heartbeats = client.heartbeats();
+    heartbeats.send(&report, &(), Duration::from_secs(60));
+    heartbeats.reply().await.result
 }
 
 fn heartbeat(node: u32) -> Heartbeat {
@@ -60,10 +72,10 @@ async fn chains_are_placed_by_the_locations_of_the_first_heartbeats() {
     for node in 1..=4 {
         let zone = if node <= 2 { "A" } else { "B" };
         let location = Location::new(zone, "", &format!("host-{node}")).unwrap();
-        client
-            .heartbeat_from(&location, Default::default(), heartbeat(node), soon())
-            .await
-            .unwrap();
+        // Refused until this mgmtd is the primary.
+        while send(&client, location.clone(), node).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
     let routing = follower.wait_for(soon(), |routing| !routing.chains.is_empty()).await.unwrap();
     assert_eq!(routing.nodes[&NodeId(1)].location.to_string(), "A//host-1");
@@ -114,8 +126,7 @@ async fn an_older_mgmtd_gets_heartbeats_without_locations() {
     let (_handle, shutdown) = Shutdown::new();
     let _serving = tokio::spawn(server.serve(OldMgmtd(Arc::clone(&requests)), shutdown));
     let location = Location::new("A", "", "h").unwrap();
-    let reply =
-        client.heartbeat_from(&location, Default::default(), heartbeat(1), soon()).await.unwrap();
+    let reply = send(&client, location, 1).await.unwrap();
     assert_eq!((reply.0.lease_ms, reply.1), (500, FencesVersion(0)));
     assert!(matches!(
         requests.lock().unwrap()[..],

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use fabric::auth::Key;
 use fabric::deadline::Deadline;
 use fabric::rpc::{Shutdown, ShutdownHandle};
-use threefs_core::heartbeat::{DataFolder, Heartbeat};
+use threefs_core::heartbeat::{DataFolder, FenceReport, Heartbeat, SeenRouting};
 use threefs_core::ids::{Incarnation, NodeId, RoutingVersion};
+use threefs_core::location::Location;
 use threefs_kv::Store;
-use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, Timers};
+use threefs_mgmtd::{Bootstrap, Mgmtd, MgmtdClient, MgmtdConfig, NodeReport, Timers};
 use tokio::task::JoinHandle;
 
 const TIMERS: Timers = Timers { node_failure_ms: 60_000, primary_lease_ms: 500, scan_ms: 10 };
@@ -93,6 +94,66 @@ async fn heartbeats_with_short_deadlines_pass_a_silent_mgmtd() {
     assert!(matches!(states[..], [Err(_), Ok(_)]), "{states:?}");
     let follower = client.follow();
     follower.wait_for(soon(), |routing| routing.version > RoutingVersion(0)).await.unwrap();
+}
+
+/// The times of the calls are much longer than the test may take.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_does_not_wait_for_a_silent_mgmtd() {
+    let store = Store::shared_memory();
+    let primary = Service::start(&store, "127.0.0.1:0").await;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses = [silent.local_addr().unwrap().to_string(), primary.address.clone()];
+    let client = MgmtdClient::new(&addresses, &key());
+    let mut heartbeats = client.heartbeats::<u64>();
+    let exchange = async {
+        for sequence in 1..=100 {
+            let report = NodeReport {
+                heartbeat: Heartbeat { sequence, ..heartbeat(1) },
+                location: Location::default(),
+                seen: SeenRouting::default(),
+                fences: FenceReport::default(),
+            };
+            heartbeats.send(&report, &sequence, Duration::from_secs(600));
+            let reply = heartbeats.reply().await;
+            // Before the mgmtd is the primary it refuses.
+            assert_eq!((reply.tag, reply.missed), (sequence, false), "{:?}", reply.result);
+            if reply.result.is_ok() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("no heartbeat was accepted");
+    };
+    tokio::time::timeout(Duration::from_secs(60), exchange).await.unwrap();
+    // Other calls do not wait for the silent one either: their attempts last for seconds.
+    let calls = async {
+        for _ in 0..50 {
+            client.status(soon()).await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), calls).await.unwrap();
+}
+
+/// The primary owes a reply while a report changes: the change is sent when it replies.
+#[tokio::test]
+async fn a_heartbeat_that_an_mgmtd_has_missed_is_named() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = MgmtdClient::new(&[silent.local_addr().unwrap().to_string()], &key());
+    let mut heartbeats = client.heartbeats::<u64>();
+    let report = NodeReport {
+        heartbeat: heartbeat(1),
+        location: Location::default(),
+        seen: SeenRouting::default(),
+        fences: FenceReport::default(),
+    };
+    heartbeats.send(&report, &1, Duration::from_millis(100));
+    heartbeats.send(&report, &2, Duration::from_millis(100));
+    let reply = heartbeats.reply().await;
+    assert_eq!((reply.tag, reply.missed), (1, true));
+    reply.result.unwrap_err();
+    heartbeats.send(&report, &3, Duration::from_millis(100));
+    let reply = heartbeats.reply().await;
+    assert_eq!((reply.tag, reply.missed), (3, false));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -36,7 +36,9 @@ pub fn run_service(py: Python<'_>, kind: &str, config_json: &str, parent_pid: u3
         .thread_name(kind)
         .enable_all()
         .build()?;
-    let outcome = py.detach(|| runtime.block_on(service.serve()));
+    // As a task: this thread would have to be woken for each heartbeat.
+    let outcome = py.detach(|| runtime.block_on(runtime.spawn(service.serve())));
+    let outcome = outcome.unwrap_or_else(|error| Err(error.into()));
     // Store operations in flight are atomic: nothing is lost by not waiting for them.
     runtime.shutdown_background();
     outcome.map_err(|error| PyRuntimeError::new_err(format!("{kind}: {error}")))

@@ -3,6 +3,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::ids::StoreId;
+use threefs_core::replica::Check;
 
 use crate::mutations::Mutation;
 
@@ -187,5 +188,31 @@ pub fn more(seed: u64, mutation: Mutation, nodes: usize, chains: usize) -> Vec<(
             plan.push((at, fault));
         }
     }
+    plan.extend(rare(&mut rng, mutation, nodes));
     plan
+}
+
+/// Faults in an order without which few of the schedules find a seeded bug.
+fn rare(rng: &mut ChaCha8Rng, mutation: Mutation, nodes: usize) -> Vec<(u64, Fault)> {
+    let at = rng.random_range(10_000..FAULTS_END_US - 250_000);
+    let (node, time) = (rng.random_range(0..nodes), rng.random_range(1_000..100_000));
+    match mutation {
+        // Killed on all nodes, so that no other replica has flushed it.
+        Mutation::SkipFlushAtOpen => {
+            let crash = |node| (at, Fault::Crash { node, back_after_us: 5_000 });
+            let loss = (at + 5_000 + time, Fault::PowerLoss { back_after_us: 5_000 });
+            (0..nodes).map(crash).chain([loss]).collect()
+        }
+        // The heartbeats of a node are lost, and nothing else.
+        Mutation::WholeLease => {
+            vec![(at, Fault::Cut { from: node, to: nodes, for_us: 100_000 + time })]
+        }
+        // A client gets no reply, and after a while there is another head, which answers.
+        Mutation::Without(Check::PurgeAge) => {
+            let cut = |node| (at, Fault::Cut { from: node, to: nodes + 1, for_us: time + 5_000 });
+            let crash = (at + time, Fault::Crash { node: 0, back_after_us: 2_000 });
+            (0..nodes).map(cut).chain([crash]).collect()
+        }
+        _ => Vec::new(),
+    }
 }

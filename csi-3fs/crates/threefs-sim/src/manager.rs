@@ -20,6 +20,9 @@ use threefs_mgmtd::{MgmtdError, Model, Timers};
 pub const DEAD_AFTER_MS: u64 = 100;
 /// Interval between scans.
 pub const SCAN_MS: u64 = 10;
+/// Intervals and timeouts. The lease of the primary matters only if there are two mgmtds.
+pub const TIMERS: Timers =
+    Timers { node_failure_ms: DEAD_AFTER_MS, primary_lease_ms: 150, scan_ms: SCAN_MS };
 
 /// The simulated manager.
 #[derive(Debug)]
@@ -48,10 +51,8 @@ impl Manager {
     pub fn new(chains: Vec<Chain>) -> Self {
         let mut routing = RoutingInfo { version: RoutingVersion(1), ..RoutingInfo::default() };
         routing.chains.extend(chains.into_iter().map(|chain| (chain.id, chain)));
-        let timers =
-            Timers { node_failure_ms: DEAD_AFTER_MS, primary_lease_ms: u64::MAX, scan_ms: SCAN_MS };
         let published = Rc::new(routing.clone());
-        let model = Model::new(routing, timers, Millis(0));
+        let model = Model::new(routing, TIMERS, Millis(0));
         let chunks = BTreeMap::new();
         Self {
             model,
@@ -69,6 +70,28 @@ impl Manager {
     /// Restarts the manager: heartbeats are forgotten.
     pub fn restart(&mut self, now: Millis) {
         self.model.restart(now);
+    }
+
+    /// Another mgmtd takes over from one that may still answer heartbeats.
+    pub fn take_over(&mut self, now: Millis) {
+        self.model.take_over(now);
+    }
+
+    /// The primary has renewed its lease.
+    pub fn renewed(&mut self, now: Millis) {
+        self.model.renewed(now);
+    }
+
+    /// Whether the primary may answer.
+    #[must_use]
+    pub fn holds_lease(&self, now: Millis) -> bool {
+        self.model.holds_lease(now)
+    }
+
+    /// The state of the primary.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
     }
 
     /// Makes a backup of the store.

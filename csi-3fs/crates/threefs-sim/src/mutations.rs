@@ -67,13 +67,23 @@ pub enum Mutation {
     ForgetFences,
     /// A node confirms the fences that a reply names before its replicas have them.
     ConfirmEarly,
+    /// A new primary of mgmtd ignores the leases that the former one may still grant.
+    ForgetFormerPrimary,
+    /// A former primary answers heartbeats until a write of it is refused.
+    AnswerWithoutLease,
+    /// The lease of a node is as long as the time after which it is dead.
+    WholeLease,
+    /// The lease of a node is half of that time: it ends during a failover of mgmtd.
+    HalfLease,
+    /// Another mgmtd takes over only when the lease of the primary has ended.
+    TakeOverAfterLease,
     /// The replica skips one of its checks.
     Without(Check),
 }
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 54] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -103,6 +113,11 @@ impl Mutation {
         Self::LeaseWithoutFences,
         Self::ForgetFences,
         Self::ConfirmEarly,
+        Self::ForgetFormerPrimary,
+        Self::AnswerWithoutLease,
+        Self::WholeLease,
+        Self::HalfLease,
+        Self::TakeOverAfterLease,
         Self::Without(Check::Lease),
         Self::Without(Check::NothingPending),
         Self::Without(Check::Tags),
@@ -124,13 +139,6 @@ impl Mutation {
         Self::Without(Check::DrainedOperations),
         Self::Without(Check::DrainedInChain),
     ];
-
-    /// Number of schedules that must find it.
-    #[must_use]
-    pub fn schedules(self) -> u64 {
-        // It needs an update with a lost reply, a removal and a new head, in this order.
-        if self == Self::Without(Check::PurgeAge) { 40_000 } else { 10_000 }
-    }
 
     /// Only several chains with bounded ports find it.
     pub(crate) fn needs_budgets(self) -> bool {
@@ -159,6 +167,16 @@ impl Mutation {
         let mutations =
             [Self::TrustFences, Self::LeaseWithoutFences, Self::ForgetFences, Self::ConfirmEarly];
         mutations.contains(&self) || checks.into_iter().any(|check| self == Self::Without(check))
+    }
+
+    /// Only schedules with a failover of mgmtd find it.
+    pub(crate) fn needs_failovers(self) -> bool {
+        matches!(self, Self::ForgetFormerPrimary | Self::AnswerWithoutLease) || self.stops_data()
+    }
+
+    /// It violates no safety, but reads and writes wait during a failover of mgmtd.
+    pub(crate) fn stops_data(self) -> bool {
+        matches!(self, Self::HalfLease | Self::TakeOverAfterLease)
     }
 
     /// Only schedules with a removed file find it.

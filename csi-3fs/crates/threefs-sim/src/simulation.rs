@@ -8,10 +8,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, Epoch, InodeId, StoreId, TargetId};
 use threefs_core::routing::RoutingInfo;
-use threefs_core::time::Millis;
-use threefs_mgmtd::MgmtdError;
 
-use crate::fault_plan::{self, FAULTS_END_US};
+use crate::fault_plan::{self, FAULTS_END_US, Fault};
 use crate::history::History;
 use crate::manager::{Manager, SCAN_MS};
 use crate::mutations::Mutation;
@@ -21,6 +19,7 @@ mod client;
 mod convergence;
 mod epochs;
 mod events;
+mod failover;
 mod faults;
 mod fencing;
 mod gc;
@@ -34,6 +33,7 @@ use client::Task;
 use epochs::Epochs;
 use events::ScheduledEvent;
 pub(crate) use events::{CallerId, Packet, SimEvent};
+use failover::{Failovers, SECOND};
 pub(crate) use fencing::Expiry;
 use fencing::Fencing;
 use gc::Removal;
@@ -68,6 +68,8 @@ pub struct Outcome {
     pub promotions: u64,
     /// Requests refused by ports.
     pub overloads: u64,
+    /// Takeovers of an mgmtd from another one.
+    pub takeovers: u64,
     /// Virtual microseconds from the end of the faults to convergence.
     pub converged_after_us: u64,
 }
@@ -116,6 +118,7 @@ pub struct Simulation {
     pub(crate) tasks: Vec<Task>,
     manager: Manager,
     manager_away: bool,
+    failovers: Failovers,
     network: Network,
     pub(crate) history: History,
     pub(crate) chunks: u32,
@@ -159,7 +162,7 @@ impl Simulation {
         // At least one per chain.
         let chunks = rng.random_range(1..4).max(topology.chains as u32);
         let skewed = rng.random_bool(0.5);
-        let nodes: Vec<Node> = (0..count)
+        let mut nodes: Vec<Node> = (0..count)
             .map(|index| {
                 let rate = if skewed { rng.random_range(0.8..1.25) } else { 1.0 };
                 // With rare requests a node receives several changes together.
@@ -173,7 +176,12 @@ impl Simulation {
                 tasks.push(Task::new(count + 1 + client, client as u128 + 1, channel));
             }
         }
-        let plan = fault_plan::plan(&mut rng, count, count + 1 + clients, chunks);
+        let mut plan = fault_plan::plan(&mut rng, count, count + 1 + clients, chunks);
+        let failovers = Failovers::new(seed, mutation, (count, clients));
+        if failovers.alone {
+            plan.retain(|(_, fault)| matches!(fault, Fault::EndAll));
+            nodes.iter_mut().for_each(Node::keep_time);
+        }
         let fencing = Fencing::new(seed, mutation);
         let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES_SEED);
         let moving = matches!(mutation, Mutation::LeaveOutAtOnce | Mutation::AbandonServing);
@@ -202,6 +210,7 @@ impl Simulation {
             tasks,
             manager,
             manager_away: false,
+            failovers,
             network: Network::default(),
             history: History::default(),
             chunks,
@@ -227,12 +236,16 @@ impl Simulation {
         for (at, fault) in plan {
             simulation.push(at, SimEvent::Fault(fault));
         }
-        for (at, fault) in fault_plan::restore(seed, mutation, count) {
+        let mut more = fault_plan::more(seed, mutation, count, simulation.topology.chains);
+        more.extend(fault_plan::restore(seed, mutation, count));
+        if simulation.failovers.are_some() {
+            let is_of_manager = |fault: &Fault| matches!(fault, Fault::BackUp | Fault::Restore);
+            more.retain(|(_, fault)| !simulation.failovers.alone && !is_of_manager(fault));
+        }
+        for (at, fault) in more {
             simulation.push(at, SimEvent::Fault(fault));
         }
-        for (at, fault) in fault_plan::more(seed, mutation, count, simulation.topology.chains) {
-            simulation.push(at, SimEvent::Fault(fault));
-        }
+        simulation.plan_failovers();
         if let Some(at) = simulation.epochs.first_at() {
             simulation.push(at, SimEvent::Create);
         }
@@ -290,6 +303,7 @@ impl Simulation {
                 .sum(),
             promotions: self.promotions,
             overloads: self.overloads,
+            takeovers: self.failovers.takeovers,
             converged_after_us: self.now - FAULTS_END_US,
         }
     }
@@ -396,6 +410,11 @@ impl Simulation {
                 self.scan();
                 Ok(())
             }
+            SimEvent::Mgmtd { mgmtd } => self.mgmtd_ticks(mgmtd),
+            SimEvent::Failover { number } => {
+                self.failover(number);
+                Ok(())
+            }
             SimEvent::Task { task, generation } => {
                 self.wake_task_now(task, generation);
                 Ok(())
@@ -441,44 +460,17 @@ impl Simulation {
         if to < self.nodes.len() {
             return self.node_receives(to, packet);
         }
-        if to > self.nodes.len() {
-            return self.client_receives(to, packet);
-        }
-        if self.manager_away {
+        if to == self.manager_endpoint() || to == SECOND {
+            self.manager_receives(to, from, packet);
             return Ok(());
         }
-        match packet {
-            Packet::Heartbeat { heartbeat, seen, fences, sent_at, incarnation } => {
-                let (now, before) = (Millis(self.now / 1_000), self.manager.routing());
-                let reply = self.manager.heartbeat(now, &heartbeat, &seen, &fences);
-                self.decided(&before);
-                match reply {
-                    Ok((reply, fences)) => {
-                        let reply = Packet::HeartbeatReply { reply, fences, sent_at, incarnation };
-                        self.send(to, from, reply);
-                    }
-                    Err(MgmtdError::Replaced { .. }) => {
-                        self.send(to, from, Packet::Replaced { incarnation });
-                    }
-                    Err(_) => {}
-                }
-            }
-            Packet::AskRouting { incarnation } => {
-                let routing = self.manager.routing();
-                self.send(to, from, Packet::Routing { routing, incarnation });
-            }
-            Packet::AskFences { known, incarnation } => {
-                self.send_fences(from, known, incarnation);
-            }
-            _ => {}
-        }
-        Ok(())
+        self.client_receives(to, packet)
     }
 
     fn scan(&mut self) {
-        if !self.manager_away {
+        if !self.manager_is_away() {
             let before = self.manager.routing();
-            self.manager.scan(Millis(self.now / 1_000));
+            self.manager.scan(self.manager_now());
             self.decided(&before);
         }
         self.push(SCAN_MS * 1_000, SimEvent::Scan);

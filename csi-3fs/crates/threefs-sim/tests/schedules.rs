@@ -30,6 +30,7 @@ fn ten_thousand_schedules_without_a_violation() {
                     all.chain_versions += one.chain_versions;
                     all.promotions += one.promotions;
                     all.overloads += one.overloads;
+                    all.takeovers += one.takeovers;
                     all.converged_after_us = all.converged_after_us.max(one.converged_after_us);
                 }
                 Ok::<Outcome, String>(all)
@@ -45,6 +46,7 @@ fn ten_thousand_schedules_without_a_violation() {
                 all.chain_versions += one.chain_versions;
                 all.promotions += one.promotions;
                 all.overloads += one.overloads;
+                all.takeovers += one.takeovers;
                 all.converged_after_us = all.converged_after_us.max(one.converged_after_us);
             }
             Err(violation) => panic!("{violation}"),
@@ -52,18 +54,20 @@ fn ten_thousand_schedules_without_a_violation() {
     }
     println!(
         "{count} schedules in {:.1} s: {} events, {} answers, {} chain versions, {} promotions, \
-         {} overloads, settled after at most {} ms",
+         {} overloads, {} takeovers, settled after at most {} ms",
         started.elapsed().as_secs_f64(),
         all.events,
         all.answers,
         all.chain_versions,
         all.promotions,
         all.overloads,
+        all.takeovers,
         all.converged_after_us / 1_000
     );
     // The schedules must make progress and have effective faults.
     assert!(all.answers > 20 * count, "clients hardly got an answer");
     assert!(u64::from(all.chain_versions) > 6 * count, "hardly a fault had an effect");
+    assert!(all.takeovers > count / 10, "mgmtd hardly failed over");
 }
 
 #[test]
@@ -92,7 +96,7 @@ fn each_seeded_bug_is_detected() {
     let is_chosen = |it: &Mutation| only.as_ref().is_none_or(|name| *name == format!("{it:?}"));
     let mut survivors = Vec::new();
     for mutation in Mutation::ALL.into_iter().filter(is_chosen) {
-        match (0..mutation.schedules()).find_map(|seed| run(seed, mutation).err()) {
+        match (0..10_000).find_map(|seed| run(seed, mutation).err()) {
             Some(violation) => {
                 println!("{mutation:?}: seed {}: {}", violation.seed, violation.what)
             }

@@ -345,7 +345,7 @@ impl Node {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
         for slot in targets.values() {
             if let TargetSlot::Open(target) = slot {
-                target.handle(Event::Lease { valid_until });
+                target.handle_inline(Event::Lease { valid_until });
             }
         }
     }

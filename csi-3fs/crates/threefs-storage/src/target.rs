@@ -44,6 +44,8 @@ use calls::PeerCall;
 
 /// Maximum sleep of the timer.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Pause between two readings of a store's usage, in milliseconds: heartbeats are more frequent.
+const USAGE_MS: u64 = 1_000;
 /// No event is being processed.
 const IDLE: u64 = u64::MAX;
 
@@ -122,6 +124,8 @@ struct Snapshot {
     drained: FencesVersion,
     next_wakeup: Option<Millis>,
     usage: StoreUsage,
+    /// When its next reading is due.
+    usage_due: Millis,
     /// A thread is reading the store's usage.
     refreshing: bool,
 }
@@ -158,6 +162,7 @@ impl Target {
             drained: FencesVersion(0),
             next_wakeup: None,
             usage,
+            usage_due: Millis(0),
             refreshing: false,
         };
         let state = State { replica, waiting: HashMap::new(), next_token: 0 };
@@ -211,9 +216,9 @@ impl Target {
         self.enqueue(Incoming::Event(event));
     }
 
-    /// As `handle`, for an event from a runtime thread that needs no disk: processed on this thread
-    /// if no other thread is processing events. Further events are left to the target's threads.
-    fn handle_inline(self: &Arc<Self>, event: Event) {
+    /// As `handle`, for an event that needs no disk: processed on this thread if no other thread is
+    /// processing events. Further events are left to the target's threads.
+    pub(crate) fn handle_inline(self: &Arc<Self>, event: Event) {
         if !self.queue(Incoming::Event(event)) {
             return;
         }
@@ -253,7 +258,7 @@ impl Target {
             Ok(state) => (state.replica.report(now), state.replica.drained_fences()),
             Err(_) => self.busy_report(now),
         };
-        let usage = self.refresh_usage();
+        let usage = self.refresh_usage(now);
         let line = TargetReport {
             target: self.config.target,
             chain: self.config.chain,
@@ -280,11 +285,12 @@ impl Target {
         (LocalReport { state: LocalState::Offline, ..report }, drained)
     }
 
-    /// The store's usage as of the last heartbeat; starts an update of it.
-    fn refresh_usage(self: &Arc<Self>) -> StoreUsage {
+    /// The store's usage as it was read last; starts another reading if it is due.
+    fn refresh_usage(self: &Arc<Self>, now: Millis) -> StoreUsage {
         let mut snapshot = self.snapshot();
         let usage = snapshot.usage;
-        if !std::mem::replace(&mut snapshot.refreshing, true) {
+        if now >= snapshot.usage_due && !std::mem::replace(&mut snapshot.refreshing, true) {
+            snapshot.usage_due = now.after(USAGE_MS);
             drop(snapshot);
             let target = Arc::clone(self);
             self.workers.run(move || {

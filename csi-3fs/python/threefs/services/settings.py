@@ -43,6 +43,9 @@ SCRUB_INTERVAL_HOURS = 7 * 24
 SCRUB_RATE_BYTES = 32 << 20
 """Bytes that the scrubs of a disk read per second: 20 TB in a week."""
 
+PRIMARY_LEASE_MS_MIN = 4000
+"""Time for which mgmtd answers without its store: an election of etcd is shorter."""
+
 ADDRESS = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,252}):([0-9]{1,5})|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 
 
@@ -76,7 +79,7 @@ def mgmtd_config(
         "chains_per_node": chains_per_node,
         "node_failure_ms": node_failure_ms,
         "rebalance": rebalance,
-        "primary_lease_ms": node_failure_ms * 3 // 2,
+        "primary_lease_ms": max(node_failure_ms, PRIMARY_LEASE_MS_MIN),
         "scan_ms": max(20, node_failure_ms // 20),
     }
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 POLL_SECONDS = 0.05
+WAKE_SECONDS = 1.0
+"""Longest wait of a cluster that is ready: SIGCHLD ends it as well."""
 FAILED_STARTS_MAX = 5
 PROBE_SECONDS = 1.0
 
@@ -125,7 +127,8 @@ class Supervisor:
                 self._check_start(processes, deadline)
             elif changed:
                 self._publish(cluster, processes.pids())
-            for key, _ in wake.select(processes.pause_seconds(POLL_SECONDS)):
+            longest = WAKE_SECONDS if announced else POLL_SECONDS
+            for key, _ in wake.select(processes.pause_seconds(longest)):
                 os.read(key.fd, 64)
 
     def _check_start(self, processes: Processes, deadline: float) -> None:

@@ -2,21 +2,22 @@
 //!
 //! Two rows: the holder, which every writing transaction reads, and a renewal count, which only
 //! contenders read, so that renewals do not conflict with the primary's other transactions. Clocks
-//! are not compared: a contender waits until the count is unchanged for a whole lease by its own
-//! clock.
+//! are not compared: a contender waits until the count is unchanged for a while by its own clock
+//! (`crate::takeover`).
 
-use threefs_core::ids::ClusterId;
+use threefs_core::ids::{ClusterId, RoutingVersion};
 use threefs_kv::{Operation, Owner, Transaction};
 
 use super::load::{Loaded, load};
 use super::{Fence, OpError, fence};
-use crate::rows::{self, CLUSTER, LEASE_HOLDER, LeaseHolder, RENEWAL};
+use crate::rows::{self, CLUSTER, LEASE_HOLDER, LeaseHolder, RENEWAL, ROUTING};
 
 /// State of the lease as seen by a contender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseRow {
     pub holder: Option<LeaseHolder>,
     pub renewal: u64,
+    pub routing: RoutingVersion,
 }
 
 /// Reads the lease without causing conflicts.
@@ -29,7 +30,8 @@ impl Operation for InspectLease {
     async fn run(&self, txn: &mut Transaction) -> Result<LeaseRow, OpError> {
         let holder = rows::read(txn, LEASE_HOLDER).await?;
         let renewal = rows::read(txn, RENEWAL).await?.unwrap_or(0);
-        Ok(LeaseRow { holder, renewal })
+        let routing = rows::read(txn, ROUTING).await?.unwrap_or_default();
+        Ok(LeaseRow { holder, renewal, routing })
     }
 }
 
@@ -83,5 +85,18 @@ impl Operation for RenewLease {
         let renewal: u64 = rows::read(txn, RENEWAL).await?.unwrap_or(0);
         rows::write(txn, RENEWAL, &(renewal + 1))?;
         Ok(())
+    }
+}
+
+/// Gives up the lease. The row keeps the epoch of the released term.
+pub(crate) struct ReleaseLease(pub Fence);
+
+impl Operation for ReleaseLease {
+    type Output = ();
+    type Error = OpError;
+
+    async fn run(&self, txn: &mut Transaction) -> Result<(), OpError> {
+        fence(txn, self.0).await?;
+        Ok(rows::write(txn, LEASE_HOLDER, &LeaseHolder::released(self.0.epoch))?)
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use grow::{
     AbandonMoves, AddChains, DropChains, ExtendTable, SetMoveRate, SetPlacementGoal, StartMoves,
 };
 pub(crate) use hold_chains::{HoldChains, MarkRestored};
-pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, RenewLease};
+pub(crate) use lease::{AcquireLease, InspectLease, LeaseRow, ReleaseLease, RenewLease};
 pub(crate) use load::Loaded;
 pub(crate) use make_chains::MakeChains;
 pub(crate) use publish_fences::FencesPublished;

@@ -45,8 +45,7 @@ impl View {
         now: Millis,
     ) -> Result<(), MgmtdError> {
         // Nodes that only the former primary knows may have leases.
-        let remaining_ms = timers.node_failure_ms.saturating_sub(now.since(self.since));
-        if remaining_ms > 0 {
+        if let Some(remaining_ms) = self.former_leases_ms(now) {
             return Err(MgmtdError::Starting { remaining_ms });
         }
         let mut heartbeats = self.heartbeats.iter();
@@ -101,7 +100,7 @@ impl View {
         now: Millis,
     ) -> Option<String> {
         // Leases of a former primary, also of nodes that this one does not know.
-        if now.since(self.since) < timers.node_failure_ms {
+        if self.former_leases_ms(now).is_some() {
             return Some("the leases that another mgmtd has given".into());
         }
         let is_alive = |node: NodeId| self.is_alive(node, timers, now);

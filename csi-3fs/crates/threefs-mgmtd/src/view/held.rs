@@ -10,7 +10,6 @@ use threefs_core::routing::{Chain, ChainTarget};
 use threefs_core::time::Millis;
 
 use crate::changes::Changes;
-use crate::config::Timers;
 use crate::report::{UnconfirmedChain, UnconfirmedReport, UnknownTarget};
 use crate::view::View;
 
@@ -76,20 +75,13 @@ impl View {
     }
 
     /// Whether no target of a held chain serves any more by a lease of the lost mgmtd: all of them
-    /// have received the held version, or such leases have ended. They end after T/2 by the clock
-    /// of the node.
-    pub(super) fn has_stopped(
-        &self,
-        members: &Chain,
-        held: ChainVersion,
-        timers: &Timers,
-        now: Millis,
-    ) -> bool {
+    /// have received the held version, or such leases have ended.
+    pub(super) fn has_stopped(&self, members: &Chain, held: ChainVersion, now: Millis) -> bool {
         let has_received = |place: &ChainTarget| {
             let line = self.report_of(place.node, place.target);
             line.is_some_and(|line| line.report.chain_version == held)
         };
-        now.since(self.since) >= timers.node_failure_ms || members.targets.iter().all(has_received)
+        self.former_leases_ms(now).is_none() || members.targets.iter().all(has_received)
     }
 
     /// Adds what follows for a held chain from the records.
@@ -97,13 +89,13 @@ impl View {
         &self,
         chain: &Chain,
         known: &Chain,
-        (records, timers, now): (&Records<'_>, &Timers, Millis),
+        (records, now): (&Records<'_>, Millis),
         changes: &mut Changes,
     ) {
         let records = reported(records, chain.id);
         let Ok(newest) = newest(known, records_of(records)) else { return };
         if let Ok((next, stores)) = self.confirm(newest, chain.version, records) {
-            if !self.has_stopped(newest, chain.version, timers, now) {
+            if !self.has_stopped(newest, chain.version, now) {
                 return;
             }
             let stays = |target| next.place(target).is_some();

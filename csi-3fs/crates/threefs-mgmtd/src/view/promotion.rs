@@ -42,7 +42,7 @@ impl View {
             return Err(refusal(format!("{} is back and leads {}", place.target, chain.id)));
         }
         let is_held = self.held.contains_key(&chain.id);
-        if is_held && !self.has_stopped(chain, chain.version, timers, now) {
+        if is_held && !self.has_stopped(chain, chain.version, now) {
             return Err(MgmtdError::Starting { remaining_ms: timers.node_failure_ms });
         }
         let place = chain.place(target).ok_or_else(|| refusal("it left the chain".into()))?;

@@ -40,7 +40,7 @@ impl View {
             chain.serving().filter_map(|place| self.restarting.get(&place.node)).max().copied();
         let heard_lately = |place: &&ChainTarget| {
             self.heartbeats.get(&place.node).is_some_and(|last| {
-                now.since(last.at) < timers.node_lease_ms()
+                now.since(last.at) < timers.node_failure_ms / 2
                     && restarted.is_none_or(|since| last.at >= since)
             })
         };
@@ -71,7 +71,7 @@ impl View {
         let records = if self.held.is_empty() { Records::new() } else { self.records() };
         for chain in self.routing.chains.values() {
             if let Some(known) = self.held.get(&chain.id) {
-                self.scan_held(chain, known, (&records, timers, now), &mut changes);
+                self.scan_held(chain, known, (&records, now), &mut changes);
                 continue;
             }
             if self.must_wait(chain, &reports, timers, now) {

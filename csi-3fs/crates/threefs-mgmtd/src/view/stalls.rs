@@ -10,7 +10,7 @@ use crate::view::{DEAD_DESTINATION_MS, View, is_offline};
 impl View {
     /// The replicas being moved.
     pub(crate) fn move_statuses(&self, timers: &Timers, now: Millis) -> Vec<MoveStatus> {
-        let is_known = self.startup_remaining_ms(timers, now).is_none();
+        let is_known = self.startup_remaining_ms(now).is_none();
         let status = |this: &Move| {
             let chain = self.routing.chains.get(&this.chain)?;
             let (from, to) = (chain.place(this.source)?.node, chain.place(this.destination)?.node);

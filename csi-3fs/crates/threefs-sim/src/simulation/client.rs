@@ -96,7 +96,7 @@ impl Simulation {
             return;
         }
         let endpoint = self.tasks[task].endpoint;
-        self.send(endpoint, self.manager_endpoint(), Packet::AskRouting { incarnation: 0 });
+        self.send_to_managers(endpoint, Packet::AskRouting { incarnation: 0 });
         self.expire_update(task);
         if matches!(self.tasks[task].activity, Activity::Idle) {
             if self.ends_at.is_some_and(|end| self.now >= end) {

@@ -16,7 +16,6 @@ use threefs_core::message::NamedVolume;
 use threefs_core::replica::Event;
 use threefs_core::routing::PublicState;
 use threefs_core::shown::ShownEpochs;
-use threefs_core::time::Millis;
 
 use super::{Packet, SimEvent, Simulation, Violation};
 use crate::fault_plan::FAULTS_END_US;
@@ -184,7 +183,7 @@ impl Simulation {
     /// Creates snapshots, and publishes the list of shown epochs.
     pub(super) fn run_creations(&mut self) -> Result<(), Violation> {
         self.push(ATTEMPT_US, SimEvent::Create);
-        if self.manager_away {
+        if self.manager_is_away() {
             return Ok(());
         }
         let now = self.now;
@@ -215,7 +214,7 @@ impl Simulation {
         }
         let fence = self.epochs.fence(now, true);
         let version = self.manager.raise_fence(&fence);
-        let waits_for = self.manager.fences_wait_for(version, Millis(now / 1_000));
+        let waits_for = self.manager.fences_wait_for(version, self.manager_now());
         if waits_for.is_none() {
             self.note(|| format!("CONFIRMED {}", fence.epoch));
             self.confirm(fence.epoch);
@@ -263,14 +262,19 @@ impl Simulation {
     pub(super) fn ask_fences(&mut self, node: usize) {
         let state = &self.nodes[node];
         let (known, incarnation) = (state.fences.version(), state.incarnation);
-        self.send(node, self.manager_endpoint(), Packet::AskFences { known, incarnation });
+        self.send_to_managers(node, Packet::AskFences { known, incarnation });
     }
 
     /// Sends the fences that have changed to a node.
-    pub(super) fn send_fences(&mut self, node: usize, known: FencesVersion, incarnation: u64) {
+    pub(super) fn send_fences(
+        &mut self,
+        from: usize,
+        node: usize,
+        known: FencesVersion,
+        incarnation: u64,
+    ) {
         if let Some(fences) = self.manager.fences_after(known) {
             let fences = Box::new(fences);
-            let from = self.manager_endpoint();
             self.send(from, node, Packet::Fences { fences, incarnation });
         }
     }

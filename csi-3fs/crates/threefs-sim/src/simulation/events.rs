@@ -143,6 +143,14 @@ pub(crate) enum SimEvent {
         incarnation: u64,
     },
     Scan,
+    /// An mgmtd renews its lease, or reads that of the other one.
+    Mgmtd {
+        mgmtd: usize,
+    },
+    /// A fault of the primary mgmtd.
+    Failover {
+        number: usize,
+    },
     /// The operator checks the chains.
     Operator,
     /// A move of a replica to the spare node starts as soon as possible.

@@ -100,6 +100,7 @@ impl Simulation {
             }
             Fault::EmptyDisk { node } => self.nodes[node].full = false,
             Fault::Damage { node, chunk } => self.damage(node, chunk),
+            Fault::ManagerAway { .. } if self.failovers.are_some() => {}
             Fault::ManagerAway { for_us } => {
                 self.manager_away = true;
                 self.push(for_us, SimEvent::Fault(Fault::ManagerBack));
@@ -269,6 +270,7 @@ impl Simulation {
         self.faults_ended = true;
         self.network = Network::default();
         self.manager_back();
+        self.end_failovers();
         for node in 0..self.nodes.len() {
             for target in &mut self.nodes[node].targets {
                 target.fails_until = 0;

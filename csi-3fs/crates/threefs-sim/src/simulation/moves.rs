@@ -5,6 +5,7 @@ use threefs_core::ids::{NodeId, TargetId};
 use threefs_core::routing::Move;
 use threefs_core::routing::PublicState;
 
+use super::failover::SECOND;
 use super::{SimEvent, Simulation};
 use crate::manager::SCAN_MS;
 use crate::topology::{At, chain_id};
@@ -17,7 +18,7 @@ impl Simulation {
         let spare = self.nodes.len() - 1;
         let target = At { node: spare, chain: CHAIN }.target();
         let node = NodeId(spare as u32);
-        if self.manager_away || !self.manager.start_move(chain_id(CHAIN), target, node) {
+        if self.manager_is_away() || !self.manager.start_move(chain_id(CHAIN), target, node) {
             self.push(SCAN_MS * 1_000, SimEvent::Move);
         }
     }
@@ -28,7 +29,7 @@ impl Simulation {
         if self.faults_ended || !self.manager.routing().moves.contains_key(&chain_id(CHAIN)) {
             return;
         }
-        let given_up = match self.manager_away {
+        let given_up = match self.manager_is_away() {
             true => None,
             false => self.manager.abandon_move(chain_id(CHAIN)),
         };
@@ -57,8 +58,13 @@ impl Simulation {
     fn delay_routing_to(&mut self, target: TargetId) {
         let until = self.now + self.moves.random_range(10_000..80_000);
         let client = self.tasks[self.moves.random_range(0..self.tasks.len())].endpoint;
+        if self.failovers.alone {
+            return;
+        }
         for late in [At::of(target).node, client] {
-            self.network.blocked.insert((self.manager_endpoint(), late), until);
+            for endpoint in [self.manager_endpoint(), SECOND] {
+                self.network.blocked.insert((endpoint, late), until);
+            }
         }
     }
 }

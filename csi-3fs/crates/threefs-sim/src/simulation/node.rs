@@ -117,6 +117,11 @@ impl Node {
         self.targets.iter_mut().for_each(|target| drop(target.close()));
     }
 
+    /// Its clock is exact.
+    pub(crate) fn keep_time(&mut self) {
+        self.clock_rate = 1.0;
+    }
+
     /// Its clock jumps ahead.
     pub(crate) fn jump(&mut self, now_us: u64, by_ms: u64) {
         self.jumps.push((now_us, by_ms));
@@ -199,13 +204,13 @@ impl Simulation {
         let heartbeat = Box::new(heartbeat);
         let fences = Box::new(self.fence_report(node));
         let packet = Packet::Heartbeat { heartbeat, seen, fences, sent_at: now, incarnation };
-        self.send(node, self.manager_endpoint(), packet);
+        self.send_to_managers(node, packet);
         self.push(HEARTBEAT_US, SimEvent::Heartbeat { node, incarnation });
         Ok(())
     }
 
     pub(crate) fn poll(&mut self, node: usize, incarnation: u64) {
-        self.send(node, self.manager_endpoint(), Packet::AskRouting { incarnation });
+        self.send_to_managers(node, Packet::AskRouting { incarnation });
         if self.epochs.are_some() {
             self.ask_fences(node);
         }
@@ -245,7 +250,7 @@ impl Simulation {
                     self.ask_fences(node);
                 }
                 if self.nodes[node].lease.routing_needed().is_some() {
-                    self.send(node, self.manager_endpoint(), Packet::AskRouting { incarnation });
+                    self.send_to_managers(node, Packet::AskRouting { incarnation });
                 }
                 self.give_lease(node)
             }

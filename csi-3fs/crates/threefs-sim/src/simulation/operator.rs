@@ -5,7 +5,6 @@ use rand::Rng;
 use threefs_core::ids::ChunkId;
 use threefs_core::membership::Unproven;
 use threefs_core::routing::{ChainTarget, PublicState};
-use threefs_core::time::Millis;
 
 use super::{INODE, SimEvent, Simulation, Violation};
 use crate::store::{Log, Store};
@@ -17,7 +16,7 @@ const OPERATOR_INTERVAL_US: u64 = 30_000;
 impl Simulation {
     pub(super) fn run_operator(&mut self) -> Result<(), Violation> {
         self.push(OPERATOR_INTERVAL_US, SimEvent::Operator);
-        if self.manager_away {
+        if self.manager_is_away() {
             return Ok(());
         }
         for chain in 0..self.topology.chains {
@@ -64,7 +63,7 @@ impl Simulation {
     fn promote(&mut self, at: At) -> Result<(), Violation> {
         let before = self.manager.routing();
         let empties = self.manager.would_empty_others(at.target());
-        if let Err(error) = self.manager.promote(at.target(), Millis(self.now / 1_000)) {
+        if let Err(error) = self.manager.promote(at.target(), self.manager_now()) {
             self.note(|| format!("NOT PROMOTED: {error}"));
             self.replace_destroyed(at.chain);
             return Ok(());

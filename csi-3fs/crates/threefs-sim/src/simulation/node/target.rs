@@ -272,7 +272,7 @@ impl Simulation {
                 Action::Reply { token, result } => self.reply(at, token, result, Bytes::new()),
                 Action::RefreshRouting => {
                     let incarnation = self.nodes[at.node].incarnation;
-                    self.send(at.node, self.manager_endpoint(), Packet::AskRouting { incarnation });
+                    self.send_to_managers(at.node, Packet::AskRouting { incarnation });
                 }
                 Action::Alert(alert) => self.note(|| format!("node {}: {alert}", at.node)),
             }
