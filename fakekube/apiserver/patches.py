@@ -68,7 +68,7 @@ def _by_key(target: list[Any], patch: list[Any], key: str) -> list[Any]:
 
 
 def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
-    """RFC 6902: add, remove, replace, test."""
+    """RFC 6902: add, remove, replace, test. As the API server: a test for null accepts no value."""
     document = copy.deepcopy(target)
     for operation in operations:
         kind, path = operation["op"], operation["path"]
@@ -98,12 +98,12 @@ def _operate(holder: Any, last: str, kind: str, value: Any) -> None:
         elif kind == "test" and holder[index] != value:
             raise ValueError("test failed")
         return
-    if kind in ("remove", "replace", "test") and last not in holder:
+    if kind in ("remove", "replace") and last not in holder:
         raise KeyError(last)
     if kind == "remove":
         del holder[last]
     elif kind == "test":
-        if holder[last] != value:
+        if holder.get(last) != value:
             raise ValueError("test failed")
     else:
         holder[last] = value

@@ -135,6 +135,20 @@ async def test_constant_edits_of_a_job_do_not_stop_it(cluster, until):
         editor.cancel()
 
 
+async def test_a_job_that_changes_before_every_replacement_is_committed(cluster, until):
+    conflicts = Fault(
+        "refuse", "update", "flyerjobs/status", code=409, reason="Conflict", times=1_000_000
+    )
+    cluster.server.faults.add(conflicts)
+    cluster.nodes("AA")
+    cluster.operator()
+    cluster.submit("a", 2)
+    await until(lambda: cluster.phase("a") is Phase.RUNNING)
+    cluster.finish("a")
+    await until(lambda: cluster.phase("a") is Phase.SUCCEEDED)
+    assert conflicts.seen > 0
+
+
 async def test_a_rejected_status_affects_only_its_job(cluster, until):
     cluster.nodes("AA")
     operator = cluster.operator()

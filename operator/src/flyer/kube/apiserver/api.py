@@ -25,7 +25,7 @@ from flyer.kube.apiserver.responses import describe_failure, error_of_response
 from flyer.kube.apiserver.streams import FAILURES, JSON, Page, Streams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from flyer.kube.apiserver.access import Access
@@ -35,6 +35,7 @@ __all__ = ["Api", "Object"]
 
 Object = dict[str, Any]
 
+JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 
@@ -160,6 +161,20 @@ class Api(Streams):
             content_type=MERGE_PATCH,
         )  # fmt: skip
 
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        operations: Sequence[Object],
+        namespace: str = "",
+        subresource: str = "",
+    ) -> Object:
+        """Apply a JSON patch (RFC 6902). InvalidError: a test in it failed."""
+        return await self._call(
+            "patch", "PATCH", resource, namespace, name, subresource, body=operations,
+            content_type=JSON_PATCH,
+        )  # fmt: skip
+
     async def apply(
         self,
         resource: Resource,
@@ -222,7 +237,7 @@ class Api(Streams):
         name: str = "",
         subresource: str = "",
         *,
-        body: Object | None = None,
+        body: Object | Sequence[Object] | None = None,
         content_type: str = JSON,
         query: dict[str, str] | None = None,
     ) -> Object:
@@ -259,7 +274,7 @@ class Api(Streams):
         label: str,
         path: str,
         query: dict[str, str] | None,
-        body: Object | None,
+        body: Object | Sequence[Object] | None,
         content_type: str,
     ) -> Object:
         answer_seconds = self.limits.answer_seconds

@@ -20,7 +20,7 @@ from flyer.kube.apiserver.list_reader import ListReader
 from flyer.kube.apiserver.responses import describe_failure, error_of_response, iter_lines
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from flyer.kube.apiserver.access import Access
     from flyer.kube.apiserver.limits import Limits
@@ -187,7 +187,7 @@ class Streams:
         path: str,
         query: dict[str, str] | None,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp
-        body: Object | None = None,
+        body: Object | Sequence[Object] | None = None,
         content_type: str = JSON,
         accept: str = JSON,
     ) -> aiohttp.ClientResponse:

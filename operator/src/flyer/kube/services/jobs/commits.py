@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import WeakValueDictionary
 
 from flyer.api import Phase
@@ -211,40 +211,27 @@ class Commits:
         if status == _object(before):
             return True
         api = self._suspect_api if self._quarantine.is_suspect(commit.job) else api
-        for _ in range(_TRIES_MAX):
-            # A replacement, not a patch, which costs the API server an encode, merge and decode.
-            value = {
-                "apiVersion": API_VERSION,
-                "kind": KIND_JOB,
-                "metadata": {
-                    "name": name,
-                    "namespace": namespace,
-                    "resourceVersion": view.version,
-                },
-                "status": status,
-            }
+        stored: Any = None
+        for attempt in range(_TRIES_MAX):
             try:
-                answer = await api.replace(FLYERJOBS, value, "status")
+                answer = await self._write(api, view, stored, status, patches=attempt % 2 == 1)
             except NotFoundError:
                 return False
             except (InvalidError, ForbiddenError) as error:
                 self._refuse(commit, error)
             except ConflictError:
-                current = await self._read(name, namespace)
-                if current is None or current.uid != uid or current.job is None:
+                value = await self._read(name, namespace)
+                if value is None or (view := shape_job(value)).uid != uid or view.job is None:
                     return False
-                stored = current.job.status
-                if _object(stored) == status:
-                    answer = None
-                elif _object(stored) == _object(before):
-                    view = current
+                stored = value.get("status")
+                found = _object(view.job.status)
+                if found == _object(before):
                     continue
-                else:
-                    version = f"version {current.version}"
+                if found != status:
+                    version = f"version {view.version}"
                     why = f"{commit.job}: another writer changed its status ({version})"
                     raise StaleStateError(why) from None
-                view = current
-            if answer is not None:
+            else:
                 view = shape_job(answer)
                 if commit.status.phase is Phase.STARTING and view.uid == uid:
                     self.answers[commit.job] = answer
@@ -257,20 +244,31 @@ class Commits:
         self._quarantine.add(commit.job, why, commit.status)
         raise QuarantinedError(why)
 
+    @staticmethod
+    async def _write(
+        api: Api, view: JobView, stored: Any, status: dict[str, Any], *, patches: bool
+    ) -> dict[str, Any]:
+        """Store a status in place of `stored`, that of this version. Returns the object.
+
+        A replacement costs the API server less than a patch, which it encodes, merges and decodes;
+        but a patch does not conflict with changes of other parts of the object.
+        """
+        if not patches:
+            value = _replacement(view.key, view.version, status)
+            return await api.replace(FLYERJOBS, value, "status")
+        namespace, _, name = view.key.partition("/")
+        patch = _patch(view.uid, stored, status)
+        try:
+            return await api.patch(FLYERJOBS, name, patch, namespace, "status")
+        except InvalidError as error:
+            # Another uid or status; a status that the server rejects is rejected as replacement.
+            raise ConflictError(error.call, str(error)) from error
+
     async def write(self, view: JobView, status: FlyerJobStatus) -> bool:
         """Store the status of a job that the engine does not have. Returns whether it changed."""
         if view.job is None or view.job.status == status:
             return False
-        value = {
-            "apiVersion": API_VERSION,
-            "kind": KIND_JOB,
-            "metadata": {
-                "name": view.job.metadata.name,
-                "namespace": view.job.metadata.namespace,
-                "resourceVersion": view.version,
-            },
-            "status": _object(status),
-        }
+        value = _replacement(view.key, view.version, _object(status))
         try:
             self._jobs.offer(await self._api.replace(FLYERJOBS, value, "status"))
         except (ConflictError, NotFoundError):
@@ -295,18 +293,12 @@ class Commits:
             after += [condition.to_object()] if condition is not None else []
             if value["metadata"]["uid"] != uid or after == before:
                 return
-            value = {
-                "apiVersion": API_VERSION,
-                "kind": KIND_JOB,
-                "metadata": {
-                    name: value["metadata"][name]
-                    for name in ("name", "namespace", "resourceVersion")
-                },
-                "status": {**status, "conditions": after, "epoch": epoch},
-            }
+            version = value["metadata"]["resourceVersion"]
+            marked = {**status, "conditions": after, "epoch": epoch}
             self._under_way.add(job)
             try:
-                answer = await self._api.replace(FLYERJOBS, value, "status")
+                replacement = _replacement(job, version, marked)
+                answer = await self._api.replace(FLYERJOBS, replacement, "status")
                 self._jobs.offer(answer)
                 view = self._view(job)
                 if view is not None and view.job is not None and job in self._known:
@@ -317,15 +309,15 @@ class Commits:
                 self._under_way.discard(job)
             return
 
-    async def _read(self, name: str, namespace: str) -> JobView | None:
+    async def _read(self, name: str, namespace: str) -> dict[str, Any] | None:
         try:
             value = await self._api.get(FLYERJOBS, name, namespace)
         except NotFoundError:
             return None
         self._jobs.offer(value)  # other changes reach the scheduler
-        return shape_job(value)
+        return value
 
-    def _refuse(self, commit: Commit, error: ApiError) -> None:
+    def _refuse(self, commit: Commit, error: ApiError) -> NoReturn:
         """Quarantine a job whose status the API server rejects."""
         if "a newer leader exists" in str(error):
             raise LeadershipLostError(f"a newer leader exists: {error}") from error
@@ -367,6 +359,22 @@ def waves(
 
 def _object(status: FlyerJobStatus | None) -> dict[str, Any]:
     return status.to_object() if status is not None else {}
+
+
+def _replacement(job: str, version: str, status: dict[str, Any]) -> dict[str, Any]:
+    """The object of a replacement of the status, if the job is still of this version."""
+    namespace, _, name = job.partition("/")
+    metadata = {"name": name, "namespace": namespace, "resourceVersion": version}
+    return {"apiVersion": API_VERSION, "kind": KIND_JOB, "metadata": metadata, "status": status}
+
+
+def _patch(uid: str, before: Any, status: dict[str, Any]) -> list[dict[str, Any]]:
+    """A JSON patch of the status, if the object still has this uid and status (None: no status)."""
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/status", "value": before},
+        {"op": "add", "path": "/status", "value": status},
+    ]
 
 
 def _reserved_nodes(status: FlyerJobStatus | None) -> frozenset[str]:
