@@ -86,6 +86,7 @@ DASHBOARDS = (
             Panel("Nodes by zone", "short", gauge(of_leader("flyer_nodes"), "zone"), stacked=True),
             Panel("Nodes that waiting jobs ask for", "short", ((f"sum by (reason) ({of_leader('flyer_waiting_nodes')}) > 0", "{{reason}}"),)),
             Panel("From queued to running", "s", quantiles("flyer_job_wait_seconds")),
+            Panel("Exposed share of steps", "percentunit", quantiles("flyer_step_exposed_ratio"), "Time for which jobs that report it wait for communication"),
             Panel("Scheduling step", "s", quantiles("flyer_decision_duration_seconds"), "Events in, decisions out"),
             Panel("Requests to the API server", "reqps", rate("flyer_api_requests_total", "verb")),
             Panel("Their duration", "s", quantiles("flyer_api_request_duration_seconds", "verb")),

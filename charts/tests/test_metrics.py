@@ -86,7 +86,7 @@ def test_metrics_follow_the_conventions_of_prometheus() -> None:
         assert (metric.kind == "counter") == name.endswith("_total"), name
         assert not {"pod", "job", "user", "name", "namespace"} & set(metric.labels), name
         if metric.kind == "histogram":
-            assert name.endswith(("_seconds", "_bytes")), name
+            assert name.endswith(("_seconds", "_bytes", "_ratio")), name
 
 
 def test_every_metric_is_on_a_dashboard_or_explained() -> None:

@@ -114,7 +114,8 @@ def _placement(nodes: Iterable[object]) -> list[PlacedNode]:
 def _progress(status: FlyerJobStatus) -> ProgressView | None:
     if status.progress is None:
         return None
-    return ProgressView(status.progress.step, status.progress.time)
+    progress = status.progress
+    return ProgressView(progress.step, progress.time, exposed_percent=progress.exposed_percent)
 
 
 def _checkpoint(status: FlyerJobStatus) -> CheckpointView | None:

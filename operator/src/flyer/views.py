@@ -54,6 +54,8 @@ class ProgressView:
     time: float
     total_steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    exposed_percent: int | None = None
+    """Of the step's time: waits for communication."""
 
     @property
     def fraction(self) -> float | None:

@@ -51,6 +51,19 @@ def test_speed_loss_bandwidth_and_steps_at_risk() -> None:
     assert row["lostSteps"] == 7
 
 
+def test_the_exposed_share_is_in_the_wide_table_and_in_the_screen_of_the_job() -> None:
+    running = job(1240, NOW, loss=2.25, exposed=0.126)
+    running = replace(running, progress=replace(running.progress, exposed_percent=13))
+    row = screens.top_row(running, None)
+    assert row["exposedPercent"] == 13
+    header, line = screens.top_table([row], wide=True).splitlines()
+    assert line[header.index("EXPOSED") :].split()[0] == "13%"
+    assert "1240/20000 6%  loss=2.25 exposed=13%\n" in screens.job_screen(running, [])
+    hostile = job(1240, NOW, exposed=1e300)
+    assert screens.top_row(hostile, None)["exposedPercent"] is None
+    assert "1e+300" not in screens.job_screen(hostile, [])
+
+
 def test_without_a_checkpoint_the_whole_attempt_is_at_risk() -> None:
     row = screens.top_row(replace(job(3, NOW), checkpoint=None), None)
     assert row["unsavedNodeSeconds"] == 4 * 200

@@ -53,6 +53,19 @@ def test_suspend_saves_and_resume_restores(new_harness: Callable, pick: Callable
     assert harness.status("a").suspend_code is SuspendCode.NONE
 
 
+def test_the_exposed_share_of_the_latest_step_is_in_the_status(new_harness: Callable) -> None:
+    harness = new_harness()
+    harness.run("a", 2)
+    harness.step(ProgressReported(A, 1, 1, 30))
+    assert harness.status("a").progress.exposed_percent == 30
+    harness.step(ProgressReported(A, 1, 2, 0))
+    harness.wait(60)
+    assert harness.status("a").progress.exposed_percent == 0
+    harness.step(ProgressReported(A, 1, 3))  # a script that no longer reports it
+    harness.wait(60)
+    assert harness.status("a").progress.exposed_percent is None
+
+
 def test_a_job_on_a_drained_node_checkpoints_and_moves(
     new_harness: Callable, pick: Callable
 ) -> None:

@@ -20,6 +20,7 @@ from flyer.job.protocol import (
     Watch,
     Welcome,
     encode,
+    exposed_percent,
     parse_reply,
     parse_request,
 )
@@ -131,3 +132,26 @@ def test_the_sender_refuses_numbers_that_json_lacks():
 def test_an_invalid_reply_is_refused(line):
     with pytest.raises(ProtocolError):
         parse_reply(line)
+
+
+@pytest.mark.parametrize(
+    ("share", "percent"),
+    [
+        (0, 0), (0.0, 0), (0.126, 13), (1, 100), (-0.0, 0),
+        (-1e-9, None), (1.0001, None), (50.0, None), (1e300, None), (-1e300, None),
+        (float("nan"), None), (float("inf"), None),
+    ],
+)  # fmt: skip
+def test_an_exposed_share_is_a_percentage_or_ignored(share, percent):
+    assert exposed_percent({"exposed": share, "loss": 1.0}) == percent
+
+
+@pytest.mark.parametrize("value", ["NaN", '"much"', "Infinity", "null", "true", "[0.5]"])
+def test_an_exposed_share_that_is_not_a_number_is_refused(value):
+    line = f'{{"op": "progress", "step": 1, "metrics": {{"exposed": {value}}}}}'.encode()
+    with pytest.raises(ProtocolError, match="exposed"):
+        parse_request(line)
+
+
+def test_progress_without_an_exposed_share_has_none():
+    assert exposed_percent({}) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from flyer import engine
-from flyer.api import Phase
+from flyer.api import FlyerJobStatus, Phase, Progress
 from flyer.engine import CheckpointReported
 from flyer.kube.apiserver import LeaseSettings
 from flyer.kube.gateway import GatewayMetrics
@@ -99,6 +99,20 @@ def test_a_state_of_nodes_that_no_node_has_any_more_is_counted_as_0():
     both = (engine.NodeLost("n0", "PowerLost"), engine.NodeLost("n1", "PowerLost"))
     assert counted(*both) == {"ready": 0, "lost": 2}
     assert counted(engine.NodeRemoved("n0"), engine.NodeRemoved("n1")) == {"ready": 0, "lost": 0}
+
+
+def test_exposed_shares_are_counted_once_for_each_stored_progress():
+    metrics = Metrics(CollectorRegistry())
+    before = FlyerJobStatus()
+    for step, percent in ((1, 20), (1, 20), (2, None), (3, 0)):
+        progress = Progress(step=step, time=1.0, exposed_percent=percent)
+        after = before.replace(progress=progress)
+        metrics.committed(before, after)
+        before = after
+    sample = metrics.registry.get_sample_value
+    assert sample("flyer_step_exposed_ratio_count") == 2
+    assert sample("flyer_step_exposed_ratio_sum") == 0.2
+    assert sample("flyer_step_exposed_ratio_bucket", {"le": "0.01"}) == 1
 
 
 async def test_a_preemption_over_two_zones(cluster, until):

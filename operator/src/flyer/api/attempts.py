@@ -236,6 +236,13 @@ class Progress(Model):
 
     step: int = Field(description="Number of the last completed step.")
     time: Timestamp = Field(description="Time at which the step was reported.")
+    exposed_percent: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Share of the step's time for which the job waited for communication, in "
+        "percent. Absent if the job does not report it.",
+    )
 
 
 __all__ = [

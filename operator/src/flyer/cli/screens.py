@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from flyer.cli.output import age, clock, table
+from flyer.job.protocol import EXPOSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -147,6 +148,7 @@ def top_row(job: JobView, before: JobView | None) -> dict[str, Any]:
         "stepsPerSecond": rate,
         "loss": metrics.get("loss"),
         "allreduceGigabytesPerSecond": metrics.get("allreduce_gigabytes_per_second"),
+        "exposedPercent": job.progress.exposed_percent if job.progress else None,
         "unsavedSteps": None if step is None else max(0, step - (saved.step if saved else 0)),
         "checkpointAgeSeconds": now - saved.time if saved and saved.time else None,
         "unsavedNodeSeconds": job.nodes * max(0.0, now - max(times)) if times else None,
@@ -178,9 +180,14 @@ def top_table(rows: Iterable[dict[str, Any]], *, wide: bool = False) -> str:
             since(row["checkpointAgeSeconds"]), _count(row["unsavedSteps"]),
             since(row["unsavedNodeSeconds"]),
         ]  # fmt: skip
-        lines.append([*cells, row["state"], str(row["lostSteps"])] if wide else cells)
+        more = [_percent(row["exposedPercent"]), row["state"], str(row["lostSteps"])]
+        lines.append([*cells, *more] if wide else cells)
     header = ["JOB", "NODES", "STEP", "STEPS/S", "LOSS", "GB/S", "CKPT", "UNSAVED", "NODE-TIME"]
-    return table([*header, "STATE", "LOST"] if wide else header, lines)
+    return table([*header, "EXPOSED", "STATE", "LOST"] if wide else header, lines)
+
+
+def _percent(value: int | None) -> str:
+    return NOTHING if value is None else f"{value}%"
 
 
 def _count(value: float | None) -> str:
@@ -258,8 +265,11 @@ def _facts(job: JobView) -> list[str]:
         when = f", {age(time.time() - saved.time)} ago" if saved.time else ""
         checkpoint = f"step {saved.step} in {saved.path}{when}"
     metrics = ""
-    if job.progress and job.progress.metrics:
-        metrics = "  " + " ".join(f"{k}={v:.4g}" for k, v in job.progress.metrics.items())
+    if job.progress:
+        words = [f"{k}={v:.4g}" for k, v in job.progress.metrics.items() if k != EXPOSED]
+        if job.progress.exposed_percent is not None:
+            words.append(f"exposed={job.progress.exposed_percent}%")
+        metrics = "  " + " ".join(words) if words else ""
     facts = {
         "Wants": f"{job.nodes} nodes × {job.ranks_per_node} ranks of node class "
         f"{job.node_class or 'any'}, zone {job.zone or 'any'}, "

@@ -192,6 +192,7 @@ class ProgressReported(_AboutObject):
     job: str
     attempt: int
     step: int
+    exposed_percent: int | None = None  # of the step's time: waits for communication
 
 
 @dataclass(frozen=True, slots=True)

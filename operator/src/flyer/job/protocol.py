@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from flyer.job.fields import (
     LINE_BYTES_MAX,
@@ -30,7 +30,11 @@ from flyer.job.fields import (
 )
 from flyer.job.limits import PATH_CHARS_MAX
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 __all__ = [
+    "EXPOSED",
     "LINE_BYTES_MAX",
     "VERSION",
     "WATCH_SECONDS_MAX",
@@ -51,6 +55,7 @@ __all__ = [
     "Watch",
     "Welcome",
     "encode",
+    "exposed_percent",
     "parse_reply",
     "parse_request",
 ]
@@ -58,6 +63,8 @@ __all__ = [
 VERSION = 1
 WATCH_SECONDS_MAX = 60.0  # longest time until a watch is answered, with or without a change
 RANK_MAX = 2**20
+EXPOSED = "exposed"
+"""Metric of a job: share of the time since its last report in which it waited for communication."""
 State = Annotated[int, partial(Fields.integer, low=-(2**31), high=2**32 - 1)]
 """The user's 32 bits, signed or unsigned."""
 
@@ -109,6 +116,12 @@ class Progress(Message):
     op: ClassVar[str] = "progress"
     step: Integer
     metrics: Metrics = field(default_factory=dict)
+
+
+def exposed_percent(metrics: Mapping[str, float]) -> int | None:
+    """The metric `exposed`, a share from 0 to 1, in percent; None for any other number."""
+    share = metrics.get(EXPOSED)
+    return round(100 * share) if share is not None and 0 <= share <= 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ EVICTION_REASONS: Final = (
 _DECISION_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WAIT_SECONDS: Final = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 _CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_EXPOSED_RATIOS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 SERVER_FAILS: Final = 500
 # Finished jobs are forgotten, so a gauge of them would always be 0; counters have them.
 _GAUGE_PHASES: Final = tuple(phase for phase in Phase if not phase.ended)
@@ -90,6 +91,13 @@ class Metrics:
             "Time from queued to running",
             registry=registry,
             buckets=_WAIT_SECONDS,
+        )
+        self.exposed_ratio = Histogram(
+            "flyer_step_exposed_ratio",
+            "Share of a step's time for which a job waited for communication, once for each stored "
+            "progress of the jobs that report it",
+            registry=registry,
+            buckets=_EXPOSED_RATIOS,
         )
         self.gangs_started = Counter("flyer_gangs_started", "Gangs started", registry=registry)
         self.evictions = Counter(
@@ -193,6 +201,9 @@ class Metrics:
             running_at = after.assignment.running_at if after.assignment else None
             if running_at is not None and after.history.queued_at is not None:
                 self.waited_seconds.observe(max(0.0, running_at - after.history.queued_at))
+        exposed = after.progress.exposed_percent if after.progress else None
+        if exposed is not None and after.progress != before.progress:
+            self.exposed_ratio.observe(exposed / 100)
         if after.eviction is not None and after.eviction != before.eviction:
             reason = after.eviction.reason
             self.evictions.labels(reason).inc()

@@ -19,7 +19,7 @@ from flyer.engine import (
     SuspendReceived,
     UserStateSet,
 )
-from flyer.job.protocol import Welcome
+from flyer.job.protocol import Welcome, exposed_percent
 from flyer.job.server import JobServer
 from flyer.views import ProgressView
 
@@ -92,7 +92,9 @@ class Gateway:
         view = self.progress_view
         if view is not None and view.step != self._step_reported:
             self._step_reported = view.step
-            self._report(ProgressReported(self._job, self._attempt, view.step))
+            self._report(
+                ProgressReported(self._job, self._attempt, view.step, view.exposed_percent)
+            )
             self._show()
 
     # -- requests of ranks (flyer.job.server.JobHandler) ---------------------------------------
@@ -109,7 +111,8 @@ class Gateway:
         total, visible = _total_steps(metrics, old.total_steps if old else None)
         if not visible and old is not None:
             visible = old.metrics
-        self.progress_view = ProgressView(step, round(time.time(), 3), total, visible)
+        exposed = exposed_percent(visible)
+        self.progress_view = ProgressView(step, round(time.time(), 3), total, visible, exposed)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(PROGRESS_INTERVAL_SECONDS, self.flush)

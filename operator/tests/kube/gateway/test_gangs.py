@@ -98,9 +98,10 @@ async def test_reports_of_ranks_become_events(harness: Any) -> None:
     gang, launchers = await started(harness)
     with await client(harness, "gpt-1-0", 0) as rank:
         assert rank.welcome.user_state == 7
-        await asyncio.to_thread(rank.progress, 5, {"loss": 1.5})
-        assert (await harness.event(ProgressReported)).step == 5
-        assert harness.gateway.progress(gang.key) == (5, {"loss": 1.5})
+        await asyncio.to_thread(rank.progress, 5, {"loss": 1.5, "exposed": 0.125})
+        event = await harness.event(ProgressReported)
+        assert (event.step, event.exposed_percent) == (5, 12)
+        assert harness.gateway.progress(gang.key) == (5, {"loss": 1.5, "exposed": 0.125})
         await asyncio.to_thread(lambda: rank.checkpoint(5, "/ckpt", durable=True))
         event = await harness.event(CheckpointReported)
         assert (event.step, event.path, event.durable) == (5, "/ckpt", True)

@@ -153,7 +153,8 @@ def handle_progress_reported(event: events.ProgressReported, cycle: CycleState) 
     job = _record_activity(cycle, event.job, event.attempt)
     if job is None:
         return
-    cycle.put(replace(job, observed=replace(job.observed, step=event.step)))
+    observed = replace(job.observed, step=event.step, exposed_percent=event.exposed_percent)
+    cycle.put(replace(job, observed=observed))
     if cycle.now >= job.observed.progress_committed_at + cycle.settings.progress_commit_seconds:
         transitions.flush_progress(cycle, event.job)
     transitions.extend_grace(cycle, event.job)

@@ -28,6 +28,7 @@ class ObservedState:
 
     activity_at: float = 0.0  # progress or a log line
     step: int | None = None
+    exposed_percent: int | None = None
     progress_committed_at: float = 0.0
     # Time since which the attempt has no stream; None: it has one.
     stream_lost_at: float | None = None

@@ -279,7 +279,12 @@ def flush_progress(cycle: CycleState, key: str) -> JobState:
     step, published = job.observed.step, job.status.progress
     if step is None or (published is not None and published.step == step):
         return job
-    job = cycle.update(key, progress=Progress(step=step, time=job.observed.activity_at))
+    progress = Progress(
+        step=step,
+        time=job.observed.activity_at,
+        exposed_percent=job.observed.exposed_percent,
+    )
+    job = cycle.update(key, progress=progress)
     return cycle.put(replace(job, observed=replace(job.observed, progress_committed_at=cycle.now)))
 
 

@@ -27,6 +27,7 @@ from flyer.engine import (
 )
 from flyer.job.failure import Failure
 from flyer.job.fields import ProtocolError
+from flyer.job.protocol import exposed_percent
 from flyer.kube.gateway.exits import Exits
 from flyer.kube.gateway.identities import PodIdentity
 from flyer.kube.gateway.orders import start_orders
@@ -329,7 +330,8 @@ class Gang:
         if self.step is None or self.step == self._step_reported:
             return []
         self._step_reported = self.step
-        return [ProgressReported(self.start.job, self.start.attempt, self.step, uid=self.uid)]
+        job, attempt, exposed = self.start.job, self.start.attempt, exposed_percent(self.metrics)
+        return [ProgressReported(job, attempt, self.step, exposed, uid=self.uid)]
 
     def _checkpoints(self, old: Report | None, report: Report) -> list[Event]:
         events: list[Event] = []
