@@ -82,7 +82,7 @@ impl Settings {
             peer_memory: true,
             streams: None,
             determinism: Determinism::DEFAULT,
-            priority: Priority::Normal,
+            priority: Priority::NORMAL,
             daemon: None,
             key_file: None,
             cuda_library: None,
@@ -281,7 +281,7 @@ mod tests {
             ("HFREDUCE_STREAMS", [&ALONE[..], &[("HFREDUCE_STREAMS", "auto")]].concat()),
             ("HFREDUCE_TRANSPORT", [&ALONE[..], &[("HFREDUCE_TRANSPORT", "rdma")]].concat()),
             ("HFREDUCE_RENDEZVOUS", [&ALONE[..2], &[("HFREDUCE_RENDEZVOUS", "a:x")]].concat()),
-            ("HFREDUCE_PRIORITY", [&ALONE[..], &[("HFREDUCE_PRIORITY", "1")]].concat()),
+            ("HFREDUCE_PRIORITY", [&ALONE[..], &[("HFREDUCE_PRIORITY", "16")]].concat()),
             ("HFREDUCE_DETERMINISM", [&ALONE[..], &[("HFREDUCE_DETERMINISM", "yes")]].concat()),
             (
                 "HFREDUCE_CONNECT_SECONDS",

@@ -7,7 +7,7 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::time::Duration;
 
-use hfreduce_engine::STREAMS_MAX;
+use hfreduce_engine::{NoPriority, Priority, STREAMS_MAX};
 
 /// Type and range of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum Kind {
     Seconds,
     /// One of these words.
     Choice(&'static [&'static str]),
+    /// A priority level.
+    Priority,
     /// HOST:PORT.
     HostPort,
     /// Addresses, networks, interfaces and exclusions.
@@ -36,6 +38,7 @@ impl fmt::Display for Kind {
             Self::Integer(min, max) => write!(formatter, "a whole number from {min} to {max}"),
             Self::Seconds => formatter.write_str("a number of seconds above 0"),
             Self::Choice(words) => formatter.write_str(&words.join(" or ")),
+            Self::Priority => NoPriority.fmt(formatter),
             Self::HostPort => formatter.write_str("HOST:PORT, for example 10.0.0.1:29500"),
             Self::Addresses => formatter.write_str(
                 "addresses (10.0.0.5), networks (10.0.0.0/8), interfaces (eth0, ib*) and \
@@ -125,7 +128,7 @@ variables! {
     PINNED_BYTES: Kind::Integer(1 << 20, 1 << 40), default "1 GiB",
         "Maximum pinned memory of one GPU, in bytes.";
     #[details = "which-group-goes-first"]
-    PRIORITY: Kind::Choice(&["low", "normal", "high"]), default "normal",
+    PRIORITY: Kind::Priority, default "normal",
         "Priority of the chunks of a group among the groups of a process.";
     REGISTERED_BYTES: Kind::Integer(0, 1 << 46),
         default "the memory of the node, at most 256 GiB; 0 where address space is limited",
@@ -165,6 +168,7 @@ impl<G: Fn(&str) -> Option<String>> Environment<G> {
                     value.parse::<hfreduce_engine::Determinism>().is_ok()
                 }
                 Kind::Choice(words) => words.contains(&value.as_str()),
+                Kind::Priority => value.parse::<Priority>().is_ok(),
                 Kind::Addresses => value.parse::<fabric::interfaces::AddressSelector>().is_ok(),
                 Kind::Path | Kind::PathOrOff | Kind::HostPort => true,
             };

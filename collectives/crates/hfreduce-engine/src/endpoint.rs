@@ -168,8 +168,9 @@ impl Endpoint {
         let channels = self.channels(&infos);
         let options = &self.options;
         let nodes = self.placement.nodes().len();
-        let slots =
-            options.slots.unwrap_or_else(|| default_slots(nodes, channels, options.slot_bytes));
+        let slots = options.slots.unwrap_or_else(|| {
+            default_slots(nodes, channels, options.slot_bytes, options.priority)
+        });
         let crowded = self.is_crowded(&infos);
         let ring_accumulation = crowded && nodes == 1;
         let ring_slots =

@@ -37,6 +37,6 @@ pub use hfreduce_shm::flight;
 pub use hfreduce_shm::watermarks::Watermarks;
 pub use member::Member;
 pub use operation::{Buffer, Operation};
-pub use priority::Priority;
+pub use priority::{NoPriority, Priority};
 pub use share::Share;
 pub use work::Callback;

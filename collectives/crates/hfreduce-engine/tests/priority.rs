@@ -47,9 +47,9 @@ fn chunks(comms: &[Communicator]) -> u64 {
 #[test]
 fn chunks_of_a_low_group_wait_for_a_high_group_and_those_of_an_equal_one_do_not() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let high = group(Priority::High, ONE_HOUR);
-    let same = group(Priority::High, ONE_HOUR);
-    let low = group(Priority::Low, ONE_HOUR);
+    let high = group(Priority::HIGH, ONE_HOUR);
+    let same = group(Priority::HIGH, ONE_HOUR);
+    let low = group(Priority::LOW, ONE_HOUR);
     let mut small = [vec![1.0; 1024], vec![2.0; 1024]];
     let mut large = [vec![1.0; 1 << 20], vec![2.0; 1 << 20]];
     let mut other = [vec![1.0; 1024], vec![2.0; 1024]];
@@ -78,10 +78,10 @@ fn chunks_of_a_low_group_wait_for_a_high_group_and_those_of_an_equal_one_do_not(
 #[test]
 fn chunks_do_not_wait_for_a_high_group_of_another_user() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let high = group(Priority::High, ONE_HOUR);
+    let high = group(Priority::HIGH, ONE_HOUR);
     let other = Arc::new(Share::default());
     let tune = |options: &mut hfreduce_engine::Options| {
-        (options.priority, options.held_back) = (Priority::Low, ONE_HOUR);
+        (options.priority, options.held_back) = (Priority::LOW, ONE_HOUR);
         options.share = other.clone();
     };
     let low = run(&placement(2, 1), tune, |comm| comm);
@@ -102,8 +102,8 @@ fn chunks_do_not_wait_for_a_high_group_of_another_user() {
 #[test]
 fn ranks_that_would_deadlock_on_priorities_make_progress() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let high = group(Priority::High, Duration::from_millis(10));
-    let low = group(Priority::Low, Duration::from_millis(10));
+    let high = group(Priority::HIGH, Duration::from_millis(10));
+    let low = group(Priority::LOW, Duration::from_millis(10));
     let mut small = [vec![1.0; 1024], vec![2.0; 1024]];
     let mut large = [vec![1.0; 1 << 20], vec![2.0; 1 << 20]];
     let ([a, b], [c, d]) = (&mut small, &mut large);

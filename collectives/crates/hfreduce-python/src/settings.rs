@@ -87,8 +87,8 @@ impl Settings {
     }
 
     #[getter]
-    fn priority(&self) -> &'static str {
-        self.settings.priority.name()
+    fn priority(&self) -> String {
+        self.settings.priority.to_string()
     }
 
     #[getter]

@@ -1,6 +1,8 @@
 //! Simulated performance, compared with the paper and with arithmetic.
 
 use hfreduce_core::Determinism;
+use hfreduce_engine::Priority;
+use hfreduce_engine::endpoint::default_slots;
 use hfreduce_plan::{NodePlace, Plan};
 use hfreduce_sim::cluster::{Settings, allreduce};
 use hfreduce_sim::figure7::{self, SIZE_BYTES, paper};
@@ -72,8 +74,8 @@ fn the_default_slots_cost_no_speed() {
             let done = allreduce(&plan, &Hardware::FIRE_FLYER_2, settings, &[SIZE_BYTES]).unwrap();
             done.algorithm_rate(SIZE_BYTES)
         };
-        let few =
-            hfreduce_engine::endpoint::default_slots(nodes, 1, Settings::default().slot_bytes);
+        let slot_bytes = Settings::default().slot_bytes;
+        let few = default_slots(nodes, 1, slot_bytes, Priority::default());
         let (few, many) = (rate(few), rate(64));
         assert!(few > 0.99 * many, "{nodes} nodes: {few} with the default, {many} with 64");
     }

@@ -141,11 +141,14 @@ impl Channel {
                     let last = self.tree.core.flows().is_root(chunk.tree, rooted_at);
                     let partials = partials.iter().map(|partial| self.tree.partial(partial));
                     let active = &operations.active[at];
+                    active.under_way.progress();
                     self.scratch.reduce(node, active, (number, &chunk), partials, last)?;
                 }
                 Action::Move { key, from } => {
                     let Some((at, chunk, number)) = operations.find_key(key) else { continue };
-                    let place = operations.active[at].place(node, number, &chunk);
+                    let active = &operations.active[at];
+                    active.under_way.progress();
+                    let place = active.place(node, number, &chunk);
                     let source = self.tree.partial(&from);
                     // SAFETY: the slot holds this chunk and the destination is exclusive
                     // (guaranteed by the core); they are different allocations of at least

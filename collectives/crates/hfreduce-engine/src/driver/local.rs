@@ -65,7 +65,7 @@ pub(super) fn start(
         registered,
         others: Vec::new(),
         algorithm,
-        _under_way: identity.share.priority_levels.start(identity.priority),
+        under_way: identity.share.priority_levels.start(identity.priority),
     });
 }
 
@@ -198,6 +198,7 @@ impl Local {
             }
             hand_over(node, active, &chunk, number);
             self.delivered += 1;
+            active.under_way.progress();
             self.record_progress(node, active);
             node.shared.counters.chunks.fetch_add(1, Ordering::Relaxed);
             let ends = self.delivered == active.end();

@@ -59,7 +59,7 @@ pub(super) struct Active {
     /// The algorithm inside the node.
     pub algorithm: ReduceAlgorithm,
     /// Counts the operation for other communicators of the process.
-    pub _under_way: UnderWay,
+    pub under_way: UnderWay,
 }
 
 impl Active {

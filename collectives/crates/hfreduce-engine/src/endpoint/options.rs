@@ -27,6 +27,9 @@ const SLOTS_MIN: usize = 8;
 const SLOTS_MAX: usize = 32;
 /// Minimum of bytes in flight in a node, within those bounds.
 const UNDER_WAY_BYTES: usize = 2 << 20;
+/// The same of a communicator below the default priority: an operation of a higher level waits for
+/// all bytes in flight.
+const UNDER_WAY_BYTES_LOW: usize = UNDER_WAY_BYTES / 4;
 /// Bytes of ring accumulators, of all ranks together.
 const ROUND_BYTES: usize = 8 << 20;
 /// Default number of TCP streams between two neighbor nodes.
@@ -136,7 +139,7 @@ impl Options {
             transport: TransportKind::Tcp,
             streams: None,
             determinism: Determinism::DEFAULT,
-            priority: Priority::Normal,
+            priority: Priority::NORMAL,
             share: Share::of_process(),
             held_back: HELD,
             served: false,
@@ -156,10 +159,17 @@ fn registered_bytes() -> usize {
 /// Every level of the trees holds a chunk of each tree on its way up and one on its way down, each
 /// owner has two of each tree, and a slow link needs bytes in flight. More slots would only evict
 /// chunks from the caches.
-pub fn default_slots(nodes: usize, channels: usize, slot_bytes: usize) -> usize {
+pub fn default_slots(
+    nodes: usize,
+    channels: usize,
+    slot_bytes: usize,
+    priority: Priority,
+) -> usize {
+    let is_low = priority < Priority::NORMAL;
+    let under_way = if is_low { UNDER_WAY_BYTES_LOW } else { UNDER_WAY_BYTES };
     let priority_levels = usize::BITS - nodes.saturating_sub(1).leading_zeros();
     let required = 4 * channels.max(priority_levels as usize);
-    required.max(UNDER_WAY_BYTES / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
+    required.max(under_way / slot_bytes.max(1)).clamp(SLOTS_MIN, SLOTS_MAX)
 }
 
 /// Consecutive ring accumulators, one slot per chunk: enough that ranks seldom wait for each other,
@@ -175,7 +185,9 @@ pub fn memory_needed(options: &Options, placement: &Placement) -> usize {
     let locals = placement.members(placement.node_of(options.rank)).len();
     // The maximum; the number is known once the infos of all ranks are.
     let channels = locals.min(CHANNELS_MAX);
-    let slots = options.slots.unwrap_or_else(|| default_slots(nodes, channels, slot_bytes));
+    let slots = options
+        .slots
+        .unwrap_or_else(|| default_slots(nodes, channels, slot_bytes, options.priority));
     let ring_slots = if nodes == 1 { default_ring_slots(slots, slot_bytes) } else { 0 };
     let shm = Shape { locals, slots, ring_slots, slot_bytes }.bytes().div_ceil(locals.max(1));
     let owns = placement.local_of(options.rank) < channels;
