@@ -202,10 +202,24 @@ class HFReduceBackend(Group):
         inputs: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """Several as one operation."""
-        pairs = zip(outputs, inputs, strict=True)
-        each = (self.all_gather_single(o, i, opts) for o, i in pairs)
-        return self._join("all_gather_into_tensor", each, outputs, inputs=inputs)
+        """Several as one operation; of several types or on a GPU one after the other."""
+        name = "all_gather_into_tensor"
+        pairs = [*zip(outputs, inputs, strict=True)]
+        if len({(t.dtype, t.is_cpu) for pair in pairs for t in pair}) != 1 or not inputs[0].is_cpu:
+            each = (self.all_gather_single(o, i, opts) for o, i in pairs)
+            return self._join(name, each, outputs, inputs=inputs)
+        for output, source in pairs:
+            tensors.whole_shares(name, output, source, self.size())
+        written = [tensors.written(output, name) for output in outputs]
+        memory = [each for each, _ in written]
+        finishes = [finish for _, finish in written if finish is not None]
+
+        def finish_all() -> None:
+            for finish in finishes:
+                finish()
+
+        blocks = tensors.shares(memory, self.size()), memory, finish_all if finishes else None
+        return self._all_gather(name, blocks, tensors.joined(inputs, name), opts, outputs)
 
     def allgather(
         self,

@@ -30,6 +30,7 @@ __all__ = [
     "gathered",
     "in_place_reduction",
     "into",
+    "joined",
     "one_each",
     "operation_code",
     "place",
@@ -38,6 +39,7 @@ __all__ = [
     "registered",
     "root",
     "same_shape",
+    "shares",
     "single",
     "unit",
     "whole_shares",
@@ -362,6 +364,25 @@ def gathered(tensors: Sequence[torch.Tensor], operation: str) -> tuple[Place, ob
         return where, tensors
     whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     return whole.data_ptr(), whole
+
+
+def joined(pieces: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+    """The content of several tensors in one: a view where they lie one behind the other."""
+    if consecutive(pieces):
+        first = pieces[0].detach()
+        size = sum(piece.numel() for piece in pieces)
+        return torch.as_strided(first, (size,), (1,), first.storage_offset())
+    return torch.cat([read(piece, operation).detach().reshape(-1) for piece in pieces])
+
+
+def shares(wholes: Sequence[torch.Tensor], ranks: int) -> Place:
+    """Places of the shares of each rank in several contiguous tensors, rank by rank."""
+    buffers = [for_transport(whole) for whole in wholes]
+    return [
+        (buffer.pointer + rank * (whole.nbytes // ranks), buffer.numel // ranks)
+        for rank in range(ranks)
+        for buffer, whole in zip(buffers, wholes, strict=True)
+    ]
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -223,16 +223,16 @@ def _call(task: _Task) -> object:
 
     torch.set_num_threads(1)
     function = _load(task.file, task.function)
-    if task.backend is None:
-        return function(task.rank, task.world_size, *task.arguments)
-    dist.init_process_group(
-        task.backend,
-        store=FileStore(task.store, task.world_size),
-        rank=task.rank,
-        world_size=task.world_size,
-        timeout=timedelta(seconds=task.timeout_seconds),
-    )
+    if task.backend is not None:
+        dist.init_process_group(
+            task.backend,
+            store=FileStore(task.store, task.world_size),
+            rank=task.rank,
+            world_size=task.world_size,
+            timeout=timedelta(seconds=task.timeout_seconds),
+        )
     value = function(task.rank, task.world_size, *task.arguments)
+    # The function may have joined a group, too: a process that ends without this has died.
     if dist.is_initialized():
         dist.destroy_process_group()
     return value

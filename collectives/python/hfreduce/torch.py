@@ -17,6 +17,9 @@ from __future__ import annotations
 import atexit
 import os
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from typing import Any, Final, Literal
 
 import torch
@@ -27,6 +30,7 @@ from hfreduce.backend import HFReduceBackend
 from hfreduce.compat import IS_BACKEND
 from hfreduce.group import NAME, OPEN
 from hfreduce.process_group import HFReduceProcessGroup
+from hfreduce.waits import WAITS
 from hfreduce.work import answer_for_works
 
 __all__ = [
@@ -38,6 +42,7 @@ __all__ = [
     "plan",
     "register",
     "stats",
+    "waited_seconds",
 ]
 
 
@@ -49,12 +54,15 @@ TORCH_MIN: Final = (2, 9)
 class Options:
     """Options of one group: `new_group(pg_options=Options(...))`."""
 
-    priority: Literal["low", "normal", "high"] = "normal"
-    """Priority of this group's chunks among the groups of a process; must be equal on all ranks."""
+    priority: Literal["low", "normal", "high"] | int = "normal"
+    """Priority of this group's chunks among the groups of a process; must be equal on all ranks.
+
+    A level from 0 to 15; low, normal and high are 4, 8 and 12.
+    """
 
     def __post_init__(self) -> None:
         """Refuse unknown levels."""
-        _native.Settings.read({}).with_priority(self.priority)
+        _native.Settings.read({}).with_priority(str(self.priority))
 
 
 def register() -> None:
@@ -103,10 +111,20 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int | float | str
     return communicator(group).stats()
 
 
+def waited_seconds() -> float:
+    """Time for which this process has waited for operations that had not ended yet.
+
+    Waits of several threads at the same time count once. Waits in C++ are not counted: those of
+    torch's DistributedDataParallel, and those for futures.
+    """
+    return WAITS.seconds
+
+
 def _create(options: Any, backend_options: object) -> HFReduceBackend:
+    _close_at_the_end_of_a_child(os.getpid())
     settings = _native.Settings.read(os.environ)
     if isinstance(backend_options, Options):
-        settings = settings.with_priority(backend_options.priority)
+        settings = settings.with_priority(str(backend_options.priority))
     elif backend_options is not None:
         type_name = type(backend_options).__name__
         raise TypeError(f"pg_options is of type {type_name}: give hfreduce.torch.Options")
@@ -116,6 +134,13 @@ def _create(options: Any, backend_options: object) -> HFReduceBackend:
     membership = _native.Membership(options.group_rank, ranks, world)
     kind = HFReduceBackend if IS_BACKEND else HFReduceProcessGroup
     return kind.join(options.store, membership, settings, options.timeout)
+
+
+@cache
+def _close_at_the_end_of_a_child(_process: int) -> None:
+    """Registers a finalizer: multiprocessing ends forked children without atexit."""
+    if parent_process() is not None:
+        Finalize(None, _close_all, exitpriority=0)
 
 
 def _close_all() -> None:

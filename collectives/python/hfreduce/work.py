@@ -13,6 +13,8 @@ from torch._C._autograd import (
 from torch.distributed import Work
 from torch.futures import Future
 
+from hfreduce.waits import WAITS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -61,18 +63,25 @@ class CollectiveWork(Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Returns True when done; raises `hfreduce.CollectiveError` when failed."""
         seconds = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        if self._has_ended():
+            self._wait(seconds)
+        else:
+            with WAITS.counted(self.operations):
+                self._wait(seconds)
+        return True
+
+    def _wait(self, seconds: float | None) -> None:
         for operation in self.operations:
             operation.wait(seconds)
         if self._closing is not None:
             self._closing.wait()
-        return True
 
     def is_completed(self) -> bool:
         """True once the results are in place, or the operation has failed."""
-        for operation in self.operations:
-            if not operation.done():
-                return False
-        return self._closing is None or self._closing.is_done()
+        return self._has_ended() and (self._closing is None or self._closing.is_done())
+
+    def _has_ended(self) -> bool:
+        return all(operation.done() for operation in self.operations)
 
     def source_rank(self) -> int:
         """The sender of a finished receive from any rank, as a rank of the group."""

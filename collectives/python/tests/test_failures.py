@@ -171,6 +171,21 @@ def test_a_rank_whose_tensor_is_refused_does_not_block_the_others(then):
         assert "rank 1" in outcome.failure.text, outcome
 
 
+def ends_without_closing(rank, size):
+    """A child of the fork server, whose end runs the finalizers of multiprocessing alone."""
+    dist.all_reduce(torch.ones(10))
+    if rank == BAD:
+        raise SystemExit
+    dist.all_reduce(torch.ones(10))
+
+
+def test_a_forked_child_that_ends_has_left_and_not_died():
+    outcomes = run(ends_without_closing, LAYOUTS["two-zones"], environment=LIVENESS)
+    for outcome in survivors(outcomes):
+        assert outcome.failure is not None, outcome
+        assert outcome.failure.fields["kind"] == "peer_left", outcome
+
+
 def patient(rank, size):
     dist.all_reduce(torch.ones(10))
     if rank == BAD:

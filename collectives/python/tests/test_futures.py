@@ -200,6 +200,13 @@ def signal_once_started():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
 
 
+def why_kept(memory):
+    """What refers to memory, and the newest operations."""
+    entries = hfreduce.torch.communicator().flight()["entries"]
+    referrers = [str(type(each)) for each in gc.get_referrers(memory)]
+    return referrers, [(each["operation"], each["state"]) for each in entries[-2:]]
+
+
 def interrupted(rank, size, how):
     """A signal handler raises during a wait: the tensor is kept until the sum is written."""
     numel = 1 << 18
@@ -223,8 +230,9 @@ def interrupted(rank, size, how):
         store().set("go", "1")
         until = time.monotonic() + SECONDS
         while dropped() is not None:
-            assert time.monotonic() < until, "never freed"
+            assert time.monotonic() < until, ("never freed", why_kept(dropped()))
             hfreduce.torch.communicator().error()  # runs the pending drops of other threads
+            gc.collect()  # the work and its future, if the handler interrupted the script's call
             time.sleep(0.001)
     else:
         store().wait(["go"], timedelta(seconds=SECONDS))

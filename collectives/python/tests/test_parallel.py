@@ -122,13 +122,16 @@ def coalesced(rank, size):
         for tensor in ones:
             dist.all_reduce(tensor)
     assert all(tensor.eq(sum(range(size))).all() for tensor in ones)
-    outputs = [torch.empty(size * n) for n in (2, 5)]
-    with dist._coalescing_manager(async_ops=True) as manager:
-        for output, n in zip(outputs, (2, 5), strict=True):
-            dist.all_gather_into_tensor(output, torch.full((n,), float(rank)))
-    manager.wait()
-    for output, n in zip(outputs, (2, 5), strict=True):
-        assert output.tolist() == [float(r) for r in range(size) for _ in range(n)]
+    sizes = (2, 70_001, 0, 5)
+    packed = torch.split(torch.arange(sum(sizes)) + 1e6 * rank, sizes)
+    for own in (packed, [each.clone() for each in packed]):
+        outputs = [torch.empty(size * n) for n in sizes]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for output, each in zip(outputs, own, strict=True):
+                dist.all_gather_into_tensor(output, each)
+        manager.wait()
+        for output, each in zip(outputs, own, strict=True):
+            assert output.equal(torch.cat([each + 1e6 * (r - rank) for r in range(size)]))
     shares = [torch.empty(n) for n in (2, 5)]
     with dist._coalescing_manager():
         for share, n in zip(shares, (2, 5), strict=True):

@@ -50,7 +50,7 @@ def test_values_that_are_not_utf8_are_refused_only_where_they_are_used():
         ("HFREDUCE_STREAMS", "17"),
         ("HFREDUCE_STREAMS", "auto"),
         ("HFREDUCE_DETERMINISM", "stable,stable"),
-        ("HFREDUCE_PRIORITY", "1"),
+        ("HFREDUCE_PRIORITY", "16"),
         ("HFREDUCE_ADDRESS", "10.0.0/8"),
         ("HFREDUCE_REGISTERED_BYTES", "much"),
         ("HFREDUCE_PINNED_BYTES", "1"),

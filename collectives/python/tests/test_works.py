@@ -70,7 +70,7 @@ def levels(rank, size):
     assert all(tensor.eq(sum(range(size))).all() for tensor in tensors)
     # A group of the highest priority is never held back.
     assert hfreduce.torch.stats(high)["held_back"] == 0
-    with pytest.raises(SettingError, match=r"Options\.priority='urgent': expected low or normal"):
+    with pytest.raises(SettingError, match=r"Options\.priority='urgent': expected low, normal"):
         hfreduce.torch.Options(priority="urgent")
     with pytest.raises(TypeError, match=r"give hfreduce\.torch\.Options"):
         dist.new_group(pg_options=object())

@@ -14,6 +14,7 @@ from hfreduce._native import Settings, load_topology
 from hfreduce.doctor import network
 from hfreduce.doctor.machine import Finding, Layout, Machine, numbers
 from hfreduce.errors import SettingError, TopologyError
+from hfreduce.sizes import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ def kernel(machine: Machine, _: Layout) -> list[Finding]:
 def locked_memory(machine: Machine, _: Layout) -> list[Finding]:
     """Reported because other libraries need it: HFReduce locks no memory."""
     limit = machine.limit("Max locked memory")
-    soft = "unknown" if limit is None else _bytes(limit[0])
+    soft = "unknown" if limit is None else _limit(limit[0])
     return [Finding("locked memory", "ok", f"{soft} allowed; none is needed")]
 
 
@@ -91,8 +92,8 @@ def memory(machine: Machine, layout: Layout) -> list[Finding]:
         limit = machine.number(f"{folder}/memory.max")
         limit = limit or machine.number(f"{folder}/memory.limit_in_bytes")
     if limit is None or limit > 1 << 60:
-        return [Finding("memory", "ok", f"no limit; the ranks share {_bytes(required)}")]
-    detail = f"limit {_bytes(limit)}; the ranks share {_bytes(required)} of it"
+        return [Finding("memory", "ok", f"no limit; the ranks share {size_text(required)}")]
+    detail = f"limit {_limit(limit)}; the ranks share {size_text(required)} of it"
     if limit < 2 * required:
         remedy = (
             "raise resources.limits.memory of the container, or lower HFREDUCE_CHUNK_BYTES: what "
@@ -243,13 +244,8 @@ def _topology(path: str) -> Finding:
     return Finding("topology", "ok", f"{len(topology.nodes)} nodes in {len(zones)} zones")
 
 
-def _bytes(count: float) -> str:
-    if count == float("inf"):
-        return "unlimited"
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 1 << shift:
-            return f"{count / (1 << shift):.4g} {unit}"
-    return f"{count:.0f} B"
+def _limit(size_bytes: float) -> str:
+    return "unlimited" if size_bytes == float("inf") else size_text(size_bytes)
 
 
 def _list(those: set[int]) -> str:

@@ -14,8 +14,9 @@ from hfreduce._native import Rendezvous
 from hfreduce.errors import CollectiveError, RendezvousError, SettingError, TopologyError
 from hfreduce.perf import ranks as local
 from hfreduce.perf.measure import Call, Row, measure, shapes
-from hfreduce.perf.options import Options, parse, size_text
+from hfreduce.perf.options import Options, parse
 from hfreduce.perf.report import Table, document, trace
+from hfreduce.sizes import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

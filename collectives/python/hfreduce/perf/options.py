@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hfreduce.perf.formats import Format
 
-__all__ = ["AVERAGES", "Options", "parse", "size_text"]
+__all__ = ["AVERAGES", "Options", "parse"]
 
 AVERAGES = ("rank0", "avg", "min", "max")
 RANKS_MAX = 120
@@ -112,14 +112,6 @@ def parse(arguments: Sequence[str]) -> Options:
         json=options.json,
         trace=options.trace,
     )
-
-
-def size_text(size_bytes: int) -> str:
-    """A size for people: 64 MiB."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size_bytes >= 1 << shift and size_bytes % (1 << shift) == 0:
-            return f"{size_bytes >> shift} {unit}"
-    return f"{size_bytes} B"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ import platform
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hfreduce import _native
-from hfreduce.perf.options import size_text
+from hfreduce.sizes import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
