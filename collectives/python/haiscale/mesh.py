@@ -216,17 +216,15 @@ class _Groups:
             from hfreduce.torch import Options
 
             options = Options(priority="high")
-        group = dist.new_group(
-            list(ranks),
+        from haiscale.internals.groups import local_group
+
+        return local_group(
+            ranks,
             timeout=self._timeout,
             pg_options=options,
-            use_local_synchronization=True,
             group_desc=f"mesh_{axis}",
             sort_ranks=False,
         )
-        if not isinstance(group, dist.ProcessGroup):
-            raise TypeError(f"rank {self._rank} is not a member of its group {list(ranks)}")
-        return group
 
 
 def _mesh(layout: Layout, axes: Sequence[str], groups: _Groups, device_type: str) -> DeviceMesh:

@@ -5,12 +5,13 @@ Two lines differ from a script with torch's::
     from haiscale.ddp import DistributedDataParallel
     ddp = DistributedDataParallel(model, optimizer=optimizer)
 
-`buckets` is the layout, `reducer` the order of allreduces, `steps` the optimizer, `module` the
-wrapper. Without `optimizer` (or `overlap`) it behaves as torch's DistributedDataParallel.
+`buckets` is the layout, `reducer` the order of allreduces, `module` the wrapper, `haiscale.overlap`
+the order of results and the optimizer. Without `optimizer` (or `overlap`) it behaves as torch's
+DistributedDataParallel.
 """
 
-from haiscale.ddp.errors import ModelMismatchError, StepError
 from haiscale.ddp.module import DistributedDataParallel
-from haiscale.ddp.steps import WholeStep
+from haiscale.overlap.errors import ModelMismatchError, StepError
+from haiscale.overlap.steps import WholeStep
 
 __all__ = ["DistributedDataParallel", "ModelMismatchError", "StepError", "WholeStep"]

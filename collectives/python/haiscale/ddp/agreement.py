@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
 
-from haiscale.ddp.errors import ModelMismatchError
+from haiscale.overlap.errors import ModelMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor, nn
 
-__all__ = ["broadcast", "check_same_model"]
+__all__ = ["broadcast", "check_same_model", "describe"]
 
 PIECE_BYTES: Final = 25 * 2**20
 """Of tensors that are broadcast as one."""
@@ -35,26 +37,53 @@ def _kind(tensor: Tensor, is_trained: bool) -> str:  # noqa: FBT001  (private)
 
 
 def check_same_model(
-    entries: Sequence[tuple[str, str]], group: dist.ProcessGroup, device: torch.device
+    entries: Sequence[tuple[str, str]],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    across: dist.ProcessGroup | None = None,
 ) -> None:
-    """Raises the same `ModelMismatchError` on every rank if a model differs from rank 0's."""
+    """Raises `ModelMismatchError` on every rank if a model differs from that of the first rank.
+
+    Args:
+        entries: What `describe` returns on this rank.
+        group: Ranks that compare; of a mesh, those of one row.
+        device: Where the groups communicate.
+        across: Of a mesh, the ranks of a column: they learn of a difference in another row.
+    """
     text = "\n".join(f"{name}\t{kind}" for name, kind in entries).encode()
-    own = hashlib.sha256(text).digest() + len(text).to_bytes(8, "little")
+    error = _difference(text, group, device, None)
+    if across is not None:
+        error = _difference(b"" if error else text, across, device, error)
+    if error is not None:
+        raise error
+
+
+def _difference(
+    text: bytes, group: dist.ProcessGroup, device: torch.device, known: ModelMismatchError | None
+) -> ModelMismatchError | None:
+    report = b"" if known is None else json.dumps(known.fields).encode()
+    own = hashlib.sha256(text + report).digest()
+    own += b"".join(len(each).to_bytes(8, "little") for each in (text, report))
     summaries = _gather(own, group, device)
     if len(set(summaries)) == 1:
-        return
-    longest = max(int.from_bytes(summary[-8:], "little") for summary in summaries)
-    texts = _gather(text.ljust(longest, b"\n"), group, device)
-    models = [[line.split("\t") for line in each.decode().split("\n") if line] for each in texts]
+        return known
+    lengths = [
+        [int.from_bytes(summary[at : at + 8], "little") for at in (32, 40)] for summary in summaries
+    ]
+    longest = max(sum(each) for each in lengths)
+    gathered = _gather((text + report).ljust(longest), group, device)
+    for (before, size), each in zip(lengths, gathered, strict=True):
+        if size:
+            return ModelMismatchError(*json.loads(each[before : before + size]))
+    texts = [each[:size] for (size, _), each in zip(lengths, gathered, strict=True)]
+    models = [[line.split("\t") for line in each.decode().split("\n")] for each in texts]
     rank = next(rank for rank, model in enumerate(models) if model != models[0])
-    for found, expected in zip(
-        [*models[rank], *[["nothing", ""]] * len(models[0])],
-        [*models[0], *[["nothing", ""]] * len(models[rank])],
-        strict=False,
-    ):
+    for found, expected in zip_longest(models[rank], models[0], fillvalue=["nothing", ""]):
         if found != expected:
             name = expected[0] if expected[0] != "nothing" else found[0]
-            raise ModelMismatchError(rank, name, " ".join(found), " ".join(expected))
+            ranks = [dist.get_global_rank(group, each) for each in (rank, 0)]
+            return ModelMismatchError(ranks[0], name, " ".join(found), " ".join(expected), ranks[1])
+    return known
 
 
 def _gather(own: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
@@ -65,11 +94,17 @@ def _gather(own: bytes, group: dist.ProcessGroup, device: torch.device) -> list[
 
 
 @torch.no_grad()
-def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Copies tensors of rank 0 to the other ranks, small ones together."""
+def broadcast(
+    tensors: Iterable[Tensor], group: dist.ProcessGroup, device: torch.device | None = None
+) -> None:
+    """Copies tensors of rank 0 to the other ranks, small ones together.
+
+    `device` is where the group communicates. Default: where the tensors are.
+    """
     source = dist.get_global_rank(group, 0)
     for piece in _pieces(tensors):
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
+        flat = flat if device is None else flat.to(device)
         dist.broadcast(flat, source, group)
         parts = torch.split(flat, [tensor.numel() for tensor in piece])
         for tensor, part in zip(piece, parts, strict=True):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from haiscale.overlap.flight import GradientBucket
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -43,7 +45,7 @@ def layout(parameters: Sequence[Tensor], limit_bytes: float) -> list[list[int]]:
     return sorted(filled, key=lambda places: -places[-1])
 
 
-class Bucket:
+class Bucket(GradientBucket):
     """Gradients of some parameters in one flat buffer, and the allreduce that averages them.
 
     Behind the gradients the buffer has one element for each parameter: 1 where this rank has a
@@ -57,10 +59,8 @@ class Bucket:
         group: dist.ProcessGroup,
         allocate: Callable[[int, torch.dtype, torch.device], Tensor],
     ) -> None:
-        self.index = index
+        super().__init__(index, [name for name, _ in named], [p for _, p in named])
         self.group = group
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
         sizes = [parameter.numel() for parameter in self.parameters]
         first = self.parameters[0]
         self.buffer = allocate(sum(sizes) + len(sizes), first.dtype, first.device)
@@ -71,15 +71,16 @@ class Bucket:
         self.in_flight = [self._nan.expand(p.shape) for p in self.parameters]
         self.waiting = set(self.parameters)
         """Parameters without a gradient in the current backward pass."""
-        self.work: dist.Work | None = None
-        """The allreduce, until its result is used."""
-        self.steps: list[Callable[[Sequence[Tensor | None]], None]] = []
-        """Steps of optimizers that are due once it has ended."""
-        self.owned = 0
-        """Parameters that optimizers with split steps have."""
-        self.unread = 0
-        """Parameters with averages in flight that no step was requested for."""
         self._has_all = True
+
+    def groups(self) -> set[dist.ProcessGroup]:
+        """The group of its allreduce."""
+        return {self.group}
+
+    def drop(self) -> None:
+        """Forgets what is in flight."""
+        super().drop()
+        self.waiting = set(self.parameters)
 
     def collect(self, place: int) -> bool:
         """Moves a gradient into the buffer, if it is elsewhere; False where there is none."""

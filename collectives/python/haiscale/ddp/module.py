@@ -16,7 +16,8 @@ from torch import nn
 from haiscale.ddp import agreement, groups
 from haiscale.ddp.buckets import Bucket, layout
 from haiscale.ddp.reducer import Reducer
-from haiscale.ddp.steps import GuardedParameters, Steps, WholeStep, plain
+from haiscale.overlap.guards import guard_module, guard_optimizer
+from haiscale.overlap.steps import Steps, WholeStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ class DistributedDataParallel(nn.Module):
     `synchronize()`, `state_dict()` or `parameters()` of the model or its optimizer.
 
     `overlap=False` makes each step at once, as torch's, for comparison or for atomic steps.
-    `levels` states whether buckets get HFReduce's three priorities (`groups.prioritized`).
+    `levels` states whether buckets get priorities of HFReduce (`groups.prioritized`).
     Arguments of torch's class that have no effect here: `find_unused_parameters` (such parameters
     are always found), `gradient_as_bucket_view` (gradients always are) and `static_graph`.
     """
@@ -93,7 +94,7 @@ class DistributedDataParallel(nn.Module):
         )
         self._steps: list[Steps] = []
         self._called: set[nn.Module] | None = set()
-        self.reducer.on_change = self._guard
+        self.reducer.on_change = lambda busy: guard_module(module, self.reducer, busy=busy)
         self.reducer.handles += self._hooks()
         for each in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
             self.overlap(each)
@@ -104,16 +105,14 @@ class DistributedDataParallel(nn.Module):
         `independent` states that an optimizer of the script's own updates each parameter from that
         parameter's gradient and state alone.
         """
+        never = None if self._overlap else WholeStep.OVERLAP_OFF
         logs = self.process_group.rank() == 0
         self._steps.append(
-            Steps(optimizer, self.reducer, overlap=self._overlap, independent=independent, log=logs)
+            Steps(optimizer, self.reducer, never=never, independent=independent, log=logs)
         )
         self.reducer.defers = all(steps.never is None for steps in self._steps)
         self.reducer.handles += self._steps[-1].handles
-        for group in optimizer.param_groups:
-            guarded = GuardedParameters(plain(group["params"]))
-            guarded.reducer = self.reducer
-            group["params"] = guarded
+        guard_optimizer(optimizer, self.reducer)
         owned = {p for steps in self._steps for p in steps.parameters()}
         for bucket in self.reducer.buckets:
             bucket.owned = len(owned.intersection(bucket.parameters))
@@ -186,13 +185,6 @@ class DistributedDataParallel(nn.Module):
         else:
             super().zero_grad(set_to_none=False)
 
-    def _guard(self, busy: bool) -> None:  # noqa: FBT001
-        """While anything is in flight, `module.parameters()` waits for it."""
-        if busy:
-            self.module.__dict__["named_parameters"] = _GuardedRead(self.module, self.reducer)
-        else:
-            self.module.__dict__.pop("named_parameters", None)
-
     def _hooks(self) -> list[RemovableHandle]:
         before = _Hook(self._before_module)
         wait = _Hook(lambda *_: self.reducer.synchronize())
@@ -241,20 +233,6 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Hook, (None,)
-
-
-class _GuardedRead:
-    """`named_parameters` of a module with gradients or steps in flight."""
-
-    def __init__(self, module: nn.Module, reducer: Reducer) -> None:
-        self._module, self._reducer = module, reducer
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Parameter]]:
-        self._reducer.synchronize()
-        return type(self._module).named_parameters(self._module, *args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise RuntimeError("steps are in flight: call synchronize() before copying the module")
 
 
 def _tensors(output: object) -> Iterator[Tensor]:

@@ -3,6 +3,7 @@
 import torch
 from haiscale.ddp import groups
 from haiscale.ddp.buckets import layout
+from haiscale.overlap import groups as shared
 from hypothesis import given, strategies
 
 SIZES = strategies.lists(
@@ -34,7 +35,7 @@ def test_buckets_are_ordered_by_their_last_gradient(sizes, limit):
 
 
 def test_another_backend_has_one_group(monkeypatch):
-    monkeypatch.setattr(groups, "_communicator", lambda group: None)
+    monkeypatch.setattr(groups, "communicator", lambda group: None)
     assert groups.prioritized("world", [1, 2, 3], levels=True) == ["world"] * 3
 
 
@@ -44,14 +45,14 @@ class TwoNodes:
         return {"nodes": ["a", "b"]}
 
 
-def test_levels_have_a_third_of_the_bytes_and_the_first_layers_the_highest(monkeypatch):
-    monkeypatch.setattr(groups, "_communicator", lambda group: TwoNodes)
-    monkeypatch.setattr(groups, "_sibling", lambda group, level: level)
-    assert groups.prioritized("world", [10] * 6, levels=None) == [
-        "low", "low", "normal", "normal", "high", "high",
-    ]  # fmt: skip
-    assert groups.prioritized("world", [1, 1, 100, 1, 1], levels=None) == [
-        "low", "low", "normal", "high", "high",
-    ]  # fmt: skip
+def test_levels_have_equal_bytes_and_the_first_layers_the_highest(monkeypatch):
+    for module in (groups, shared):
+        monkeypatch.setattr(module, "communicator", lambda group: TwoNodes)
+    monkeypatch.setattr(groups, "sibling", lambda group, level: level)
+    chosen = groups.prioritized("world", [10] * 16, levels=None)
+    assert chosen == [level for level in range(8) for _ in range(2)]
+    # The middle of a bucket counts: a level may have none.
+    assert groups.prioritized("world", [10] * 4, levels=None) == [1, 3, 5, 7]
+    assert groups.prioritized("world", [1, 1, 100, 1, 1], levels=None) == [0, 0, 4, 7, 7]
     assert groups.prioritized("world", [10, 10], levels=None) == ["world"] * 2
     assert groups.prioritized("world", [10] * 6, levels=False) == ["world"] * 6

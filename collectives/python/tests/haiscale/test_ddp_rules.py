@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from haiscale.ddp import DistributedDataParallel, StepError
-from haiscale.ddp.steps import INDEPENDENT
+from haiscale.overlap.steps import INDEPENDENT
 from hfreduce.testing import Layout, run, values
 from torch import nn
 

@@ -16,15 +16,18 @@ import torch
 from torch import optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from haiscale.overlap.guards import plain
+from haiscale.trace import recorder
+from haiscale.trace.spans import Kind
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-    from haiscale.ddp.buckets import Bucket
-    from haiscale.ddp.reducer import Reducer
+    from haiscale.overlap.flight import Flight, GradientBucket
 
 __all__ = ["Steps", "WholeStep"]
 
@@ -50,6 +53,7 @@ class WholeStep(StrEnum):
     CLOSURE = "Closure"
     GRAD_SCALER = "GradScaler"
     STEP_HOOKS = "StepHooks"
+    TORCH_COLLECTIVES = "TorchCollectives"
     GRADIENTS_READ = "GradientsRead"
 
 
@@ -60,36 +64,47 @@ _MEANING: Final = {
     WholeStep.CLOSURE: "step() was called with a closure, which needs all gradients",
     WholeStep.GRAD_SCALER: "a GradScaler may skip the step, which needs all gradients",
     WholeStep.STEP_HOOKS: "{name} has step hooks, which need all parameters",
+    WholeStep.TORCH_COLLECTIVES: "gradients are averaged by torch's own collectives",
     WholeStep.GRADIENTS_READ: "the gradients were read, clipped or unscaled before step(), which "
     "needs all of them",
 }
 
 
 class Steps:
-    """An optimizer whose steps follow the allreduces of a reducer's buckets."""
+    """An optimizer whose steps follow the collectives of a flight's buckets."""
+
+    independent = INDEPENDENT
+    """Optimizers whose step may be split."""
+    at_once: frozenset[WholeStep] = frozenset()
+    """Reasons for which a whole step is made by `_run`, too, instead of torch's own call."""
 
     def __init__(
-        self, optimizer: Optimizer, reducer: Reducer, *, overlap: bool, independent: bool, log: bool
+        self,
+        optimizer: Optimizer,
+        flight: Flight[Any],
+        *,
+        never: WholeStep | None = None,
+        independent: bool = False,
+        log: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.whole: WholeStep | None = None
         """Why the last step was made at once; None if it was split."""
-        self._reducer = reducer
+        self._flight = flight
         self._logs = log
         self._logged: set[WholeStep] = set()
         self._held: list[dict[str, Any]] | None = None
         self._is_running = False
-        if not overlap:
-            self._note(WholeStep.OVERLAP_OFF)
-        elif not independent and type(optimizer) not in INDEPENDENT:
-            self._note(WholeStep.NOT_INDEPENDENT)
-        self.never: WholeStep | None = self.whole
+        if never is None and not independent and type(optimizer) not in self.independent:
+            never = WholeStep.NOT_INDEPENDENT
+        self._note(never)
+        self.never = never
         """Why no step of this optimizer can be split; None if steps can be."""
         self.handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
-            optimizer.register_state_dict_pre_hook(lambda _: reducer.synchronize()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: reducer.synchronize()),
+            optimizer.register_state_dict_pre_hook(lambda _: flight.synchronize()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: flight.synchronize()),
         ]
 
     def parameters(self) -> set[Parameter]:
@@ -101,17 +116,17 @@ class Steps:
             return
         if self._held is not None:  # another hook raised
             optimizer.param_groups, self._held = self._held, None
-        reducer = self._reducer
-        reducer.check()
+        flight = self._flight
+        flight.check()
         why = self._why_whole(args, kwargs)
-        reducer.request_step()
+        flight.request_step()
         self._note(why)
-        if why is None:
+        if why is not None:
+            flight.synchronize()
+        if why is None or why in self.at_once:
             self._held, optimizer.param_groups = optimizer.param_groups, []
-            return
-        reducer.synchronize()
         if why is WholeStep.CLOSURE:
-            reducer.defers = False
+            flight.defers = False
 
     def _why_whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WholeStep | None:
         if self.never is not None:
@@ -123,36 +138,39 @@ class Steps:
             return WholeStep.GRAD_SCALER
         if _hooks(self.optimizer) != OWN_HOOKS:
             return WholeStep.STEP_HOOKS
-        return None if self._reducer.has_unread else WholeStep.GRADIENTS_READ
+        return None if self._flight.has_unread else WholeStep.GRADIENTS_READ
 
     def _note(self, why: WholeStep | None) -> None:
         self.whole = why
         if why is not None and why not in self._logged:
             self._logged.add(why)
-            if self._logs and why is not WholeStep.OVERLAP_OFF:
+            if self._logs and why not in {WholeStep.OVERLAP_OFF, WholeStep.TORCH_COLLECTIVES}:
                 meaning = _MEANING[why].format(name=type(self.optimizer).__name__)
                 _LOG.warning("optimizer steps wait for all gradients: %s: %s", why.value, meaning)
 
     def _after(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._is_running:
             return
-        self._reducer.defers = self.never is None
+        self._flight.defers = self.never is None
         if self._held is None:
             return
         held, self._held = self._held, None
         optimizer.param_groups = held
         terms = [_terms(group) for group in held]
         group_of = {p: i for i, group in enumerate(held) for p in plain(group["params"])}
-        for bucket in self._reducer.in_flight:
+        for bucket in self._flight.in_flight:
             self._plan(bucket, group_of, terms)
         # Of another model, or gradients of the script's own.
         others = [(group, p, p.grad) for p, group in group_of.items() if p.grad is not None]
         if others:
             self._run(terms, others)
-        self._reducer.settle_landed()
+        self._flight.settle_landed()
 
     def _plan(
-        self, bucket: Bucket, group_of: dict[Parameter, int], terms: Sequence[dict[str, Any]]
+        self,
+        bucket: GradientBucket,
+        group_of: dict[Parameter, int],
+        terms: Sequence[dict[str, Any]],
     ) -> None:
         """Adds this step of a bucket's parameters to what happens once it has landed."""
         due: list[tuple[int, int]] = []
@@ -182,9 +200,10 @@ class Steps:
             parameter.grad = gradient
         device = rows[0][1].device.type
         self._is_running = True
+        traced = recorder.span(Kind.OPTIMIZER, f"step of {len(rows)} parameters")
         try:
             # It may run inside a forward pass: in its modes the state would get other types.
-            with torch.inference_mode(mode=False), torch.autocast(device, enabled=False):
+            with torch.inference_mode(mode=False), torch.autocast(device, enabled=False), traced:
                 step: Any = type(optimizer).step
                 step(optimizer)
         finally:
@@ -218,28 +237,3 @@ def _hooks(optimizer: Any) -> int:
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     every = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     return sum(map(len, (*own, *every)))
-
-
-class GuardedParameters(list["Parameter"]):
-    """A parameter group's list: reading it while gradients are in flight waits for them.
-
-    GradScaler and scripts that clip or log find gradients through `optimizer.param_groups`.
-    """
-
-    reducer: Reducer | None = None
-
-    def __iter__(self) -> Iterator[Parameter]:
-        """Waits for gradients that no step was requested for."""
-        reducer = self.reducer
-        if reducer is not None and reducer.failure is None and reducer.hides(plain(self)):
-            reducer.synchronize()
-        return super().__iter__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are plain lists."""
-        return list, (list(plain(self)),)
-
-
-def plain(parameters: list[Parameter]) -> Iterator[Parameter]:
-    """Iterates without waiting."""
-    return list.__iter__(parameters)

@@ -1,0 +1,199 @@
+"""torch.distributed.pipelining: the runtime that executes lists of actions, and its stages.
+
+torch lowers the computations of a schedule to transfers, allocates buffers, runs forward and
+backward passes and splits backward passes. `Stage` hands its transfers to a `Transfers` object, so
+that receives are posted ahead and every wait has a name; to the runtime they look like no
+operations.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    REDUCE_GRAD,
+    _Action,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch.distributed as dist
+    from torch import Tensor, nn
+
+__all__ = ["Runtime", "Stage", "Transfers"]
+
+_LOG: Final = logging.getLogger("torch.distributed.pipelining.schedules")
+
+
+class Transfers(Protocol):
+    """The transfers of stages. `way` is "F" for activations and "B" for gradients."""
+
+    def computing(self, stage: int, kind: str, microbatch: int) -> AbstractContextManager[None]:
+        """Names the computation that runs inside, in errors."""
+        ...
+
+    def receive(self, stage: int, way: str, microbatch: int) -> None:
+        """Waits until the input of a computation has arrived."""
+        ...
+
+    def send(
+        self, stage: int, way: str, microbatch: int, messages: Sequence[tuple[Tensor, int]]
+    ) -> None:
+        """Starts to send tensors, each to a rank of the group."""
+        ...
+
+    def sent(self, stage: int, way: str, microbatch: int) -> None:
+        """Waits until tensors are sent."""
+        ...
+
+
+class Stage(PipelineStage):
+    """A stage of torch whose transfers are made elsewhere."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        stages: int,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        transfers: Transfers,
+    ) -> None:
+        super().__init__(module, index, stages, device, group=group)
+        self._transfers = transfers
+        self._counters: list[tuple[Tensor, Tensor]] = []
+
+    def buffers(self, way: str, microbatch: int) -> list[tuple[Tensor, int]]:
+        """Allocates what an input is received into: tensors, and the ranks that send them."""
+        get = super().get_fwd_recv_ops if way == "F" else super().get_bwd_recv_ops
+        return [(op.tensor, op.group_peer) for op in get(microbatch)]
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002
+        """Nothing: receives are posted by `Transfers`."""
+        return []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002
+        """Nothing: receives are posted by `Transfers`."""
+        return []
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends the activations."""
+        self._send("F", fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
+        return []
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends the gradients of the inputs."""
+        self._send("B", bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
+        return []
+
+    def release_fwd_send_outputs(self, fwd_chunk_id: int) -> None:
+        """After the activations have been sent."""
+        self._transfers.sent(self.stage_index, "F", fwd_chunk_id)
+        super().release_fwd_send_outputs(fwd_chunk_id)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Receives and computes."""
+        with self._transfers.computing(self.stage_index, "F", fwd_chunk_id):
+            self._transfers.receive(self.stage_index, "F", fwd_chunk_id)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Receives and computes."""
+        with self._transfers.computing(self.stage_index, "B", bwd_chunk_id):
+            self._transfers.receive(self.stage_index, "B", bwd_chunk_id)
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Computes."""
+        with self._transfers.computing(self.stage_index, "W", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    # The first pass, in which stages learn the shapes that they receive, is with values of nothing:
+    # it leaves no trace. torch restores buffers and gradients.
+
+    def _pre_metadata_inference_backup(self) -> None:
+        super()._pre_metadata_inference_backup()
+        kept = [v for m in self.submod.modules() for v in vars(m).values() if _is_counter(v)]
+        self._counters = [(counter, counter.clone()) for counter in kept]
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        super()._post_metadata_inference_cleanup()
+        for counter, before in self._counters:
+            counter.copy_(before)
+        self._counters = []
+
+    def _to_tensor(self, arg: Any) -> Tensor:
+        tensor: Tensor = super()._to_tensor(arg)
+        if isinstance(arg, torch.Tensor):
+            return tensor
+        return tensor.detach().zero_().requires_grad_(tensor.requires_grad)
+
+    def _compute_outputs(self, *args: Any, **kwargs: Any) -> Any:
+        with self._transfers.computing(self.stage_index, "F", 0):
+            return super()._compute_outputs(*args, **kwargs)
+
+    def _send(self, way: str, microbatch: int, operations: Sequence[dist.P2POp]) -> None:
+        messages = [(op.tensor, op.group_peer) for op in operations]
+        self._transfers.send(self.stage_index, way, microbatch, messages)
+
+
+def _is_counter(value: object) -> bool:
+    """Whether a module counts in this tensor, as experts their tokens, and it is not a buffer."""
+    return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+class Runtime(_PipelineScheduleRuntime):
+    """torch's runtime with a given order of actions. Gradients are never scaled.
+
+    Args:
+        stages: The stages of this rank.
+        order: For each rank the actions (stage, letter of the kind, micro-batch).
+        microbatches: Number of micro-batches.
+        loss_fn: Loss of the last stage's output and a target.
+        reduce: Called with a stage after its last gradient.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        order: Sequence[Sequence[tuple[int, str, int]]],
+        microbatches: int,
+        loss_fn: Callable[[Tensor, Any], Tensor],
+        reduce: Callable[[int], None],
+    ) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            list(stages), microbatches, loss_fn=loss_fn, scale_grads=False
+        )
+        self.pipeline_order = {
+            rank: [_Action(stage, _ComputationType(str(kind)), mb) for stage, kind, mb in actions]
+            for rank, actions in enumerate(order)
+        }
+        self._prepare_schedule_with_comms(self.pipeline_order)
+        self.register_custom_function(
+            REDUCE_GRAD, lambda action, _context: reduce(action.stage_index)
+        )
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """A step; torch does not log the whole schedule on every rank if an action fails."""
+        with _without_errors():
+            return super().step(*args, **kwargs)
+
+
+@contextmanager
+def _without_errors() -> Iterator[None]:
+    def is_below(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    _LOG.addFilter(is_below)
+    try:
+        yield
+    finally:
+        _LOG.removeFilter(is_below)

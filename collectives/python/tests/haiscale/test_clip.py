@@ -1,0 +1,112 @@
+"""haiscale.clip: one norm over all axes, with the same bits in every layout of stages."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+from haiscale.clip import clip_grad_norm, grad_norm
+from hfreduce.testing import Layout, run, values
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+pytestmark = pytest.mark.torch
+
+
+def parameters(count=7):
+    """Parameters with gradients of very different sizes."""
+    generator = torch.Generator().manual_seed(3)
+    named = []
+    for k in range(count):
+        p = torch.nn.Parameter(torch.zeros(4 * (k + 1), 8))
+        p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (k - 3)
+        named.append((f"layer.{k}", p))
+    return named
+
+
+def test_it_clips_as_torch_does():
+    ours, torchs = parameters(), parameters()
+    norm = clip_grad_norm(ours, 0.5)
+    expected = torch.nn.utils.clip_grad_norm_([p for _, p in torchs], 0.5)
+    assert norm == pytest.approx(expected.item(), rel=1e-6)
+    for (_, p), (_, q) in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_small_gradients_keep_their_bits():
+    named = parameters(3)
+    before = [p.grad.clone() for _, p in named]
+    clip_grad_norm(named, 1e9)
+    assert all(torch.equal(p.grad, b) for (_, p), b in zip(named, before, strict=True))
+
+
+def test_the_norm_does_not_depend_on_the_order():
+    named = parameters(40)
+    norms = set()
+    for seed in range(20):
+        random.Random(seed).shuffle(named)
+        norms.add(grad_norm(named))
+    assert len(norms) == 1
+
+
+def test_shared_parameters_copies_and_missing_gradients_count_as_they_should():
+    named = parameters(3)
+    shared = [*named, ("other.name", named[0][1])]
+    assert grad_norm(shared) == grad_norm(named)
+    assert grad_norm(named, copies={"layer.2"}) == grad_norm(named[:2])
+    named[2][1].grad = None
+    assert grad_norm(named) == grad_norm(named[:2])
+    assert grad_norm([]) == 0
+
+
+def test_infinite_and_missing_numbers_are_reported():
+    named = parameters(3)
+    named[1][1].grad[0, 0] = math.inf
+    assert clip_grad_norm(named, 1.0) == math.inf
+    named = parameters(3)
+    named[1][1].grad[0, 0] = math.nan
+    with pytest.raises(RuntimeError, match="no gradient was changed"):
+        clip_grad_norm(named, 1.0, error_if_nonfinite=True)
+    assert torch.isfinite(named[0][1].grad).all()
+    assert math.isnan(clip_grad_norm(named, 1.0))
+    assert torch.isnan(named[0][1].grad).all()
+    for invalid in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="above 0"):
+            clip_grad_norm(named, invalid)
+
+
+def over_axes(rank, size):
+    """Norms with parameters spread over stages, and with shards over two axes."""
+    whole = parameters()
+    # Stages of different sizes; the last rank has nothing.
+    parts = [whole[:1], whole[1:5], whole[5:], []]
+    stages = [grad_norm(parts[rank], pipeline=dist.group.WORLD) for _ in range(3)]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
+    layouts = {
+        "both": (Shard(0), Shard(1)), "one": (Shard(0), Replicate()),
+        "none": (Replicate(), Replicate()),
+    }  # fmt: skip
+    norms = {}
+    for name, placements in layouts.items():
+        sharded = []
+        for each, p in whole:
+            own = torch.nn.Parameter(distribute_tensor(p.detach(), mesh, placements))
+            own.grad = distribute_tensor(p.grad, mesh, placements)
+            sharded.append((each, own))
+        norms[name] = grad_norm(sharded)
+        clip_grad_norm(sharded, 0.5)
+        norms[f"{name} clipped"] = grad_norm(sharded)
+    return stages, norms
+
+
+def test_the_norm_is_that_of_the_whole_model():
+    expected = grad_norm(parameters())
+    outcomes = values(run(over_axes, Layout.one_node(4)))
+    for stages, norms in outcomes:
+        assert stages == [expected] * 3
+        assert norms["none"] == expected
+        for name in ("both", "one"):
+            assert norms[name] == pytest.approx(expected, rel=1e-7)
+            assert norms[f"{name} clipped"] == pytest.approx(0.5, rel=1e-4)
+    assert outcomes[0] == outcomes[1] == outcomes[2] == outcomes[3]
