@@ -1,0 +1,80 @@
+"""Averages of gradients over the replicas of a rank's stages, by the reducer of haiscale.ddp.
+
+The averages of a stage start after its last backward pass, while other stages and other ranks still
+compute. Stages of a rank that share a parameter are averaged together.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from haiscale.ddp.module import DistributedDataParallel
+from haiscale.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+__all__ = ["Replicas"]
+
+
+class Replicas:
+    """The averages of one rank.
+
+    Args:
+        module: All layers of the rank.
+        stages: The stages of the rank.
+        group: Replicas of the rank; None: there are none.
+    """
+
+    def __init__(
+        self, module: nn.Module, stages: Mapping[int, nn.Module], group: dist.ProcessGroup | None
+    ) -> None:
+        parts: dict[tuple[int, ...], nn.Module] = {(k,): stage for k, stage in stages.items()}
+        if _share(stages):
+            parts = {tuple(stages): module}
+        self._parts = {
+            part: DistributedDataParallel(layers, process_group=group)
+            for part, layers in parts.items()
+            if group is not None and any(p.requires_grad for p in layers.parameters())
+        }
+        self._missing: dict[tuple[int, ...], set[int]] = {}
+
+    def start(self) -> None:
+        """Before a step."""
+        for part, data in self._parts.items():
+            data.reducer.prepare(reduces=False)
+            self._missing[part] = set(part)
+
+    def average(self, stage: int) -> None:
+        """After the last gradient of a stage."""
+        for part, data in self._parts.items():
+            if stage in part:
+                self._missing[part].remove(stage)
+                if not self._missing[part]:
+                    data.reducer.start()
+
+    def finish(self) -> None:
+        """Waits for all averages."""
+        for part, data in self._parts.items():
+            try:
+                data.synchronize()
+            except Exception as error:
+                raise PipelineError(
+                    f"average over the replicas: {error}", rank=dist.get_rank(), stage=part[0]
+                ) from error
+
+    def fail(self, detail: str) -> None:
+        """Ends the waits of other replicas."""
+        for data in self._parts.values():
+            if data.reducer.failure is None:
+                data.reducer.fail(detail)
+
+
+def _share(stages: Mapping[int, nn.Module]) -> bool:
+    parameters = [set(stage.parameters()) for stage in stages.values()]
+    return any(one & other for one, other in combinations(parameters, 2))
