@@ -1,0 +1,108 @@
+"""Balance of the experts of a whole model, and averages of its gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from haiscale.ddp import groups
+from haiscale.moe.experts import Experts
+from haiscale.moe.layer import MoE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+__all__ = ["average_gradients", "balance", "balance_loss"]
+
+
+@torch.no_grad()
+def balance(model: nn.Module, group: dist.ProcessGroup | None = None) -> list[Tensor]:
+    """Moves the biases of all layers by one step, after the optimizer's: collective over `group`.
+
+    An expert with more tokens than the mean gets a lower bias, one with fewer a higher one; the
+    counts start anew. Call it once for each step, after all of its micro-batches.
+
+    Args:
+        model: A model with layers of `MoE`.
+        group: The ranks that read different data; default: all ranks.
+
+    Returns:
+        Tokens of each expert since the last call, for each layer.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MoE)]
+    if not layers:
+        return []
+    flat = torch.cat([layer.load for layer in layers])
+    if dist.is_initialized():
+        if dist.get_backend(group) == "nccl":
+            flat = flat.cuda()
+        dist.all_reduce(flat, group=group)
+    loads = [*torch.split(flat.cpu(), [layer.count for layer in layers])]
+    for layer, load in zip(layers, loads, strict=True):
+        layer.load.zero_()
+        bias = getattr(layer.router, "bias", None)
+        if layer.routing.balance == "bias" and bias is not None:
+            numbers = load.to(torch.float64)
+            bias += layer.routing.bias_step * (numbers.mean() - numbers).sign().to(bias)
+    return loads
+
+
+def balance_loss(model: nn.Module) -> Tensor:
+    """Sum of the balance losses of the last forward pass: 1 for each layer if it is balanced.
+
+    Add it to the loss with a small factor, for example 0.01. Its gradient is that of the loss over
+    all tokens of the links, as shares of the experts are counted there.
+    """
+    losses = [
+        module.balance_loss
+        for module in model.modules()
+        if isinstance(module, MoE) and module.balance_loss is not None
+    ]
+    return torch.stack(losses).sum() if losses else torch.zeros(())
+
+
+@torch.no_grad()
+def average_gradients(
+    model: nn.Module,
+    dense: dist.ProcessGroup | None = None,
+    experts: dist.ProcessGroup | None = None,
+) -> None:
+    """Averages gradients after backward: those of experts over their replicas, others over all.
+
+    A simple alternative to DistributedDataParallel, which averages every parameter over one group.
+    All gradients of a data type are one allreduce, so nothing overlaps with backward.
+
+    Args:
+        model: A model with layers of `MoE`.
+        dense: The ranks that read different data; default: all ranks.
+        experts: Of the axis expert_dp; None: each expert is on one rank.
+    """
+    own = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, Experts)
+        for parameter in module.parameters()
+    }
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    if dist.is_initialized():
+        world = dense if dense is not None else dist.group.WORLD
+        assert world is not None
+        _average([p.grad for p in parameters if p.grad is not None and id(p) not in own], world)
+    if experts is not None:
+        _average([p.grad for p in parameters if p.grad is not None and id(p) in own], experts)
+
+
+def _average(gradients: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    by_kind: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in gradients:
+        by_kind.setdefault(gradient.dtype, []).append(gradient)
+    for same in by_kind.values():
+        flat = torch.cat([gradient.flatten() for gradient in same])
+        groups.allreduce(flat, group).wait()
+        parts = torch.split(flat, [gradient.numel() for gradient in same])
+        for gradient, part in zip(same, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))

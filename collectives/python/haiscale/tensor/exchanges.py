@@ -1,0 +1,122 @@
+"""Exchanges of plain tensors between the ranks of a divided layer, with their gradients.
+
+The backward pass of an exchange is its transpose: those of `shared` and `summed` are each other's
+forward pass, as are those of `gathered` and `scattered` (Shoeybi et al., 2019; Korthikanti et al.,
+2022). All ranks of the group call them in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["gathered", "joined", "scattered", "shared", "summed"]
+
+
+def shared(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """A tensor that is equal on all ranks, for divided matrices; the gradient is the ranks' sum."""
+    result: Tensor = _Shared.apply(tensor, group)
+    return result
+
+
+def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the ranks; the gradient, equal on all ranks, is passed on."""
+    result: Tensor = _Summed.apply(tensor, group)
+    return result
+
+
+def gathered(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The parts of all ranks along dimension 1; the gradient is this rank's part of the sum."""
+    result: Tensor = _Gathered.apply(tensor, group)
+    return result
+
+
+def scattered(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part of the sum, along dimension 1; the gradient has the parts of all ranks."""
+    result: Tensor = _Scattered.apply(tensor, group)
+    return result
+
+
+def joined(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The parts of all ranks along the last dimension; the gradient, equal on all, is divided."""
+    result: Tensor = _Joined.apply(tensor, group)
+    return result
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradient, ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _sum(tensor, group)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(tensor, group, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _scatter(gradient, ctx.group, 1), None
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _scatter(tensor, group, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradient, ctx.group, 1), None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(tensor, group, -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(ctx.group.size(), -1)[ctx.group.rank()], None
+
+
+def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """A new tensor: autograd may give a gradient to others, too."""
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _gather(part: Tensor, group: dist.ProcessGroup, dimension: int) -> Tensor:
+    parts = part.new_empty(group.size(), *part.shape)
+    dist.all_gather_into_tensor(parts, part.contiguous(), group)
+    return torch.cat(parts.unbind(0), dimension)
+
+
+def _scatter(tensor: Tensor, group: dist.ProcessGroup, dimension: int) -> Tensor:
+    parts = torch.stack(tensor.chunk(group.size(), dimension))
+    part = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(part, parts, group=group)
+    return part
