@@ -1,7 +1,4 @@
-"""Text files in 3FS as one long row of bytes, sampled by (seed, step, rank) and nothing else.
-
-A sample depends on no state, so a resumed run reads what the uninterrupted one would have read.
-"""
+"""Text files in 3FS as one long row of bytes; each place where `context + 1` follow is a sample."""
 
 import bisect
 import itertools
@@ -11,25 +8,27 @@ import torch
 
 
 class Corpus:
-    """Draws sequences from the files that `<folder>/index.json` lists as [path, length] pairs."""
+    """Reads sequences from the files that `<folder>/index.json` lists as [path, length] pairs."""
 
-    def __init__(self, files, folder: str, context: int, seed: int) -> None:
-        self.files, self.context, self.seed = files, context, seed
+    def __init__(self, files, folder: str, context: int) -> None:
+        self.files, self.context = files, context
         index = json.loads(files.read_file(f"{folder}/index.json"))
         long_enough = [(path, length) for path, length in index if length > context]
         self.paths = [f"{folder}/{path}" for path, _ in long_enough]
         places = [length - context for _, length in long_enough]
         self.ends = list(itertools.accumulate(places))
 
-    def batch(self, step: int, rank: int, size: int) -> torch.Tensor:
-        """A (size, context + 1) tensor of bytes, read from 3FS with one batch call."""
-        generator = torch.Generator().manual_seed(hash((self.seed, step, rank)) & 0x7FFF_FFFF)
-        draws = torch.randint(self.ends[-1], (size,), generator=generator).tolist()
-        texts = self.files.batch_read([(*self._place(draw), self.context + 1) for draw in draws])
+    def __len__(self) -> int:
+        """Number of samples: of places where one can start."""
+        return self.ends[-1]
+
+    def read(self, samples: list[int]) -> torch.Tensor:
+        """A (samples, context + 1) tensor of bytes, read from 3FS with one batch call."""
+        texts = self.files.batch_read([(*self._place(n), self.context + 1) for n in samples])
         return torch.stack(
             [torch.frombuffer(bytearray(t), dtype=torch.uint8) for t in texts]
         ).long()
 
-    def _place(self, draw: int) -> tuple[str, int]:
-        file = bisect.bisect_right(self.ends, draw)
-        return self.paths[file], draw - (self.ends[file - 1] if file else 0)
+    def _place(self, sample: int) -> tuple[str, int]:
+        file = bisect.bisect_right(self.ends, sample)
+        return self.paths[file], sample - (self.ends[file - 1] if file else 0)

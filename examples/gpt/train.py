@@ -1,8 +1,12 @@
 """Trains the GPT of model.py on text in 3FS, with gradients averaged by HFReduce.
 
-An ordinary DistributedDataParallel script. What is not ordinary:
+An ordinary data-parallel script. What is not ordinary:
   - `init_process_group("hfreduce")` instead of "gloo": gradients go over the double binary tree;
-  - data comes from 3FS, and checkpoints go there in the background (`threefs`);
+  - `haiscale.ddp` instead of torch's DistributedDataParallel: a layer's parameters are updated
+    when its gradients are averaged, while the next step's forward pass runs already;
+  - data comes from 3FS in an order that depends on seed, step and index alone, so a resumed run
+    reads what the uninterrupted one would have read (`haiscale.data`);
+  - checkpoints go to 3FS in the background (`threefs`);
   - before each step the ranks agree whether they were asked to make room (`flyer.job`).
 """
 
@@ -16,10 +20,13 @@ import threefs
 import torch
 import torch.distributed as dist
 from corpus import Corpus
+from haiscale.data import Order
+from haiscale.ddp import DistributedDataParallel
+from haiscale.trace.exposure import Exposure
+from haiscale.trace.record import record
 from model import GPT
 from threefs.checkpoint import CheckpointManager, digest
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,6 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=128, help="bytes per sequence")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", help="folder for a trace of the third to fifth step")
     return parser.parse_args()
 
 
@@ -44,13 +52,15 @@ def main() -> None:
 
     job = flyer.job.current()
     files = threefs.connect()
-    corpus = Corpus(files, args.corpus, args.context, args.seed)
+    corpus = Corpus(files, args.corpus, args.context)
+    order = Order(len(corpus), args.batch * world_size, args.seed)
     checkpoints = CheckpointManager(files, args.checkpoints, rank, world_size, keep=3)
 
     model = GPT(args.context)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, optimizer=optimizer)
 
+    exposure = Exposure()
     start = 0
     loaded = checkpoints.load_latest(model=model, optimizer=optimizer)
     if loaded is not None:
@@ -58,15 +68,14 @@ def main() -> None:
         if rank == 0:
             print(f"resumed from step {start} of {loaded.path}", flush=True)
 
-    settle_buckets(ddp, args.context)
-    for step in range(start, args.steps):
+    for step in record(range(start, args.steps), args.trace, model):
         if asked_to_stop(job):
             # Everything up to here is saved: the next attempt starts with this step.
             job.received()
             save(checkpoints, job, step, model, optimizer).wait(timeout=60)
             job.release(step)
 
-        tokens = corpus.batch(step, rank, args.batch)
+        tokens = corpus.read(order.step(step, rank, world_size))
         logits = ddp(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
@@ -79,6 +88,7 @@ def main() -> None:
             step + 1,
             total_steps=args.steps,
             loss=loss.item(),
+            exposed=exposure.share(),
             allreduce_gbps=allreduce_gigabytes_per_second(),
         )
         if (step + 1) % args.checkpoint_every == 0 and step + 1 < args.steps:
@@ -88,15 +98,6 @@ def main() -> None:
     if rank == 0:
         finish(files, args, model, optimizer)
     dist.destroy_process_group()
-
-
-def settle_buckets(ddp: DistributedDataParallel, context: int) -> None:
-    """One pass whose gradients are discarded: DDP regroups its buckets after the first one.
-
-    Every real step then sums in the same groups, after a resume too: the same bits.
-    """
-    ddp(torch.zeros(1, context, dtype=torch.long)).sum().backward()
-    ddp.zero_grad(set_to_none=True)
 
 
 def asked_to_stop(job: flyer.job.Job) -> bool:
