@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .PHONY: install
 install: ## install what is missing and build both native wheels into .venv
@@ -87,19 +87,25 @@ fix: install ## format, mend what the linters can, write the generated files
 	$(PYTHON) -m flyer.cli.completion
 	$(PYTHON) -m charts.generate
 
-.PHONY: bench bench-collectives bench-training bench-storage bench-sched figure7
+.PHONY: bench bench-collectives bench-training bench-storage bench-sched figure7 figures8-9
 bench: bench-collectives bench-training bench-storage bench-sched ## side by side with peers in one run; JSON in build/bench
 bench-collectives: install ## HFReduce, Gloo, Open MPI, MPICH and the machine's limits (ONLY=pair,tcp ROUNDS=5 QUICK=1)
 	@scripts/bootstrap openmpi-bin=mpirun.openmpi libopenmpi-dev=mpicc.openmpi mpich=mpirun.mpich libmpich-dev=mpicc.mpich \
 	    || echo "bench-collectives: continuing without them" >&2
 	cargo build --release --locked --quiet -p hfreduce-c
 	$(PYTHON) -m bench.collectives $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
-bench-training: install ## steps of torch's DDP over Gloo and HFReduce, and of haiscale's (ONLY=gpt,wire,backends ROUNDS=5 QUICK=1)
+bench-training: install ## steps of torch's DDP over Gloo and HFReduce, and of haiscale's (ONLY=gpt,wire,backends,fsdp,fsdp-wire,pipeline,pipeline-wire,moe,tensor,cost ROUNDS=5 QUICK=1)
 	@scripts/bootstrap iproute2=ip || echo "bench-training: continuing without namespaces" >&2
 	$(PYTHON) -m bench.training $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
+.PHONY: trace
+trace: install ## a traced run of the GPT on four ranks: build/bench/trace.svg
+	@scripts/bootstrap iproute2=ip || echo "trace: continuing without namespaces" >&2
+	$(PYTHON) -m bench.training.traced
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}
 	@mkdir -p build/bench
 	cargo run --quiet --locked --package hfreduce-sim -- figure7 -o build/bench/figure7.svg --json build/bench/figure7.json
+figures8-9: ## the paper's Figures 8 and 9 from constants: build/bench/figure{8,9}.svg, figures8-9.json
+	$(PYTHON) -m haiscale.model figures -o build/bench
 bench-storage: install ## 3FS, fio, iperf3, GlusterFS and MooseFS on one machine
 	@scripts/bootstrap fio=fio
 	@scripts/bootstrap iperf3=iperf3 || echo "bench-storage: continuing without iperf3" >&2

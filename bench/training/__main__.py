@@ -11,7 +11,7 @@ import sys
 
 from bench import report
 from bench.command import run_parts
-from bench.training import ddp
+from bench.training.parts import PARTS
 
 if __name__ == "__main__":
-    sys.exit(run_parts(ddp.PARTS, report.OUTPUT / "training.json", __doc__))
+    sys.exit(run_parts(PARTS, report.OUTPUT / "training.json", __doc__))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import Any, Final
 
 from hfreduce.testing import Layout
 
 from bench import netns
-from bench.collectives.harness import BenchError
 from bench.report import say
 from bench.rows import Row, absent
 from bench.training.figures import (
@@ -24,17 +22,10 @@ from bench.training.figures import (
 from bench.training.models import Model, missing
 from bench.training.rank import Spec
 from bench.training.session import Session
+from bench.training.turns import Turns
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+__all__ = ["backends", "gpt", "wire"]
 
-    from bench.collectives.harness import RankGroup
-
-__all__ = ["PARTS", "Turns"]
-
-TURN_SECONDS: Final = 4.0
-"""Approximate time of one variant in one round."""
-STEPS_MAX: Final = 50
 BATCH_MAX: Final = 256
 WIRES: Final = (f"{WIRE}gloo", f"{WIRE}hfreduce")
 MIB: Final = 1 << 20
@@ -47,52 +38,14 @@ GPT_LAYOUTS: Final = {
     "GPT, 4 nodes x 2": (Layout.two_zones(2, 2), "tcp"),
 }
 TIMED: Final = Model(
-    "timed", width=64, layers=8, context=4, parameters=MIB // 2, bucket_mebibytes=2.0
+    "timed", width=64, layers=24, context=4, parameters=3 * MIB // 16, bucket_mebibytes=0.75
 )
-"""16 MiB of gradients in buckets of 2 MiB: as many buckets as 200 MiB in torch's of 25 MiB."""
+"""24 layers with a bucket of 0.75 MiB each, as of a model with 600 MiB in torch's of 25 MiB."""
 WIRE_ZONES: Final = (4, 4)
 WIRE_MEGABITS: Final = 500
 """Slow enough that two processors serve eight nodes and the links are the limit."""
 COMPUTE: Final = {"8 nodes, wire 100 %": 1.0, "8 nodes, wire 50 %": 2.0}
 """Time of forward and backward pass, as a multiple of HFReduce's allreduces alone."""
-
-
-@dataclass(slots=True)
-class Turns:
-    """Variants that take turns; by name the seconds of one step in each round."""
-
-    group: RankGroup
-    batch: int = 1
-    compute_seconds: float = 0.0
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-
-    def once(self, name: str, count: int = 1, *, check: bool = False) -> float:
-        """Seconds of one step of the slowest rank."""
-        command = f"{name} {self.batch} {self.compute_seconds:.6f} {count} {int(check)}"
-        answers = self.group.ask(command)
-        refused = [" ".join(words) for words in answers if words[:1] != ["ok"]]
-        if refused:
-            raise BenchError(f"{self.group.name}: {name}: {refused[0]}")
-        return max(float(words[1]) for words in answers) / count
-
-    def typical(self, name: str, times: int = 3) -> float:
-        """Median of some steps after one that warms up."""
-        self.once(name)
-        return statistics.median(self.once(name) for _ in range(times))
-
-    def run(self, names: Sequence[str], rounds: int) -> None:
-        """All rounds, each with every variant, in varying order; results are checked first."""
-        counts = {}
-        for name in names:
-            # Alone, ranks have their own data and results.
-            self.once(name, 2, check=name != ALONE)
-            once = self.once(name)
-            counts[name] = max(1, min(STEPS_MAX, round(TURN_SECONDS / max(once, 1e-6))))
-            self.seconds[name] = []
-        for number in range(rounds):
-            at = number % len(names)
-            for name in [*names[at:], *names[:at]]:
-                self.seconds[name].append(self.once(name, counts[name]))
 
 
 def gpt(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, Any]]:
@@ -158,7 +111,7 @@ def backends(rounds: int, *, quick: bool = False) -> tuple[list[Row], dict[str, 
             for name, variant in variants.items():
                 turns[name].once(variant, 2, check=True)
             once = max(turns[name].once(variant) for name, variant in variants.items())
-            count = max(1, min(STEPS_MAX, round(TURN_SECONDS / max(once, 1e-6))))
+            count = Turns.count(once)
             seconds: dict[str, list[float]] = {name: [] for name in variants}
             for number in range(rounds):
                 for name in sorted(variants, reverse=number % 2 == 1):
@@ -188,8 +141,3 @@ def _batch(turns: Turns, seconds: float, *, quick: bool) -> tuple[int, float]:
             break
         best = turns.batch, compute
     return best
-
-
-PARTS: dict[str, Callable[..., tuple[list[Row], dict[str, Any]]]] = {
-    "gpt": gpt, "wire": wire, "backends": backends,
-}  # fmt: skip

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.training import sharded
 from bench.training.figures import ALONE, HAISCALE
+from bench.training.llama import Llama
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +36,12 @@ class Model:
     """A model with its input and optimizer; equal on all ranks, except for the data."""
 
     kind: str
-    """gpt: the example's model, real computation. timed: layers that take a given time."""
+    """gpt: the example's model, llama: a small Llama, real computation. timed: layers that take a
+    given time."""
     width: int
     layers: int
     context: int
-    """gpt: bytes per sequence. timed: elements of the input are context x width."""
+    """gpt, llama: bytes per sequence. timed: elements of the input are context x width."""
     parameters: int = 0
     """timed: of each layer."""
     bucket_mebibytes: float = 25.0
@@ -50,20 +53,22 @@ class Model:
             model = _example().GPT(self.context, width=self.width, layers=self.layers)
             assert isinstance(model, nn.Module)
             return model
+        if self.kind == "llama":
+            return Llama(self.context, self.width, self.layers)
         from haiscale.testing import timed_model
 
         return timed_model(self.layers, self.width, self.parameters, 0.0)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW for real computation; SGD for timed layers, whose steps should cost little."""
-        if self.kind == "gpt":
-            return torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if self.kind != "timed":
+            return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         return torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, data: torch.Tensor) -> torch.Tensor:
         """The loss of one batch."""
         output = model(data)
-        if self.kind == "gpt":
+        if self.kind != "timed":
             return nn.functional.cross_entropy(output.flatten(0, 1), data.flatten())
         result: torch.Tensor = output.square().mean()
         return result
@@ -71,7 +76,7 @@ class Model:
     def data(self, rank: int, batch: int) -> torch.Tensor:
         """A batch of this rank."""
         generator = torch.Generator().manual_seed(100 + rank)
-        if self.kind == "gpt":
+        if self.kind != "timed":
             return torch.randint(0, 256, (batch, self.context), generator=generator)
         return torch.rand(batch * self.context, self.width, generator=generator)
 
@@ -85,10 +90,15 @@ class Trainer:
         self.spec, self._rank = spec, rank
         self._data: dict[int, torch.Tensor] = {}
         self.module = spec.build()
-        self.optimizer = spec.optimizer(self.module)
         self._finish: Callable[[], object] = lambda: None
+        self._is_sharded = variant.startswith(sharded.PREFIX)
+        if self._is_sharded:
+            sharded.shard(self.module, variant, groups)
+        self.optimizer = spec.optimizer(self.module)
         self._model: nn.Module = self.module
-        if variant == HAISCALE:
+        if self._is_sharded:
+            self._finish = sharded.finish(self.module, variant, self.optimizer)
+        elif variant == HAISCALE:
             self._model, self._finish = self._haiscale(groups["hfreduce"])
         elif variant != ALONE:
             self._model = DistributedDataParallel(
@@ -119,21 +129,41 @@ class Trainer:
             layer.weight_backward_seconds = compute_seconds / parts
 
     def steps(self, count: int, batch: int) -> None:
-        """Whole steps: forward, backward, optimizer; the last one is finished on return."""
+        """Whole steps: forward, backward, optimizer. The last one may still be in flight."""
         if batch not in self._data:
             self._data[batch] = self.spec.data(self._rank, batch)
         for _ in range(count):
             loss = self.spec.loss(self._model, self._data[batch])
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=False)
+            # With shards kept zeros would be added to, and scatters waited for.
+            self.optimizer.zero_grad(set_to_none=self._is_sharded)
+
+    def finish(self) -> None:
+        """Waits for what is in flight."""
         self._finish()
+
+    def memory_bytes(self, batch: int) -> int:
+        """Largest sum of parameters, gradients and states of the optimizer in one step."""
+
+        def step() -> None:
+            self.steps(1, batch)
+            self.finish()
+
+        return sharded.memory_bytes(self.module, self.optimizer, step)
 
     def digest(self) -> torch.Tensor:
         """A checksum of all parameters: equal on ranks that have the same bits."""
         total = torch.zeros(1, dtype=torch.int64)
         for number, parameter in enumerate(self.module.parameters()):
-            words = parameter.detach().contiguous().view(-1).view(torch.int32).to(torch.int64)
+            words = (
+                sharded.whole(parameter)
+                .detach()
+                .contiguous()
+                .view(-1)
+                .view(torch.int32)
+                .to(torch.int64)
+            )
             weights = torch.arange(1, words.numel() + 1) * (2 * number + 1)
             total += (words * weights).sum()
         return total

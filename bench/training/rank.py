@@ -1,7 +1,9 @@
 """A rank of the training benchmark: runs steps of each variant on command.
 
 Commands are lines `CALL BATCH SECONDS COUNT CHECK`: CALL is a variant, or `wire:BACKEND` for the
-allreduces of a step alone. SECONDS is the time of forward and backward pass of timed layers.
+allreduces of a step alone, or `sharded-wire:BACKEND` for the gathers and scatters of a step, or
+`memory:VARIANT` for bytes instead of seconds. SECONDS is the time of forward and backward pass of
+timed layers.
 """
 
 from __future__ import annotations
@@ -12,19 +14,20 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, _compute_bucket_assignment_by_size
 
+from bench.training import sharded
 from bench.training.figures import WIRE
 from bench.training.models import Model, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Spec", "rank_main"]
+__all__ = ["Commands", "Spec", "rank_main", "serve", "timed"]
 
 TIMEOUT_SECONDS = 120
 FIRST_BUCKET_BYTES = 1 << 20
@@ -37,7 +40,8 @@ class Spec:
 
     name: str
     """Of the group, without spaces."""
-    model: Model
+    model: object
+    """Of the measurement's own type."""
     backends: tuple[str, ...]
     """The first one is that of the default group."""
     namespaces: tuple[str, ...] = ()
@@ -45,7 +49,31 @@ class Spec:
     ranks_per_node: int = 1
 
 
+class Commands(Protocol):
+    """What a rank does on command."""
+
+    def run(self, order: Sequence[str]) -> str:
+        """Runs one command and returns its answer."""
+
+
 def rank_main(rank: int, size: int, orders: str, store: str, spec: Spec) -> None:
+    """A rank of the data-parallel measurements."""
+
+    def runner(groups: dict[str, dist.ProcessGroup]) -> Commands:
+        assert isinstance(spec.model, Model)
+        return Runner(rank, spec.model, groups)
+
+    serve(rank, size, orders, store, spec, runner)
+
+
+def serve(
+    rank: int,
+    size: int,
+    orders: str,
+    store: str,
+    spec: Spec,
+    create: Callable[[dict[str, dist.ProcessGroup]], Commands],
+) -> None:
     """Joins the groups and runs commands until the connection closes."""
     if spec.namespaces:
         from bench.netns import enter
@@ -71,7 +99,7 @@ def rank_main(rank: int, size: int, orders: str, store: str, spec: Spec) -> None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(orders)
         connection.sendall(f"{spec.name} {rank}\n".encode())
-        runner = Runner(rank, spec.model, groups)
+        runner = create(groups)
         for line in connection.makefile("r"):
             try:
                 answer = runner.run(line.split())
@@ -80,6 +108,14 @@ def rank_main(rank: int, size: int, orders: str, store: str, spec: Spec) -> None
             with contextlib.suppress(BrokenPipeError):
                 connection.sendall(f"{answer}\n".encode())
     dist.destroy_process_group()
+
+
+def timed(call: Callable[[int], object], count: int) -> str:
+    """Runs a call that all ranks make, and returns the answer with its seconds."""
+    dist.barrier()
+    start = time.perf_counter()
+    call(count)
+    return f"ok {time.perf_counter() - start:.9f}"
 
 
 class Runner:
@@ -93,24 +129,28 @@ class Runner:
         """Runs one command and returns its answer."""
         name, batch, seconds, count, check = order
         if name.startswith(WIRE):
-            return self._timed(
+            return timed(
                 functools.partial(self._wire, self._groups[name.removeprefix(WIRE)]), int(count)
             )
+        if name.startswith(sharded.WIRE):
+            wire = sharded.Traffic(self._model.build(), name, self._groups)
+            return timed(wire.steps, int(count))
+        is_memory = name.startswith(sharded.MEMORY)
+        name = name.removeprefix(sharded.MEMORY)
         if name not in self._trainers:
             self._trainers[name] = Trainer(self._model, name, self._groups, self._rank)
         trainer = self._trainers[name]
         if self._model.kind == "timed":
             trainer.set_seconds(float(seconds))
-        answer = self._timed(lambda n: trainer.steps(n, int(batch)), int(count))
+        if is_memory:
+            return f"ok {trainer.memory_bytes(int(batch))}"
+        # From the end of one step to that of another: each finishes what the one before left.
+        trainer.steps(1, int(batch))
+        answer = timed(lambda n: trainer.steps(n, int(batch)), int(count))
+        trainer.finish()
         if int(check) and not self._is_equal(trainer):
             return "wrong parameters, which differ between ranks"
         return answer
-
-    def _timed(self, call: Callable[[int], object], count: int) -> str:
-        dist.barrier()
-        start = time.perf_counter()
-        call(count)
-        return f"ok {time.perf_counter() - start:.9f}"
 
     def _is_equal(self, trainer: Trainer) -> bool:
         own = trainer.digest()

@@ -18,6 +18,8 @@ from bench.netns import Network
 from bench.training import rank
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.collectives.harness import RankGroup
     from bench.training.rank import Spec
 
@@ -29,9 +31,13 @@ LIVENESS_SECONDS = "60"
 
 
 class Session:
-    """Rank groups that take turns; the end of the context ends their processes."""
+    """Rank groups that take turns; the end of the context ends their processes.
 
-    def __init__(self) -> None:
+    `main` is what each rank runs: a function at the top level of its module.
+    """
+
+    def __init__(self, main: Callable[..., None] = rank.rank_main) -> None:
+        self._main = main
         self._stack = ExitStack()
         self._threads: list[threading.Thread] = []
         self._failures: list[str] = []
@@ -93,7 +99,7 @@ class Session:
 
         def body() -> None:
             outcomes = run(
-                rank.rank_main, layout, str(self._harness.path),
+                self._main, layout, str(self._harness.path),
                 str(self._folder / f"{spec.name}.store"), spec,
                 backend=None, deadline_seconds=SESSION_SECONDS, environment=environment,
             )  # fmt: skip
