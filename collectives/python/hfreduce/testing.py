@@ -35,6 +35,11 @@ ERROR_FIELDS = (
 )  # fmt: skip
 
 PR_SET_PDEATHSIG = 1
+_OF_TESTS = (
+    "pytest", "hypothesis", "torch.distributed.pipelining", "torch.distributed.checkpoint",
+    "haiscale.ddp", "haiscale.fsdp", "haiscale.moe", "haiscale.pipeline", "haiscale.state",
+    "haiscale.tensor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +194,8 @@ def _server() -> ForkServerContext:
     # torch imports _dynamo at the first step of an optimizer: seconds for every rank by itself.
     modules = ["numpy", "torch", "torch.nn.parallel", "torch.distributed", "torch._dynamo"]
     modules += ["torch.distributed._functional_collectives", "hfreduce.torch"]
-    # A rank imports the main module again: that is quick where its imports are there already.
-    modules += [name for name in ("pytest",) if name in sys.modules]
+    # A rank imports the module of its function: that is quick where its imports are there already.
+    modules += [name for name in _OF_TESTS if name in sys.modules]
     context.set_forkserver_preload([*modules, "hfreduce.testing"])
     # Ranks that share two cores must not start a thread pool each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -21,6 +21,9 @@ from typing import Any
 
 import threefs
 import torch
+
+# Optimizers import it at their first step: seconds in each forked rank.
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from threefs.checkpoint import LocalFiles
