@@ -112,7 +112,8 @@ def overlap(
 
 
 def _default_mesh() -> DeviceMesh:
-    accelerator = torch.accelerator.current_accelerator()
+    # torch built for CUDA names it on hosts without a GPU, too.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = "cpu" if accelerator is None else accelerator.type
     return init_device_mesh(kind, (torch.distributed.get_world_size(),))
 

@@ -42,6 +42,17 @@ def step(model, optimizer, number):
     optimizer.step()
 
 
+def shards_without_a_mesh(rank, size):
+    layer = fully_shard(nn.Linear(8, 8))
+    layer(torch.ones(2, 8)).sum().backward()
+    return layer.weight.device_mesh.device_type, layer.weight.grad.full_tensor().unique().tolist()
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the default is the accelerator")
+def test_without_a_mesh_all_ranks_are_shards_on_the_cpu():
+    assert on(FOUR, shards_without_a_mesh) == [("cpu", [2.0])] * 4
+
+
 # Memory
 
 
