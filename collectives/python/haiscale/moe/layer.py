@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from haiscale.internals.recomputation import ends_recomputation, in_backward
 from haiscale.moe import census as counts
 from haiscale.moe.errors import MoEError, NonFiniteError
 from haiscale.moe.experts import Experts
@@ -108,7 +109,8 @@ class MoE(nn.Module):
         except MoEError:
             raise
         except Exception as error:
-            self.links.failed_here(self.name, error)
+            if not ends_recomputation(error):
+                self.links.failed_here(self.name, error)
             raise
         return sum(shared, routed).view_as(x)
 
@@ -171,7 +173,8 @@ class MoE(nn.Module):
     def _note(self, choice: Choice, census: Census) -> None:
         """Counts for the balance and of traffic."""
         links, experts = self.links, self.count
-        if self.training:
+        # A pass that is computed again for its gradients has been counted.
+        if self.training and not in_backward():
             self.load += census.load[links.position]
         if self.routing.balance == "loss":
             load = census.load.sum(0).to(choice.probabilities)

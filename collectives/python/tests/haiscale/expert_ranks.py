@@ -13,6 +13,7 @@ from haiscale import moe
 from haiscale.mesh import build
 from haiscale.placement import Sizes
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, HIDDEN, TOKENS = 48, 32, 24
 
@@ -120,6 +121,28 @@ def trained(rank, size, ep, experts, options, factor, steps=4):
         "position": links.position,
         "bias": [layer.router.bias.tolist() for layer in model.layers],
     }
+
+
+def recomputed(rank, size, reentrant):
+    """Trains with activations kept, and computed again in backward: digests and loads."""
+    links, meshes = links_of(size, size)
+    runs = []
+    for again in (False, True):
+        torch.manual_seed(5)
+        model = Net(16, moe.Routing(2), links)
+        if again:
+            for layer in model.layers:
+                forward = layer.forward
+                layer.forward = lambda x, forward=forward: checkpoint(
+                    forward, x, use_reentrant=reentrant
+                )
+        model(batch(0, size, rank)[0]).sum().backward()
+        loads = [layer.load.tolist() for layer in model.layers]
+        _, losses, fingerprint = train(
+            model, 3, size, meshes.data_rank, lambda model=model: moe.average_gradients(model)
+        )
+        runs.append((loads, losses, fingerprint))
+    return runs
 
 
 class Uniform(nn.Module):

@@ -98,3 +98,9 @@ def test_a_token_leaves_its_node_once_for_each_destination_node():
     assert counted["exchanges"] == 8 * 6
     naive = 4 * counted["pairs"] * width * 4
     assert counted["sent"] / naive == pytest.approx(model / 4.5, rel=0.02)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_that_is_computed_again_in_backward_trains_as_without(reentrant):
+    for kept, again in on_ranks(expert_ranks.recomputed, 2, 1, reentrant):
+        assert again == kept
