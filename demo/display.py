@@ -114,6 +114,7 @@ class Display:
         for job in jobs:
             progress = job.progress
             metrics = progress.metrics if progress else {}
+            rate = metrics.get("allreduce_gigabytes_per_second")
             step = f"{progress.step}/{progress.total_steps or '?'}" if progress else "–"
             fraction = (progress.fraction or 0.0) if progress else 0.0
             table.add_row(
@@ -122,7 +123,7 @@ class Display:
                 step,
                 ProgressBar(total=1.0, completed=fraction, width=24),
                 f"{metrics['loss']:.3f}" if "loss" in metrics else "–",
-                f"{metrics['allreduce_gbps']:.2f} GB/s" if metrics.get("allreduce_gbps") else "–",
+                f"{rate:.2f} GB/s" if rate else "–",
                 f"step {job.checkpoint.step}" if job.checkpoint else "–",
                 str(job.attempt),
             )

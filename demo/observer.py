@@ -103,8 +103,8 @@ class Observer:
             metrics = job.progress.metrics
             if "loss" in metrics:
                 self.seen.losses.setdefault(job.name, {})[job.progress.step] = metrics["loss"]
-            if metrics.get("allreduce_gbps"):
-                self.seen.rates.setdefault(job.name, []).append(metrics["allreduce_gbps"])
+            if rate := metrics.get("allreduce_gigabytes_per_second"):
+                self.seen.rates.setdefault(job.name, []).append(rate)
         known_checkpoints = {(name, step) for _, name, step in self.seen.checkpoints}
         checkpoint = job.checkpoint
         if (

@@ -89,7 +89,7 @@ def main() -> None:
             total_steps=args.steps,
             loss=loss.item(),
             exposed=exposure.share(),
-            allreduce_gbps=allreduce_gigabytes_per_second(),
+            allreduce_gigabytes_per_second=allreduce_gigabytes_per_second(),
         )
         if (step + 1) % args.checkpoint_every == 0 and step + 1 < args.steps:
             save(checkpoints, job, step + 1, model, optimizer)
