@@ -5,7 +5,7 @@ An ordinary data-parallel script. What is not ordinary:
   - `haiscale.ddp` instead of torch's DistributedDataParallel: a layer's parameters are updated
     when its gradients are averaged, while the next step's forward pass runs already;
   - data comes from 3FS in an order that depends on seed, step and index alone, so a resumed run
-    reads what the uninterrupted one would have read (`haiscale.data`);
+    of as many ranks reads what the uninterrupted one would have read (`haiscale.data`);
   - checkpoints go to 3FS in the background (`threefs`);
   - before each step the ranks agree whether they were asked to make room (`flyer.job`).
 """
@@ -65,6 +65,8 @@ def main() -> None:
     loaded = checkpoints.load_latest(model=model, optimizer=optimizer)
     if loaded is not None:
         start = loaded.step
+        if start > args.steps:
+            raise SystemExit(f"the checkpoint has {start} steps, more than --steps {args.steps}")
         if rank == 0:
             print(f"resumed from step {start} of {loaded.path}", flush=True)
 

@@ -94,7 +94,10 @@ def train(args: argparse.Namespace, meshes: Meshes, trainer) -> None:
     state = TrainingState(trainer.state, trainer.optimizer, data=order)
     checkpoints = Checkpoints(files, args.checkpoints, state, job)
 
-    for step in range(checkpoints.load(), args.steps):
+    done = checkpoints.load()
+    if done > args.steps:
+        raise SystemExit(f"the checkpoint has {done} steps, more than --steps {args.steps}")
+    for step in range(done, args.steps):
         tokens = corpus.read(order.step(step, meshes.data_rank, meshes.data_size))
         own = trainer.step(tokens, learning_rate(args, step))
         loss, is_asked = means(own, float(job.suspend_requested()))

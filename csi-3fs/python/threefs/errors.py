@@ -6,7 +6,13 @@ Errors that have an equivalent in Python are also instances of it, so code writt
 
 # ruff: noqa: N818 -- the package's name qualifies them: `threefs.NotFound` needs no `Error`.
 
+from __future__ import annotations
+
 import errno
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "AlreadyServed",
@@ -41,6 +47,10 @@ class ThreeFSError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def __reduce__(self) -> tuple[Callable[..., ThreeFSError], tuple[Any, ...]]:
+        """Processes send errors to each other: `args` are those of `OSError`."""
+        return _restored, (type(self), self.args, vars(self))
 
 
 class NotFound(ThreeFSError, FileNotFoundError):
@@ -149,3 +159,10 @@ class AlreadyServed(ThreeFSError):
     """Another supervisor serves this data folder."""
 
     code = errno.EBUSY
+
+
+def _restored(kind: type[ThreeFSError], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind)
+    super(ThreeFSError, error).__init__(*args)
+    vars(error).update(state)
+    return error

@@ -157,9 +157,10 @@ class Flight(Generic[B]):
                 for step in bucket.steps:
                     step(averages)
             except BaseException as error:
-                raise self.fail(
-                    f"the optimizer's step of bucket {self._name(bucket)}: {error}"
-                ) from error
+                failure = self.fail(f"the optimizer's step of bucket {self._name(bucket)}: {error}")
+                if not isinstance(error, Exception):
+                    raise  # an interrupt ends the process
+                raise failure from error
             bucket.steps = []
         for parameter, hidden, average in zip(
             bucket.parameters, bucket.in_flight, averages, strict=True

@@ -49,7 +49,9 @@ def sibling(
 
     Priorities are those of HFReduce; groups of other backends have none.
     """
-    backend: Any = group._get_backend(torch.device("cpu"))
+    devices = group._device_types
+    cpu = torch.device("cpu")
+    backend: Any = group._get_backend(cpu if cpu in devices else devices[0])
     is_ours = communicator(group) is not None
     return local_group(
         dist.get_process_group_ranks(group),

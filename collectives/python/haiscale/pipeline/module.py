@@ -159,12 +159,12 @@ class Pipeline:
         self.module.load_state_dict({name: state[name] for name in state if name in own})
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scales gradients to a norm over all stages and shards; returns the norm before that.
+        """Scales gradients to a norm over all stages, shards and experts; returns that norm.
 
         Every rank calls it. Its bits do not depend on the layout of stages.
         """
         return clip_grad_norm(
-            self.module.named_parameters(),
+            self.module,
             max_norm,
             pipeline=self.group,
             copies=self._tied.copies,

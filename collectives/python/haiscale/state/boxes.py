@@ -69,17 +69,18 @@ def named_boxes(model: nn.Module | Pipeline) -> Named:
         model: A module on one rank, replicas, shards, or with divided matrices; or a pipeline.
 
     Raises:
-        TypeError: The state dict has something else than tensors.
+        TypeError: The state dict has something else than parameters and buffers.
     """
     ties: Iterable[tuple[str, ...]] = ()
     if isinstance(model, Pipeline):
         module, ties = model.module, model.ties
-    elif isinstance(model, DistributedDataParallel):
+    elif isinstance(model, (DistributedDataParallel, nn.parallel.DistributedDataParallel)):
         module = model.module
     else:
         module = model
     first_names = {name: min(names) for names in ties for name in names}
     experts = _experts(module)
+    known = {id(each) for each in (*module.parameters(), *module.buffers())}
     tensors: dict[int, tuple[Tensor, list[str]]] = {}
     state: Mapping[str, Any] = module.state_dict(keep_vars=True)
     for name, value in state.items():
@@ -87,6 +88,11 @@ def named_boxes(model: nn.Module | Pipeline) -> Named:
             raise TypeError(
                 f"{name!r} in the state dict of the model is a {type(value).__name__}: expected a "
                 "tensor"
+            )
+        if id(value) not in known:
+            raise TypeError(
+                f"{name!r} in the state dict of the model is neither a parameter nor a buffer: its "
+                "module computes it, and a load could not set it"
             )
         names = tensors.setdefault(id(value), (value, []))[1]
         names.append(first_names.get(name, name))

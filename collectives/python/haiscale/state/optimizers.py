@@ -29,8 +29,10 @@ __all__ = ["Hyperparameters", "NamedOptimizer"]
 Hyperparameters = dict[str, dict[str, Any]]
 """By the name of a parameter: the class of its optimizer, and the values of its group."""
 
-IMPLEMENTATION: Final = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
-"""Fields of a group that choose how a step is computed: they stay those of the script."""
+IMPLEMENTATION: Final = frozenset(
+    {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+)
+"""Fields of a group that name its parameters or choose how a step is computed: the script's."""
 
 
 class NamedOptimizer:
@@ -61,12 +63,16 @@ class NamedOptimizer:
 
     def states(self) -> dict[str, Box]:
         """The states as `PARAMETER.KEY`, for example `layers.0.attention.wq.weight.exp_avg`."""
-        return {
-            f"{name}.{key}": _box(f"{name}.{key}", value, self._boxes[name])
-            for index, name in enumerate(self._names)
-            for key, value in self._packed["state"].get(index, {}).items()
-            if value is not None
-        }
+        result = {}
+        for index, name in enumerate(self._names):
+            for key, value in self._packed["state"].get(index, {}).items():
+                if "." in key:
+                    raise TypeError(
+                        f"the state {key!r} of {self._kind}: names with a dot cannot be saved"
+                    )
+                if value is not None:
+                    result[f"{name}.{key}"] = _box(f"{name}.{key}", value, self._boxes[name])
+        return result
 
     def hyperparameters(self) -> Hyperparameters:
         """The values of each parameter's group."""
@@ -118,7 +124,14 @@ class NamedOptimizer:
             {**group, **self._values(group, saved, checkpoint)}
             for group in self._packed["param_groups"]
         ]
-        return lambda: self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        return lambda: self._set(state, groups)
+
+    def _set(self, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        # torch converts states to the type of their parameter.
+        for index, values in state.items():
+            loaded = self._optimizer.state[self._parameters[index]]
+            loaded |= {k: v for k, v in values.items() if loaded[k].dtype != v.dtype}
 
     def _values(
         self, group: Mapping[str, Any], saved: Hyperparameters, checkpoint: str

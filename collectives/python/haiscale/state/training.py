@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import pickle
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from haiscale.overlap import groups
 from haiscale.state.boxes import Box, named_boxes
 from haiscale.state.contents import load_planner
 from haiscale.state.errors import StateMismatchError
@@ -72,7 +74,8 @@ class TrainingState:
         self._optimizers: list[Any] = [optimizers] if is_one else [*optimizers]  # type: ignore[misc]
         self._data = data
         # Background saves have collectives, which must not mix with those of the training.
-        self._group: Any = dist.new_group() if dist.is_initialized() else None
+        world = dist.group.WORLD
+        self._group: Any = None if world is None else groups.sibling(world, "low")
         self._saving: Future[Any] | None = None
 
     def save(self, writer: StorageWriter, checkpoint: str, step: int) -> None:
@@ -87,9 +90,9 @@ class TrainingState:
             CheckpointException: torch's, on every rank, with the errors of each rank.
             TimeoutError: An earlier save in the background has not ended.
         """
-        self._await_saving()
+        contents = self._contents(step)
         save(
-            self._contents(step),
+            contents,
             storage_writer=writer,
             checkpoint_id=checkpoint,
             planner=_save_planner(),
@@ -101,9 +104,9 @@ class TrainingState:
 
         `result()` of the returned future waits for the checkpoint and raises as `save`.
         """
-        self._await_saving()
+        contents = self._contents(step)
         saving: Any = async_save(
-            self._contents(step),
+            contents,
             storage_writer=writer,
             checkpoint_id=checkpoint,
             planner=_save_planner(),
@@ -123,12 +126,16 @@ class TrainingState:
                 order; the first difference is named, on every rank.
             CheckpointException: torch's, on every rank: it is damaged or cannot be read.
         """
-        self._await_saving()
-        named = named_boxes(self._model)
-        targets = {
-            MODEL + name: Box(torch.empty_like(box.tensor), box.shape, box.offsets)
-            for name, box in named.boxes.items()
-        }
+
+        def make_room() -> tuple[Named, dict[str, Box]]:
+            self._await_saving()
+            named = named_boxes(self._model)
+            return named, {
+                MODEL + name: Box(torch.empty_like(box.tensor), box.shape, box.offsets)
+                for name, box in named.boxes.items()
+            }
+
+        named, targets = _agreed(make_room)
 
         def prepare() -> list[tuple[NamedOptimizer, dict[str, Box]]]:
             reader.reset(checkpoint)
@@ -176,15 +183,7 @@ class TrainingState:
 
     def _contents(self, step: int) -> dict[str, Any]:
         """The state of this rank: its parts, and objects that are equal on all ranks."""
-        named = named_boxes(self._model)
-        contents: dict[str, Any] = {
-            MODEL + name: box.checkpointable() for name, box in named.boxes.items()
-        }
-        own: Hyperparameters = {}
-        for optimizer in (NamedOptimizer(each, named) for each in self._optimizers):
-            own |= optimizer.hyperparameters()
-            for name, box in optimizer.states().items():
-                contents[OPTIMIZER + name] = box.checkpointable()
+        named, contents, own = _agreed(self._parts)
         values: Hyperparameters = {}
         for rank, (others, buffers) in enumerate(_gathered((own, named.buffers))):
             values |= others
@@ -195,6 +194,20 @@ class TrainingState:
         contents[HYPERPARAMETERS] = json.dumps(values, sort_keys=True)
         contents[POSITION] = json.dumps({"step": step, "data": data})
         return contents
+
+    def _parts(self) -> tuple[Named, dict[str, Any], Hyperparameters]:
+        """Names and tensors of this rank's state, and the hyperparameters of its parameters."""
+        self._await_saving()
+        named = named_boxes(self._model)
+        contents: dict[str, Any] = {
+            MODEL + name: box.checkpointable() for name, box in named.boxes.items()
+        }
+        values: Hyperparameters = {}
+        for optimizer in (NamedOptimizer(each, named) for each in self._optimizers):
+            values |= optimizer.hyperparameters()
+            for name, box in optimizer.states().items():
+                contents[OPTIMIZER + name] = box.checkpointable()
+        return named, contents, values
 
     def _check_data(self, checkpoint: str, found: Mapping[str, Any]) -> None:
         for name, expected in ({} if self._data is None else asdict(self._data)).items():
@@ -228,11 +241,20 @@ def _agreed(call: Callable[[], T]) -> T:
     try:
         result = call()
     except Exception as error:  # noqa: BLE001  (raised below)
-        failure = error
+        failure = _sendable(error)
     for each in _gathered(failure):
         if each is not None:
             raise each
     return result
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or its text if other ranks could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  (our own bytes)
+    except Exception:  # noqa: BLE001  (constructors of any package)
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _all_kinds(named: Named) -> dict[str, Kind]:

@@ -10,6 +10,7 @@ import hfreduce
 import torch
 import torch.distributed as dist
 from haiscale import moe
+from haiscale.clip import clip_grad_norm, grad_norm
 from haiscale.mesh import build
 from haiscale.placement import Sizes
 from torch import nn
@@ -85,6 +86,10 @@ def train(model, steps, parts, part=None, average=lambda: None, factor=0.0, mean
     return first, losses, digest(model)
 
 
+def digest_of(tensors):
+    return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+
+
 def digest(model):
     fingerprint = hashlib.sha256()
     for name, value in model.state_dict().items():
@@ -143,6 +148,18 @@ def recomputed(rank, size, reentrant):
         )
         runs.append((loads, losses, fingerprint))
     return runs
+
+
+def norms(rank, size, ep):
+    """The norm of all gradients on this rank, and that of the experts after clipping to 0.01."""
+    links, meshes = links_of(ep, size)
+    torch.manual_seed(5)
+    model = Net(16, moe.Routing(2), links)
+    loss_of(model, batch(0, size, meshes.data_rank), 0.0).backward()
+    replicas = meshes.expert.get_group("expert_dp") if meshes.expert else dist.group.WORLD
+    moe.average_gradients(model, experts=replicas)
+    norm = clip_grad_norm(model, 0.01)
+    return norm, grad_norm(model), digest_of([model.first.weight.grad])
 
 
 class Uniform(nn.Module):

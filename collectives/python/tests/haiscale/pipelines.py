@@ -85,7 +85,7 @@ def reference(microbatches, steps=3, tied=False, replicas=1, clip=0.5):
             sums.append([p.grad for p in named.values()])
         for column, p in zip(zip(*sums, strict=True), named.values(), strict=True):
             p.grad = sum(column[1:], start=column[0]) / replicas if replicas > 1 else column[0]
-        norm = clip_grad_norm(named.items(), clip)
+        norm = clip_grad_norm(whole, clip)
         optimizer.step()
         history.append((total.item(), norm))
     return {name: p.detach().clone() for name, p in named.items()}, history

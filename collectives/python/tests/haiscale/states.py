@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import threefs
 import torch
 import torch.distributed as dist
 from haiscale.data import Order
@@ -171,6 +172,34 @@ class DyingFiles:
             return function(*arguments, **options)
 
         return changing
+
+
+class FullFiles:
+    """Files of a cluster without space for data."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def __getattr__(self, name):
+        return getattr(self.files, name)
+
+    def batch_write(self, *arguments, **options):
+        raise threefs.NoSpace("target 3 is full: remove files", path="/run")
+
+
+def fails_to_save(rank, size, folder):
+    """Errors of every rank: no space on rank 1, and a state that cannot be saved there."""
+    trainer, files = trainer_of("shard=2", size), LocalFiles(folder)
+    state, errors = state_of(trainer), []
+    full = FullFiles(files) if rank == 1 else files
+    for broken in (False, True):
+        if broken and rank == 1:
+            trainer.optimizer.param_groups[0]["lr"] = object()
+        try:
+            state.save(ThreeFSWriter(full), "/run/step-1", 1)
+        except BaseException as error:  # DCP's own exception is not an Exception
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
 
 
 def refused(rank, size, layout, folder, load):

@@ -96,7 +96,7 @@ def train(model, *, divided=False, steps=3):
         losses.append(loss.item())
         if step == 0:
             first = {name: whole(p.grad) for name, p in model.named_parameters()}
-            norm = grad_norm(model.named_parameters())
+            norm = grad_norm(model)
         optimizer.step()
     return first, norm, losses
 

@@ -11,6 +11,7 @@ from hfreduce.testing import Layout, run, values
 sys.path.insert(0, str(Path(__file__).parent))
 import expert_ranks
 from haiscale import moe
+from haiscale.clip import grad_norm
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300, func_only=True)]
 
@@ -104,3 +105,16 @@ def test_a_token_leaves_its_node_once_for_each_destination_node():
 def test_a_layer_that_is_computed_again_in_backward_trains_as_without(reentrant):
     for kept, again in on_ranks(expert_ranks.recomputed, 2, 1, reentrant):
         assert again == kept
+
+
+@pytest.mark.parametrize("ep", [2, 4])
+def test_gradients_are_clipped_by_one_norm_over_all_experts(ep):
+    torch.manual_seed(5)
+    model = expert_ranks.Net(EXPERTS, moe.Routing(2))
+    expert_ranks.loss_of(model, expert_ranks.batch(0, 4), 0.0).backward()
+    expected = grad_norm(model)
+    outcomes = on_ranks(expert_ranks.norms, 1, 4, ep)
+    assert len(set(outcomes)) == 1, outcomes
+    norm, clipped, _ = outcomes[0]
+    assert norm == pytest.approx(expected, rel=1e-5)
+    assert clipped == pytest.approx(0.01, rel=1e-3)

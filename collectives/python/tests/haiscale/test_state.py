@@ -143,6 +143,13 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(on, tmp_path):
     assert on(2, states.refused, "pp=2", str(tmp_path), "/run/step-1") == [(message, True)] * 2
 
 
+def test_an_error_of_one_rank_is_raised_on_every_rank(on, tmp_path):
+    for full, broken in on(2, states.fails_to_save, str(tmp_path), deadline_seconds=60.0):
+        assert full.startswith("CheckpointException")
+        assert "target 3 is full: remove files" in full
+        assert broken == "TypeError: Object of type object is not JSON serializable"
+
+
 def test_a_rank_reads_its_part_alone(on, tmp_path):
     ranks, whole = 2, 4 * 2048 * 1025
     for bytes_read, is_equal in on(ranks, states.share, str(tmp_path)):

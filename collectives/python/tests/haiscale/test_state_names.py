@@ -55,9 +55,9 @@ OPTIMIZERS = {
 }
 
 
-def job(seed, make=OPTIMIZERS["adamw"]):
+def job(seed, make=OPTIMIZERS["adamw"], dtype=torch.float32):
     torch.manual_seed(seed)
-    model = Net()
+    model = Net().to(dtype)
     return model, make(list(model.parameters()))
 
 
@@ -91,6 +91,62 @@ def test_a_loaded_job_continues_with_the_same_bits(files, kind):
     assert digest(reader, "/run/first") == digest(reader, "/run/second")
     assert second[0].output.weight is second[0].embed.weight
     assert torch.equal(first[0].norm.running_var, second[0].norm.running_var)
+
+
+def test_states_keep_their_type_where_their_parameter_has_another(files):
+    first, second = (job(seed, OPTIMIZERS["nadam"], torch.bfloat16) for seed in (1, 2))
+    train(*first, range(3))
+    save(files, *first)
+    load(files, *second)
+    save(files, *second, "/run/again")
+    reader = ThreeFSReader(files)
+    assert digest(reader, ID) == digest(reader, "/run/again")
+
+
+def test_names_that_torch_keeps_in_a_group_are_not_saved(files):
+    models = [nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))]
+    optimizers = [optim.AdamW(model.named_parameters()) for model in models]
+    optimizers[1].param_groups[0]["param_names"] = ["other", "names"]
+    save(files, models[0], optimizers[0])
+    load(files, models[1], optimizers[1])
+    assert optimizers[1].param_groups[0]["param_names"] == ["other", "names"]
+
+
+def test_a_scheduler_that_is_made_after_the_load_continues(files):
+    rates = []
+    for steps in (range(6), range(4), range(4, 6)):
+        model, optimizer = job(1)
+        start = load(files, model, optimizer) if steps.start else 0
+        scheduler = optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: 1 / (1 + step), last_epoch=start - 1
+        )
+        for step in steps:
+            train(model, optimizer, [step])
+            rates.append(optimizer.param_groups[0]["lr"])
+            scheduler.step()
+        if steps.stop == 4:
+            save(files, model, optimizer)
+    assert rates[:6] == rates[6:]
+
+
+def test_a_state_with_a_dot_in_its_name_is_refused(files):
+    model, optimizer = job(1)
+    train(model, optimizer, range(1))
+    optimizer.state[model.table.weight]["ema.slow"] = torch.zeros(6, 6)
+    with pytest.raises(TypeError, match=r"the state 'ema\.slow' of AdamW: names with a dot"):
+        save(files, model, optimizer)
+
+
+def test_a_tensor_that_a_module_computes_for_its_state_is_refused(files):
+    class Scaled(nn.Linear):
+        def get_extra_state(self):
+            return torch.tensor(7.0)
+
+        def set_extra_state(self, state):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"'0\._extra_state' .* neither a parameter nor a buffer"):
+        save(files, nn.Sequential(Scaled(3, 3)))
 
 
 def test_a_rate_that_a_scheduler_has_changed_is_kept(files):
