@@ -1,9 +1,10 @@
 """Clipping of gradients by one norm over all parallel axes.
 
-    norm = clip_grad_norm(model.named_parameters(), 1.0, pipeline=meshes.dense.get_group("pp"))
+    norm = clip_grad_norm(model, 1.0, pipeline=meshes.dense.get_group("pp"))
 
-The norm is that of the whole model, whatever ranks hold its parts: parameters of all stages, and
-all shards of DTensors over shard and tp. Replicas (dp) have equal gradients and are counted once.
+The norm is that of the whole model, whatever ranks hold its parts: parameters of all stages, all
+shards of DTensors over shard and tp, and the experts of all ranks. Replicas (dp) have equal
+gradients and are counted once.
 Squares are added in double precision, and the sum of all parameters' squares is correctly rounded,
 so its bits depend neither on timing nor on the order in which ranks are added.
 """
@@ -15,19 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from haiscale.moe.layer import MoE
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from torch import Tensor
-    from torch.nn import Parameter
 
 __all__ = ["clip_grad_norm", "grad_norm"]
 
 
 def clip_grad_norm(
-    named: Iterable[tuple[str, Parameter]],
+    model: nn.Module,
     max_norm: float,
     *,
     pipeline: dist.ProcessGroup | None = None,
@@ -36,10 +39,10 @@ def clip_grad_norm(
 ) -> float:
     """Scales all gradients so that their norm is at most `max_norm`; returns the norm before that.
 
-    Every rank of `pipeline`, and of the meshes of DTensors, calls it.
+    Every rank of `pipeline`, of the meshes of DTensors and of the links of experts calls it.
 
     Args:
-        named: Parameters of this rank with their names.
+        model: The part of the model that this rank has.
         max_norm: Largest norm, above 0.
         pipeline: Ranks with other parameters of the model (pp).
         copies: Names of parameters that another rank counts, such as tied ones.
@@ -47,11 +50,10 @@ def clip_grad_norm(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm={max_norm}: expected a number above 0")
-    parameters = list(named)
-    norm = grad_norm(parameters, pipeline=pipeline, copies=copies)
+    norm = grad_norm(model, pipeline=pipeline, copies=copies)
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}: no gradient was changed")
-    gradients = list({id(p): p.grad for _, p in parameters if p.grad is not None}.values())
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     # As torch's: no branch on the norm, so that equal norms give equal bits.
     factor = min(1.0, max_norm / (norm + 1e-6)) if not math.isnan(norm) else math.nan
     for gradient in gradients:
@@ -61,39 +63,50 @@ def clip_grad_norm(
 
 @torch.no_grad()
 def grad_norm(
-    named: Iterable[tuple[str, Parameter]],
+    model: nn.Module,
     *,
     pipeline: dist.ProcessGroup | None = None,
     copies: Collection[str] = (),
 ) -> float:
     """The norm that `clip_grad_norm` uses; infinity or NaN if a gradient has such an element."""
-    parameters = list(named)
-    device = next((p.device for _, p in parameters), torch.device("cpu"))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     squares: list[float] = []
-    seen: set[Parameter] = set()
-    sharded: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
-    for name, parameter in parameters:
+    links = _links(model)
+    divided: dict[tuple[Any, tuple[int, ...], Any], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        if gradient is None or parameter in seen or name in copies:
+        if gradient is None or name in copies:
             continue
-        seen.add(parameter)
         axes: tuple[int, ...] = ()
         mesh = None
         if isinstance(gradient, DTensor):
             axes, mesh = _sharded_axes(name, gradient), gradient.device_mesh
             gradient = gradient.to_local()
-        if axes:
-            sharded.setdefault((mesh, axes), []).append(gradient)
+        group = links.get(parameter)
+        if axes or group is not None:
+            divided.setdefault((mesh, axes, group), []).append(gradient)
         else:
             squares.append(_square(gradient))
-    for (mesh, axes), gradients in sharded.items():
+    for (mesh, axes, group), gradients in divided.items():
         own = [_square(gradient) for gradient in gradients]
         for axis in axes:
             own = _gathered(own, mesh.get_group(axis), device)
+        if group is not None:
+            own = _gathered(own, group, device)
         squares += own
     if pipeline is not None:
         squares = _gathered(squares, pipeline, device)
     return math.sqrt(_sum(squares))
+
+
+def _links(model: nn.Module) -> dict[nn.Parameter, dist.ProcessGroup]:
+    """The ranks that have the other experts, by the parameters of experts."""
+    return {
+        parameter: layer.links.group
+        for layer in model.modules()
+        if isinstance(layer, MoE) and layer.links.group is not None
+        for parameter in layer.experts.parameters()
+    }
 
 
 def _square(gradient: Tensor) -> float:
