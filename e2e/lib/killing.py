@@ -92,6 +92,9 @@ def write_key(call: Call, body: bytes) -> Key | None:
             return (*kind, str(value["metadata"]["name"]))
         case ("update", "flyerjobs/status"):
             return (*kind, name, *_status_words(value["status"]))
+        case ("patch", "flyerjobs/status") if isinstance(value, list):  # a JSON patch: a commit
+            (status,) = [each["value"] for each in value if each["op"] == "add"]
+            return ("update", call.resource, name, *_status_words(status))
         case ("patch", "flyertopologies/status" | "flyerjobs/status"):
             return (*kind, *sorted(value["status"]))
         case ("patch", "pods"):  # which pod leads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from fakekube.errors import ApiRefusal
@@ -95,18 +96,36 @@ def _operate(holder: Any, last: str, kind: str, value: Any) -> None:
             del holder[index]
         elif kind == "replace":
             holder[index] = value
-        elif kind == "test" and holder[index] != value:
-            raise ValueError("test failed")
+        elif kind == "test":
+            _test(holder[index], value)
         return
     if kind in ("remove", "replace") and last not in holder:
         raise KeyError(last)
     if kind == "remove":
         del holder[last]
     elif kind == "test":
-        if holder.get(last) != value:
-            raise ValueError("test failed")
+        _test(holder.get(last), value)
     else:
         holder[last] = value
+
+
+def _test(found: Any, expected: Any) -> None:
+    """As the API server: texts are equal if Go and the client write them with the same bytes."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        for key, value in expected.items():
+            _test(found[key], value)
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for pair in zip(found, expected, strict=True):
+            _test(*pair)
+    elif found != expected or _as_go(found) != json.dumps(expected):
+        raise ValueError("test failed")
+
+
+def _as_go(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 def apply(target: Any, configuration: dict[str, Any], before: dict[str, Any] | None) -> Any:

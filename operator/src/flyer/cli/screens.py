@@ -266,9 +266,10 @@ def _facts(job: JobView) -> list[str]:
         checkpoint = f"step {saved.step} in {saved.path}{when}"
     metrics = ""
     if job.progress:
-        words = [f"{k}={v:.4g}" for k, v in job.progress.metrics.items() if k != EXPOSED]
+        values = {name: f"{value:.4g}" for name, value in job.progress.metrics.items()}
         if job.progress.exposed_percent is not None:
-            words.append(f"exposed={job.progress.exposed_percent}%")
+            values[EXPOSED] = f"{job.progress.exposed_percent}%"
+        words = [f"{name}={value}" for name, value in values.items()]
         metrics = "  " + " ".join(words) if words else ""
     facts = {
         "Wants": f"{job.nodes} nodes × {job.ranks_per_node} ranks of node class "

@@ -8,6 +8,7 @@ the object is gone; or another process believes that it leads, which requires a 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from weakref import WeakValueDictionary
@@ -30,7 +31,7 @@ from flyer.kube.cache.job_view import JobView, shape_job
 from flyer.kube.services.errors import QuarantinedError, StaleStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from flyer.api import Condition, FlyerJobStatus
     from flyer.engine import Commit
@@ -42,6 +43,7 @@ __all__ = ["BACKGROUND_WRITES_MAX", "QUARANTINED", "Commits", "waves"]
 
 QUARANTINED: Final = "Quarantined"  # a condition of jobs that the operator cannot handle now
 
+_PLAIN: Final = re.compile(r"[ !#-%\'-;=?-\[\]-~]*").fullmatch
 # A client that edits a job continuously cannot delay its commit for long.
 _TRIES_MAX: Final = 20
 _MARK_TRIES_MAX: Final = 5
@@ -211,10 +213,12 @@ class Commits:
         if status == _object(before):
             return True
         api = self._suspect_api if self._quarantine.is_suspect(commit.job) else api
-        stored: Any = None
+        found_status: Any = None
         for attempt in range(_TRIES_MAX):
             try:
-                answer = await self._write(api, view, stored, status, patches=attempt % 2 == 1)
+                answer = await self._write(
+                    api, view, found_status, status, patches=attempt % 2 == 1
+                )
             except NotFoundError:
                 return False
             except (InvalidError, ForbiddenError) as error:
@@ -223,7 +227,7 @@ class Commits:
                 value = await self._read(name, namespace)
                 if value is None or (view := shape_job(value)).uid != uid or view.job is None:
                     return False
-                stored = value.get("status")
+                found_status = value.get("status")
                 found = _object(view.job.status)
                 if found == _object(before):
                     continue
@@ -246,9 +250,9 @@ class Commits:
 
     @staticmethod
     async def _write(
-        api: Api, view: JobView, stored: Any, status: dict[str, Any], *, patches: bool
+        api: Api, view: JobView, found_status: Any, status: dict[str, Any], *, patches: bool
     ) -> dict[str, Any]:
-        """Store a status in place of `stored`, that of this version. Returns the object.
+        """Store a status in place of that of this version; a patch names it. Returns the object.
 
         A replacement costs the API server less than a patch, which it encodes, merges and decodes;
         but a patch does not conflict with changes of other parts of the object.
@@ -257,7 +261,7 @@ class Commits:
             value = _replacement(view.key, view.version, status)
             return await api.replace(FLYERJOBS, value, "status")
         namespace, _, name = view.key.partition("/")
-        patch = _patch(view.uid, stored, status)
+        patch = _patch(view.uid, found_status, status)
         try:
             return await api.patch(FLYERJOBS, name, patch, namespace, "status")
         except InvalidError as error:
@@ -372,9 +376,35 @@ def _patch(uid: str, before: Any, status: dict[str, Any]) -> list[dict[str, Any]
     """A JSON patch of the status, if the object still has this uid and status (None: no status)."""
     return [
         {"op": "test", "path": "/metadata/uid", "value": uid},
-        {"op": "test", "path": "/status", "value": before},
+        *_tests("/status", before),
         {"op": "add", "path": "/status", "value": status},
     ]
+
+
+def _tests(path: str, value: Any) -> Iterator[dict[str, Any]]:
+    """Operations that test a value, except for texts and numbers that servers write differently.
+
+    The API server compares the bytes of their JSON: of texts that only contain ASCII without the
+    characters that Go escapes, and of whole numbers, every encoder writes the same.
+    """
+    if _is_written_equally(value):
+        yield {"op": "test", "path": path, "value": value}
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tests(f"{path}/{key.replace('~', '~0').replace('/', '~1')}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _tests(f"{path}/{index}", item)
+
+
+def _is_written_equally(value: Any) -> bool:
+    if isinstance(value, str):
+        return _PLAIN(value) is not None
+    if isinstance(value, dict):
+        return all(map(_is_written_equally, [*value, *value.values()]))
+    if isinstance(value, list):
+        return all(map(_is_written_equally, value))
+    return not isinstance(value, float)
 
 
 def _reserved_nodes(status: FlyerJobStatus | None) -> frozenset[str]:
