@@ -209,3 +209,21 @@ async fn a_node_that_restarted_during_a_failover_is_admitted_once_the_others_are
     cluster.steps_until("whole", is_whole).await;
     assert!(cluster.now.since(killed) < TIMERS.settles_ms());
 }
+
+/// A reading of the lease and the takeover may take longer than T, and heartbeats wait meanwhile. The
+/// former primary has answered until it released the lease.
+#[tokio::test]
+async fn a_heartbeat_before_the_first_tick_of_a_term_changes_no_chain() {
+    let (mut cluster, _, standby) = with_standby().await;
+    let before = cluster.routing();
+    // Until its own start is settled.
+    for _ in 0..=TIMERS.node_failure_ms / STEP_MS {
+        cluster.step().await;
+    }
+    cluster.manager.release(cluster.now).await;
+    standby.tick(cluster.now).await.unwrap();
+    let now = cluster.now.after(TIMERS.node_failure_ms);
+    assert!(leads(&standby, now).await);
+    standby.heartbeat_with(cluster.nodes[0].report(), now).await.unwrap();
+    assert_eq!(standby.published.borrow().chains, before.chains);
+}

@@ -18,12 +18,17 @@ impl Manager {
         node: NodeId,
         seen: RoutingVersion,
     ) -> Result<HeartbeatReply, MgmtdError> {
-        tracing::error!("{node} has newer chains than the store of mgmtd, which is an old copy");
         let marked =
             self.store.transact(deadline(), &MarkRestored { seen, fence: Some(fence) }).await;
         *role = Role::contender();
         match marked {
-            Ok(()) => Err(MgmtdError::Starting { remaining_ms: self.timers.scan_ms }),
+            Ok(()) => {
+                tracing::error!(
+                    "{node} has newer chains than the store of mgmtd, which is an old copy"
+                );
+                Err(MgmtdError::Starting { remaining_ms: self.timers.scan_ms })
+            }
+            // Most likely another mgmtd has become the primary and changed them.
             Err(error) => Err(MgmtdError::Store { detail: error.to_string() }),
         }
     }

@@ -206,6 +206,10 @@ impl View {
     /// Time until the leases that former primaries granted have ended; `None` once they have. A former
     /// primary answers heartbeats until its own lease has ended, also to nodes that this one has heard.
     pub(crate) fn former_leases_ms(&self, now: Millis) -> Option<u64> {
+        if self.ticked_at.is_none() {
+            // `since` is before the takeover was committed.
+            return Some(self.settles_ms);
+        }
         self.settles_ms.checked_sub(now.since(self.since)).filter(|remaining| *remaining > 0)
     }
 

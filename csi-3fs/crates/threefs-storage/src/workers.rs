@@ -58,7 +58,7 @@ impl Workers {
         let thread = std::thread::Builder::new().name(inner.name.clone());
         if let Err(error) = thread.spawn(move || inner.work()) {
             tracing::warn!(name = self.0.name, %error, "cannot start a worker thread of a target");
-            // Its jobs wait for another thread, or for the next job: each heartbeat submits one.
+            // Its jobs wait for another thread, or for the next job, such as that of a heartbeat.
             self.0.lock().threads -= 1;
         }
     }

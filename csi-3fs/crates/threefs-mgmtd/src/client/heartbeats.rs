@@ -39,8 +39,10 @@ struct State {
     waits: bool,
     /// A newer heartbeat was not sent to it.
     missed: bool,
-    /// It has accepted the previous heartbeat.
+    /// Its last reply accepted a heartbeat, and it owes none to a newer one.
     leads: bool,
+    /// Its last reply accepted a heartbeat.
+    accepted: bool,
 }
 
 /// A reply to a heartbeat.
@@ -106,10 +108,11 @@ impl<T: Clone + Send + 'static> Heartbeats<T> {
     /// Returns whether this mgmtd has missed a newer heartbeat.
     fn replied<R>(&mut self, number: usize, result: &Result<R, MgmtdClientError>) -> bool {
         let leads = result.is_ok();
-        let before =
-            std::mem::replace(&mut self.mgmtds[number], State { leads, ..State::default() });
+        let state = State { leads, accepted: leads, ..State::default() };
+        let before = std::mem::replace(&mut self.mgmtds[number], state);
         let known = *self.client.0.primary.borrow();
-        if leads && (known == number || !self.mgmtds[known].leads) {
+        // Of two that accept heartbeats, the one that did not do so before is the next primary.
+        if leads && (known == number || !self.mgmtds[known].leads || !before.accepted) {
             self.client.0.leads(number);
         }
         let error = match result {

@@ -21,7 +21,7 @@ impl View {
     /// all processes are killed, they must be declared dead *together*: then any of them may lead.
     /// One after the other, only the last one could lead, and its disk may be lost. The wait ends
     /// with a heartbeat of one of them, or when the last one is declared dead after
-    /// `node_failure_ms`; the chain serves no client in the meantime in either case.
+    /// `node_failure_ms`; replicas serve reads in the meantime only while they hold their leases.
     pub(super) fn must_wait(
         &self,
         chain: &Chain,
