@@ -30,4 +30,5 @@ if os.environ["FLYER_ATTEMPT"] == "1":
             time.sleep(2 * PATIENCE.total_seconds())
     wait_until_taken()
 dist.init_process_group("gloo", timeout=PATIENCE)
+dist.barrier()  # a rank that ends earlier would break off the other one's connection
 dist.destroy_process_group()
