@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import optim
 from torch.distributed.tensor import DTensor
 
-from haiscale.overlap.steps import Steps, WholeStep
+from haiscale.overlap.steps import ELEMENTWISE, Steps, WholeStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,15 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Parameter
 
-__all__ = ["ELEMENTWISE", "ShardSteps", "as_shard"]
-
-ELEMENTWISE: Final = frozenset(
-    {
-        optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Adagrad,
-        optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
-    }
-)  # fmt: skip
-"""Classes (not their subclasses) whose update of an element depends on that element alone."""
+__all__ = ["ShardSteps", "as_shard"]
 
 
 class ShardSteps(Steps):

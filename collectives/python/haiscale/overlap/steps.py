@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
     from haiscale.overlap.flight import Flight, GradientBucket
 
-__all__ = ["Steps", "WholeStep"]
+__all__ = ["ELEMENTWISE", "Steps", "WholeStep"]
 
-INDEPENDENT: Final = frozenset(
+ELEMENTWISE: Final = frozenset(
     {
         optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.Adagrad,
-        optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD, optim.Adafactor, optim.Muon,
+        optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
     }
 )  # fmt: skip
+"""Classes (not their subclasses) whose update of an element depends on that element alone."""
+
+INDEPENDENT: Final = ELEMENTWISE | {optim.Adafactor, optim.Muon}
 """Classes (not their subclasses) whose update of a parameter depends on that parameter alone."""
 
 OWN_HOOKS: Final = 2
