@@ -114,6 +114,10 @@ class FakeGateway:
             uid = gang.job.metadata.uid or ""
             self._enqueue(GangStarted(gang.start.job, gang.start.attempt, uid=uid))
 
+    def report(self, event: Event) -> None:
+        """Pass a report of a sidecar on."""
+        self._enqueue(event)
+
     def signal(self, signal: Signal) -> None:
         """Ask the job to checkpoint and release."""
         self.signals.append(signal)

@@ -112,7 +112,7 @@ class Bucket(GradientBucket):
         for parameter, hidden in zip(self.parameters, self.in_flight, strict=True):
             parameter.grad = hidden
         self.waiting = set(self.parameters)
-        self.unread = self.owned or len(self.parameters)
+        self.unread = len(self.parameters)
 
     def averages(self) -> list[Tensor | None]:
         """Averaged gradients; None for a parameter without a gradient on any rank."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from haiscale.ddp import agreement, groups
 from haiscale.ddp.buckets import Bucket, layout
-from haiscale.ddp.reducer import Reducer
+from haiscale.ddp.reducer import Reducer, check_free
 from haiscale.overlap.guards import guard_module, guard_optimizer
 from haiscale.overlap.steps import Steps, WholeStep
 
@@ -67,6 +67,7 @@ class DistributedDataParallel(nn.Module):
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("the module has no parameter that requires a gradient")
+        check_free(named)
         if len(device_ids or ()) > 1:
             raise ValueError(f"device_ids={device_ids}: a rank has one device")
         if bucket_cap_mb <= 0:
@@ -110,12 +111,13 @@ class DistributedDataParallel(nn.Module):
         self._steps.append(
             Steps(optimizer, self.reducer, never=never, independent=independent, log=logs)
         )
-        self.reducer.defers = all(steps.never is None for steps in self._steps)
         self.reducer.handles += self._steps[-1].handles
         guard_optimizer(optimizer, self.reducer)
         owned = {p for steps in self._steps for p in steps.parameters()}
-        for bucket in self.reducer.buckets:
-            bucket.owned = len(owned.intersection(bucket.parameters))
+        # Parameters of an optimizer that is not known here need their gradients after backward.
+        self.reducer.defers = self.reducer.may_defer = all(
+            steps.never is None for steps in self._steps
+        ) and all(owned.issuperset(bucket.parameters) for bucket in self.reducer.buckets)
 
     @property
     def whole_step(self) -> WholeStep | None:
@@ -132,6 +134,10 @@ class DistributedDataParallel(nn.Module):
         It restores no parameter. A broken process group stays broken.
         """
         self.reducer.reset()
+
+    def close(self) -> None:
+        """Makes the steps in flight and leaves the module alone: another wrapper may take it."""
+        self.reducer.stop()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -165,7 +171,7 @@ class DistributedDataParallel(nn.Module):
             self.reducer.needs, self._called = self._read_by(self._called), None
         if trains:
             for tensor in _tensors(output):
-                if tensor.requires_grad:
+                if tensor.requires_grad and not tensor.is_leaf:
                     tensor.register_hook(self.reducer.on_output_gradient)  # type: ignore[no-untyped-call]
         return output
 

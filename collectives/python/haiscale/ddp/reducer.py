@@ -6,10 +6,12 @@ completes gradients in. `haiscale.overlap.flight` describes what happens to thei
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.autograd import Variable
+from torch.utils.weak import WeakIdKeyDictionary
 
 from haiscale.ddp import groups
 from haiscale.ddp.buckets import Bucket
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Reducer"]
+__all__ = ["Reducer", "check_free"]
+
+_REDUCERS: Any = WeakIdKeyDictionary()
+"""A weak reference to the reducer of each parameter."""
 
 
 class Reducer(Flight[Bucket]):
@@ -44,6 +49,7 @@ class Reducer(Flight[Bucket]):
             for place, parameter in enumerate(bucket.parameters):
                 hook = partial(self._on_gradient, bucket, place)
                 leaf: Any = parameter
+                _REDUCERS[parameter] = weakref.ref(self)
                 self.handles.append(leaf.register_post_accumulate_grad_hook(hook))
 
     # Backward
@@ -60,7 +66,9 @@ class Reducer(Flight[Bucket]):
     def on_output_gradient(self, _gradient: Tensor) -> None:
         """When backward reaches an output of the model: before it reaches any parameter."""
         self.check()
-        self.reveal()
+        if not self._has_gradients:
+            self.reveal()
+        # Else the output is a part of another output, and gradients of this pass are under way.
         self._await_end()
 
     def _on_gradient(self, bucket: Bucket, place: int, parameter: Parameter) -> None:
@@ -118,6 +126,12 @@ class Reducer(Flight[Bucket]):
 
     # Results
 
+    def request_step(self) -> None:
+        """Counts a step of an optimizer; what follows is part of it."""
+        if self._has_gradients:
+            raise self.fail("the last backward pass did not complete: it raised an error")
+        super().request_step()
+
     def before_use(self, module: nn.Module) -> None:
         """Makes the steps that are due for a module's parameters; the others stay in flight."""
         self.check()
@@ -140,10 +154,20 @@ class Reducer(Flight[Bucket]):
         """Waits for what is in flight and leaves the model alone from then on."""
         if self.failure is None:
             self.synchronize()
-        remove(self.handles)
+        self.on_change(False)
+        for handle in self.handles:
+            handle.remove()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                _REDUCERS.pop(parameter, None)
 
 
-def remove(handles: Iterable[RemovableHandle]) -> None:
-    """Removes hooks."""
-    for handle in handles:
-        handle.remove()
+def check_free(named: Iterable[tuple[str, Parameter]]) -> None:
+    """Raises ValueError if a wrapper averages a gradient already: a second one would undo that."""
+    for name, parameter in named:
+        reducer = _REDUCERS.get(parameter)
+        if reducer is not None and reducer() is not None:
+            raise ValueError(
+                f"the gradient of {name!r} is averaged by another DistributedDataParallel: call "
+                "its close() first, or wrap one module that has both"
+            )

@@ -104,7 +104,9 @@ def overlap(
             ShardSteps(each, reducer, never=never, independent=independent, log=logs)
         )
         guard_optimizer(each, reducer)
-    reducer.defers = bool(reducer.steps) and all(steps.never is None for steps in reducer.steps)
+    reducer.defers = reducer.may_defer = bool(reducer.steps) and all(
+        steps.never is None for steps in reducer.steps
+    )
     owned = {p for steps in reducer.steps for p in steps.parameters()}
     for bucket in reducer.buckets:
         bucket.owners = owned.intersection(bucket.parameters)

@@ -28,8 +28,9 @@ class ModelMismatchError(ValueError):
 class StepError(RuntimeError):
     """A step failed on this rank; the wrapper refuses further use until `reset`.
 
-    `stepped` are the buckets whose parameters this step has updated, `missing` the others. If both
-    are non-empty the model is between two steps. `names` are the names of all buckets, where they
+    `stepped` are the buckets whose parameters this step has updated, `missing` the others. An
+    optimizer that raised may have updated a part of a bucket, which is in `stepped`. If both are
+    non-empty the model is between two steps. `names` are the names of all buckets, where they
     have one.
     """
 

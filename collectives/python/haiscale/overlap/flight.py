@@ -49,8 +49,6 @@ class GradientBucket(ABC):
         """The collective, until its result is used."""
         self.steps: list[Callable[[Sequence[Tensor | None]], None]] = []
         """Steps of optimizers that are due once it has ended."""
-        self.owned = 0
-        """Parameters that optimizers with split steps have."""
         self.unread = 0
         """Parameters with averages in flight that no step was requested for."""
 
@@ -84,6 +82,8 @@ class Flight(Generic[B]):
         self.failure: StepError | None = None
         self.defers = False
         """Whether gradients stay in flight after backward, until the optimizer's step."""
+        self.may_defer = False
+        """Whether they may: the step of every parameter can be split."""
         self.step = 0
         """Requested steps of optimizers."""
         self.on_change: Callable[[bool], None] = lambda _busy: None
@@ -197,9 +197,10 @@ class Flight(Generic[B]):
 
     def fail(self, detail: str) -> StepError:
         """Marks everything as failed; other ranks' waits end. Returns the error to raise."""
-        missing = tuple(bucket.index for bucket in self.buckets if bucket.steps)
-        step = self.step if missing else self.step + 1
-        stepped = tuple(sorted(self._stepped)) if missing else ()
+        due = tuple(bucket.index for bucket in self.buckets if bucket.steps)
+        step = self.step if due else self.step + 1
+        stepped = tuple(sorted(self._stepped)) if due else ()
+        missing = tuple(index for index in due if index not in stepped)
         self.failure = StepError(
             detail, step=step, stepped=stepped, missing=missing, names=self.names
         )

@@ -57,6 +57,7 @@ class WholeStep(StrEnum):
     GRAD_SCALER = "GradScaler"
     STEP_HOOKS = "StepHooks"
     TORCH_COLLECTIVES = "TorchCollectives"
+    OTHER_OPTIMIZER = "OtherOptimizer"
     GRADIENTS_READ = "GradientsRead"
 
 
@@ -68,6 +69,8 @@ _MEANING: Final = {
     WholeStep.GRAD_SCALER: "a GradScaler may skip the step, which needs all gradients",
     WholeStep.STEP_HOOKS: "{name} has step hooks, which need all parameters",
     WholeStep.TORCH_COLLECTIVES: "gradients are averaged by torch's own collectives",
+    WholeStep.OTHER_OPTIMIZER: "parameters of the model have no optimizer that was passed to "
+    "overlap(), or one whose steps cannot be split",
     WholeStep.GRADIENTS_READ: "the gradients were read, clipped or unscaled before step(), which "
     "needs all of them",
 }
@@ -141,6 +144,8 @@ class Steps:
             return WholeStep.GRAD_SCALER
         if _hooks(self.optimizer) != OWN_HOOKS:
             return WholeStep.STEP_HOOKS
+        if not self._flight.may_defer:
+            return WholeStep.OTHER_OPTIMIZER
         return None if self._flight.has_unread else WholeStep.GRADIENTS_READ
 
     def _note(self, why: WholeStep | None) -> None:
@@ -154,19 +159,24 @@ class Steps:
     def _after(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._is_running:
             return
-        self._flight.defers = self.never is None
+        self._flight.defers = self._flight.may_defer
         if self._held is None:
             return
         held, self._held = self._held, None
         optimizer.param_groups = held
         terms = [_terms(group) for group in held]
         group_of = {p: i for i, group in enumerate(held) for p in plain(group["params"])}
-        for bucket in self._flight.in_flight:
-            self._plan(bucket, group_of, terms)
-        # Of another model, or gradients of the script's own.
-        others = [(group, p, p.grad) for p, group in group_of.items() if p.grad is not None]
+        hidden = {id(each) for bucket in self._flight.in_flight for each in bucket.in_flight}
+        # Of another model, or gradients of the script's own; first, since the optimizer may raise.
+        others = [
+            (group, p, p.grad)
+            for p, group in group_of.items()
+            if p.grad is not None and id(p.grad) not in hidden
+        ]
         if others:
             self._run(terms, others)
+        for bucket in self._flight.in_flight:
+            self._plan(bucket, group_of, terms)
         self._flight.settle_landed()
 
     def _plan(
@@ -209,11 +219,25 @@ class Steps:
             with torch.inference_mode(mode=False), torch.autocast(device, enabled=False), traced:
                 step: Any = type(optimizer).step
                 step(optimizer)
+                self._check_groups(groups, terms)
         finally:
             self._is_running = False
             optimizer.param_groups = held
             for (_, parameter, _), gradient in zip(rows, before, strict=True):
                 parameter.grad = gradient
+
+    def _check_groups(
+        self, groups: Sequence[dict[str, Any]], terms: Sequence[dict[str, Any]]
+    ) -> None:
+        """Raises if the step has changed a hyperparameter: the other buckets would not see it."""
+        known = [{id(value) for value in each.values()} for each in terms]
+        for group in groups:
+            values = {id(value) for name, value in group.items() if name != "params"}
+            if not any(values <= each for each in known):
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__} changes its parameter groups in a step: pass "
+                    "it without independent=True"
+                )
 
 
 def optimizer_groups(

@@ -75,8 +75,8 @@ def _choices(plan: Plan) -> Iterator[str]:
         count = f"{candidate.microbatches} x {candidate.microbatch}"
         yield (
             f"{layout(candidate.sizes):<26}{count:>14}  {schedule:<12}"
-            f"{choice.memory.total / GB:>6.1f}{again}GB{_seconds(choice.seconds):>10}"
-            f"{choice.timing.bubble_share:>8.1%}{choice.traffic.card / GB:>9.1f} GB"
+            f"{choice.memory.total / GB:>6.1f}{again}GB{_seconds(choice.seconds):>10} "
+            f"{choice.timing.bubble_share:>7.1%}{choice.traffic.card / GB:>9.1f} GB"
         )
     if any(choice.candidate.recompute for choice in plan.best):
         yield "* activations are computed again in the backward pass"
@@ -142,7 +142,7 @@ def _losses(plan: Plan, width: int, *, every: bool) -> Iterator[str]:
 
 
 def _loss(loss: Loss, width: int) -> list[str]:
-    text = f"  {layout(loss.sizes):<26}{loss.text}"
+    text = f"  {layout(loss.sizes):<25} {loss.text}"
     return textwrap.wrap(text, width, subsequent_indent=" " * 28, drop_whitespace=True)
 
 

@@ -65,6 +65,11 @@ class ComputeHooks:
             handle.remove()
         self._handles = []
 
+    def reset(self) -> None:
+        """Forgets a pass that raised."""
+        self._forward.clear()
+        self._backward = None
+
     def _before(self, module: nn.Module, _inputs: object) -> None:
         self._forward[module] = time.monotonic_ns()
 

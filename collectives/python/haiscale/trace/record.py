@@ -110,6 +110,7 @@ class _Recording:
         if self._step is not None:
             self._recorder.add(Kind.STEP, *self._step, now)
         self._step = name, now
+        self._hooks.reset()
 
     def finish(self) -> None:
         """Ends the recording and writes the file. A failure to write is logged, not raised."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from flyer.api import FlyerJobStatus, Phase
-from flyer.engine import SchedulerSettings
+from flyer.engine import CheckpointReported, SchedulerSettings
 from flyer.kube.apiserver import Api, Cache, Election, LeaseSettings, find_access
 from flyer.kube.apiserver.resources import FLYERJOBS, FLYERTOPOLOGIES, NODES
 from flyer.kube.gateway import outcome_of
@@ -169,3 +169,28 @@ async def test_the_gate_of_pods_on_shared_nodes_is_opened(scene, until):
     await until(lambda: scene.status("shared").phase is Phase.RUNNING)
     scene.finish("shared")
     await until(lambda: scene.status("shared").phase is Phase.SUCCEEDED)
+
+
+async def test_every_status_may_be_committed_by_a_patch(scene, until, monkeypatch):
+    """Every replacement conflicts, and the status has characters that Go writes differently."""
+    replace_object = Api.replace
+
+    async def outdated(api: Api, resource: Any, value: dict[str, Any], *more: str) -> Any:
+        if resource is FLYERJOBS:
+            value = {**value, "metadata": {**value["metadata"], "resourceVersion": "1"}}
+        return await replace_object(api, resource, value, *more)
+
+    monkeypatch.setattr(Api, "replace", outdated)
+    await scene.add_node(f"{scene.node_class}-a0", "A")
+    await scene.submit("job", 1)
+    await until(lambda: scene.status("job").phase is Phase.RUNNING)
+    assert scene.gateway is not None
+    gang = scene.gateway.gangs[f"{scene.namespace}/job"]
+    saved = CheckpointReported(
+        gang.start.job, 1, 7, "/run/<step> & × \u2028", uid=gang.job.metadata.uid or ""
+    )
+    scene.gateway.report(saved)
+    await until(lambda: scene.status("job").checkpoint is not None)
+    scene.finish("job")
+    await until(lambda: scene.status("job").phase is Phase.SUCCEEDED)
+    assert scene.status("job").checkpoint.path == "/run/<step> & × \u2028"
