@@ -53,7 +53,8 @@ class Tied:
                 groups[ranks] = _group(group, ranks)
             name = next(name for name in names if rank_of[name] == group.rank())
             if group.rank() != ranks[0]:
-                self.copies.add(name)
+                # All names: modules decide which of them is a parameter's first one.
+                self.copies.update(name for name in names if rank_of[name] == group.rank())
             parameter = own[name]
             if not parameter.is_meta:
                 source = dist.get_global_rank(groups[ranks], 0)

@@ -1,0 +1,72 @@
+"""haiscale.pipeline: gradients and their norm where stages differ from plain blocks."""
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from haiscale.clip import grad_norm
+from haiscale.pipeline.module import Pipeline
+from hfreduce.testing import Layout, run, values
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import pipelines
+
+pytestmark = pytest.mark.torch
+
+MICROBATCHES, WIDTH = 4, 6
+
+
+def loss_fn(output, target):
+    return (output - target).square().mean()
+
+
+def linear():
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def tied_in_two_orders():
+    """The second rank has x.q, y.c, x.d: c is the first name of a's copy, d that of the tree."""
+    torch.manual_seed(3)
+    layers = {name: linear() for name in ("m.a", "m.b", "x.q", "y.c", "x.d")}
+    layers["y.c"].weight = layers["x.d"].weight = layers["m.a"].weight
+    return layers
+
+
+def compared(rank, size, schedule, make, split=None):
+    """Names whose gradients differ from those of one process, and both norms."""
+    layers = make()
+    whole = copy.deepcopy(nn.ModuleList(layers.values()))
+    named = dict(zip(layers, whole, strict=True))
+    inputs = torch.randn(2 * MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(1))
+    for part in inputs.split(2):
+        value = part
+        for layer in whole:
+            value = layer(*value) if isinstance(value, tuple) else layer(value)
+        (loss_fn(value, part) * (1 / MICROBATCHES)).backward()
+    pipeline = Pipeline(
+        layers, pipelines.schedule_of(schedule, size, MICROBATCHES), loss_fn, split=split
+    )
+    pipeline.step(inputs, inputs)
+    differing = []
+    for name, layer in named.items():
+        for inner, expected in layer.named_parameters():
+            own = dict(pipeline.module.named_parameters()).get(f"{name}.{inner}")
+            if own is None:
+                continue
+            if own.grad is None or expected.grad is None:
+                same = own.grad is expected.grad
+            else:
+                same = torch.equal(own.grad, expected.grad)
+            if not same:
+                differing.append(f"{name}.{inner}")
+    return differing, pipeline.clip_grad_norm_(1e9), grad_norm(whole)
+
+
+def test_a_tied_parameter_counts_once_whatever_its_name():
+    for _, norm, expected in values(
+        run(compared, Layout.one_node(2), "1F1B", tied_in_two_orders, [2, 3])
+    ):
+        assert norm == pytest.approx(expected, rel=1e-5)
