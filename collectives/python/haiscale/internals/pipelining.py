@@ -116,6 +116,10 @@ class Stage(PipelineStage):
         with self._transfers.computing(self.stage_index, "W", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
+    def computing_loss(self, microbatch: int) -> AbstractContextManager[None]:
+        """Names the loss that is computed inside, in errors."""
+        return self._transfers.computing(self.stage_index, "L", microbatch)
+
     # The first pass, in which stages learn the shapes that they receive, is with values of nothing:
     # it leaves no trace. torch restores buffers and gradients.
 
@@ -139,6 +143,16 @@ class Stage(PipelineStage):
     def _compute_outputs(self, *args: Any, **kwargs: Any) -> Any:
         with self._transfers.computing(self.stage_index, "F", 0):
             return super()._compute_outputs(*args, **kwargs)
+
+    def _backward_metadata_inference(
+        self, loss_fn: Callable[..., Tensor] | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        def named(output: Any, target: Any) -> Tensor:
+            assert loss_fn is not None, "torch requires it in the last stage"
+            with self.computing_loss(0):
+                return loss_fn(output, target)
+
+        return super()._backward_metadata_inference(named, *args, **kwargs)
 
     def _send(self, way: str, microbatch: int, operations: Sequence[dist.P2POp]) -> None:
         messages = [(op.tensor, op.group_peer) for op in operations]
@@ -185,6 +199,15 @@ class Runtime(_PipelineScheduleRuntime):
         """A step; torch does not log the whole schedule on every rank if an action fails."""
         with _without_errors():
             return super().step(*args, **kwargs)
+
+    def _maybe_compute_loss(
+        self, stage: Stage, output: Any, target_mbs: Any, mb_index: int, *args: Any
+    ) -> None:
+        if stage.is_last:
+            with stage.computing_loss(mb_index):
+                super()._maybe_compute_loss(  # type: ignore[no-untyped-call]
+                    stage, output, target_mbs, mb_index, *args
+                )
 
 
 @contextmanager

@@ -34,6 +34,12 @@ forward and a backward pass. More need more buffers and gain nothing where a tra
 TENSORS_MAX: Final = 64
 """Tensors that a stage may pass to the next one."""
 WORDS: Final = {"F": "activation", "B": "gradient"}
+COMPUTATIONS: Final = {
+    "F": "forward pass",
+    "L": "loss",
+    "B": "backward pass",
+    "W": "backward of the weights pass",
+}
 
 Key = tuple[int, str, int]
 """Stage, F for an activation or B for a gradient, and micro-batch."""
@@ -152,7 +158,7 @@ class Messages:
     @contextmanager
     def computing(self, stage: int, kind: str, microbatch: int) -> Iterator[None]:
         """Names stage and micro-batch in the error of a computation, and in a trace."""
-        part = TracedKind.FORWARD if kind == "F" else TracedKind.BACKWARD
+        part = TracedKind.FORWARD if kind in "FL" else TracedKind.BACKWARD
         try:
             with recorder.span(part, f"{stage}{kind}{microbatch}"):
                 yield
@@ -161,8 +167,7 @@ class Messages:
         except Exception as error:
             cause = error.__cause__ if isinstance(error, RuntimeError) else None
             reason = cause if cause is not None else error
-            word = {"F": "forward", "B": "backward", "W": "backward of the weights"}[kind]
-            detail = f"{word} pass: {type(reason).__name__}: {reason}"
+            detail = f"{COMPUTATIONS[kind]}: {type(reason).__name__}: {reason}"
             raise self._error((stage, kind, microbatch), detail) from error
 
     def _wait(self, key: Key, works: Sequence[dist.Work], other: int, verb: str) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get
 
 pytestmark = pytest.mark.torch
 
-ADDED = {"buffers", "_send"}
+ADDED = {"buffers", "computing_loss", "_send"}
 
 
 def own_methods(cls):
@@ -31,7 +31,12 @@ def test_what_we_override_is_there_with_the_same_arguments():
 
 
 def test_names_that_the_runtime_uses_are_there():
-    names = {"_prepare_schedule_with_comms", "register_custom_function", "step"}
+    names = {
+        "_prepare_schedule_with_comms",
+        "register_custom_function",
+        "step",
+        "_maybe_compute_loss",
+    }
     assert names <= set(dir(_PipelineScheduleRuntime))
     source = inspect.getsource(_PipelineScheduleRuntime)
     # Losses are stored in order, and buffers are torch's: check.py and Stage rely on both.

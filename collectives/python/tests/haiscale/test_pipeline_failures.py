@@ -15,7 +15,7 @@ from haiscale.ddp import ModelMismatchError
 from haiscale.pipeline.errors import PipelineError
 from haiscale.pipeline.module import Pipeline
 from hfreduce import CollectiveError
-from hfreduce.testing import Layout, run
+from hfreduce.testing import Layout, run, values
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -134,6 +134,32 @@ def test_an_exception_in_the_first_pass_of_all_ends_all_ranks():
     for report in outcomes_of("1F1B", "raise", 0):
         assert report["step"] == 0
         assert f"rank {BAD}, stage 2, micro-batch 0: forward pass: KeyError" in report["text"]
+
+
+def loses(rank, size, at):
+    """Trains with a loss that raises for one micro-batch; reports the error."""
+    count = 0
+
+    def loss_fn(logits, tokens):
+        nonlocal count
+        count += 1
+        if count - 1 == at:
+            raise ZeroDivisionError("no tokens")
+        return pipelines.loss_fn(logits, tokens)
+
+    schedule = pipelines.schedule_of("1F1B", size, MICROBATCHES)
+    pipeline = Pipeline(pipelines.model(), schedule, loss_fn)
+    with pytest.raises(PipelineError) as caught:
+        pipeline.step(*pipelines.batch(0, MICROBATCHES))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("at", "microbatch"), [(0, 0), (1 + 3, 3)])
+def test_an_exception_of_the_loss_ends_all_ranks_with_its_place(at, microbatch):
+    """The first loss is that of the pass that finds out shapes."""
+    place = f"rank 1, stage 1, micro-batch {microbatch}: loss: ZeroDivisionError: no tokens"
+    for text in values(run(loses, Layout.one_node(2), at, environment=LIVENESS)):
+        assert place in text
 
 
 def test_a_killed_rank_is_named():
