@@ -54,13 +54,15 @@ class Pipeline:
         schedule: What each rank executes, from `schedules.build` or `actions.from_csv`.
         loss_fn: Mean loss of a micro-batch from the last layer's output and a target.
         group: The ranks of the pipeline, in the order of the schedule's; default: all ranks.
-        data_group: Replicas of this rank's stages, whose gradients are averaged.
+        data_group: Replicas of this rank's stages, whose gradients are averaged. None with experts
+            on several ranks: call `haiscale.moe.average_gradients` after `step`.
         split: Number of layers of each stage; default: equal numbers.
         timeout: Deadline of each wait for a message; default: that of the group.
 
     Raises:
         ScheduleError: The schedule is invalid, or is for another number of ranks.
         PartitionError: The layers do not fit the stages.
+        ValueError: `data_group` would average different experts.
         ModelMismatchError: A rank passes other layers or another schedule; raised on every rank.
     """
 

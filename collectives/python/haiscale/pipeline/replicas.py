@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from haiscale.ddp.module import DistributedDataParallel
+from haiscale.moe.layer import MoE
 from haiscale.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -29,11 +30,16 @@ class Replicas:
         module: All layers of the rank.
         stages: The stages of the rank.
         group: Replicas of the rank; None: there are none.
+
+    Raises:
+        ValueError: The replicas have different experts.
     """
 
     def __init__(
         self, module: nn.Module, stages: Mapping[int, nn.Module], group: dist.ProcessGroup | None
     ) -> None:
+        if group is not None:
+            _check_experts(module)
         parts: dict[tuple[int, ...], nn.Module] = {(k,): stage for k, stage in stages.items()}
         if _share(stages):
             parts = {tuple(stages): module}
@@ -73,6 +79,17 @@ class Replicas:
         for data in self._parts.values():
             if data.reducer.failure is None:
                 data.reducer.fail(detail)
+
+
+def _check_experts(module: nn.Module) -> None:
+    """Replicas have equal parameters, but each rank of a layer's links has its own experts."""
+    for layer in module.modules():
+        if isinstance(layer, MoE) and layer.links.size > 1:
+            raise ValueError(
+                f"the experts of layer {layer.name!r} are on {layer.links.size} ranks, so "
+                "data_group cannot average them: pass no data_group, and call "
+                "haiscale.moe.average_gradients after step()"
+            )
 
 
 def _share(stages: Mapping[int, nn.Module]) -> bool:

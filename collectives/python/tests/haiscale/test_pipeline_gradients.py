@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from haiscale import mesh, moe
 from haiscale.clip import grad_norm
 from haiscale.pipeline.module import Pipeline
+from haiscale.placement import Sizes
 from hfreduce.testing import Layout, run, values
 from torch import nn
 
@@ -70,3 +73,30 @@ def test_a_tied_parameter_counts_once_whatever_its_name():
         run(compared, Layout.one_node(2), "1F1B", tied_in_two_orders, [2, 3])
     ):
         assert norm == pytest.approx(expected, rel=1e-5)
+
+
+def with_experts(rank, size, on_several_ranks):
+    """Averages a layer with experts over two replicas; reports the error, or equal experts."""
+    links = moe.connect(mesh.build(Sizes(dp=size, ep=size))) if on_several_ranks else None
+    own = [dist.new_group([each]) for each in range(size)][rank]
+    torch.manual_seed(rank)
+    layer = moe.MoE(WIDTH, 8, 4, moe.Routing(top_k=2), links=links, name="blocks.3.moe")
+    before = layer.experts.gate.detach().clone()
+    schedule = pipelines.schedule_of("1F1B", 1, MICROBATCHES)
+    try:
+        Pipeline({"moe": layer}, schedule, loss_fn, group=own, data_group=dist.group.WORLD)
+    except ValueError as error:
+        return str(error), torch.equal(layer.experts.gate, before)
+    return "built", torch.equal(layer.experts.gate, before)
+
+
+def test_replicas_with_different_experts_are_refused():
+    for text, same in values(run(with_experts, Layout.one_node(2), True)):
+        assert "layer 'blocks.3.moe' are on 2 ranks" in text
+        assert "pass no data_group, and call haiscale.moe.average_gradients" in text
+        assert same
+
+
+def test_replicas_with_all_experts_are_averaged():
+    results = values(run(with_experts, Layout.one_node(2), False))
+    assert results == [("built", True), ("built", False)]
