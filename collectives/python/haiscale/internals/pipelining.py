@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     REDUCE_GRAD,
@@ -23,10 +24,12 @@ from torch.distributed.pipelining.schedules import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from contextlib import AbstractContextManager
 
     import torch.distributed as dist
     from torch import Tensor, nn
+    from torch.autograd.graph import Node
 
 __all__ = ["Runtime", "Stage", "Transfers"]
 
@@ -70,6 +73,8 @@ class Stage(PipelineStage):
         super().__init__(module, index, stages, device, group=group)
         self._transfers = transfers
         self._counters: list[tuple[Tensor, Tensor]] = []
+        self._complete: set[int] = set()
+        """Micro-batches whose first part of a split backward pass computed all gradients."""
 
     def buffers(self, way: str, microbatch: int) -> list[tuple[Tensor, int]]:
         """Allocates what an input is received into: tensors, and the ranks that send them."""
@@ -105,16 +110,44 @@ class Stage(PipelineStage):
             self._transfers.receive(self.stage_index, "F", fwd_chunk_id)
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Receives and computes."""
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Tensor | None = None,
+        full_backward: bool = True,  # noqa: FBT001, FBT002
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Receives and computes; all gradients at once where torch cannot divide the pass."""
         with self._transfers.computing(self.stage_index, "B", bwd_chunk_id):
             self._transfers.receive(self.stage_index, "B", bwd_chunk_id)
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            if not full_backward and not self._is_divisible(bwd_chunk_id, loss):
+                self._complete.add(bwd_chunk_id)
+                full_backward = True
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Computes."""
+        """Computes what `backward_one_chunk` left."""
+        if bwd_chunk_id in self._complete:
+            self._complete.remove(bwd_chunk_id)
+            return None
         with self._transfers.computing(self.stage_index, "W", bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def _is_divisible(self, microbatch: int, loss: Tensor | None) -> bool:
+        """Whether a split backward pass finds all gradients.
+
+        torch finds the weights of the second part where their graph meets a path from an input to
+        an output, and ignores outputs that no such path leads to. It computes the first stage as a
+        whole.
+        """
+        if self.is_first:
+            return True
+        state = self._forward_chunk_states[microbatch]
+        outputs = (loss,) if self.is_last else state.stage_output_for_backward()
+        inputs = {edge.node for edge in map(_edge, state.input_values) if edge is not None}
+        edges = [edge for edge in map(_edge, outputs) if edge is not None]
+        return all(_depends(edge.node, inputs) for edge in edges)
 
     def computing_loss(self, microbatch: int) -> AbstractContextManager[None]:
         """Names the loss that is computed inside, in errors."""
@@ -162,6 +195,28 @@ class Stage(PipelineStage):
 def _is_counter(value: object) -> bool:
     """Whether a module counts in this tensor, as experts their tokens, and it is not a buffer."""
     return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _edge(value: object) -> GradientEdge | None:
+    """Where the backward pass of a value starts; torch releases outputs that are sent."""
+    if isinstance(value, GradientEdge):
+        return value
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        return get_gradient_edge(value)
+    return None
+
+
+def _depends(output: Node, inputs: AbstractSet[Node]) -> bool:
+    """Whether the graph of an output contains an input."""
+    found, pending = {output}, [output]
+    while pending:
+        node = pending.pop()
+        if node in inputs:
+            return True
+        following = {each for each, _ in node.next_functions if each is not None} - found
+        found |= following
+        pending += following
+    return False
 
 
 class Runtime(_PipelineScheduleRuntime):

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get
 
 pytestmark = pytest.mark.torch
 
-ADDED = {"buffers", "computing_loss", "_send"}
+ADDED = {"buffers", "computing_loss", "_is_divisible", "_send"}
 
 
 def own_methods(cls):

@@ -9,16 +9,19 @@ import torch
 import torch.distributed as dist
 from haiscale import mesh, moe
 from haiscale.clip import grad_norm
+from haiscale.pipeline.actions import Kind
 from haiscale.pipeline.module import Pipeline
 from haiscale.placement import Sizes
 from hfreduce.testing import Layout, run, values
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
 sys.path.insert(0, str(Path(__file__).parent))
 import pipelines
 
 pytestmark = pytest.mark.torch
 
+STABLE = {"HFREDUCE_DETERMINISM": "stable"}
 MICROBATCHES, WIDTH = 4, 6
 
 
@@ -28,6 +31,47 @@ def loss_fn(output, target):
 
 def linear():
     return nn.Linear(WIDTH, WIDTH)
+
+
+class Pair(nn.Module):
+    """Its second output does not depend on its input; `is_shared`: its weight is that of both."""
+
+    def __init__(self, is_shared):
+        super().__init__()
+        self.inner = linear()
+        self.side = self.inner.weight if is_shared else nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.inner(x), self.side.square() * 0.5
+
+
+class Join(nn.Module):
+    """Adds two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x, y):
+        return self.inner(x) + y.square().sum()
+
+
+def frozen_first():
+    """The second stage has no input that requires a gradient."""
+    torch.manual_seed(3)
+    layers = {name: linear() for name in "abcd"}
+    layers["a"].requires_grad_(False)
+    return layers
+
+
+def apart_from_the_input():
+    torch.manual_seed(3)
+    return {"a": linear(), "b": Pair(is_shared=False), "c": Join(), "d": linear()}
+
+
+def partly_apart_from_the_input():
+    torch.manual_seed(3)
+    return {"a": linear(), "b": linear(), "c": Pair(is_shared=True), "d": Join()}
 
 
 def tied_in_two_orders():
@@ -100,3 +144,35 @@ def test_replicas_with_different_experts_are_refused():
 def test_replicas_with_all_experts_are_averaged():
     results = values(run(with_experts, Layout.one_node(2), False))
     assert results == [("built", True), ("built", False)]
+
+
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "csv", "Interleaved1F1B"])
+@pytest.mark.parametrize("make", [frozen_first, apart_from_the_input, partly_apart_from_the_input])
+def test_split_backward_passes_find_all_gradients(schedule, make):
+    for differing, norm, expected in values(
+        run(compared, Layout.one_node(2), schedule, make, environment=STABLE)
+    ):
+        assert differing == []
+        assert norm == expected
+
+
+def split_passes(rank, size, make):
+    """Second parts of split backward passes: those of torch, and those of the schedule."""
+    found = []
+    theirs = PipelineStage.backward_weight_one_chunk
+    PipelineStage.backward_weight_one_chunk = lambda *args, **kwargs: (
+        found.append(args[1]), theirs(*args, **kwargs),
+    )  # fmt: skip
+    schedule = pipelines.schedule_of("ZBVZeroBubble", size, MICROBATCHES)
+    inputs = torch.ones(2 * MICROBATCHES, WIDTH)
+    Pipeline(make(), schedule, loss_fn).step(inputs, inputs)
+    return len(found), sum(action.kind is Kind.WEIGHT for action in schedule.ranks[rank])
+
+
+def plain():
+    return {name: linear() for name in "abcd"}
+
+
+def test_backward_passes_of_plain_stages_stay_split():
+    for found, expected in values(run(split_passes, Layout.one_node(2), plain)):
+        assert found == expected > 0
