@@ -78,8 +78,22 @@ class Stage(PipelineStage):
 
     def buffers(self, way: str, microbatch: int) -> list[tuple[Tensor, int]]:
         """Allocates what an input is received into: tensors, and the ranks that send them."""
-        get = super().get_fwd_recv_ops if way == "F" else super().get_bwd_recv_ops
-        return [(op.tensor, op.group_peer) for op in get(microbatch)]
+        if way == "F":
+            operations = super().get_fwd_recv_ops(microbatch)
+            infos = self.args_recv_info[microbatch]
+        else:
+            operations = super().get_bwd_recv_ops(microbatch)
+            infos = self.grad_recv_info[microbatch]
+        tensors = []
+        for info in infos:
+            if info.buffer is None:
+                continue
+            # torch repeats the strides of the sender, such as 0 of the gradient of a sum.
+            if 0 in info.buffer.stride():
+                info.buffer = info.buffer.contiguous()
+            tensors.append(info.buffer)
+        peers = [operation.group_peer for operation in operations]
+        return list(zip(tensors, peers, strict=True))
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:  # noqa: ARG002
         """Nothing: receives are posted by `Transfers`."""

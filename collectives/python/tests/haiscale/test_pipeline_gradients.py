@@ -56,6 +56,38 @@ class Join(nn.Module):
         return self.inner(x) + y.square().sum()
 
 
+class Sum(nn.Module):
+    """The gradient of its input is expanded: all rows share the memory of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return x.sum(0) * self.inner
+
+
+class Expand(nn.Module):
+    """Its output is expanded."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, x):
+        return self.inner(x.mean(0)).expand(3, WIDTH)
+
+
+def expanded():
+    torch.manual_seed(3)
+    return {"a": linear(), "b": Sum()}
+
+
+def expanded_twice():
+    torch.manual_seed(3)
+    return {"a": Expand(), "b": Sum()}
+
+
 def frozen_first():
     """The second stage has no input that requires a gradient."""
     torch.manual_seed(3)
@@ -144,6 +176,15 @@ def test_replicas_with_different_experts_are_refused():
 def test_replicas_with_all_experts_are_averaged():
     results = values(run(with_experts, Layout.one_node(2), False))
     assert results == [("built", True), ("built", False)]
+
+
+@pytest.mark.parametrize("make", [expanded, expanded_twice])
+def test_expanded_tensors_pass_between_stages(make):
+    for differing, norm, expected in values(
+        run(compared, Layout.one_node(2), "1F1B", make, environment=STABLE)
+    ):
+        assert differing == []
+        assert norm == expected
 
 
 @pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "csv", "Interleaved1F1B"])
