@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from haiscale.ddp import groups
 from haiscale.moe.experts import Experts
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor, nn
+    from torch.nn import Parameter
 
 __all__ = ["average_gradients", "balance", "balance_loss"]
 
@@ -74,7 +76,9 @@ def average_gradients(
     """Averages gradients after backward: those of experts over their replicas, others over all.
 
     A simple alternative to DistributedDataParallel, which averages every parameter over one group.
-    All gradients of a data type are one allreduce, so nothing overlaps with backward.
+    All gradients of a data type are one allreduce, so nothing overlaps with backward. A parameter
+    without a gradient on some ranks counts as zero there; one without on all ranks keeps None. Of
+    DTensors each rank's part is averaged: the ranks of a group must have the same parts.
 
     Args:
         model: A model with layers of `MoE`.
@@ -87,22 +91,37 @@ def average_gradients(
         if isinstance(module, Experts)
         for parameter in module.parameters()
     }
-    parameters = [p for p in model.parameters() if p.grad is not None]
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if dist.is_initialized():
         world = dense if dense is not None else dist.group.WORLD
         assert world is not None
-        _average([p.grad for p in parameters if p.grad is not None and id(p) not in own], world)
+        _average([p for p in parameters if id(p) not in own], world)
     if experts is not None:
-        _average([p.grad for p in parameters if p.grad is not None and id(p) in own], experts)
+        _average([p for p in parameters if id(p) in own], experts)
 
 
-def _average(gradients: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    by_kind: dict[torch.dtype, list[Tensor]] = {}
-    for gradient in gradients:
-        by_kind.setdefault(gradient.dtype, []).append(gradient)
+def _average(parameters: Iterable[Parameter], group: dist.ProcessGroup) -> None:
+    by_kind: dict[torch.dtype, list[Parameter]] = {}
+    for parameter in parameters:
+        by_kind.setdefault(parameter.dtype, []).append(parameter)
     for same in by_kind.values():
-        flat = torch.cat([gradient.flatten() for gradient in same])
+        # Ranks may have gradients of different parameters: all are sent, and which ones there are.
+        has = [parameter.grad is not None for parameter in same]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
+        local = [_local(gradient) for gradient in gradients]
+        used = torch.tensor(has).to(local[0])
+        flat = torch.cat([*(each.flatten() for each in local), used])
         groups.allreduce(flat, group).wait()
-        parts = torch.split(flat, [gradient.numel() for gradient in same])
-        for gradient, part in zip(same, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+        *parts, used = torch.split(flat, [*(each.numel() for each in local), len(same)])
+        found = has if all(has) else [average > 0 for average in used.tolist()]
+        for parameter, gradient, each, part, is_used in zip(
+            same, gradients, local, parts, found, strict=True
+        ):
+            if is_used:
+                each.copy_(part.view_as(each))
+                parameter.grad = gradient
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """This rank's part of a DTensor, which the collectives of a plain group do not take."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -150,6 +150,14 @@ def recomputed(rank, size, reentrant):
     return runs
 
 
+def heads(rank, size):
+    """Rank 0 uses head a, rank 1 head b, none of them c: the gradients of each rank, averaged."""
+    model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in "abc"})
+    model["ab"[rank]](torch.full((1, 2), 1.0 + rank)).sum().backward()
+    moe.average_gradients(model)
+    return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+
 def norms(rank, size, ep):
     """The norm of all gradients on this rank, and that of the experts after clipping to 0.01."""
     links, meshes = links_of(ep, size)

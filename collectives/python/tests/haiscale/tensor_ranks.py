@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import torch
 import torch.distributed as dist
-from haiscale import tensor
+from haiscale import moe, tensor
 from haiscale.clip import grad_norm
 from haiscale.mesh import build
 from haiscale.placement import Sizes
@@ -155,3 +155,22 @@ def copies(mesh):
     except RuntimeError:
         is_restored = all(isinstance(p, DTensor) for p in linear.parameters())
     return bool(copy(tokens_of(0)).equal(expected)), is_restored
+
+
+def averaged(rank, size):
+    """Averages gradients of DTensors over two replicas of a divided model: all their values."""
+    os.environ.pop("FLYER_TOPOLOGY", None)
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"] = str(size)
+    meshes = build(Sizes(dp=size // 2, tp=2))
+    model = tensor.parallelize(Llama(), meshes.dense["tp"], head_width=HEAD)
+    named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        if name != "output.weight" or meshes.data_rank:
+            parameter.grad = torch.full_like(parameter, 1.0 + meshes.data_rank)
+    moe.average_gradients(model, meshes.dense.get_group("dp"))
+    output = named.pop("output.weight")
+    is_divided = all(isinstance(p.grad, DTensor) for p in model.parameters())
+    return is_divided, *(
+        sorted({value for p in each for value in p.grad.to_local().flatten().tolist()})
+        for each in ([output], named.values())
+    )

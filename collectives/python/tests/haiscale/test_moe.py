@@ -107,6 +107,11 @@ def test_a_layer_that_is_computed_again_in_backward_trains_as_without(reentrant)
         assert again == kept
 
 
+def test_a_gradient_that_some_ranks_have_is_averaged_with_zeros():
+    for gradients in on_ranks(expert_ranks.heads, 1, 2):
+        assert gradients == [[0.5, 0.5], [1.0, 1.0], None]
+
+
 @pytest.mark.parametrize("ep", [2, 4])
 def test_gradients_are_clipped_by_one_norm_over_all_experts(ep):
     torch.manual_seed(5)

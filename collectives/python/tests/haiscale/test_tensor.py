@@ -61,6 +61,11 @@ def test_a_copy_is_separate_and_a_failed_pass_changes_no_parameter(results):
         assert copies == (True, True)
 
 
+def test_gradients_of_replicas_of_a_divided_model_are_averaged():
+    for found in values(run(tensor_ranks.averaged, Layout.one_node(4))):
+        assert found == (True, [1.0], [1.5])
+
+
 MESH = SimpleNamespace(ndim=1, size=lambda: 2)
 """Checks need no group."""
 
