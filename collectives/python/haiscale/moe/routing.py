@@ -129,7 +129,8 @@ class Router(nn.Module):
     def _chosen(self, scores: Tensor) -> Tensor:
         limit = self.routing.nodes_per_token
         if limit is not None and limit < self.nodes:
-            by_node = scores.view(scores.shape[0], self.nodes, -1)
+            # A size of -1 would be ambiguous without tokens.
+            by_node = scores.view(scores.shape[0], self.nodes, scores.shape[1] // self.nodes)
             best = by_node.topk(min(2, by_node.shape[2]), dim=2).values.sum(2)
             allowed = torch.zeros_like(best, dtype=torch.bool)
             allowed.scatter_(1, best.topk(limit, dim=1).indices, value=True)

@@ -44,6 +44,12 @@ def test_a_token_goes_to_at_most_as_many_nodes_as_allowed():
     assert max(len(set(row)) for row in free.tolist()) == 4
 
 
+def test_no_token_has_no_choice_with_a_limit_of_nodes():
+    choice = router(top_k=4, nodes_per_token=2, nodes=4)(tokens(0))
+    choice.check(16, 0)
+    assert choice.experts.shape == choice.weights.shape == (0, 4)
+
+
 def test_capacity_drops_late_tokens_and_nothing_is_dropped_without():
     assert (router(top_k=4)(tokens()).experts >= 0).all()
     choice = router(top_k=4, capacity_factor=1.0)(tokens())
