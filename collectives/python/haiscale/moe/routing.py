@@ -114,7 +114,11 @@ class Router(nn.Module):
 
     def forward(self, tokens: Tensor) -> Choice:
         """The choice for tokens x width."""
-        logits = functional.linear(tokens.float(), self.weight.float())
+        with torch.autocast(tokens.device.type, enabled=False):  # it would compute in bfloat16
+            return self._choice(tokens.float())
+
+    def _choice(self, tokens: Tensor) -> Choice:
+        logits = functional.linear(tokens, self.weight.float())
         if self.routing.score == "sigmoid":
             scores = logits.sigmoid()
             probabilities = scores / scores.sum(-1, keepdim=True)

@@ -25,6 +25,14 @@ def test_weights_sum_to_the_scale_and_experts_ascend(score):
     torch.testing.assert_close(choice.probabilities.sum(1), torch.ones(200))
 
 
+def test_scores_are_float32_under_autocast():
+    expected = router(top_k=4)(tokens())
+    with torch.autocast("cpu", torch.bfloat16):
+        choice = router(top_k=4)(tokens())
+    for found, each in zip(choice, expected, strict=True):
+        assert torch.equal(found, each)
+
+
 def test_the_bias_changes_the_choice_and_not_the_weights():
     layer = router(top_k=2)
     before = layer(tokens())
