@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from haiscale.ddp import groups
+from haiscale.moe.errors import MoEError
 from haiscale.moe.experts import Experts
 from haiscale.moe.layer import MoE
 
@@ -58,13 +59,31 @@ def balance_loss(model: nn.Module) -> Tensor:
 
     Add it to the loss with a small factor, for example 0.01. Its gradient is that of the loss over
     all tokens of the links, as shares of the experts are counted there.
+
+    Raises:
+        MoEError: A router is trained, and its layer's forward pass recorded no gradients, as in
+            `torch.utils.checkpoint` with `use_reentrant=True`.
     """
-    losses = [
-        module.balance_loss
-        for module in model.modules()
-        if isinstance(module, MoE) and module.balance_loss is not None
-    ]
+    losses = []
+    for module in model.modules():
+        if isinstance(module, MoE) and module.balance_loss is not None:
+            _check_trained(module, module.balance_loss)
+            losses.append(module.balance_loss)
     return torch.stack(losses).sum() if losses else torch.zeros(())
+
+
+def _check_trained(layer: MoE, loss: Tensor) -> None:
+    """Raises for a loss that would not train the router of a layer in training."""
+    if not (layer.training and torch.is_grad_enabled()) or loss.requires_grad:
+        return
+    if any(parameter.requires_grad for parameter in layer.router.parameters()):
+        raise MoEError(
+            layer.name,
+            None,
+            "the forward pass recorded no gradients of the balance loss",
+            "pass use_reentrant=False to torch.utils.checkpoint; outside of training call "
+            "balance_loss under torch.no_grad",
+        )
 
 
 @torch.no_grad()

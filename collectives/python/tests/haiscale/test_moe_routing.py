@@ -4,6 +4,7 @@ import pytest
 import torch
 from haiscale import moe
 from haiscale.moe.routing import Router, Routing
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.torch
 
@@ -101,6 +102,25 @@ def test_the_balance_loss_is_one_for_even_shares_and_moves_the_router():
     assert 1.0 <= loss.item() < 2.0
     loss.backward()
     assert layer.router.weight.grad.norm() > 0
+
+
+def test_the_balance_loss_of_a_layer_that_is_computed_again_is_trained_or_refused():
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(4)
+        layer = moe.MoE(8, 8, 16, Routing(2, balance="loss"))
+        x = tokens().requires_grad_()
+        y = checkpoint(layer, x, use_reentrant=False) if again else layer(x)
+        (y.square().mean() + moe.balance_loss(layer)).backward()
+        gradients.append(layer.router.weight.grad)
+    assert torch.equal(*gradients)
+    checkpoint(layer, x, use_reentrant=True)
+    with pytest.raises(moe.MoEError, match=r"recorded no gradients.*: pass use_reentrant=False"):
+        moe.balance_loss(layer)
+    with torch.no_grad():
+        assert moe.balance_loss(layer) > 0
+    layer.router.requires_grad_(False)
+    assert moe.balance_loss(layer) > 0
 
 
 @pytest.mark.parametrize(
