@@ -42,11 +42,15 @@ class Counters:
     """Payload of exchanges between nodes, forward and backward."""
 
 
+def _this_rank() -> tuple[int, ...]:
+    return (dist.get_rank() if dist.is_initialized() else 0,)
+
+
 @dataclass(slots=True)
 class Links:
-    """Groups of one rank; the default is a single rank with all experts."""
+    """Groups of one rank; the default is this rank alone with all experts."""
 
-    ranks: tuple[int, ...] = (0,)
+    ranks: tuple[int, ...] = field(default_factory=_this_rank)
     """The job's ranks in the order of their experts."""
     position: int = 0
     """Index of this rank in `ranks`."""

@@ -306,6 +306,19 @@ def wrong(rank, size):
     return found
 
 
+def wrong_alone(rank, size):
+    """The rank that the error of a layer with all experts names, with links and without."""
+    links, _ = links_of(1, size)
+    named = []
+    for own in (links, None):
+        layer = moe.MoE(WIDTH, HIDDEN, 16, moe.Routing(2), links=own)
+        try:
+            layer(torch.full((6, WIDTH), torch.nan))
+        except moe.NonFiniteError as error:
+            named.append(error.rank)
+    return named
+
+
 def chosen(layer, expert, x):
     """Calls a layer with a router that chooses this expert."""
     router, layer.router = layer.router, Fixed(torch.full((6, 1), expert))

@@ -36,6 +36,11 @@ def test_a_rank_whose_scores_are_not_finite_is_named_on_all_ranks(reports, name,
         assert f"scores of the router on rank {culprit} are NaN or infinite" in text
 
 
+def test_a_rank_that_has_all_experts_is_named_too():
+    named = values(run(expert_ranks.wrong_alone, Layout.one_node(2)))
+    assert named == [[0, 0], [1, 1]]
+
+
 @pytest.mark.parametrize("name", ["width", "expert"])
 def test_a_rank_with_invalid_input_raises_its_error_and_the_others_name_it(reports, name):
     for rank, report in enumerate(reports):
