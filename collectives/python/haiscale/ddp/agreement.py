@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from haiscale.overlap.errors import ModelMismatchError
 
@@ -17,10 +18,32 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["broadcast", "check_same_model", "describe"]
+__all__ = ["broadcast", "check_replicas", "check_same_model", "describe"]
 
 PIECE_BYTES: Final = 25 * 2**20
 """Of tensors that are broadcast as one."""
+
+
+def check_replicas(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Raises ValueError for parameters of which the ranks of a group have different parts.
+
+    Modules of haiscale.moe list the ranks with other values in the attribute `different_on`.
+    """
+    members = set(dist.get_process_group_ranks(group))
+    for name, each in module.named_modules():
+        different = sorted(members.intersection(getattr(each, "different_on", ())))
+        if len(different) > 1:
+            raise ValueError(
+                f"{name or type(each).__name__}: the ranks {different} have different experts, "
+                "and DistributedDataParallel would give them the same: call "
+                "haiscale.moe.average_gradients after backward instead"
+            )
+    divided = [name for name, p in module.named_parameters() if isinstance(p, DTensor)]
+    if divided:
+        raise ValueError(
+            f"{divided[0]}: a DTensor, and DistributedDataParallel averages plain tensors: use "
+            "haiscale.fsdp.fully_shard instead, also for replicas"
+        )
 
 
 def describe(module: nn.Module, settings: str) -> list[tuple[str, str]]:

@@ -68,6 +68,7 @@ class DistributedDataParallel(nn.Module):
         if not named:
             raise ValueError("the module has no parameter that requires a gradient")
         check_free(named)
+        agreement.check_replicas(module, group)
         if len(device_ids or ()) > 1:
             raise ValueError(f"device_ids={device_ids}: a rank has one device")
         if bucket_cap_mb <= 0:

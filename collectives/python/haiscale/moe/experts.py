@@ -30,6 +30,8 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.first, self.mean_of = first, mean_of
+        self.different_on: tuple[int, ...] = ()
+        """Ranks of the layer, each with other experts: haiscale.ddp refuses to average them."""
         self.gate = nn.Parameter(torch.empty(count, width, hidden))
         self.up = nn.Parameter(torch.empty(count, width, hidden))
         self.down = nn.Parameter(torch.empty(count, hidden, width))

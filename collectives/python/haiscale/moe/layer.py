@@ -77,6 +77,7 @@ class MoE(nn.Module):
         self.experts = Experts(
             width, hidden, share, first=share * self.links.position, mean_of=self.links.size
         )
+        self.experts.different_on = self.links.ranks
         self.shared = shared
         # Not a buffer: DistributedDataParallel copies rank 0's buffers to the other ranks.
         self.load = torch.zeros(experts, dtype=torch.int64)

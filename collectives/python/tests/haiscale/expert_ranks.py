@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from haiscale import moe
 from haiscale.clip import clip_grad_norm, grad_norm
+from haiscale.ddp import DistributedDataParallel
 from haiscale.mesh import build
 from haiscale.placement import Sizes
 from torch import nn
@@ -156,6 +157,29 @@ def heads(rank, size):
     model["ab"[rank]](torch.full((1, 2), 1.0 + rank)).sum().backward()
     moe.average_gradients(model)
     return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
+
+
+def wrapped(rank, size, ep):
+    """The error of a wrapper over all ranks, and whether it or one of the replicas changed values.
+
+    Ranks have different values, those of replicas included.
+    """
+    links, meshes = links_of(ep, size)
+    torch.manual_seed(rank)
+    model = Net(16, moe.Routing(2), links)
+    before, error = digest(model), None
+    try:
+        DistributedDataParallel(model)
+    except ValueError as refused:
+        error = str(refused)
+    is_kept = digest(model) == before
+    DistributedDataParallel(
+        model.layers[0].experts,
+        process_group=meshes.dense.get_group("dp")
+        if meshes.expert is None
+        else meshes.expert.get_group("expert_dp"),
+    )
+    return error, is_kept, digest(model.layers[0].experts)
 
 
 def norms(rank, size, ep):

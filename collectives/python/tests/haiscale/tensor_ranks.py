@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from haiscale import moe, tensor
 from haiscale.clip import grad_norm
+from haiscale.ddp import DistributedDataParallel
 from haiscale.mesh import build
 from haiscale.placement import Sizes
 from torch import nn
@@ -155,6 +156,17 @@ def copies(mesh):
     except RuntimeError:
         is_restored = all(isinstance(p, DTensor) for p in linear.parameters())
     return bool(copy(tokens_of(0)).equal(expected)), is_restored
+
+
+def wrapped(rank, size):
+    """The error of haiscale.ddp around a divided model."""
+    os.environ.pop("FLYER_TOPOLOGY", None)
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"] = str(size)
+    model = tensor.parallelize(Llama(), build(Sizes(tp=size)).dense["tp"])
+    try:
+        DistributedDataParallel(model)
+    except ValueError as error:
+        return str(error)
 
 
 def averaged(rank, size):

@@ -1,5 +1,6 @@
 """haiscale.moe with unusual and wrong input, and with ranks that fail: named errors, no hang."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -72,6 +73,19 @@ def test_experts_that_do_not_divide_into_the_ranks_are_refused():
     links = moe.Links(ranks=(0, 1, 2))
     with pytest.raises(ValueError, match="layer 'moe 0': 16 experts do not divide into 3 ranks"):
         moe.MoE(8, 8, 16, moe.Routing(2), links=links)
+
+
+def test_a_wrapper_that_would_give_ranks_the_same_experts_is_refused_before_any_change():
+    outcomes = values(run(expert_ranks.wrapped, Layout.one_node(4), 2))
+    for error, is_kept, _ in outcomes:
+        assert error is not None
+        assert re.match(r"layers.0.experts: the ranks \[(0, 1|2, 3)\] have different", error)
+        assert "call haiscale.moe.average_gradients" in error
+        assert is_kept
+    # Ranks with the same experts may be wrapped.
+    experts = [each for _, _, each in outcomes]
+    assert experts[:2] == experts[2:]
+    assert experts[0] != experts[1]
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

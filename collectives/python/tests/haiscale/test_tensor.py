@@ -66,6 +66,12 @@ def test_gradients_of_replicas_of_a_divided_model_are_averaged():
         assert found == (True, [1.0], [1.5])
 
 
+def test_the_wrapper_of_plain_tensors_refuses_a_divided_model():
+    for error in values(run(tensor_ranks.wrapped, Layout.one_node(2))):
+        assert error.startswith("tok_embeddings.weight: a DTensor")
+        assert "use haiscale.fsdp.fully_shard" in error
+
+
 MESH = SimpleNamespace(ndim=1, size=lambda: 2)
 """Checks need no group."""
 
