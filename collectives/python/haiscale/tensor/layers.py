@@ -39,8 +39,9 @@ def parallelize(
 ) -> nn.Module:
     """Divides a model's matrices over the ranks of a mesh with one axis, in place.
 
-    All ranks of the mesh must read the same data. Values of rank 0 of the mesh are used. An
-    attention must compute its number of heads from the width that it gets:
+    All ranks of the mesh must read the same data and have the same random state, for dropout for
+    example: else the tensors that every rank has differ more with each step. Values of rank 0 of
+    the mesh are used. An attention must compute its number of heads from the width that it gets:
     ``view(batch, length, -1, head_width)``.
 
     Args:
