@@ -120,6 +120,7 @@ def parts_of(model: nn.Module, plan: Plan, *, sequence: bool = False) -> dict[st
             tuple(unmatched),
         )
     _check_tied(model, parts)
+    _check_inner(model, parts)
     every = [
         p for field in fields(plan) if field.name != "heads" for p in getattr(plan, field.name)
     ]
@@ -136,6 +137,41 @@ def parts_of(model: nn.Module, plan: Plan, *, sequence: bool = False) -> dict[st
             kept,
         )
     return parts
+
+
+def _check_inner(model: nn.Module, parts: dict[str, str]) -> None:
+    """Refuses modules that would see this rank's columns alone, for example norms of queries.
+
+    Their gradients would be those of some columns, different on each rank. Where norms of the
+    input are next to the linear layers, the size of the weight tells them apart.
+    """
+    inputs: dict[str, set[int]] = {}
+    for name, part in parts.items():
+        if part == "columns":
+            module: Any = model.get_submodule(name)
+            size = getattr(module, "in_features", 0)
+            inputs.setdefault(name[: name.rfind(".") + 1], set()).add(size)
+    inner = [
+        name
+        for name, part in parts.items()
+        for parent, sizes in inputs.items()
+        if name.startswith(parent)
+        and (
+            part == "replicated"
+            or (part == "norms" and not sizes.issuperset(_sizes(model.get_submodule(name))))
+        )
+    ]
+    if inner:
+        raise PlanError(
+            "modules next to layers with divided columns would work on the columns of one rank, "
+            "which is not supported",
+            "list all of that module and the norm before it as replicated",
+            tuple(dict.fromkeys(inner)),
+        )
+
+
+def _sizes(module: nn.Module) -> set[int]:
+    return {parameter.numel() for parameter in module.parameters(recurse=False)}
 
 
 def _check_tied(model: nn.Module, parts: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """haiscale.tensor: divided matrices train as whole ones, and plans that do not fit are refused."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +84,21 @@ def changed(**modules):
     return model
 
 
+def with_norms_of_queries():
+    model = tensor_ranks.Llama()
+    for layer in model.layers:
+        layer.attention.q_norm = nn.RMSNorm(tensor_ranks.HEAD)
+    return model
+
+
+def with_patterns(**patterns):
+    """Meta's names with more of them."""
+    return replace(
+        tensor.LLAMA,
+        **{part: getattr(tensor.LLAMA, part) + more for part, more in patterns.items()},
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "options", "error", "match"),
     [
@@ -106,6 +122,10 @@ def changed(**modules):
          tensor.PlanError, "layers.0.attention.wo matches several parts of the plan: columns"),
         (tensor_ranks.Llama, {"plan": tensor.Plan(replicated=("*",)), "sequence": True},
          tensor.PlanError, "modules that are replicated would see a part of the sequence"),
+        (with_norms_of_queries, {"plan": with_patterns(replicated=("*q_norm",))}, tensor.PlanError,
+         "columns of one rank, which is not supported: layers.0.attention.q_norm"),
+        (with_norms_of_queries, {"plan": with_patterns(norms=("*q_norm",))}, tensor.PlanError,
+         "columns of one rank, which is not supported: layers.0.attention.q_norm"),
         (tensor_ranks.Llama, {"plan": tensor.HUGGING_FACE}, tensor.PlanError,
          "have no place in the plan: tok_embeddings, layers.0.attention.wq"),
     ],
