@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["gathered", "joined", "scattered", "shared", "summed"]
+__all__ = ["gathered", "has_whole_gradients", "joined", "scattered", "shared", "summed"]
 
 
 def shared(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -46,6 +47,23 @@ def joined(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The parts of all ranks along the last dimension; the gradient, equal on all, is divided."""
     result: Tensor = _Joined.apply(tensor, group)
     return result
+
+
+def has_whole_gradients(tensor: Tensor) -> bool:
+    """Whether partial gradients of a tensor are summed before they reach a parameter or a sum.
+
+    A sum passes its gradient on as equal on all ranks, which a partial one is not.
+    """
+    nodes, seen = [tensor.grad_fn], set()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen or isinstance(node, _SUMS):
+            continue
+        if isinstance(node, _ENDS) or isinstance(getattr(node, "variable", None), nn.Parameter):
+            return False
+        seen.add(node)
+        nodes += [each for each, _ in node.next_functions]
+    return True
 
 
 class _Shared(torch.autograd.Function):
@@ -100,6 +118,12 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.chunk(ctx.group.size(), -1)[ctx.group.rank()], None
+
+
+_SUMS: Any = (_Shared._backward_cls, _Gathered._backward_cls)
+"""Nodes of autograd's graph whose gradient is summed over the ranks."""
+_ENDS: Any = (_Summed._backward_cls, _Scattered._backward_cls)
+"""Nodes whose gradient must be equal on all ranks, or have all of their positions."""
 
 
 def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from haiscale.ddp import agreement
 from haiscale.tensor import exchanges
-from haiscale.tensor.plan import LLAMA, check_length, check_sizes, parts_of
+from haiscale.tensor.plan import LLAMA, PlanError, check_length, check_sizes, parts_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -55,6 +56,7 @@ def parallelize(
 
     Raises:
         PlanError: Modules have no place in the plan or several, or a pattern matches nothing.
+            In the forward pass: the input of divided columns is not from one of `norms`.
         SizeError: A width, a vocabulary or the number of heads does not divide into the ranks; in
             the forward pass also a length, with `sequence`.
     """
@@ -73,7 +75,7 @@ def parallelize(
     for name, part in parts.items():
         if part != "replicated":
             kind = _Logits if part == "head" and divided_logits else _KINDS[part]
-            kind.divide(model.get_submodule(name), mesh, sequence=sequence)
+            kind.divide(name, model.get_submodule(name), mesh, sequence=sequence)
     if sequence:
         model.register_forward_pre_hook(lambda _model, inputs: check_length(inputs, ranks))
     return model
@@ -84,25 +86,23 @@ class _Divided(nn.Module):
 
     axes: ClassVar[dict[str, int]] = {}
     """Dimension along which a parameter is divided, by name; others are whole on every rank."""
+    mesh: ClassVar[DeviceMesh]
+    """The ranks that share the module: of its class, as copies of a model are on the same ranks."""
+    path: ClassVar[str]
+    """The module's name in the model."""
     sequence: bool
 
     @classmethod
-    def divide(cls, module: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
+    def divide(cls, name: str, module: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
         """Makes a module one of this kind, with rank 0's values."""
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            placement = Shard(cls.axes[name]) if name in cls.axes else Replicate()
+        members = {"mesh": mesh, "path": name}
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            placement = Shard(cls.axes[key]) if key in cls.axes else Replicate()
             part = distribute_tensor(parameter.detach(), mesh, [placement])
-            setattr(module, name, nn.Parameter(part, parameter.requires_grad))
+            setattr(module, key, nn.Parameter(part, parameter.requires_grad))
         own = type(module)
-        module.__class__ = type(f"{cls.__name__[1:]}{own.__name__}", (cls, own), {})
+        module.__class__ = type(f"{cls.__name__[1:]}{own.__name__}", (cls, own), members)
         module.sequence = sequence
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The ranks that share the module."""
-        parameter: Any = next(iter(self._parameters.values()))
-        mesh: DeviceMesh = parameter.device_mesh
-        return mesh
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -137,6 +137,16 @@ class _Divided(nn.Module):
 
 class _Columns(_Divided):
     axes: ClassVar = {"weight": 0, "bias": 0}
+
+    def compute(self, *inputs: Any, **others: None) -> Any:
+        if not torch.compiler.is_compiling() and not exchanges.has_whole_gradients(inputs[0]):
+            raise PlanError(
+                "the input of layers with divided columns is not that of a norm of the plan, so "
+                "gradients would be partial",
+                "list the norm before them in norms, also one without parameters",
+                (self.path,),
+            )
+        return super().compute(*inputs, **others)
 
     def forward(self, x: Tensor) -> Any:
         return self.compute(x)

@@ -54,7 +54,8 @@ class Plan:
     rows: tuple[str, ...] = ()
     """Linear layers whose inputs are divided: the output of the attention; down."""
     norms: tuple[str, ...] = ()
-    """Norms before these layers and before the head, each read by nothing else."""
+    """Norms before these layers and before the head, each read by nothing else; also norms without
+    parameters."""
     embedding: tuple[str, ...] = ()
     """The embedding of tokens, divided by token."""
     head: tuple[str, ...] = ()
@@ -87,7 +88,7 @@ HUGGING_FACE: Final = Plan(
 
 
 def parts_of(model: nn.Module, plan: Plan, *, sequence: bool = False) -> dict[str, str]:
-    """The part of each module that has parameters."""
+    """The part of each module that has parameters, and of norms without."""
     owners = [
         n for n, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None
     ]
@@ -119,6 +120,9 @@ def parts_of(model: nn.Module, plan: Plan, *, sequence: bool = False) -> dict[st
             "name them in columns, rows, norms or replicated",
             tuple(unmatched),
         )
+    for name, pattern in _bare_norms(model, plan, parts):
+        parts[name] = "norms"
+        used.add(pattern)
     _check_tied(model, parts)
     _check_inner(model, parts)
     every = [
@@ -126,8 +130,8 @@ def parts_of(model: nn.Module, plan: Plan, *, sequence: bool = False) -> dict[st
     ]
     if unused := tuple(repr(pattern) for pattern in every if pattern not in used):
         raise PlanError(
-            "patterns of the plan match no module with parameters",
-            "correct them, or remove them from the plan",
+            "patterns of the plan match no module with parameters, and no norm",
+            "correct them",
             unused,
         )
     if sequence and (kept := tuple(name for name, part in parts.items() if part == "replicated")):
@@ -137,6 +141,18 @@ def parts_of(model: nn.Module, plan: Plan, *, sequence: bool = False) -> dict[st
             kept,
         )
     return parts
+
+
+def _bare_norms(model: nn.Module, plan: Plan, parts: dict[str, str]) -> list[tuple[str, str]]:
+    """Norms without parameters and their patterns; what is inside of a norm is not another one."""
+    norms = tuple(f"{name}." for name, part in parts.items() if part == "norms")
+    return [
+        (name, pattern)
+        for name, module in model.named_modules()
+        if not [*module.children(), *module.parameters()] and not name.startswith(norms)
+        for pattern in plan.norms
+        if fnmatchcase(name, pattern)
+    ]
 
 
 def _check_inner(model: nn.Module, parts: dict[str, str]) -> None:

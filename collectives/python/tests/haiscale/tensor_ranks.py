@@ -2,6 +2,7 @@
 
 import os
 from copy import deepcopy
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -156,6 +157,30 @@ def copies(mesh):
     except RuntimeError:
         is_restored = all(isinstance(p, DTensor) for p in linear.parameters())
     return bool(copy(tokens_of(0)).equal(expected)), is_restored
+
+
+def without_weights(model):
+    """The model with norms that have no parameters."""
+    for layer in model.layers:
+        layer.attention_norm = nn.RMSNorm(WIDTH, elementwise_affine=False)
+        layer.ffn_norm = nn.RMSNorm(WIDTH, elementwise_affine=False)
+    model.norm = nn.RMSNorm(WIDTH, elementwise_affine=False)
+    return model
+
+
+def bare(rank, size):
+    """Gradients with norms without parameters, and the error with a plan that has none."""
+    os.environ.pop("FLYER_TOPOLOGY", None)
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"] = str(size)
+    mesh = build(Sizes(tp=size)).dense["tp"]
+    torch.manual_seed(11)
+    model = without_weights(Llama())
+    first, _, _ = train(tensor.parallelize(model, mesh, head_width=HEAD), steps=1)
+    model = tensor.parallelize(without_weights(Llama()), mesh, replace(tensor.LLAMA, norms=()))
+    try:
+        train(model, steps=1)
+    except tensor.PlanError as error:
+        return {name: gradient.tolist() for name, gradient in first.items()}, str(error)
 
 
 def wrapped(rank, size):

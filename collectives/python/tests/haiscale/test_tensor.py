@@ -73,6 +73,16 @@ def test_the_wrapper_of_plain_tensors_refuses_a_divided_model():
         assert "use haiscale.fsdp.fully_shard" in error
 
 
+def test_norms_without_parameters_share_their_output_and_none_is_refused():
+    torch.manual_seed(11)
+    expected, _, _ = tensor_ranks.train(tensor_ranks.without_weights(tensor_ranks.Llama()), steps=1)
+    for gradients, error in values(run(tensor_ranks.bare, Layout.one_node(2))):
+        assert gradients.keys() == expected.keys()
+        for name, each in expected.items():
+            torch.testing.assert_close(torch.tensor(gradients[name]), each, rtol=1e-4, atol=1e-6)
+        assert "gradients would be partial: layers.0.attention.wq: list the norm before" in error
+
+
 MESH = SimpleNamespace(ndim=1, size=lambda: 2)
 """Checks need no group."""
 
@@ -104,8 +114,8 @@ def with_patterns(**patterns):
     [
         (lambda: changed(extra=nn.Linear(2, 2)), {}, tensor.PlanError,
          "modules with parameters have no place in the plan: extra: name them in"),
-        (lambda: changed(norm=nn.Identity()), {}, tensor.PlanError,
-         "patterns of the plan match no module with parameters: 'norm': correct them"),
+        (lambda: changed(norm=None), {}, tensor.PlanError,
+         "patterns of the plan match no module with parameters, and no norm: 'norm': correct"),
         (lambda: tensor_ranks.Llama(vocabulary=95), {}, tensor.SizeError,
          "tok_embeddings: num_embeddings 95 does not divide into 2 ranks: choose a multiple"),
         (lambda: changed(output=nn.Linear(64, 95)), {}, tensor.SizeError,
