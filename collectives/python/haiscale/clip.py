@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from haiscale.moe.layer import MoE
 
@@ -122,9 +122,10 @@ def _sum(squares: Sequence[float]) -> float:
 
 def _sharded_axes(name: str, gradient: DTensor) -> tuple[int, ...]:
     for placement in gradient.placements:
-        if not isinstance(placement, (Shard, Replicate)):
+        if placement.is_partial():
             raise TypeError(f"the gradient of {name!r} is {placement}: reduce it before clipping")
-    return tuple(i for i, each in enumerate(gradient.placements) if isinstance(each, Shard))
+    # Also torch's private placement of a dimension that two axes divide.
+    return tuple(i for i, each in enumerate(gradient.placements) if not each.is_replicate())
 
 
 def _gathered(own: Sequence[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:

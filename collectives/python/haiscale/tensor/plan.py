@@ -159,7 +159,7 @@ def _check_inner(model: nn.Module, parts: dict[str, str]) -> None:
     """Refuses modules that would see this rank's columns alone, for example norms of queries.
 
     Their gradients would be those of some columns, different on each rank. Where norms of the
-    input are next to the linear layers, the size of the weight tells them apart.
+    input are next to the linear layers, the size of the weight distinguishes them.
     """
     inputs: dict[str, set[int]] = {}
     for name, part in parts.items():

@@ -9,7 +9,13 @@ import torch.distributed as dist
 from haiscale.clip import clip_grad_norm, grad_norm
 from hfreduce.testing import Layout, run, values
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -110,6 +116,26 @@ def over_axes(rank, size):
         clip_grad_norm(module_of(sharded), 0.5)
         norms[f"{name} clipped"] = norm_of(sharded)
     return stages, norms
+
+
+def divided_twice(rank, size):
+    """Norm of layers whose rows are divided over tp and again over shards, and of whole layers."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
+    norms = []
+    for divides in (False, True):
+        torch.manual_seed(4)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Linear(12, 8))
+        if divides:
+            plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            fully_shard(parallelize_module(model, mesh["tp"], plan), mesh=mesh["shard"])
+        model(torch.ones(3, 8)).square().sum().backward()
+        norms.append(grad_norm(model))
+    return norms
+
+
+def test_a_dimension_may_be_divided_over_two_axes():
+    for whole, divided in values(run(divided_twice, Layout.one_node(4))):
+        assert divided == pytest.approx(whole, rel=1e-6)
 
 
 def test_the_norm_is_that_of_the_whole_model():
