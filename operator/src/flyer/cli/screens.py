@@ -266,10 +266,9 @@ def _facts(job: JobView) -> list[str]:
         checkpoint = f"step {saved.step} in {saved.path}{when}"
     metrics = ""
     if job.progress:
-        values = {name: f"{value:.4g}" for name, value in job.progress.metrics.items()}
+        words = [f"{k}={v:.4g}" for k, v in job.progress.metrics.items() if k != EXPOSED]
         if job.progress.exposed_percent is not None:
-            values[EXPOSED] = f"{job.progress.exposed_percent}%"
-        words = [f"{name}={value}" for name, value in values.items()]
+            words.append(f"exposed={job.progress.exposed_percent}%")
         metrics = "  " + " ".join(words) if words else ""
     facts = {
         "Wants": f"{job.nodes} nodes × {job.ranks_per_node} ranks of node class "
