@@ -134,13 +134,14 @@ def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup, dimension: int) -> Tensor:
-    parts = part.new_empty(group.size(), *part.shape)
+    # Along dimension 0: the only form that Gloo has.
+    parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     dist.all_gather_into_tensor(parts, part.contiguous(), group)
-    return torch.cat(parts.unbind(0), dimension)
+    return torch.cat(parts.view(group.size(), *part.shape).unbind(0), dimension)
 
 
 def _scatter(tensor: Tensor, group: dist.ProcessGroup, dimension: int) -> Tensor:
-    parts = torch.stack(tensor.chunk(group.size(), dimension))
-    part = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(part, parts, group=group)
+    parts = tensor.chunk(group.size(), dimension)
+    part = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    dist.reduce_scatter_tensor(part, torch.cat(parts), group=group)
     return part

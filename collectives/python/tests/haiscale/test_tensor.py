@@ -18,9 +18,9 @@ from haiscale.tensor import plan
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300, func_only=True)]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return values(run(tensor_ranks.modes, Layout.one_node(2)))
+@pytest.fixture(scope="module", params=["hfreduce", "gloo"])
+def results(request):
+    return values(run(tensor_ranks.modes, Layout.one_node(2), backend=request.param))
 
 
 @pytest.fixture(scope="module")
