@@ -2,7 +2,7 @@
 
 A lost rank is reported to its groups: after `Detection.liveness` if it is silent, at once if it
 fails with an error. A rank that learns of the loss fails with the lost rank's name and aborts all
-its groups with that name: ranks that share no group with the lost one learn it, too. These are the
+its groups with that name: it reaches ranks that share no group with the lost one. These are the
 rules of HFReduce's groups.
 
 `Scenario.of(seed)` generates a scenario. `problems` runs and checks it: every rank ends, and each

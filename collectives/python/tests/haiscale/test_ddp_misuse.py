@@ -41,7 +41,7 @@ def weights(model):
     return [p.tolist() for p in model.parameters()]
 
 
-def reference(steps, **groups):
+def reference(steps):
     model = layers()
     optimizer = sgd(model.parameters())
     for _ in range(steps):
