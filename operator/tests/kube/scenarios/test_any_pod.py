@@ -15,6 +15,8 @@ from fakekube.generators.pod_templates import any_json, any_template
 LEASE = LeaseSettings(
     namespace="fireflyer-system", duration_seconds=300, renew_seconds=200, retry_seconds=0.1
 )
+# Jobs with an accepted template run. They must not hold all nodes for their minimum runtime.
+LIMITS = {"minRuntime": "0s", "checkpointGracePeriod": "1s", "maxCheckpointGracePeriod": "1s"}
 SEED = int(os.environ.get("FLYER_SEED", "0")) or random.SystemRandom().randrange(2**32)
 API_VERSIONS = ("fireflyer.dev/v1alpha1", "fireflyer.dev/v9", "apps/v1", "v1")
 LABELS = (
@@ -74,6 +76,8 @@ async def _run(cluster, until, cases):
     print(f"FLYER_SEED={SEED}")  # shown on failure
     generator = random.Random(SEED)
     cluster.nodes("AAAA")
+    topology = {"metadata": {"name": "cluster"}, "spec": {"limits": LIMITS}}
+    cluster.store.create("flyertopologies", topology)
     operator = cluster.operator(LEASE)
     await until(lambda: operator.serves)
     term = operator.leader.term
