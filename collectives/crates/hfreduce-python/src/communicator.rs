@@ -127,6 +127,11 @@ impl Communicator {
         Ok(stats)
     }
 
+    fn peer_bytes(&self) -> (Vec<u64>, Vec<u64>) {
+        let bytes = self.engine.peer_bytes();
+        (bytes.sent(), bytes.taken())
+    }
+
     #[pyo3(signature = (members, timeout_seconds = 60.0))]
     fn reconfigure(
         &self,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fabric::arena::{Arena, Block};
 
 use super::{Communicator, Session};
-use crate::driver::Counters;
+use crate::driver::{Counters, PeerBytes};
 use hfreduce_core::error::{CollectiveError, ErrorKind};
 use hfreduce_shm::flight::Snapshot;
 
@@ -25,6 +25,11 @@ impl Communicator {
             counters.refused.store(refused, Ordering::Relaxed);
         }
         counters
+    }
+
+    /// Bytes between this rank and each other rank. Zero where a daemon moves them.
+    pub fn peer_bytes(&self) -> &PeerBytes {
+        &self.inner.shared.peer_bytes
     }
 
     /// Allocates zeroed memory that the ranks of the node access in place: buffers in it are not

@@ -93,6 +93,7 @@ fn reduce(
         false => node.shm.input(local, number).cast_const(),
     };
     let inputs: Vec<*const u8> = (0..node.locals()).map(place).collect();
+    (0..node.locals()).for_each(|local| node.count_taken(local, chunk.bytes));
     let world = node.identity().placement.world_size() as u64;
     let pass = Pass {
         dtype,

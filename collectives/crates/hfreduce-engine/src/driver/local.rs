@@ -279,6 +279,7 @@ fn hand_over(node: &Node, active: &Active, chunk: &Chunk, number: u64) {
     if !chunk.sink.includes(rank) || own {
         return;
     }
+    node.count_taken(made_by(node, active, chunk, number), chunk.bytes);
     if !active.is_in_its_place(node, chunk) {
         let place = active.place(node, number, chunk);
         // SAFETY: the result is published and its slot not yet released; the caller's memory is
@@ -286,4 +287,18 @@ fn hand_over(node: &Node, active: &Active, chunk: &Chunk, number: u64) {
         unsafe { operation.output.scatter(chunk.output_offset, chunk.bytes, place) };
     }
     operation.output.deliver(chunk.output_offset + chunk.bytes);
+}
+
+/// The local rank whose memory has the result of a chunk, or that has written it in place.
+fn made_by(node: &Node, active: &Active, chunk: &Chunk, number: u64) -> usize {
+    if let Some(source) = chunk.source.single().and_then(|rank| node.local_of(rank)) {
+        return source; // A single contribution is the result.
+    }
+    match active.algorithm {
+        ReduceAlgorithm::Owner | ReduceAlgorithm::Undecided => {
+            node.identity().owner_of(chunk.index)
+        }
+        ReduceAlgorithm::Ring => node.locals() - 1,
+        ReduceAlgorithm::LastArriver => node.shm.reduced_by(number).unwrap_or(node.local()),
+    }
 }

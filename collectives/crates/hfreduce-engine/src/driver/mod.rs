@@ -31,6 +31,7 @@ mod local;
 mod node;
 mod operations;
 pub mod p2p;
+mod peer_bytes;
 mod reduce;
 mod registered;
 mod ring;
@@ -62,6 +63,7 @@ use waiting::YieldBackoff;
 
 pub use backend::Backend;
 pub use node::NodePeers;
+pub use peer_bytes::PeerBytes;
 pub use shared::{Counters, Identity, Shared, Submission};
 
 /// Interval of heartbeats and their checks.

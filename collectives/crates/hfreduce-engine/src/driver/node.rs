@@ -59,6 +59,14 @@ impl Node {
         near.then(|| identity.placement.local_of(peer))
     }
 
+    /// Counts bytes that this rank takes from memory that a local rank has filled. Its own memory
+    /// does not count.
+    pub fn count_taken(&self, local: usize, bytes: usize) {
+        if local != self.local() {
+            self.shared.peer_bytes.count_taken(self.identity().locals()[local], bytes);
+        }
+    }
+
     /// True if the group has one node: results are computed in place, or in their slots.
     pub fn is_alone(&self) -> bool {
         self.shared.identity.placement.nodes().len() == 1

@@ -264,6 +264,7 @@ impl P2p {
                     let payload = eager.map_or(vec![], |ticket| self.bytes_of(ticket));
                     let head = Head::bare(Frame::Offer { message, tag, bytes, fingerprint });
                     let head = Head { payload_bytes: payload.len(), ..head };
+                    node.shared.peer_bytes.count_sent(peer, payload.len());
                     self.send(node, peer, head, payload)?;
                 }
                 PairAction::Grant { peer, message, ticket } => {

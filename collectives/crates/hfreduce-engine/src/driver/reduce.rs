@@ -63,6 +63,7 @@ impl Scratch {
         for local in 0..node.locals() {
             let input = input_of(node, active, local, (number, chunk));
             inputs.push(input.ok_or_else(|| invalid_memory(node, local))?);
+            node.count_taken(local, chunk.bytes);
         }
         let mut wide = Vec::new();
         let sums = if chunk.is_wide() { &mut wide } else { &mut inputs };

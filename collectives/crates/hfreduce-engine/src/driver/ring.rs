@@ -107,6 +107,10 @@ impl Ring {
             (_, true) => (&own_alone, &sum_so_far),
             (_, false) => (&both, &[]),
         };
+        if let Some(before) = local.checked_sub(1) {
+            let element = if widens { dtype.wide().size_bytes() } else { dtype.size_bytes() };
+            node.count_taken(before, chunk.bytes / dtype.size_bytes() * element);
+        }
         let divides = op == ReduceOp::Average && local == last;
         let pass = Pass {
             dtype,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
 
+use super::peer_bytes::PeerBytes;
 use crate::operation::Operation;
 use crate::priority::{Priority, Wake};
 use crate::share::Share;
@@ -155,6 +156,8 @@ pub struct Shared {
     pub first_unended: AtomicU64,
     /// Counters.
     pub counters: Counters,
+    /// Bytes between this rank and each other rank.
+    pub peer_bytes: PeerBytes,
     /// The flight recorder.
     pub recorder: Arc<Recorder>,
 }
@@ -168,6 +171,7 @@ impl Wake for Shared {
 impl Shared {
     /// State of a new communicator.
     pub fn new(identity: Identity, doorbell: OwnedFd, recorder: Arc<Recorder>) -> Self {
+        let peer_bytes = PeerBytes::new(identity.placement.world_size());
         Self {
             identity,
             submissions: Mutex::default(),
@@ -181,6 +185,7 @@ impl Shared {
             broken: OnceLock::new(),
             first_unended: u64::MAX.into(),
             counters: Counters::default(),
+            peer_bytes,
             recorder,
         }
     }

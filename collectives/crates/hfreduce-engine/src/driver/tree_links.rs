@@ -169,6 +169,7 @@ impl TreeLinks {
                 None => Payload::Memory(unsafe { StableMemory::new(place, bytes) }),
             };
             link.transport.push(&head, payload, Some(key));
+            node.shared.peer_bytes.count_sent(link.peer_rank, bytes);
             loaded = true;
         }
         if !link.closed

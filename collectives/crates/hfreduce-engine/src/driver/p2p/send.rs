@@ -85,6 +85,7 @@ impl P2p {
             let completes = last.then_some(stream.ticket);
             let slot = staged.map(|(slot, _)| slot);
             connection.push(&head, payload, Note { completes, slot });
+            node.shared.peer_bytes.count_sent(peer, bytes);
             loaded = true;
             if last {
                 outgoing.messages.pop_front();
