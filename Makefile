@@ -98,7 +98,7 @@ bench-training: install ## steps of torch's DDP over Gloo and HFReduce, and of h
 	@scripts/bootstrap iproute2=ip || echo "bench-training: continuing without namespaces" >&2
 	$(PYTHON) -m bench.training $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick)
 .PHONY: trace
-trace: install ## a traced run of the GPT on four ranks: build/bench/trace.svg
+trace: install ## a traced run of the GPT on four ranks: build/bench/trace.svg, heatmap.svg
 	@scripts/bootstrap iproute2=ip || echo "trace: continuing without namespaces" >&2
 	$(PYTHON) -m bench.training.traced
 figure7: ## the paper's Figure 7 on simulated machines: build/bench/figure7.{svg,json}

@@ -2,7 +2,7 @@
 
     python -m bench.training.traced [FOLDER]
 
-Writes trace.svg, and the traces themselves to FOLDER/trace.
+Writes trace.svg and heatmap.svg, and the traces themselves to FOLDER/trace.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def main(arguments: Sequence[str]) -> int:
         refused = [" ".join(words) for words in answers if words[:1] != ["ok"]]
         if refused:
             raise BenchError(f"traced: {refused[0]}")
-    return haiscale(["trace", str(folder), "--svg", str(output / "trace.svg")])
+    pictures = ["--svg", str(output / "trace.svg"), "--heatmap", str(output / "heatmap.svg")]
+    return haiscale(["trace", str(folder), *pictures])
 
 
 if __name__ == "__main__":

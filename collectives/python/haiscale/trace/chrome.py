@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from haiscale.trace.recorder import SPANS_MAX
-from haiscale.trace.spans import Kind, RankTrace, Span, aligned, rows
+from haiscale.trace.spans import Kind, Peer, RankTrace, Span, aligned, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TraceError", "merged", "parse", "read", "write"]
 
 FORMAT: Final = "haiscale-trace"
-VERSION: Final = 1
+VERSION: Final = 2
 FILE_BYTES_MAX: Final = 1 << 28
 NAME_CHARACTERS_MAX: Final = 200
 RANKS_MAX: Final = 1 << 20
@@ -50,6 +50,7 @@ class TraceError(ValueError):
 def document(trace: RankTrace) -> dict[str, Any]:
     """The file of one rank."""
     other = {name: getattr(trace, name) for name in _FIELDS}
+    other["peers"] = [peer._asdict() for peer in trace.peers]
     return {
         "displayTimeUnit": "ms",
         "otherData": {"format": FORMAT, "version": VERSION, **other},
@@ -125,6 +126,7 @@ def parse(text: str, source: str) -> RankTrace:
         machine=other.text("machine"),
         origin=other.integer("origin", 0, BYTES_MAX),
         spans=tuple(_spans(source, events)),
+        peers=tuple(_peers(other, size)),
         dropped=other.integer("dropped", 0, BYTES_MAX),
         lost=other.integer("lost", 0, BYTES_MAX),
     )
@@ -209,6 +211,16 @@ class _Fields:
     def _bad(self, name: str, expected: str) -> TraceError:
         value = self.body.get(name)
         return TraceError(f"{self.source}: {name} is {value!r:.80}: expected {expected}")
+
+
+def _peers(other: _Fields, world_size: int) -> Iterator[Peer]:
+    for index, entry in enumerate(other.items("peers", world_size)):
+        fields = _Fields(f"{other.source}: peers[{index}]", entry)
+        yield Peer(
+            rank=fields.integer("rank", 0, world_size - 1),
+            sent=fields.integer("sent", 0, BYTES_MAX),
+            taken=fields.integer("taken", 0, BYTES_MAX),
+        )
 
 
 def _spans(source: str, events: Sequence[Any]) -> Iterator[Span]:

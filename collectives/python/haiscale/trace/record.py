@@ -20,6 +20,7 @@ from hfreduce.waits import WAITS
 from haiscale.trace import chrome
 from haiscale.trace.compute import ComputeHooks
 from haiscale.trace.operations import Watcher
+from haiscale.trace.peers import PeerCounts
 from haiscale.trace.recorder import Recorder, recording, set_recording
 from haiscale.trace.spans import Kind, RankTrace, named
 
@@ -99,6 +100,7 @@ class _Recording:
         self._run = run[0]
         dist.barrier()  # no rank leaves it before the last one comes
         self._origin = time.monotonic_ns()
+        self._peer_counts = PeerCounts()
         self._watcher = Watcher(self._recorder)
         self._hooks = ComputeHooks(self._recorder, tuple(models))
         WAITS.observer = self._recorder.add_wait
@@ -115,6 +117,7 @@ class _Recording:
     def finish(self) -> None:
         """Ends the recording and writes the file. A failure to write is logged, not raised."""
         now = time.monotonic_ns()
+        peers = self._peer_counts.since()
         set_recording(None)
         WAITS.observer = None
         self._hooks.remove()
@@ -140,6 +143,7 @@ class _Recording:
                 span._replace(start=span.start - self._origin, end=span.end - self._origin)
                 for span in spans
             ),
+            peers=peers,
             dropped=recorder.dropped,
             lost=self._watcher.lost,
         )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Interval",
     "Kind",
+    "Peer",
     "RankTrace",
     "Span",
     "Wait",
@@ -64,6 +65,17 @@ class Wait(NamedTuple):
     number: int
 
 
+class Peer(NamedTuple):
+    """Payload bytes between a rank and another one. Each byte is counted by one of the two."""
+
+    rank: int
+    """The other one."""
+    sent: int = 0
+    """Bytes that the rank has sent to it, along the trees and in messages."""
+    taken: int = 0
+    """Bytes that the rank has taken from its memory, inside the node."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankTrace:
     """The trace of one rank. Times count from the `origin` of its machine's clock."""
@@ -78,6 +90,7 @@ class RankTrace:
     origin: int
     """When all ranks had met, on the machine's clock."""
     spans: tuple[Span, ...]
+    peers: tuple[Peer, ...] = ()
     dropped: int = 0
     """Spans that the limit left out."""
     lost: int = 0

@@ -26,8 +26,11 @@ def test_the_script_is_traced_under_torchrun(tmp_path, monkeypatch, capsys):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     monkeypatch.chdir(tmp_path)
-    arguments = re.search(r"^haiscale (trace traces .*)$", text, re.MULTILINE)
-    assert main(shlex.split(arguments[1])) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["rank", "0", "1"]
-    for name in ("trace.svg", "trace.json"):
+    starts = []
+    for arguments in re.findall(r"^haiscale (trace traces .*)$", text, re.MULTILINE):
+        assert main(shlex.split(arguments)) == 0
+        starts.append([line.split()[0] for line in capsys.readouterr().out.splitlines()])
+    assert starts[0] == ["rank", "0", "1"]
+    assert starts[1][1:4] == ["from", "0", "1"]
+    for name in ("trace.svg", "trace.json", "heatmap.svg"):
         assert (tmp_path / name).stat().st_size > 1000

@@ -7,11 +7,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from haiscale.__main__ import main
-from haiscale.trace import chrome, picture
+from haiscale.trace import chrome, heatmap, picture, traffic
 from haiscale.trace.chrome import TraceError
 from haiscale.trace.recorder import SPANS_MAX
 from haiscale.trace.spans import (
     Kind,
+    Peer,
     RankTrace,
     Span,
     Wait,
@@ -121,7 +122,8 @@ def test_ranks_of_one_machine_share_a_clock_and_others_meet_at_zero():
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    traces = [trace(rank, *step_of(), dropped=2, lost=1) for rank in (0, 1)]
+    peers = (Peer(0, 5, 1 << 61), Peer(1, 0, 7))
+    traces = [trace(rank, *step_of(), peers=peers, dropped=2, lost=1) for rank in (0, 1)]
     for each in traces:
         assert chrome.write(tmp_path, each).name == f"rank-0000{each.rank}.json"
     found = chrome.read(tmp_path)
@@ -147,7 +149,7 @@ def test_events_are_what_chrome_and_perfetto_draw():
 
 def changed(path, value):
     """The text of a valid file with one value changed."""
-    body = chrome.document(trace(0, *step_of()))
+    body = chrome.document(trace(0, *step_of(), peers=(Peer(1, 5, 7),)))
     place = body
     for part in path[:-1]:
         place = place[part]
@@ -156,6 +158,7 @@ def changed(path, value):
 
 
 EVENT = ("traceEvents", -1)
+PEER = ("otherData", "peers", 0)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +169,16 @@ EVENT = ("traceEvents", -1)
         ("[]", "expected an object"),
         (changed(("otherData",), None), "otherData"),
         (changed(("otherData", "format"), "other"), "format 'other'"),
-        (changed(("otherData", "version"), 2), "version 2"),
+        (changed(("otherData", "version"), 1), "version 1"),
         (changed(("otherData", "rank"), 2), "rank is 2: expected an integer from 0 to 1"),
         (changed(("otherData", "rank"), True), "rank is True"),
         (changed(("otherData", "world_size"), 1 << 40), "world_size"),
         (changed(("otherData", "node"), "n" * 201), "node is"),
+        (changed(("otherData", "peers"), None), "peers is None: expected a list of at most 2"),
+        (changed(("otherData", "peers"), [7]), r"peers\[0\]: 7: expected an object"),
+        (changed(PEER, {"rank": 2, "sent": 0, "taken": 0}), r"peers\[0\]: rank is 2"),
+        (changed(PEER, {"rank": 1, "sent": -1, "taken": 0}), r"peers\[0\]: sent is -1"),
+        (changed(PEER, {"rank": 1, "sent": 0}), r"peers\[0\]: taken is None"),
         (changed(("traceEvents",), {}), "traceEvents"),
         (changed(("traceEvents",), [7]), r"traceEvents\[0\]: 7: expected an object"),
         (changed((*EVENT, "ts"), float("nan")), "ts is nan"),
@@ -205,6 +213,7 @@ def test_whatever_a_field_has_a_file_is_refused_or_can_be_drawn(path, value):
     except TraceError:
         return
     ET.fromstring(picture.draw([found]))
+    ET.fromstring(heatmap.draw(traffic.by_rank([found]), "a rank"))
 
 
 def test_files_of_two_recordings_are_not_mixed(tmp_path):

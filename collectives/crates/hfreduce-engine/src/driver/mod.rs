@@ -16,7 +16,7 @@
 //! progress p2p        messages between two ranks
 //! ```
 //! All parts stand on `node` (identity, segment, doorbells, poller), `fault` and `shared` (state
-//! shared with callers). Around the parts: `waiting` (polls, sleeps), `failure` (aborts, closes),
+//! shared with callers, with `peer_bytes`). Around the parts: `waiting` (polls, sleeps), `failure` (aborts, closes),
 //! `liveness` (heartbeats), `diagnosis` (what this rank waits for), `backend` (the interface, which a
 //! remote driver also has).
 
