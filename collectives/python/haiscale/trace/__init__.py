@@ -9,8 +9,8 @@ clock readings for each such wait and is meant for every step of every job::
         job.progress(step, loss=loss.item(), exposed=exposure.share())
 
 `record.record` traces a few steps into one file for each rank, and ``haiscale trace`` draws them.
-`spans` and `picture` are pure; `chrome` is the format of the files; `recorder`,
-`compute` and `operations` collect.
+`spans`, `picture`, `traffic` and `heatmap` are pure; `chrome` is the format of the files;
+`recorder`, `compute`, `operations` and `peers` collect.
 
 This module imports nothing: the command needs no torch.
 """
