@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from haiscale.pipeline.errors import PartitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.nn import Parameter
 
@@ -72,11 +74,18 @@ class StageModule(nn.Module):
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.order = tuple(layers)
+        self.recomputes: Callable[[], bool] = lambda: False
+        """Whether the current pass drops its activations, and backward computes them again."""
         for name, layer in layers.items():
             _attach(self, name, layer)
 
     def forward(self, *values: Any) -> Any:
         """Calls each layer with the outputs of the layer before."""
+        if torch.is_grad_enabled() and self.recomputes():
+            return checkpoint(self._pass, *values, use_reentrant=False)
+        return self._pass(*values)
+
+    def _pass(self, *values: Any) -> Any:
         result: Any = values
         for name in self.order:
             layer = self.get_submodule(name)

@@ -14,6 +14,7 @@ The loss of each micro-batch is scaled; gradients are never scaled.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from haiscale.ddp.agreement import check_same_model
 from haiscale.internals.pipelining import Runtime, Stage
 from haiscale.pipeline.check import check
 from haiscale.pipeline.errors import PipelineError
+from haiscale.pipeline.evaluation import Evaluation
 from haiscale.pipeline.layers import StageModule, named_layers, parameters, partition, ties, tree
 from haiscale.pipeline.microbatches import MicrobatchError, divide
 from haiscale.pipeline.replicas import Replicas
@@ -32,12 +34,13 @@ from haiscale.pipeline.tied import Tied
 from haiscale.pipeline.transfers import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import timedelta
 
     from torch import Tensor, nn
     from torch.nn import Parameter
 
+    from haiscale.ddp.module import DistributedDataParallel
     from haiscale.pipeline.actions import Schedule
     from haiscale.pipeline.layers import Tie
     from haiscale.pipeline.microbatches import Batch
@@ -56,7 +59,9 @@ class Pipeline:
         group: The ranks of the pipeline, in the order of the schedule's; default: all ranks.
         data_group: Replicas of this rank's stages, whose gradients are averaged. None with experts
             on several ranks: call `haiscale.moe.average_gradients` after `step`.
+        wrapped: Instead of `data_group`, a wrapper for each of this rank's stages, in their order.
         split: Number of layers of each stage; default: equal numbers.
+        recompute: Micro-batches whose activations are computed again in backward instead of kept.
         timeout: Deadline of each wait for a message; default: that of the group.
 
     Raises:
@@ -74,7 +79,9 @@ class Pipeline:
         *,
         group: dist.ProcessGroup | None = None,
         data_group: dist.ProcessGroup | None = None,
+        wrapped: Sequence[DistributedDataParallel] = (),
         split: Sequence[int] | None = None,
+        recompute: Collection[int] = (),
         timeout: timedelta | None = None,
     ) -> None:
         chosen = group if group is not None else dist.group.WORLD
@@ -97,8 +104,10 @@ class Pipeline:
         """Names of each parameter that several layers of the whole model share."""
         modules = {k: StageModule({name: named[name] for name in places[k]}) for k in own}
         self._tied = _tied(chosen, schedule, places, named, shared)
-        self._replicas = Replicas(self.module, modules, data_group)
+        self._replicas = Replicas(self.module, modules, data_group, wrapped)
         self._messages = Messages(chosen, schedule, timeout)
+        for stage in modules.values():
+            stage.recomputes = lambda: self._messages.microbatch in recompute
         stages = {
             k: Stage(modules[k], k, schedule.stages, device, chosen, self._messages) for k in own
         }
@@ -108,6 +117,9 @@ class Pipeline:
         self._first = stages.get(0)
         self._last = stages.get(schedule.stages - 1)
         self._device = device
+        self._evaluation = Evaluation(
+            modules, schedule.rank_of(), chosen, device, self._messages, timeout
+        )
         self._runtime = Runtime(
             [stages[k] for k in own],
             schedule.ranks,
@@ -133,19 +145,30 @@ class Pipeline:
         Raises:
             PipelineError: A rank failed or a deadline passed. No rank returns from this step.
         """
-        if self.failure is not None:
-            raise PipelineError(
-                f"a step failed before: {self.failure}: restart the job from a checkpoint",
-                rank=self._messages.rank,
-            ) from self.failure
         self._scale = 1 / self.schedule.microbatches if scale is None else scale
-        try:
+        with self._failing():
             return self._step(inputs, targets)
-        except BaseException as error:
-            failure = self._fail(error)
-            if failure is error or not isinstance(error, Exception):
-                raise
-            raise failure from error
+
+    @torch.no_grad()
+    def evaluate(self, parts: Sequence[tuple[Any, ...]] = ()) -> list[Any] | None:
+        """The last layer's outputs for parts of a batch, without gradients.
+
+        Args:
+            parts: Arguments of the first layer, for each part. Shapes and number of parts are free.
+                Ranks without the first stage ignore them.
+
+        Returns:
+            An output for each part on the rank with the last stage; None on other ranks.
+
+        Raises:
+            PipelineError: A rank failed or a deadline passed.
+        """
+        with self._failing():
+            if self._first is not None and not parts:
+                raise PipelineError(
+                    "inputs are missing: pass them on this rank", rank=self._messages.rank, stage=0
+                )
+            return self._evaluation.run(parts)
 
     def parameters(self) -> Iterator[Parameter]:
         """Parameters of this rank, for an optimizer."""
@@ -206,6 +229,22 @@ class Pipeline:
                 stage=stage,
                 microbatch=error.microbatch,
             ) from None
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Ends the waits of all ranks if an exception leaves the context."""
+        if self.failure is not None:
+            raise PipelineError(
+                f"a step failed before: {self.failure}: restart the job from a checkpoint",
+                rank=self._messages.rank,
+            ) from self.failure
+        try:
+            yield
+        except BaseException as error:
+            failure = self._fail(error)
+            if failure is error or not isinstance(error, Exception):
+                raise
+            raise failure from error
 
     def _fail(self, error: BaseException) -> PipelineError:
         """Ends the waits of all ranks; returns the error to raise."""

@@ -16,7 +16,7 @@ from haiscale.moe.layer import MoE
 from haiscale.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
@@ -30,13 +30,18 @@ class Replicas:
         module: All layers of the rank.
         stages: The stages of the rank.
         group: Replicas of the rank; None: there are none.
+        wrapped: Wrappers that the script made, one for each stage, instead of a group.
 
     Raises:
         ValueError: The replicas have different experts.
     """
 
     def __init__(
-        self, module: nn.Module, stages: Mapping[int, nn.Module], group: dist.ProcessGroup | None
+        self,
+        module: nn.Module,
+        stages: Mapping[int, nn.Module],
+        group: dist.ProcessGroup | None,
+        wrapped: Sequence[DistributedDataParallel] = (),
     ) -> None:
         if group is not None:
             _check_experts(module)
@@ -48,6 +53,8 @@ class Replicas:
             for part, layers in parts.items()
             if group is not None and any(p.requires_grad for p in layers.parameters())
         }
+        if wrapped:
+            self._parts = {(k,): data for k, data in zip(stages, wrapped, strict=True)}
         self._missing: dict[tuple[int, ...], set[int]] = {}
 
     def start(self) -> None:

@@ -74,6 +74,8 @@ class Messages:
         """Of the whole job, as in errors."""
         self.is_failed = False
         """Whether waits return at once, as nothing is sent or received any more."""
+        self.microbatch = 0
+        """That of the forward pass that was started last."""
         self.allocate: Callable[[Key], Sequence[tuple[Tensor, int]]] = lambda _key: ()
         """Tensors to receive into, each with the group's rank that sends it."""
         self._group = group
@@ -158,6 +160,8 @@ class Messages:
     @contextmanager
     def computing(self, stage: int, kind: str, microbatch: int) -> Iterator[None]:
         """Names stage and micro-batch in the error of a computation, and in a trace."""
+        if kind == "F":
+            self.microbatch = microbatch
         part = TracedKind.FORWARD if kind in "FL" else TracedKind.BACKWARD
         try:
             with recorder.span(part, f"{stage}{kind}{microbatch}"):

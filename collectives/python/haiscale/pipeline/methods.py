@@ -1,0 +1,274 @@
+"""`PipeDream`, `GPipe` and `Interleaved1F1B`: pipelines with the interface of HaiScale's scripts.
+
+    dp_group, pp_group = make_subgroups(pp_size=8)
+    part = partition(model, pp_group.rank(), pp_group.size(), balance=[4, 4, 4, 3, 3, 3, 3, 2])
+    part = DistributedDataParallel(part, process_group=dp_group)
+    pipeline = PipeDream(part, chunks=32, process_group=pp_group)
+    losses, outputs = pipeline.forward_backward(tokens, criterion=criterion, labels=(tokens,))
+
+Each is a schedule of `haiscale.pipeline.module.Pipeline`, with its checks, bits and errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from haiscale.ddp.module import DistributedDataParallel
+from haiscale.pipeline.errors import PartitionError
+from haiscale.pipeline.microbatches import MicrobatchError, divide
+from haiscale.pipeline.module import Pipeline
+from haiscale.pipeline.schedules import build
+from haiscale.pipeline.sequential import ModelPart
+from haiscale.unsupported import UnsupportedArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from torch import Tensor
+
+__all__ = ["GPipe", "Interleaved1F1B", "PipeDream"]
+
+
+class _Method(nn.Module):
+    """A pipeline as a module; `pipeline` is the `Pipeline` that runs it."""
+
+    schedule: ClassVar[str]
+
+    def __init__(
+        self,
+        module: nn.Module,
+        wrapped: Sequence[nn.Module],
+        chunks: int,
+        process_group: dist.ProcessGroup | None,
+        recompute: Collection[int] = (),
+    ) -> None:
+        super().__init__()
+        group = process_group if process_group is not None else dist.group.WORLD
+        if group is None:
+            raise ValueError("torch.distributed is not initialized: call init_process_group first")
+        name = type(self).__name__
+        parts = _parts_of(name, wrapped, group)
+        self.module = module
+        self.chunks = chunks
+        self._criterion: Callable[..., Tensor] | None = None
+        self._losses: list[Tensor] = []
+        self._outputs: list[Any] = []
+        self._keeps = True
+        self.pipeline = Pipeline(
+            parts[0].whole,
+            build(
+                self.schedule,
+                ranks=group.size(),
+                microbatches=chunks,
+                stages_per_rank=len(parts),
+            ),
+            self._loss,
+            group=group,
+            wrapped=[each for each in wrapped if isinstance(each, DistributedDataParallel)],
+            split=parts[0].split,
+            recompute=recompute,
+        )
+
+    def forward_backward(
+        self,
+        *inputs: Tensor,
+        criterion: Callable[..., Tensor],
+        labels: Sequence[Tensor] = (),
+        return_outputs: bool = True,
+    ) -> tuple[Tensor | None, Any]:
+        """Adds the gradients of a batch; the criterion's losses are not scaled.
+
+        Args:
+            inputs: Arguments of the first layer, each divided along its first dimension.
+            criterion: Loss of a micro-batch from the last layer's output and the labels.
+            labels: Further arguments of the criterion, divided likewise.
+            return_outputs: False releases the outputs of each micro-batch with its backward pass.
+
+        Returns:
+            The loss of each micro-batch, and the outputs of all of them, on the rank with the last
+            stage; None and None on other ranks.
+
+        Raises:
+            MicrobatchError: A tensor does not divide into the micro-batches; on every rank that
+                passes it, before anything is sent.
+            PipelineError: A rank failed or a deadline passed.
+        """
+        arguments = _divided("inputs", inputs, self.chunks)
+        targets = _divided("labels", labels, self.chunks)
+        self._criterion = criterion
+        self._losses, self._outputs = [], []
+        self._keeps = return_outputs
+        self.pipeline.step(arguments, targets or [()] * self.chunks, scale=1.0)
+        # The first step computes one loss more: stages find out the shapes that they receive.
+        losses, outputs = self._losses[-self.chunks :], self._outputs[-self.chunks :]
+        self._losses, self._outputs = [], []
+        if not losses:
+            return None, None
+        return torch.stack(losses), _joined(outputs) if return_outputs else None
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The last layer's output without gradients, or None on ranks without the last stage."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{type(self).__name__} was called with gradients enabled: call forward_backward "
+                "to train, or use torch.no_grad() to evaluate"
+            )
+        rows = {len(each) for each in inputs}
+        if len(rows) > 1 or 0 in rows:
+            raise MicrobatchError(
+                f"inputs have {sorted(rows)} rows: pass tensors with the same number of rows, at "
+                "least 1"
+            )
+        columns = [each.tensor_split(min(self.chunks, len(each))) for each in inputs]
+        outputs = self.pipeline.evaluate(list(zip(*columns, strict=True)))
+        return None if outputs is None else _joined(outputs)
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scales gradients to a norm over all stages; returns that norm. Every rank calls it.
+
+        `torch.nn.utils.clip_grad_norm_` uses the norm of this rank's stages alone.
+        """
+        return self.pipeline.clip_grad_norm_(max_norm)
+
+    def _loss(self, output: Any, labels: Any) -> Tensor:
+        assert self._criterion is not None, "forward_backward sets it"
+        loss = self._criterion(output, *(labels if isinstance(labels, tuple) else (labels,)))
+        self._losses.append(loss.detach())
+        if self._keeps:
+            self._outputs.append(_detached(output))
+        return loss
+
+
+class PipeDream(_Method):
+    """One stage on each rank, one forward and one backward pass in turn (1F1B).
+
+    Args:
+        module: What `partition` returns on this rank, or a DistributedDataParallel of it.
+        chunks: Number of micro-batches of a step.
+        process_group: The ranks of the pipeline; default: all ranks.
+
+    Raises:
+        PartitionError: The module is not a stage of this rank; on every rank of the group.
+        ScheduleError: There are fewer micro-batches than the schedule needs.
+        ModelMismatchError: A rank has a stage of another model.
+    """
+
+    schedule = "1F1B"
+
+    def __init__(
+        self, module: nn.Module, chunks: int, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__(module, [module], chunks, process_group)
+
+
+class GPipe(_Method):
+    """One stage on each rank, all forward passes before all backward passes.
+
+    Args:
+        module: As of `PipeDream`.
+        chunks: Number of micro-batches of a step.
+        process_group: The ranks of the pipeline; default: all ranks.
+        checkpoint: Micro-batches whose activations are computed again in backward instead of kept:
+            "always", "except_last" or "never".
+    """
+
+    schedule = "GPipe"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        chunks: int,
+        process_group: dist.ProcessGroup | None = None,
+        checkpoint: str = "never",
+    ) -> None:
+        counts = {"always": chunks, "except_last": chunks - 1, "never": 0}
+        if checkpoint not in counts:
+            raise UnsupportedArgumentError(
+                "GPipe", "checkpoint", checkpoint, f"pass one of {', '.join(counts)}"
+            )
+        super().__init__(module, [module], chunks, process_group, range(counts[checkpoint]))
+
+
+class Interleaved1F1B(_Method):
+    """1F1B over several stages of each rank.
+
+    Args:
+        modules: The list that `partition` returns with `num_model_chunks`, or a
+            DistributedDataParallel of each.
+        chunks: Number of micro-batches of a step, a multiple of the number of ranks.
+        process_group: The ranks of the pipeline; default: all ranks.
+    """
+
+    schedule = "Interleaved1F1B"
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        chunks: int,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if isinstance(modules, nn.Module):
+            raise UnsupportedArgumentError(
+                "Interleaved1F1B",
+                "modules",
+                type(modules).__name__,
+                "pass the list that partition returns with num_model_chunks=2 or more",
+            )
+        super().__init__(nn.ModuleList(modules), list(modules), chunks, process_group)
+
+
+def _parts_of(name: str, wrapped: Sequence[nn.Module], group: dist.ProcessGroup) -> list[ModelPart]:
+    """The stages of this rank; raises on every rank of the group if one of them passes others."""
+    parts = [each.module if isinstance(each, DistributedDataParallel) else each for each in wrapped]
+    own = _problem(parts, wrapped, group)
+    problems: list[str | None] = [None] * group.size()
+    dist.all_gather_object(problems, own, group)
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise PartitionError(f"{name}: {problem} (rank {dist.get_global_rank(group, rank)})")
+    return [part for part in parts if isinstance(part, ModelPart)]
+
+
+def _problem(
+    parts: Sequence[nn.Module], wrapped: Sequence[nn.Module], group: dist.ProcessGroup
+) -> str | None:
+    for part in parts:
+        if not isinstance(part, ModelPart):
+            return (
+                f"the module is of type {type(part).__name__}: pass what partition returns, or a "
+                "DistributedDataParallel of it"
+            )
+        if (part.rank, part.ranks) != (group.rank(), group.size()):
+            return (
+                f"the stage is that of rank {part.rank} of {part.ranks}, but this is rank "
+                f"{group.rank()} of {group.size()} of process_group: pass "
+                "process_group.rank() and process_group.size() to partition"
+            )
+        if len(part.split) != len(parts) * group.size():
+            return (
+                f"the model has {len(part.split)} stages, but {group.size()} ranks pass "
+                f"{len(parts)} each: pass all stages that partition returns"
+            )
+    if 0 < sum(isinstance(each, DistributedDataParallel) for each in wrapped) < len(wrapped):
+        return "some stages have a DistributedDataParallel and others do not: wrap each of them"
+    return None
+
+
+def _divided(name: str, tensors: Sequence[Tensor], chunks: int) -> list[tuple[Any, ...]] | None:
+    columns = [divide(each, chunks, f"{name}[{k}]") for k, each in enumerate(tensors)]
+    return [tuple(value for (value,) in row) for row in zip(*columns, strict=True)] or None
+
+
+def _detached(output: Any) -> Any:
+    return tuple(each.detach() for each in output) if isinstance(output, tuple) else output.detach()
+
+
+def _joined(outputs: Sequence[Any]) -> Any:
+    """The outputs of all micro-batches as those of one batch."""
+    if isinstance(outputs[0], tuple):
+        return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
+    return torch.cat(list(outputs))

@@ -1,0 +1,259 @@
+"""haiscale.pipeline's names of training scripts: one stage or several on each rank, with replicas."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from haiscale.ddp import DistributedDataParallel
+from haiscale.pipeline import (
+    GPipe,
+    Interleaved1F1B,
+    PipeDream,
+    SequentialModel,
+    make_subgroups,
+    partition,
+)
+from haiscale.pipeline.errors import PartitionError, PipelineError
+from hfreduce.testing import Layout, run, values
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import gpt_scripts as gpts
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(200, func_only=True)]
+
+CHUNKS, STEPS = 4, 4
+BALANCE = [3, 3]
+STABLE = {"HFREDUCE_DETERMINISM": "stable"}
+
+
+def on_ranks(function, ranks, *arguments):
+    return values(run(function, Layout.one_node(ranks), *arguments, environment=STABLE))
+
+
+def trains(rank, size, method, replicas):
+    """A script: pipelines of two ranks, and replicas of each stage if there are four ranks."""
+    dp_group, pp_group = make_subgroups(pp_size=size // replicas)
+    stage, stages = pp_group.rank(), pp_group.size()
+    model = gpts.GPT(seed=7 if dp_group.rank() == 0 else 8).core
+    if method == "Interleaved1F1B":
+        parts = partition(model, stage, stages, num_model_chunks=2)
+        pipeline = Interleaved1F1B(parts, CHUNKS, process_group=pp_group)
+    else:
+        part = partition(model, stage, stages, balance=BALANCE)
+        if replicas > 1:
+            part = DistributedDataParallel(part, process_group=dp_group)
+        if method == "GPipe":
+            pipeline = GPipe(part, CHUNKS, process_group=pp_group, checkpoint="except_last")
+        else:
+            pipeline = PipeDream(part, CHUNKS, process_group=pp_group)
+    criterion, is_last = gpts.Loss(CHUNKS), stage == stages - 1
+    optimizer = gpts.optimizer_of(pipeline)
+    history = []
+    for step in range(STEPS):
+        pipeline.train()
+        tokens = gpts.batch(step, dp_group.rank(), replicas)
+        losses, outputs = pipeline.forward_backward(tokens, criterion=criterion, labels=(tokens,))
+        gpts.clip(pipeline.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        assert (losses is None, outputs is None) == (not is_last, not is_last)
+        if is_last:
+            assert losses.shape == (CHUNKS,)
+            assert outputs.shape == (len(tokens), gpts.CONTEXT, gpts.WORDS)
+            assert torch.allclose(gpts.Loss()(outputs, tokens), losses.sum(), atol=1e-5)
+            history.append(sum(losses.tolist()))
+    pipeline.eval()
+    with torch.no_grad():
+        tokens = gpts.batch(100)
+        logits = pipeline(tokens)
+    assert (logits is None) == (not is_last)
+    validation = gpts.Loss()(logits, tokens).item() if is_last else None
+    module = pipeline.module
+    if replicas > 1:
+        module.reducer.stop()
+        module = module.module
+    state = gpts.plain(module.state_dict())
+    dist.barrier()
+    return dp_group.rank(), stage, history, validation, state
+
+
+@pytest.mark.parametrize("method", ["PipeDream", "GPipe", "Interleaved1F1B"])
+def test_a_pipeline_trains_as_one_process_that_accumulates(method):
+    ends = [[0, 1, 4], [2, 3, 5]] if method == "Interleaved1F1B" else [range(3), range(3, 6)]
+    losses, validation, expected = gpts.reference(STEPS, chunks=CHUNKS, clipped=ends)
+    outcomes = on_ranks(trains, 2, method, 1)
+    assert outcomes[1][2] == losses
+    assert outcomes[1][3] == pytest.approx(validation, abs=1e-5)
+    assert losses[-1] < losses[0]
+    states = [state for *_, state in outcomes]
+    if method == "Interleaved1F1B":
+        # A list of modules: the name of a chunk comes first.
+        states = [{name.partition(".")[2]: p for name, p in state.items()} for state in states]
+    merged = {f"core.{name}": p for state in states for name, p in state.items()}
+    assert merged.keys() == expected.keys()
+    assert all(np.array_equal(merged[name], expected[name]) for name in expected)
+
+
+def test_replicas_in_a_pipeline_train_on_the_batches_of_all():
+    losses, validation, expected = gpts.reference(
+        STEPS, size=2, chunks=CHUNKS, clipped=[range(3), range(3, 6)]
+    )
+    outcomes = on_ranks(trains, 4, "PipeDream", 2)
+    assert {(replica, stage) for replica, stage, *_ in outcomes} == {
+        (0, 0), (0, 1), (1, 0), (1, 1)
+    }  # fmt: skip
+    last = [each for each in outcomes if each[1] == 1]
+    for pair, loss in zip(zip(*(each[2] for each in last), strict=True), losses, strict=True):
+        assert sum(pair) / 2 == pytest.approx(loss, abs=1e-4)
+    for *_, own, state in outcomes:
+        assert own is None or own == pytest.approx(validation, abs=1e-4)
+        assert not gpts.differences({f"core.{n}": p for n, p in state.items()}, expected)
+
+
+class Two(nn.Module):
+    """Two inputs, two outputs: the tuple goes to the next layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        return self.linear(x) + y, y
+
+
+def passes_tuples(rank, size):
+    torch.manual_seed(3)
+    model = SequentialModel(*(Two() for _ in range(4)))
+    x, y, target = torch.rand(3, 8, 4).unbind()
+
+    def criterion(outputs, target):
+        return (outputs[0] - target).square().sum()
+
+    losses = criterion(model(x, y), target)
+    losses.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    pipeline = PipeDream(partition(model, rank, size), 2)
+    own, outputs = pipeline.forward_backward(x, y, criterion=criterion, labels=[target])
+    with torch.no_grad():
+        evaluated = pipeline(x[:7], y[:7])  # parts of four and three rows
+        if rank == size - 1:
+            assert torch.allclose(own.sum(), losses)
+            whole = model.to("cpu")(x, y)
+            assert all(torch.allclose(a, b) for a, b in zip(outputs, whole, strict=True))
+            assert all(torch.allclose(a, b[:7]) for a, b in zip(evaluated, whole, strict=True))
+    own, outputs = pipeline.forward_backward(
+        x, y, criterion=criterion, labels=[target], return_outputs=False
+    )
+    assert outputs is None
+    return [
+        torch.allclose(p.grad, 2 * expected[name], atol=1e-4)
+        for name, p in pipeline.module.named_parameters()
+    ]
+
+
+def test_layers_pass_tuples_and_outputs_may_be_dropped():
+    for found in on_ranks(passes_tuples, 2):
+        assert len(found) == 4
+        assert all(found)
+
+
+def misuses(rank, size, kind):
+    model = gpts.GPT().core
+    part = partition(model, rank, size)
+    if kind == "whole model":
+        PipeDream(model, CHUNKS)
+    elif kind == "another rank":
+        PipeDream(partition(model, min(rank + 1, size - 1), size), CHUNKS)
+    elif kind == "one chunk":
+        Interleaved1F1B(partition(model, rank, size, num_model_chunks=2)[:1], 4)
+    elif kind == "some wrapped":
+        first, second = partition(model, rank, size, num_model_chunks=2)
+        alone = dist.new_group([rank], use_local_synchronization=True)
+        Interleaved1F1B([DistributedDataParallel(first, process_group=alone), second], 4)
+    elif kind == "few chunks":
+        PipeDream(part, 1)
+    elif kind == "no list":
+        Interleaved1F1B(part, 4)
+    elif kind == "checkpoint":
+        GPipe(part, CHUNKS, checkpoint="sometimes")
+    elif kind == "rows":
+        tokens = gpts.batch(0, rows=9)
+        PipeDream(part, CHUNKS).forward_backward(tokens, criterion=gpts.Loss(), labels=(tokens,))
+    elif kind == "gradients":
+        PipeDream(part, CHUNKS)(gpts.batch(0))
+    elif kind == "subgroups":
+        make_subgroups(pp_size=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("whole model", "PartitionError", "the module is of type Sequential: pass what partition"),
+        ("another rank", "PartitionError", "that of rank 1 of 2, but this is rank 0 of 2"),
+        ("one chunk", "PartitionError", "4 stages, but 2 ranks pass 1 each"),
+        ("some wrapped", "PartitionError", "some stages have a DistributedDataParallel"),
+        ("few chunks", "ScheduleError", "1 micro-batches do not fill 2 ranks"),
+        ("no list", "UnsupportedArgumentError", "modules='ModelPart': pass the list that"),
+        ("checkpoint", "UnsupportedArgumentError", "checkpoint='sometimes': pass one of always"),
+        ("rows", "MicrobatchError", "inputs[0]: 9 rows cannot be divided into 4"),
+        ("gradients", "RuntimeError", "call forward_backward to train, or use torch.no_grad()"),
+        ("subgroups", "LayoutError", ""),
+    ],
+)
+def test_misuse_is_refused_on_every_rank(kind, error, words):
+    for outcome in run(misuses, Layout.one_node(2), kind):
+        assert outcome.failure is not None, outcome
+        assert outcome.failure.type == error, outcome
+        assert words in outcome.failure.text
+
+
+def fails_in_evaluation(rank, size):
+    model = gpts.GPT().core
+    pipeline = PipeDream(partition(model, rank, size), CHUNKS)
+    if rank == 1:
+        pipeline.module.register_forward_pre_hook(lambda *_: None)
+        pipeline.module[0].register_forward_hook(lambda *_: [][1])
+    with pytest.raises(PipelineError) as raised, torch.no_grad():
+        for _ in range(3):  # the first stage has sent before the second one fails
+            pipeline(gpts.batch(0))
+            dist.barrier(pipeline.pipeline.group)
+    return str(raised.value)
+
+
+def test_an_exception_in_evaluation_ends_all_ranks_with_its_place():
+    for text in on_ranks(fails_in_evaluation, 2):
+        assert "stage 1, micro-batch 0: forward pass: IndexError" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": nn.Linear(1, 1)}, "model is of type Linear: pass an nn.Sequential"),
+        ({"rank": 2}, "rank 2 of size 2: expected a rank from 0 to 1"),
+        ({"balance": [5, 2]}, "split [5, 2] does not divide 6 layers into 2 stages"),
+        ({"num_model_chunks": 0}, "num_model_chunks=0: expected at least 1"),
+    ],
+)
+def test_partition_refuses_what_does_not_fit(arguments, words):
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(6)))
+    with pytest.raises(PartitionError) as raised:
+        partition(**{"model": model, "rank": 0, "size": 2, **arguments})
+    assert words in str(raised.value)
+
+
+def test_a_part_holds_no_memory_of_other_stages_and_keeps_shared_parameters():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    model[3].weight = model[0].weight
+    model[2].weight = model[1].weight
+    part = partition(model, 0, 2, balance=[1, 3])
+    assert list(part.state_dict()) == ["0.weight", "0.bias"]
+    assert part.whole["0"] is model[0]
+    assert part.whole["3"].weight is model[0].weight
+    assert part.whole["2"].weight is part.whole["1"].weight
+    assert part.whole["2"].weight.is_meta
+    assert part.whole["3"].bias.is_meta
