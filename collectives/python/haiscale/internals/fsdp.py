@@ -7,6 +7,7 @@ whether a hook, a prefetch or the script asked for it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NewType
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, is_bw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch.distributed as dist
     from torch import nn
@@ -29,6 +30,7 @@ __all__ = [
     "drop_pending_gather",
     "has_prefetch",
     "is_in_backward",
+    "keeping_shards",
     "may_land_later",
     "parameter_groups",
     "parameters",
@@ -189,6 +191,20 @@ def drop_pending_gather(group: ParameterGroup) -> None:
     if result is not None and result.all_gather_work is not None:
         result.all_gather_work.wait()
         known._all_gather_result = None
+
+
+@contextmanager
+def keeping_shards(module: nn.Module) -> Iterator[None]:
+    """Leaves the shards alone after `load_state_dict`, where a module has other parameters."""
+    known: Any = parameter_groups(module)
+    parameters = [parameter for group in known for parameter in group.fsdp_params]
+    for parameter in parameters:
+        parameter.reset_sharded_param = lambda: None
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            del parameter.reset_sharded_param
 
 
 def has_prefetch(module: nn.Module) -> bool:

@@ -9,7 +9,12 @@ from hfreduce.testing import Layout, run, values
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group, _fsdp_state
+from torch.distributed.fsdp._fully_shard import (
+    _fsdp_collectives,
+    _fsdp_param,
+    _fsdp_param_group,
+    _fsdp_state,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -106,6 +111,8 @@ def test_names_that_the_adapter_reads():
     state = inspect.getsource(_fsdp_state.FSDPState)
     assert "_states_to_forward_prefetch" in state
     assert "_fsdp_param_groups" in state
+    parameter = inspect.getsource(_fsdp_param.FSDPParam)
+    assert "lambda *args, **kwargs: self.reset_sharded_param()" in parameter
 
 
 def test_torch_touches_the_output_of_a_scatter_only_where_the_adapter_says_so():

@@ -1,0 +1,135 @@
+"""`FullyShardedDataParallel`: `fully_shard` with the interface of HaiScale's training scripts.
+
+    model = FullyShardedDataParallel(model, auto_wrap_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+A policy is one of torch's: a function of a module, of whether its children are going to be asked,
+and of the number of its parameters that are not wrapped yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import BackwardPrefetch, FSDPModule
+
+from haiscale.fsdp.full import FullParameters
+from haiscale.fsdp.shard import fully_shard
+from haiscale.unsupported import UnsupportedArgumentError, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    import torch.distributed as dist
+
+__all__ = ["FullyShardedDataParallel"]
+
+NAME: Final = "FullyShardedDataParallel"
+BY_FULLY_SHARD: Final = "call haiscale.fsdp.fully_shard instead, with "
+REMEDIES: Final = {
+    "sharding_strategy": BY_FULLY_SHARD + "reshard_after_forward and a mesh of one or two axes",
+    "cpu_offload": BY_FULLY_SHARD + "offload_policy",
+    "mixed_precision": BY_FULLY_SHARD + "mp_policy",
+    "ignored_modules": BY_FULLY_SHARD + "ignored_params",
+    "ignored_states": BY_FULLY_SHARD + "ignored_params",
+    "param_init_fn": "build the model with its first values; rank 0's are used",
+    "device_id": "move the module to its device first",
+    "sync_module_states": "leave it out: rank 0's values are always used",
+    "use_orig_params": "leave it out: parameters always have their names",
+}
+
+
+class FullyShardedDataParallel(nn.Module):
+    """A model whose parameters are sharded over the ranks of a group; `module` is the model.
+
+    Args:
+        module: The model, on its device.
+        process_group: Ranks that hold the shards; default: all ranks.
+        auto_wrap_policy: Which modules are gathered separately. Default: none, the whole model is
+            gathered at once.
+        backward_prefetch: When backward gathers the next module's parameters: before it computes
+            the gradients of the current one (BACKWARD_PRE), or after (BACKWARD_POST), with less
+            memory. None is the same as BACKWARD_POST.
+        unsupported: Other arguments of torch's class are refused.
+
+    Raises:
+        UnsupportedArgumentError: An argument is not supported; no parameter has been changed.
+        ModelMismatchError: The module of a rank differs; on every rank.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        auto_wrap_policy: Callable[..., bool] | None = None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        **unsupported: object,
+    ) -> None:
+        refuse(NAME, unsupported, REMEDIES)
+        if auto_wrap_policy is not None and not callable(auto_wrap_policy):
+            raise UnsupportedArgumentError(
+                NAME, "auto_wrap_policy", auto_wrap_policy, "pass a function of torch's wrap module"
+            )
+        if not isinstance(backward_prefetch, BackwardPrefetch | None):
+            raise UnsupportedArgumentError(
+                NAME, "backward_prefetch", backward_prefetch, "pass a BackwardPrefetch or None"
+            )
+        super().__init__()
+        mesh = None
+        if process_group is not None:
+            device = next((p.device for p in module.parameters()), torch.device("cpu"))
+            mesh = DeviceMesh.from_group(process_group, device.type)
+        inner = _wrapped(module, auto_wrap_policy)[0] if auto_wrap_policy is not None else []
+        for each in [*(child for child in inner if child is not module), module]:
+            fully_shard(each, mesh=mesh)
+        self.module = module
+        self._full = FullParameters(module)
+        self._prefetches = backward_prefetch is BackwardPrefetch.BACKWARD_PRE
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module."""
+        self._full.before_forward()
+        output = self.module(*args, **kwargs)
+        if not torch.is_grad_enabled() and isinstance(self.module, FSDPModule):
+            self.module.reshard()  # torch keeps the root's parameters whole, for a backward pass
+        if not self._prefetches:
+            # After the first call: by then the forward pass has its prefetches.
+            self._prefetches = True
+            for each in _sharded(self.module):
+                # In place of the next module; its own parameters are there already.
+                each.set_modules_to_backward_prefetch([each])
+        return output
+
+    def summon_full_params(self) -> AbstractContextManager[None]:
+        """Modules have whole parameters inside; on exit each rank keeps its shard of them.
+
+        Every rank of the group enters it. `state_dict()` of the module and of its optimizers then
+        have whole values: the module's on every rank, the optimizers' on the group's first rank.
+        An optimizer also loads such a state, inside or outside.
+        """
+        return self._full.summoned()
+
+
+def _sharded(model: nn.Module) -> Iterator[FSDPModule]:
+    return (each for each in model.modules() if isinstance(each, FSDPModule))
+
+
+def _wrapped(module: nn.Module, policy: Callable[..., bool]) -> tuple[list[nn.Module], int]:
+    """The modules that a policy selects, inner ones first, and the number of their parameters."""
+    count = sum(p.numel() for p in module.parameters())
+    if not policy(module=module, recurse=True, nonwrapped_numel=count):
+        return [], 0
+    selected: list[nn.Module] = []
+    inside = 0
+    for child in module.children():
+        inner, size = _wrapped(child, policy)
+        selected += inner
+        inside += size
+    if policy(module=module, recurse=False, nonwrapped_numel=count - inside):
+        return [*selected, module], count
+    return selected, inside
