@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from haiscale.ddp import agreement, groups
+from haiscale.ddp import agreement, groups, saving
 from haiscale.ddp.buckets import Bucket, layout
 from haiscale.ddp.reducer import Reducer, check_free
 from haiscale.overlap.guards import guard_module, guard_optimizer
@@ -77,6 +77,8 @@ class DistributedDataParallel(nn.Module):
         self.process_group = group
         self.device_ids, self.output_device = device_ids, output_device
         self.broadcast_buffers = broadcast_buffers
+        self.checkpoint: saving.Checkpoint | None = None
+        """What `try_save` writes; `haiscale.ddp.init_checkpoint` sets it."""
         self.require_backward_grad_sync = True
         self._syncs_buffers = broadcast_buffers
         self._overlap = overlap
@@ -148,6 +150,25 @@ class DistributedDataParallel(nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def try_save(
+        self,
+        epoch: int,
+        step: int,
+        others: Any = None,
+        force: bool = False,  # noqa: FBT001, FBT002  (HAI's)
+    ) -> None:
+        """Saves and suspends if the job is asked to, as scripts for HAI do after each step.
+
+        Every rank calls it.
+
+        Args:
+            epoch: Epoch in which the job resumes.
+            step: Step of the epoch with which it resumes.
+            others: Further values, which `init_checkpoint` returns then.
+            force: Save in any case; the job continues if it is not asked to suspend.
+        """
+        saving.try_save(self, epoch, step, others, force=force)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scales all gradients to a total norm, in the same order of addition on every rank."""
