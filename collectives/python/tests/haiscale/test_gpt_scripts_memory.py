@@ -1,0 +1,160 @@
+"""haiscale.cpu_offload and haiscale.utils: less memory, the same bits."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from haiscale import cpu_offload
+from haiscale.cpu_offload import CPUOffload, Share
+from haiscale.ddp import DistributedDataParallel
+from haiscale.utils import on_demand_checkpoint
+from hfreduce.testing import Layout, run, values
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+import gpt_scripts as gpts
+
+pytestmark = pytest.mark.torch
+
+STEPS = 4
+
+
+class OffloadedGPT(gpts.GPT):
+    """A script's model, whose blocks are in the context."""
+
+    def forward(self, tokens):
+        embedding, *blocks, head = self.core
+        x = embedding(tokens)
+        with CPUOffload(offload_ratio=0.5, tag="blocks"):
+            for block in blocks:
+                x = block(x)
+        return head(x)
+
+
+class CheckpointedGPT(gpts.GPT):
+    """A script's model, whose blocks are computed again."""
+
+    def forward(self, tokens):
+        embedding, *blocks, head = self.core
+        x = embedding(tokens)
+        for block in blocks:
+            x = on_demand_checkpoint(block, x)
+        return head(x)
+
+
+def trains(rank, size, kind):
+    if kind == "offload":
+        # A tensor of this processor is treated as one of an accelerator.
+        cpu_offload.is_on_host = lambda _tensor: False
+    model = {"offload": OffloadedGPT, "checkpoint": CheckpointedGPT, "plain": gpts.GPT}[kind]()
+    model = DistributedDataParallel(model)
+    optimizer = gpts.optimizer_of(model)
+    history = []
+    for step in range(STEPS):
+        tokens = gpts.batch(step, rank, size)
+        loss = gpts.Loss()(model(tokens), tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+    share = CPUOffload.shares.get("blocks")
+    return history, gpts.plain(model.module.state_dict()), share and share.total_bytes
+
+
+def test_training_has_the_bits_of_a_run_with_all_activations():
+    results = {
+        kind: values(run(trains, Layout.one_node(2), kind))
+        for kind in ("plain", "offload", "checkpoint")
+    }
+    for kind in ("offload", "checkpoint"):
+        for (losses, state, _), (own, other, _) in zip(
+            results["plain"], results[kind], strict=True
+        ):
+            assert losses == own
+            assert all((state[name] == other[name]).all() for name in state)
+    assert all(total > 100_000 for *_, total in results["offload"])
+
+
+@pytest.fixture
+def moved(monkeypatch):
+    """Sizes of the tensors that are moved, of all devices."""
+    monkeypatch.setattr(cpu_offload, "is_on_host", lambda _tensor: False)
+    monkeypatch.setattr(CPUOffload, "shares", {})
+    sizes = []
+
+    class Recorded(cpu_offload._Moved):
+        def __new__(cls, tensor, device):
+            sizes.append(tensor.numel())
+            return super().__new__(cls, tensor, device)
+
+    monkeypatch.setattr(cpu_offload, "_Moved", Recorded)
+    return sizes
+
+
+def passes(ratio, moved):
+    """The tensors that two passes through four equal layers move."""
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    x = torch.rand(2, 8, requires_grad=True)
+    gradients, counts = [], []
+    for _ in range(2):
+        with CPUOffload(ratio, "layers"):
+            y = layers(x)
+        counts.append(len(moved))
+        gradients.append(torch.autograd.grad(y.sum(), [x, *layers.parameters()]))
+        moved.clear()
+    plain = torch.autograd.grad(layers(x).sum(), [x, *layers.parameters()])
+    assert all(torch.equal(a, b) for each in gradients for a, b in zip(each, plain, strict=True))
+    return counts
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(0, [0, 0]), (0.5, [4, 2]), (1, [4, 4])])
+def test_the_first_pass_moves_everything_and_later_ones_their_share(ratio, expected, moved):
+    """Each layer saves its input; its weight, of which it saves a view, stays."""
+    assert passes(ratio, moved) == expected
+
+
+def test_tensors_of_the_host_stay():
+    with CPUOffload(1.0, "host"):
+        torch.rand(4, requires_grad=True).exp()
+    assert CPUOffload.shares.pop("host") == Share()
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
+def test_an_invalid_ratio_is_refused(ratio):
+    with pytest.raises(ValueError, match=r"invalid offload_ratio .*: expected a number from 0"):
+        CPUOffload(offload_ratio=ratio, tag="blocks")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_activations_leave_the_gpu():
+    torch.cuda.reset_peak_memory_stats()
+    layers = nn.Sequential(*(nn.ReLU() for _ in range(8))).cuda()
+    x = torch.rand(1 << 20, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    with CPUOffload(1.0, "gpu"):
+        y = layers(x)
+    assert torch.cuda.memory_allocated() - before < 3 * x.nbytes
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_a_checkpoint_computes_again_in_backward_alone():
+    calls = []
+
+    def function(x, power):
+        calls.append(torch.is_grad_enabled())
+        return nn.functional.dropout(x, 0.5) ** power
+
+    x = torch.rand(100, requires_grad=True)
+    torch.manual_seed(0)
+    y = on_demand_checkpoint(function, x, 3)
+    assert calls == [True]
+    y.sum().backward()
+    assert calls == [True, True]
+    kept = y.detach() > 0
+    assert torch.allclose(x.grad[kept], 3 * 8 * x.detach()[kept] ** 2)
+    assert not x.grad[~kept].any()
+    with torch.no_grad():
+        on_demand_checkpoint(function, x, 3)
+    assert calls == [True, True, False]
