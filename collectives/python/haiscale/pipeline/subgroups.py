@@ -52,5 +52,5 @@ def _nodes(ranks: int) -> Nodes:
             f"WORLD_SIZE={started}, but the default group has {ranks} ranks: start the same number "
             "of ranks on each node"
         )
-    nodes = job_nodes(started)
+    nodes = job_nodes(started, {"LOCAL_WORLD_SIZE": "1", **os.environ})
     return Nodes(nodes.names, nodes.zones, nodes.ranks_per_node * (ranks // started))

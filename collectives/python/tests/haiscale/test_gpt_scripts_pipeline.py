@@ -1,5 +1,6 @@
 """haiscale.pipeline's names of training scripts: stages on ranks, and their replicas."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -112,6 +113,35 @@ def test_replicas_in_a_pipeline_train_on_the_batches_of_all():
     for *_, own, state in outcomes:
         assert own is None or own == pytest.approx(validation, abs=1e-4)
         assert not gpts.differences({f"core.{n}": p for n, p in state.items()}, expected)
+
+
+def groups_with(rank, size, variables):
+    for name in ("FLYER_TOPOLOGY", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    try:
+        groups = make_subgroups(pp_size=2)
+    except ValueError as error:
+        return str(error)
+    return [dist.get_process_group_ranks(group) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        # Four nodes with one rank, two with two, as WORLD_SIZE counts them; then by torchrun.
+        ({"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}, [[0, 2], [0, 1]]),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}, [[0, 1], [0, 2]]),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, [[0, 1], [0, 2]]),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, [[0, 1], [0, 2]]),
+        ({"WORLD_SIZE": "1"}, [[0, 1], [0, 2]]),
+        ({}, [[0, 1], [0, 2]]),
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE=3, but the default group has 4 ranks: start the same"),
+    ],
+)  # fmt: skip
+def test_world_size_counts_nodes_or_ranks(variables, expected):
+    found = on_ranks(groups_with, 4, variables)[0]
+    assert found == expected if isinstance(expected, list) else found.startswith(expected)
 
 
 class Two(nn.Module):
