@@ -35,14 +35,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A file, and what is saved in it beside the model."""
+    """A file, and what is saved in it with the model."""
 
     path: Path
     stateful: dict[str, Any] = field(default_factory=dict)
     """The optimizer, the scheduler and the gradient scaler, by their names in the file."""
 
     def load(self, module: nn.Module) -> tuple[int, int, Any]:
-        """Epoch, step and other values of the file; zeros and None if there is no file."""
+        """Epoch, step and other values of the file; zeros and None without a file."""
         if not self.path.exists():
             return 0, 0, None
         state = torch.load(self.path, map_location="cpu")
