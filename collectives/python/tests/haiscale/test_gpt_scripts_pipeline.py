@@ -28,6 +28,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(200, func_only=True)]
 
 CHUNKS, STEPS = 4, 4
 BALANCE = [3, 3]
+LAYERS = {
+    "PipeDream": [range(3), range(3, 6)],
+    "GPipe": [range(3), range(3, 6)],
+    "Interleaved1F1B": [[0, 1, 4], [2, 3, 5]],
+}
+"""Of each rank."""
 STABLE = {"HFREDUCE_DETERMINISM": "stable"}
 
 
@@ -42,6 +48,8 @@ def trains(rank, size, method, replicas):
     model = gpts.GPT(seed=7 if dp_group.rank() == 0 else 8).core
     if method == "Interleaved1F1B":
         parts = partition(model, stage, stages, num_model_chunks=2)
+        if replicas > 1:
+            parts = [DistributedDataParallel(part, process_group=dp_group) for part in parts]
         pipeline = Interleaved1F1B(parts, CHUNKS, process_group=pp_group)
     else:
         part = partition(model, stage, stages, balance=BALANCE)
@@ -73,46 +81,43 @@ def trains(rank, size, method, replicas):
         logits = pipeline(tokens)
     assert (logits is None) == (not is_last)
     validation = gpts.Loss()(logits, tokens).item() if is_last else None
-    module = pipeline.module
+    modules = list(pipeline.module) if method == "Interleaved1F1B" else [pipeline.module]
     if replicas > 1:
-        module.reducer.stop()
-        module = module.module
-    state = gpts.plain(module.state_dict())
+        for module in modules:
+            module.reducer.stop()
+        modules = [module.module for module in modules]
+    state = {
+        f"core.{n}": p for module in modules for n, p in gpts.plain(module.state_dict()).items()
+    }
     dist.barrier()
     return dp_group.rank(), stage, history, validation, state
 
 
 @pytest.mark.parametrize("method", ["PipeDream", "GPipe", "Interleaved1F1B"])
 def test_a_pipeline_trains_as_one_process_that_accumulates(method):
-    ends = [[0, 1, 4], [2, 3, 5]] if method == "Interleaved1F1B" else [range(3), range(3, 6)]
-    losses, validation, expected = gpts.reference(STEPS, chunks=CHUNKS, clipped=ends)
+    losses, validation, expected = gpts.reference(STEPS, chunks=CHUNKS, clipped=LAYERS[method])
     outcomes = on_ranks(trains, 2, method, 1)
     assert outcomes[1][2] == losses
     assert outcomes[1][3] == pytest.approx(validation, abs=1e-5)
     assert losses[-1] < losses[0]
-    states = [state for *_, state in outcomes]
-    if method == "Interleaved1F1B":
-        # A list of modules: the name of a chunk comes first.
-        states = [{name.partition(".")[2]: p for name, p in state.items()} for state in states]
-    merged = {f"core.{name}": p for state in states for name, p in state.items()}
+    merged = {name: p for *_, state in outcomes for name, p in state.items()}
     assert merged.keys() == expected.keys()
     assert all(np.array_equal(merged[name], expected[name]) for name in expected)
 
 
-def test_replicas_in_a_pipeline_train_on_the_batches_of_all():
+@pytest.mark.parametrize("method", ["PipeDream", "Interleaved1F1B"])
+def test_replicas_in_a_pipeline_train_on_the_batches_of_all(method):
     losses, validation, expected = gpts.reference(
-        STEPS, size=2, chunks=CHUNKS, clipped=[range(3), range(3, 6)]
+        STEPS, size=2, chunks=CHUNKS, clipped=LAYERS[method]
     )
-    outcomes = on_ranks(trains, 4, "PipeDream", 2)
-    assert {(replica, stage) for replica, stage, *_ in outcomes} == {
-        (0, 0), (0, 1), (1, 0), (1, 1)
-    }  # fmt: skip
+    outcomes = on_ranks(trains, 4, method, 2)
+    assert {each[:2] for each in outcomes} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     last = [each for each in outcomes if each[1] == 1]
     for pair, loss in zip(zip(*(each[2] for each in last), strict=True), losses, strict=True):
         assert sum(pair) / 2 == pytest.approx(loss, abs=1e-4)
     for *_, own, state in outcomes:
         assert own is None or own == pytest.approx(validation, abs=1e-4)
-        assert not gpts.differences({f"core.{n}": p for n, p in state.items()}, expected)
+        assert not gpts.differences(state, expected)
 
 
 def groups_with(rank, size, variables):
@@ -190,6 +195,49 @@ def test_layers_pass_tuples_and_outputs_may_be_dropped():
     for found in on_ranks(passes_tuples, 2):
         assert len(found) == 4
         assert all(found)
+
+
+def counts(rank, size, checkpoint):
+    """Forward passes of this rank's first layer in the second step."""
+    part = partition(gpts.GPT().core, rank, size)
+    pipeline = GPipe(part, CHUNKS, checkpoint=checkpoint)
+    calls = []
+    part[0].register_forward_pre_hook(lambda *_: calls.append(len(calls)))
+    for step in range(2):
+        calls.clear()
+        tokens = gpts.batch(step)
+        pipeline.forward_backward(tokens, criterion=gpts.Loss(CHUNKS), labels=(tokens,))
+    return len(calls)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "passes"),
+    [("never", CHUNKS), ("except_last", 2 * CHUNKS - 1), ("always", 2 * CHUNKS)],
+)
+def test_chosen_micro_batches_are_computed_again(checkpoint, passes):
+    assert on_ranks(counts, 2, checkpoint) == [passes] * 2
+
+
+def shares(rank, size):
+    """The first and the last layer share a matrix."""
+    torch.manual_seed(2)
+    middle = [nn.Linear(8, 8) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(16, 8), *middle, nn.Linear(8, 16, bias=False))
+    model[3].weight = model[0].weight
+    tokens = torch.arange(16).view(4, 4)
+    gpts.Loss()(model(tokens), tokens).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters(remove_duplicate=False)}
+    model.zero_grad()
+    pipeline = PipeDream(partition(model, rank, size), 2)
+    pipeline.forward_backward(tokens, criterion=gpts.Loss(2), labels=(tokens,))
+    state = pipeline.module.named_parameters()
+    return {name: torch.allclose(p.grad, expected[name], atol=1e-6) for name, p in state}
+
+
+def test_a_matrix_of_two_stages_gets_both_gradients():
+    first, last = on_ranks(shares, 2)
+    assert first == {"0.weight": True, "1.weight": True, "1.bias": True}
+    assert last == {"2.weight": True, "2.bias": True, "3.weight": True}
 
 
 def misuses(rank, size, kind):
