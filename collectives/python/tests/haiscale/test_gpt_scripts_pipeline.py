@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from haiscale.ddp import DistributedDataParallel
+from haiscale.ddp import DistributedDataParallel, groups
 from haiscale.pipeline import (
     GPipe,
     Interleaved1F1B,
@@ -60,6 +60,8 @@ def trains(rank, size, method, replicas):
         else:
             pipeline = PipeDream(part, CHUNKS, process_group=pp_group)
     criterion, is_last = gpts.Loss(CHUNKS), stage == stages - 1
+    started, start = [], groups.allreduce
+    groups.allreduce = lambda *args: (started.append(args), start(*args))[1]
     optimizer = gpts.optimizer_of(pipeline)
     history = []
     for step in range(STEPS):
@@ -82,6 +84,8 @@ def trains(rank, size, method, replicas):
     assert (logits is None) == (not is_last)
     validation = gpts.Loss()(logits, tokens).item() if is_last else None
     modules = list(pipeline.module) if method == "Interleaved1F1B" else [pipeline.module]
+    # Gradients are averaged once in a step, not for each micro-batch: in one bucket of each stage.
+    assert len(started) == (STEPS * len(modules) if replicas > 1 else 0)
     if replicas > 1:
         for module in modules:
             module.reducer.stop()
