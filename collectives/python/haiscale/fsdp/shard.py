@@ -64,6 +64,10 @@ def fully_shard(
     return sharded
 
 
+# Scripts that replace the import alone call `fully_shard.state(module)`, too.
+vars(fully_shard)["state"] = vars(torch_fully_shard)["state"]
+
+
 def overlap(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] = (),

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -51,6 +52,15 @@ def shards_without_a_mesh(rank, size):
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the default is the accelerator")
 def test_without_a_mesh_all_ranks_are_shards_on_the_cpu():
     assert on(FOUR, shards_without_a_mesh) == [("cpu", [2.0])] * 4
+
+
+def state_of_a_module(rank, size):
+    layer = fully_shard(nn.Linear(8, 8))
+    return fully_shard.state(layer) is torch_fully_shard.state(layer)
+
+
+def test_scripts_that_replace_the_import_find_the_state_of_a_module():
+    assert on(FOUR, state_of_a_module) == [True] * 4
 
 
 # Memory
