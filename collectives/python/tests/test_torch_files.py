@@ -8,7 +8,9 @@ installed release, or Debian's source package (with `deb-src` of release 13 in a
 
     TORCH_SOURCES=pytorch-v2.6.0 pytest -m torch collectives/python/tests/test_torch_files.py
 
-The files run unchanged. Expectations of an older file about an older torch fail over both backends.
+The files run unchanged. Those that torch wrote for GPUs run on the CPU (`torch_on_cpu`), those of
+`fully_shard` also with `haiscale.fsdp`. Expectations of an older file about an older torch fail
+over all backends.
 """
 
 from __future__ import annotations
@@ -50,25 +52,31 @@ def kind(ending: str) -> str:
     return "failed" if ending.startswith("failed") else ending
 
 
+def differences(gloo: dict[str, str], other: dict[str, str]) -> list[str]:
+    """Tests that end in another way than over Gloo."""
+    assert gloo.keys() == other.keys()
+    return [test for test in gloo if kind(gloo[test]) != kind(other[test])]
+
+
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.timeout(2 * SECONDS + 30)
-@pytest.mark.parametrize("file", LISTED["files"])
+@pytest.mark.timeout(3 * SECONDS + 30)
+@pytest.mark.parametrize("file", [*LISTED["files"], *LISTED["for_gpus"]])
 def test_files_of_torchs_suite_have_the_same_results_as_over_gloo(file: str) -> None:
     if "TORCH_SOURCES" not in os.environ:
         pytest.skip("TORCH_SOURCES is not set to a checkout of torch's sources")
     pytest.importorskip("expecttest", reason="torch's tests import it; it is in our dev group")
     sources = Path(os.environ["TORCH_SOURCES"])
-    gloo, by_hfreduce = (endings(backend, sources, file) for backend in ("gloo", "hfreduce"))
-    assert gloo.keys() == by_hfreduce.keys()
-    differ = [test for test in gloo if kind(gloo[test]) != kind(by_hfreduce[test])]
-    unlisted = [test for test in differ if test not in LISTED["differ"]]
-    if unlisted:
+    gloo = endings("gloo", sources, file)
+    for backend in ("hfreduce", "haiscale") if file in LISTED["fully_shard"] else ("hfreduce",):
+        other = endings(backend, sources, file)
+        differ = differences(gloo, other)
         texts = [
-            f"{test}: over Gloo {gloo[test]}\nover HFReduce {by_hfreduce[test]}"
-            for test in unlisted
+            f"{test}: over Gloo {gloo[test]}\nwith {backend} {other[test]}"
+            for test in differ
+            if test not in LISTED["differ"]
         ]
-        pytest.fail("\n\n".join(texts), pytrace=False)
-    # Tests that no longer differ must be removed from the list.
-    same = [test for test in LISTED["differ"] if test in gloo and test not in differ]
-    assert not same
+        if texts:
+            pytest.fail("\n\n".join(texts), pytrace=False)
+        # Tests that no longer differ must be removed from the list.
+        assert not [test for test in LISTED["differ"] if test in gloo and test not in differ]

@@ -1,9 +1,11 @@
 """Runs test files of torch's sources with another backend in place of Gloo, and prints the results.
 
 `python torch_files.py BACKEND FOLDER FILE...`: FOLDER is `test/distributed` of torch's sources, a
-FILE is relative to it. With `gloo` as BACKEND nothing is replaced. The last line is JSON: passed,
-failed and skipped tests with the reasons. ONLY=WORD in the environment selects tests by name. Ranks
-are forked, so that the replacements apply to all of them.
+FILE is relative to it, or `FILE::CLASS`. BACKEND is `gloo`, which replaces nothing, `hfreduce`, or
+`haiscale`: HFReduce, and `haiscale.fsdp.fully_shard` in place of torch's. Files that
+`torch_files.json` lists as written for GPUs run on the CPU (`torch_on_cpu`). The last line is JSON:
+passed, failed and skipped tests with the reasons. ONLY=WORD in the environment selects tests by
+name. Ranks are forked, so that the replacements apply to all of them.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch_on_cpu
 from torch_suite import Like
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LISTED = json.loads((Path(__file__).parent / "torch_files.json").read_text(encoding="utf-8"))
 TEST_SECONDS = 60
+ON_CPU_TEST_SECONDS = 150
 GROUP_SECONDS = timedelta(seconds=50)
 
 
@@ -110,6 +115,14 @@ def replace_constructor() -> None:
     dist.ProcessGroupGloo = GlooReplacement
 
 
+def replace_fully_shard() -> None:
+    """Replaces torch's `fully_shard` by haiscale's, whose collectives run in the background."""
+    import torch.distributed.fsdp
+    from haiscale.fsdp import fully_shard
+
+    torch.distributed.fsdp.fully_shard = fully_shard
+
+
 def fork_ranks() -> None:
     """Forks ranks where a test would spawn them."""
     import torch
@@ -120,11 +133,16 @@ def fork_ranks() -> None:
     torch.set_num_threads(1)
 
 
-def load(folder: Path, file: str) -> Any:
+def load(path: Path, *, on_cpu: bool) -> Any:
     """The module of a test file."""
-    path = folder / file
     name = path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
+    # Some import others of their folder.
+    sys.path.insert(0, str(path.parent))
+    loader = None
+    if on_cpu:
+        torch_on_cpu.import_for_cpu(path.parent)
+        loader = torch_on_cpu.CpuLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -144,24 +162,38 @@ def cases(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield test
 
 
+def selected(folder: Path, name: str) -> Iterator[unittest.TestCase]:
+    """The tests of a file or of a class of it."""
+    file, _, class_name = name.partition("::")
+    module = load(folder / file, on_cpu=name in LISTED["for_gpus"])
+    word = os.environ.get("ONLY", "")
+    for test in cases(unittest.defaultTestLoader.loadTestsFromModule(module)):
+        _, of_class, method = test.id().rsplit(".", 2)
+        is_selected = word in test.id() and of_class == (class_name or of_class)
+        if is_selected and f"{of_class}.{method}" not in LISTED["left_out"]:
+            yield test
+
+
 def main() -> None:
     backend, folder, files = sys.argv[1], Path(sys.argv[2]).resolve(), sys.argv[3:]
+    on_cpu = not set(files).isdisjoint(LISTED["for_gpus"])
     temporary = tempfile.gettempdir()
+    seconds = ON_CPU_TEST_SECONDS if on_cpu else TEST_SECONDS
     os.environ |= {
         "BACKEND": "gloo",
         "WORLD_SIZE": "4",
         "TEMP_DIR": temporary,
-        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_SECONDS),
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(seconds),
     }
     sys.path.insert(0, str(folder))
     fork_ranks()
     if backend != "gloo":
-        replace_gloo(backend)
-    suite = unittest.TestSuite()
-    only = os.environ.get("ONLY")
-    for file in files:
-        loaded = unittest.defaultTestLoader.loadTestsFromModule(load(folder, file))
-        suite.addTests(case for case in cases(loaded) if only is None or only in case.id())
+        replace_gloo("hfreduce")
+    if on_cpu:
+        torch_on_cpu.prepare()
+    if backend == "haiscale":
+        replace_fully_shard()
+    suite = unittest.TestSuite(test for name in files for test in selected(folder, name))
     names = [test.id() for test in suite]
     result = unittest.TextTestRunner(sys.stderr, verbosity=2).run(suite)
     failed = {test.id(): text for test, text in [*result.failures, *result.errors]}
