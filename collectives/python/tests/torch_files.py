@@ -131,6 +131,8 @@ def fork_ranks() -> None:
     torch.multiprocessing.get_context = lambda *_: context
     torch.multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
+    # A child makes a new thread pool at first use, and fails if two threads do so at the same time.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def load(path: Path, *, on_cpu: bool) -> Any:
