@@ -20,8 +20,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from torch_on_cpu import CpuLoader
 
 FOLDER = Path(__file__).parent
 LISTED = json.loads((FOLDER / "torch_files.json").read_text(encoding="utf-8"))
@@ -80,3 +85,35 @@ def test_files_of_torchs_suite_have_the_same_results_as_over_gloo(file: str) -> 
             pytest.fail("\n\n".join(texts), pytrace=False)
         # Tests that no longer differ must be removed from the list.
         assert not [test for test in LISTED["differ"] if test in gloo and test not in differ]
+
+
+FOR_GPUS = """
+import torch
+
+backend = "nccl"
+devices = [torch.device("cuda", 1), torch.device(f"cuda:{1}"), torch.device("cuda:" + str(1))]
+streams = torch.cuda.current_stream() is torch.cpu.current_stream()
+has_setting = torch.backends.cuda.matmul is not None
+
+def moved(tensor, test):
+    return tensor.cuda(1).to(test.rank).to(device=test.rank)
+
+def annotated(tensor: torch.Tensor): ...
+"""
+
+
+@pytest.mark.torch
+def test_files_for_gpus_are_imported_for_the_cpu(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "for_gpus.py"
+    path.write_text(FOR_GPUS, encoding="utf-8")
+    loader = CpuLoader("for_gpus", str(path))
+    names: dict[str, Any] = {}
+    exec(loader.get_code("for_gpus"), names)
+    assert names["backend"] == "gloo"
+    assert names["devices"] == [torch.device("cpu")] * 3
+    assert names["streams"]
+    assert names["has_setting"]
+    assert names["moved"](torch.ones(1), SimpleNamespace(rank=1)).is_cpu
+    assert names["annotated"].__annotations__ == {"tensor": torch.Tensor}
+    assert not list(tmp_path.glob("__pycache__")), "it would be used without the replacements"
