@@ -226,7 +226,10 @@ impl Cluster {
             match action {
                 Action::Apply { op, update, payload, .. } => {
                     let result = Ok(store.apply(&update, &payload));
-                    self.steps.push_back(Step::Deliver(target, Event::Applied { op, result }));
+                    self.steps.push_back(Step::Deliver(
+                        target,
+                        Event::Applied { op, unsent: false, result },
+                    ));
                 }
                 Action::Commit { op, chunk, .. } => {
                     let result = Ok(store.commit(chunk));

@@ -247,6 +247,14 @@ pub enum StorageError {
         /// Earlier epochs are refused; `None` if this service cannot know it.
         fence: Option<Epoch>,
     },
+    /// The receiver does not have the update that is confirmed: the sender forwards it.
+    #[error("{chunk}: update {update} is not prepared here")]
+    NotPrepared {
+        /// Which chunk.
+        chunk: ChunkId,
+        /// Version of the update.
+        update: ChunkVersion,
+    },
 }
 
 fn fence_text(fence: &Option<Epoch>) -> String {
@@ -275,7 +283,8 @@ impl StorageError {
             Self::ChunkNotCommit { .. }
             | Self::ChecksumMismatch { .. }
             | Self::Busy { .. }
-            | Self::Expired { .. } => Remedy::RetryAfterWait,
+            | Self::Expired { .. }
+            | Self::NotPrepared { .. } => Remedy::RetryAfterWait,
             Self::ChunkCorrupt { .. } => Remedy::OtherReplica,
             Self::ChunkNotFound { .. }
             | Self::ChunkStaleUpdate { .. }

@@ -47,7 +47,7 @@ pub struct UpdateRequest {
     pub chunk_bytes: u32,
 }
 
-/// An update forwarded down the chain. Payload: as in the client's request.
+/// An update forwarded down the chain. Payload: as in the client's request; a `Confirm` has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardRequest {
     /// The successor.
@@ -64,7 +64,8 @@ pub struct ForwardRequest {
     pub change: ContentChange,
     /// Checksum of the payload.
     pub payload_checksum: Checksum,
-    /// Checksum of the whole chunk after the update, computed by the predecessor.
+    /// Checksum of the whole chunk after the update, computed by the predecessor; not yet known in a
+    /// `Prepare`.
     pub chunk_checksum: Checksum,
     /// The predecessor has no earlier content: the chunk is removed or unknown there. So it may be
     /// unknown here, whatever its version.
@@ -284,6 +285,12 @@ pub enum StorageRequest {
     ReadUpTo(ReadRequest),
     /// An update with its conditions. Answered by [`StorageReply::Updated`].
     UpdateIf(UpdateRequest, UpdateConditions),
+    /// As `Forward`, before the update is durable on the sender: make it pending, and wait for a
+    /// `Confirm` or `Forward` of it. Answered by [`StorageReply::Prepared`].
+    Prepare(ForwardRequest),
+    /// A prepared update is durable on the sender. Answered by [`StorageReply::Updated`], or refused
+    /// as [`StorageError::NotPrepared`].
+    Confirm(ForwardRequest),
 }
 
 impl StorageRequest {
@@ -292,7 +299,9 @@ impl StorageRequest {
     pub fn class(&self) -> u8 {
         match self {
             Self::Update(_) | Self::UpdateAt(..) | Self::UpdateIf(..) => class::UPDATE,
-            Self::Forward(request) => request.hop.clamp(1, class::HOP_MAX),
+            Self::Forward(request) | Self::Prepare(request) | Self::Confirm(request) => {
+                request.hop.clamp(1, class::HOP_MAX)
+            }
             Self::Purge(request) => request.hop.clamp(1, class::HOP_MAX),
             // Waits only for the same at the next hop; no queue and no update waits for it.
             Self::ForgetInodes(request) => request.hop.min(class::HOP_MAX),
@@ -334,7 +343,7 @@ impl StorageRequest {
             Self::Update(request) | Self::UpdateAt(request, _) | Self::UpdateIf(request, _) => {
                 request.to
             }
-            Self::Forward(request) => request.to,
+            Self::Forward(request) | Self::Prepare(request) | Self::Confirm(request) => request.to,
             Self::Replace(request) => request.to,
             Self::Read(request) | Self::ReadUpTo(request) => request.to,
             Self::Repair(request) => request.to,
@@ -416,7 +425,7 @@ pub struct LastChunk {
 /// Any reply of a storage service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StorageReply {
-    /// To Update, Forward, Replace.
+    /// To Update, Forward, Confirm, Replace.
     Updated(Updated),
     /// To Read.
     Read(ReadDone),
@@ -463,6 +472,8 @@ pub enum StorageReply {
     States(Vec<ChunkSummary>),
     /// To Scrub.
     Scrub(Box<ScrubStatus>),
+    /// To Prepare: the update is pending and durable here.
+    Prepared,
 }
 
 /// Result of a request.
@@ -479,6 +490,7 @@ pub fn check_payload(request: &StorageRequest, payload: &[u8]) -> Result<(), Sto
         | StorageRequest::UpdateAt(..)
         | StorageRequest::UpdateIf(..)
         | StorageRequest::Forward(_)
+        | StorageRequest::Prepare(_)
         | StorageRequest::Replace(_) => Ok(()),
         _ if payload.is_empty() => Ok(()),
         _ => Err(StorageError::InvalidRequest {

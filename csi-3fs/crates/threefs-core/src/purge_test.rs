@@ -25,7 +25,8 @@ fn head_with_a_removed_chunk() -> Bench {
     };
     let (op, _) = apply_op(&bench.ask(StorageRequest::Update(request), b""));
     bench.set(state(4, tags(4)), Some(removed(5)));
-    let (call, ..) = call_of(&bench.give(Event::Applied { op, result: Ok(removed(5)) }));
+    let (call, ..) =
+        call_of(&bench.give(Event::Applied { op, unsent: false, result: Ok(removed(5)) }));
     let updated = Updated { version: ChunkVersion(5), ..Updated::nothing() };
     bench.answer(call, Ok(StorageReply::Updated(updated)));
     bench.set(removed(5), None);
@@ -83,8 +84,8 @@ fn the_head_purges_after_its_successor_and_continues_with_a_higher_version() {
     let (op, update) = apply_op(&bench.update(1, RequestTag { sequence: 9, ..TAG }));
     assert_eq!(update.version, ChunkVersion(6));
     let (_, _, request) = call_of(&bench.applied(op, 6));
-    assert!(matches!(request, StorageRequest::Forward(forward)
-        if forward.fresh && forward.purges == 1));
+    assert!(matches!(request, StorageRequest::Confirm(confirmed)
+        if confirmed.fresh && confirmed.purges == 1));
 }
 
 #[test]

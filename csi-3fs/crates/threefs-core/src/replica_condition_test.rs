@@ -31,7 +31,7 @@ fn an_update_of_another_version_changes_nothing() {
     let (op, update) = apply_op(&bench.ask(remove(&bench, 7, 5), b""));
     assert_eq!(update.version, ChunkVersion(6));
     bench.set(state(5, tags(5)), Some(state(6, update.tags.clone())));
-    bench.give(Event::Applied { op, result: Ok(state(6, update.tags.clone())) });
+    bench.give(Event::Applied { op, unsent: false, result: Ok(state(6, update.tags.clone())) });
     bench.set(state(6, update.tags.clone()), None);
     bench.give(Event::Committed { op, result: Ok(state(6, update.tags)) });
     // A repeated request is answered, and not compared with the version that it made itself.

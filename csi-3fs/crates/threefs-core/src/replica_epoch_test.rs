@@ -89,7 +89,7 @@ fn the_first_update_in_an_epoch_applies_to_a_copy_and_is_forwarded_as_a_whole_ch
     assert_eq!(update.tags, tags(7).with(next_tag(), made));
     let pending = ChunkState { tags: update.tags.clone(), ..of_content(payload, 8) };
     bench.set_version(5, ChunkState::default(), Some(pending.clone()));
-    let actions = bench.give(Event::Applied { op, result: Ok(pending) });
+    let actions = bench.give(Event::Applied { op, unsent: false, result: Ok(pending) });
     let [Action::Call { request: StorageRequest::Forward(forward), payload: sent, .. }] =
         &actions[..]
     else {

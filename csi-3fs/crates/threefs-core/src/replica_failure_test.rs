@@ -65,7 +65,7 @@ fn check_damaged_payload(bench: &mut Bench, ask: impl Fn(&mut Bench, u64) -> Vec
     assert_eq!(expected, Checksum::of(b"data"));
     let report = bench.replica.report(Millis(bench.now));
     let damaged = StoreError::PayloadDamaged { chunk: CHUNK, expected, computed: Checksum(1) };
-    let error = error_of(&bench.give(Event::Applied { op, result: Err(damaged) }));
+    let error = error_of(&bench.give(Event::Applied { op, unsent: false, result: Err(damaged) }));
     assert!(matches!(error, StorageError::ChecksumMismatch { .. }) && error.retryable());
     assert_eq!(bench.replica.report(Millis(bench.now)), report);
     assert!(bench.replica.is_idle());
@@ -175,7 +175,7 @@ fn a_failed_or_hung_store_takes_the_target_offline() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving)]);
     let (op, _) = apply_op(&bench.update(1, TAG));
     let io = StoreError::Io { operation: "flush".into(), reason: "no".into() };
-    bench.give(Event::Applied { op, result: Err(io) });
+    bench.give(Event::Applied { op, unsent: false, result: Err(io) });
     assert_eq!(bench.replica.report(Millis(2)).state, LocalState::Offline);
 }
 
@@ -187,7 +187,7 @@ fn a_store_that_fails_during_an_aborted_update_goes_offline() {
     let (op, _) = apply_op(&bench.forward(2, 1, 1));
     bench.give(Event::Routing(chain(4, &[(1, LastSrv), (2, LastSrv)])));
     let error = StoreError::Io { operation: "flush".to_owned(), reason: "broken".to_owned() };
-    bench.give(Event::Applied { op, result: Err(error) });
+    bench.give(Event::Applied { op, unsent: false, result: Err(error) });
     assert!(bench.replica.has_failed());
 }
 

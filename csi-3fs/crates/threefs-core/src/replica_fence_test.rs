@@ -53,7 +53,7 @@ fn commit_op(actions: &[Action]) -> OpId {
     }
 }
 
-fn drained(bench: &Bench) -> u64 {
+pub(super) fn drained(bench: &Bench) -> u64 {
     bench.replica.drained_fences().0
 }
 
@@ -123,7 +123,8 @@ fn a_fence_is_confirmed_once_the_updates_from_before_it_have_ended() {
     bench.give(fence(1));
     assert_eq!(drained(&bench), 0);
     let pending = state(update.version.0, update.tags.clone());
-    let (call, ..) = call_of(&bench.give(Event::Applied { op, result: Ok(pending.clone()) }));
+    let (call, ..) =
+        call_of(&bench.give(Event::Applied { op, unsent: false, result: Ok(pending.clone()) }));
     assert_eq!(drained(&bench), 0);
     // It waits for the barrier of the first one.
     bench.give(fence(2));
@@ -178,7 +179,8 @@ fn a_pending_state_that_an_aborted_update_leaves_is_resolved_before_the_confirma
     let pending = state(update.version.0, update.tags.clone());
     let (committed, left) = (ChunkState::default(), Some(pending.clone()));
     bench.metas.0.insert(CHUNK, ChunkMeta { chunk: CHUNK, committed, pending: left });
-    let op = commit_op(&bench.give(Event::Applied { op, result: Ok(pending.clone()) }));
+    let op =
+        commit_op(&bench.give(Event::Applied { op, unsent: false, result: Ok(pending.clone()) }));
     assert_eq!(drained(&bench), 0, "the aborted update has ended, its state is not resolved");
     let committed = ChunkMeta { chunk: CHUNK, committed: pending.clone(), pending: None };
     bench.metas.0.insert(CHUNK, committed);

@@ -99,7 +99,7 @@ fn a_pending_update_that_is_damaged_is_committed_if_the_successor_has_it() {
     let mut bench = Bench::new(2);
     bench.give(Event::Routing(chain(1, &[(2, LastSrv)])));
     bench.set(ChunkState::default(), Some(state(1, tags(1))));
-    let actions = bench.give(Event::Routing(chain(3, &[(1, Serving), (2, Serving), (3, Serving)])));
+    let actions = bench.give(Event::Routing(chain(3, &[(2, Serving), (3, Serving), (1, Offline)])));
     let [Action::ReadContent { op, .. }] = actions[..] else { panic!("{actions:?}") };
     let actions = bench.give(damaged(op));
     let [.., Action::Call { call, request: StorageRequest::Forward(request), payload, .. }] =

@@ -113,7 +113,11 @@ fn a_target_that_became_full_during_its_sync_refuses_to_serve() {
     assert_eq!(bench.replica.report(Millis(1)).state, LocalState::UpToDate);
     let request = replace(&bench, session, 1, 1);
     let (op, _) = apply_op(&bench.ask(request, b"data"));
-    bench.give(Event::Applied { op, result: Err(StoreError::NoSpace { needed_bytes: 4 }) });
+    bench.give(Event::Applied {
+        op,
+        unsent: false,
+        result: Err(StoreError::NoSpace { needed_bytes: 4 }),
+    });
     assert_eq!(bench.replica.report(Millis(1)).state, LocalState::Offline);
     assert!(matches!(error_of(&bench.ask(start, b"")), StorageError::NoSpace { .. }));
     bench.give(Event::Routing(chain(6, &[(2, Serving), (1, Serving)])));

@@ -38,6 +38,8 @@ mod fence;
 mod forget;
 #[path = "replica_lost_test.rs"]
 mod lost;
+#[path = "replica_prepare_test.rs"]
+mod prepare;
 #[path = "purge_test.rs"]
 mod purge;
 #[path = "replica_read_test.rs"]
@@ -207,7 +209,7 @@ impl Bench {
     fn applied(&mut self, op: OpId, version: u64) -> Vec<Action> {
         let committed = self.metas.0.get(&CHUNK).map(|meta| meta.committed.clone());
         self.set(committed.unwrap_or_default(), Some(state(version, tags(version))));
-        self.give(Event::Applied { op, result: Ok(state(version, tags(version))) })
+        self.give(Event::Applied { op, unsent: false, result: Ok(state(version, tags(version))) })
     }
 
     fn committed(&mut self, op: OpId, version: u64) -> Vec<Action> {
@@ -251,14 +253,14 @@ fn error_of(actions: &[Action]) -> StorageError {
 }
 
 #[test]
-fn the_head_applies_forwards_commits_and_replies_in_this_order() {
+fn the_head_applies_confirms_commits_and_replies_in_this_order() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     let (op, update) = apply_op(&bench.update(1, TAG));
     assert_eq!(update.version, ChunkVersion(1));
     let (call, node, request) = call_of(&bench.applied(op, 1));
     assert_eq!(node, NodeId(2));
-    assert!(matches!(request, StorageRequest::Forward(forward)
-        if forward.version == ChunkVersion(1) && forward.tag == TAG));
+    assert!(matches!(request, StorageRequest::Confirm(confirmed)
+        if confirmed.version == ChunkVersion(1) && confirmed.tag == TAG));
     match &bench.answer(call, Ok(updated_reply(1)))[..] {
         [Action::Commit { version: ChunkVersion(1), chain_version: ChainVersion(3), .. }] => {}
         other => panic!("{other:?}"),
@@ -373,13 +375,12 @@ fn a_forward_has_the_priority_of_the_requests_that_wait_for_it() {
     bench.set(state(3, tags(3)), None);
     let hop_of = |actions: &[Action]| {
         actions.iter().find_map(|action| match action {
-            Action::Call { request: StorageRequest::Forward(request), .. } => Some(request.hop),
+            Action::Call { request: StorageRequest::Confirm(request), .. } => Some(request.hop),
             _ => None,
         })
     };
-    let actions = bench.forward(2, 1, 4);
-    let Some(Action::Apply { op, .. }) = actions.first() else { panic!("{actions:?}") };
-    assert_eq!(hop_of(&bench.applied(*op, 4)), Some(2));
+    let (op, _) = apply_op(&bench.forward(2, 1, 4));
+    assert_eq!(hop_of(&bench.applied(op, 4)), Some(2));
     // A copy of the same forward that was sent at a higher hop now waits for it as well.
     let request = ForwardRequest { hop: 4, ..forward_request(bench.to(2), 1, 4) };
     bench.ask(StorageRequest::Forward(request), b"data");

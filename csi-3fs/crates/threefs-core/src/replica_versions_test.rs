@@ -134,7 +134,7 @@ fn a_version_that_is_hidden_is_dropped_when_the_next_one_is_committed() {
             ..request
         };
         let (op, _) = apply_op(&bench.ask(StorageRequest::Forward(request), b"data"));
-        bench.give(Event::Applied { op, result: Ok(state(made, tags(made))) });
+        bench.give(Event::Applied { op, unsent: false, result: Ok(state(made, tags(made))) });
         bench.metas.0.extend([meta_of(chunk, made)]);
         let mut actions = bench.give(Event::Committed { op, result: Ok(state(made, tags(made))) });
         assert!(matches!(actions.remove(0), Action::Reply { .. }));
@@ -178,7 +178,7 @@ fn a_chunk_in_use_does_not_delay_the_drops_of_others() {
     bench.now += WAIT_MS;
     assert_eq!(dropped(&bench.give(Event::Tick)), [other]);
     bench.metas.0.extend([meta_of(version(2), 3)]);
-    bench.give(Event::Applied { op, result: Ok(state(3, tags(3))) });
+    bench.give(Event::Applied { op, unsent: false, result: Ok(state(3, tags(3))) });
     bench.give(Event::Committed { op, result: Ok(state(3, tags(3))) });
     bench.now += WAIT_MS;
     assert_eq!(dropped(&bench.give(Event::Tick)), [version(0)]);

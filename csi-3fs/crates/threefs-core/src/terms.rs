@@ -252,6 +252,8 @@ pub fn file_of(request: &StorageRequest) -> Option<InodeId> {
         StorageRequest::QueryChunks(query) => (query.inode, false),
         StorageRequest::QueryLastChunk(query) => (query.inode, false),
         StorageRequest::Forward(_)
+        | StorageRequest::Prepare(_)
+        | StorageRequest::Confirm(_)
         | StorageRequest::Replace(_)
         | StorageRequest::Repair(_)
         | StorageRequest::SyncStart(_)

@@ -83,7 +83,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 56] = [
         Self::SkipVersionCheck,
         Self::AcknowledgeBeforeTail,
         Self::CommitBeforeReply,
@@ -138,6 +138,8 @@ impl Mutation {
         Self::Without(Check::Fence),
         Self::Without(Check::DrainedOperations),
         Self::Without(Check::DrainedInChain),
+        Self::Without(Check::Confirmed),
+        Self::Without(Check::Announced),
     ];
 
     /// Only several chains with bounded ports find it.

@@ -440,10 +440,11 @@ impl Target {
         calls: &mut Vec<PeerCall>,
     ) {
         match action {
-            Action::Apply { op, update, payload, payload_checksum, class }
+            Action::Apply { op, update, payload, payload_checksum, class, prepare }
                 if small::is_small(&payload) =>
             {
-                work.changes.push(Change { op, update, payload, payload_checksum, class });
+                let change = Change { op, update, payload, payload_checksum, class, prepare };
+                work.changes.push(change);
             }
             Action::Call { call, node, request, payload, timeout_ms } => {
                 calls.push(PeerCall { call, node, request, payload, timeout_ms });

@@ -11,7 +11,9 @@ use crate::error::{StorageError, StoreError};
 use crate::fence::FenceTable;
 use crate::forgotten::InodeRange;
 use crate::ids::{ChainVersion, ChunkId, ChunkVersion, NodeId, TargetId};
-use crate::message::{ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest};
+use crate::message::{
+    ForwardRequest, ReadDone, ReadRequest, RepairRequest, StorageReply, StorageRequest,
+};
 use crate::routing::Chain;
 use crate::scrub::Difference;
 use crate::time::Millis;
@@ -76,6 +78,8 @@ pub enum Event {
         op: OpId,
         /// The pending state.
         result: Result<ChunkState, StoreError>,
+        /// The action had a [`Prepare`] that was not sent, because there was no space.
+        unsent: bool,
     },
     /// An [`Action::Apply`] is waiting: other updates have reserved the space on the disk.
     RoomAwaited {
@@ -160,6 +164,8 @@ pub enum Action {
         payload_checksum: Checksum,
         /// The class of requests that it reserves disk space for (`crate::message::class`).
         class: u8,
+        /// To be sent once space is reserved, before the update is made.
+        prepare: Option<Prepare>,
     },
     /// Commit a pending state; then [`Event::Committed`].
     Commit {
@@ -270,6 +276,20 @@ pub enum Action {
     Alert(Alert),
 }
 
+/// A request that prepares the successor, with the payload of its [`Action::Apply`]; its reply is an
+/// [`Event::Answer`].
+#[derive(Clone, Debug)]
+pub struct Prepare {
+    /// Identifies the reply.
+    pub call: CallId,
+    /// The node of the successor.
+    pub node: NodeId,
+    /// The request.
+    pub request: ForwardRequest,
+    /// The replica ignores the reply after this time.
+    pub timeout_ms: u64,
+}
+
 /// One of several reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedRead {
@@ -289,6 +309,15 @@ pub enum Alert {
         /// The chunk.
         chunk: ChunkId,
         /// The disagreement.
+        reason: StorageError,
+    },
+    /// This replica cannot apply an update that its successor may have: it will be synced.
+    Outdated {
+        /// This target.
+        target: TargetId,
+        /// The chunk.
+        chunk: ChunkId,
+        /// Why it cannot.
         reason: StorageError,
     },
     /// A damaged chunk was found; its repair has started.
@@ -360,6 +389,13 @@ impl fmt::Display for Alert {
                 write!(
                     f,
                     "{target} disagrees with its predecessor about {chunk} and will be synced: {reason}"
+                )
+            }
+            Self::Outdated { target, chunk, reason } => {
+                write!(
+                    f,
+                    "{target} cannot apply an update of {chunk} that its successor may have, and will \
+                     be synced: {reason}"
                 )
             }
             Self::Damaged { target, chunk } => {

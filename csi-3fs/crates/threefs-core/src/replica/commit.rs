@@ -44,6 +44,8 @@ impl Replica {
             attempt: 0,
             hop,
             wake: None,
+            prepare: self.prepared.get(&chunk).and_then(|prepared| prepared.sent),
+            announced: false,
             aborted: false,
         });
         self.proceed(ctx, op);
@@ -97,9 +99,13 @@ impl Replica {
             let error = self.not_serving();
             return self.abort(ctx, op, &error);
         }
+        if matches!(state.kind, OpKind::Update { .. }) && state.pending.is_none() {
+            return self.apply_again(ctx, op);
+        }
         match self.successor() {
             None => self.commit(ctx, op),
             Some(next) if next.state == PublicState::Syncing => self.send_whole(ctx, op, next),
+            Some(next) if state.prepare.is_some() => self.confirm(ctx, op, next),
             Some(next) => self.forward(ctx, op, next),
         }
     }
@@ -120,7 +126,7 @@ impl Replica {
             OpKind::Update { request, payload, .. } => {
                 (request.change, payload.clone(), request.payload_checksum)
             }
-            OpKind::Forward { request, payload } => {
+            OpKind::Forward { request, payload } | OpKind::Prepare { request, payload } => {
                 (request.change, payload.clone(), request.payload_checksum)
             }
             _ if state.pending.as_ref().is_some_and(|pending| pending.removed) => {
@@ -140,10 +146,24 @@ impl Replica {
         payload: Bytes,
         payload_checksum: Checksum,
     ) {
-        let to = self.address_of(next.target);
-        let Some(state) = self.ops.get(&op) else { return };
-        let request = ForwardRequest {
-            to,
+        let request = self.forward_request(ctx, op, next, change, payload_checksum);
+        if let Some(request) = request {
+            self.op_call(ctx, op, next, StorageRequest::Forward(request), payload);
+        }
+    }
+
+    /// The request that forwards, prepares or confirms the update of `op`.
+    pub(super) fn forward_request(
+        &self,
+        ctx: &Context<'_>,
+        op: OpId,
+        next: ChainTarget,
+        change: ContentChange,
+        payload_checksum: Checksum,
+    ) -> Option<ForwardRequest> {
+        let state = self.ops.get(&op)?;
+        Some(ForwardRequest {
+            to: self.address_of(next.target),
             from: self.config.target,
             chunk: state.chunk,
             version: state.version,
@@ -155,8 +175,7 @@ impl Replica {
             fresh: !ctx.meta(state.chunk).committed.exists(),
             purges: self.purges.number(),
             hop: self.next_hop(op),
-        };
-        self.op_call(ctx, op, next, StorageRequest::Forward(request), payload);
+        })
     }
 
     /// Sends the whole chunk to a SYNCING successor.
@@ -264,6 +283,8 @@ impl Replica {
         if matches!(state.kind, OpKind::Purge { .. }) {
             return self.on_purge_answer(ctx, op, result);
         }
+        // Whether it was confirmed or forwarded: next time it is forwarded.
+        state.prepare = None;
         match result {
             Ok(StorageReply::Updated(reply)) if state.is_done_by(&reply) => {
                 if matches!(state.kind, OpKind::Send) {
@@ -271,6 +292,9 @@ impl Replica {
                 } else {
                     self.commit(ctx, op);
                 }
+            }
+            Err(PeerFailure::Refused(StorageError::NotPrepared { .. })) => {
+                self.proceed(ctx, op);
             }
             Err(PeerFailure::Refused(StorageError::SyncSessionMismatch { .. })) => {
                 self.back_off(ctx, op);
@@ -335,6 +359,7 @@ impl Replica {
         match result {
             Ok(committed) => {
                 let chunk = state.chunk;
+                self.prepared.remove(&chunk);
                 if matches!(state.kind, OpKind::Repair) {
                     let target = self.config.target;
                     ctx.out.push(Action::Alert(Alert::Repaired { target, chunk }));

@@ -107,6 +107,10 @@ pub enum Check {
     DrainedOperations,
     /// A confirmation is of one chain version.
     DrainedInChain,
+    /// A pending state is resolved only if the predecessor has it.
+    Confirmed,
+    /// The head keeps an update that its successor may have.
+    Announced,
 }
 
 impl Config {

@@ -71,6 +71,8 @@ impl Replica {
             waiters,
             attempt: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         let (chunk, which) = (before.chunk, Which::Committed);
@@ -116,7 +118,9 @@ impl Replica {
         let tags = self.tags_before(&meta, chunk).with(tag, version);
         let change = ContentChange::Replace;
         let update = StoreUpdate { chunk, version, chain_version, tags, change };
-        let action = Action::Apply { op, update, payload: copy, payload_checksum, class };
+        // Forwarded once it is durable: the request is not the one of the client any more.
+        let prepare = None;
+        let action = Action::Apply { op, update, payload: copy, payload_checksum, class, prepare };
         self.store(ctx, op, Step::Applying, action);
     }
 

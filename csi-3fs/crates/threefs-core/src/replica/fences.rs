@@ -126,9 +126,15 @@ impl Replica {
 
     /// Whether an update after `last` has made this pending state.
     fn is_of_later_update(&self, chunk: ChunkId, last: OpId) -> bool {
+        if let Some(prepared) = self.prepared.get(&chunk) {
+            return prepared.op > last;
+        }
         let queue = self.queues.get(&chunk.first_version());
         let active = queue.and_then(|queue| queue.active).filter(|op| *op > last);
         let kind = active.and_then(|op| self.ops.get(&op)).map(|op| &op.kind);
-        matches!(kind, Some(OpKind::Update { .. } | OpKind::Forward { .. }))
+        matches!(
+            kind,
+            Some(OpKind::Update { .. } | OpKind::Forward { .. } | OpKind::Prepare { .. })
+        )
     }
 }

@@ -122,7 +122,10 @@ impl Replica {
     ) {
         self.store_since.remove(&op);
         match result {
-            Ok(()) => self.pass_on(ctx, op),
+            Ok(()) => {
+                self.drop_prepared(ctx);
+                self.pass_on(ctx, op);
+            }
             Err(StoreError::NoSpace { .. }) => {
                 let target = self.config.target;
                 self.end_forget(ctx, op, Err(StorageError::NoSpace { target }));

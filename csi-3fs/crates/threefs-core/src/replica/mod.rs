@@ -11,10 +11,13 @@
 //! Invariants, each of which the simulator tries to violate:
 //! - One operation of a chunk at a time, whatever its version (see [`queue`]). All checks are made, or repeated, when the
 //!   operation starts, in particular of the chain version.
-//! - An update is durable here before it is forwarded, and is committed here only after it is
-//!   committed on all later replicas. So every replica has everything that its successors have.
+//! - An update is durable here before it is forwarded or confirmed, and is committed here only after it
+//!   is committed on all later replicas. So every replica has everything that its successors have
+//!   confirmed or committed. A prepared update, which the successor may have before (see [`prepare`]), is
+//!   neither until then.
 //! - A replica with a pending update of a chunk does not serve reads of that chunk.
-//! - A serving replica never drops a pending update: it is rolled forward.
+//! - A serving replica never drops a pending update: the head rolls it forward, the others wait for the
+//!   head. The head keeps an update that its successor may have.
 //! - An update of an epoch that has ended is not started, and a replica confirms a fence only once it
 //!   has no operation and no pending state from before it.
 //! - Only the newest version of a chunk is updated, and it is never dropped. A later version starts when all updates of the
@@ -32,6 +35,7 @@ mod config;
 mod epochs;
 mod fences;
 mod forget;
+mod prepare;
 mod purge;
 mod queries;
 mod queue;
@@ -46,7 +50,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-pub use action::{Action, Alert, CallId, Event, OpId, PeerFailure, PlannedRead, Token};
+pub use action::{Action, Alert, CallId, Event, OpId, PeerFailure, PlannedRead, Prepare, Token};
 pub use config::{Check, Config};
 
 use crate::chunk::{ChunkMeta, ChunkMetas};
@@ -58,6 +62,7 @@ use crate::time::Millis;
 use channels::Channels;
 use fences::Fencing;
 use forget::Forgetting;
+use prepare::Prepared;
 use purge::Purges;
 use queue::{ChunkQueue, Op, OpKind};
 use receive::Receiving;
@@ -90,6 +95,9 @@ pub struct Replica {
     purges: Purges,
     drops: Drops,
     fencing: Fencing,
+    prepared: BTreeMap<ChunkId, Prepared>,
+    // While set, updates are not sent to the successor before they are durable here.
+    prepare_from: Option<Millis>,
     sending: Option<Sending>,
     rounds: u64,
     sequence: u64,
@@ -101,6 +109,7 @@ pub struct Replica {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
     Op(OpId),
+    Prepare(OpId, ChunkId),
     Forget(OpId),
     Sync,
 }
@@ -167,6 +176,8 @@ impl Replica {
             purges: Purges::default(),
             drops: Drops::default(),
             fencing: Fencing::default(),
+            prepared: BTreeMap::new(),
+            prepare_from: None,
             sending: None,
             rounds: 0,
             sequence: 0,
@@ -203,7 +214,7 @@ impl Replica {
                 self.store_since.remove(&op);
             }
             Event::RoomGiven { op } => self.room_given(ctx, op),
-            Event::Applied { op, result } => self.on_applied(ctx, op, result),
+            Event::Applied { op, result, unsent } => self.on_applied(ctx, op, result, unsent),
             Event::Committed { op, result } => self.on_committed(ctx, op, result),
             Event::Forgotten { op, result } => self.on_forgotten(ctx, op, result),
             Event::InodesForgotten { op, result } => self.on_inodes_forgotten(ctx, op, result),
@@ -283,6 +294,17 @@ impl Replica {
                     self.enqueue(ctx, chunk, OpKind::Forward { request, payload }, Some(token));
                 })
             }
+            StorageRequest::Prepare(request) => {
+                self.check_sender(request.to, request.from, Role::Serving).map(|()| {
+                    let chunk = request.chunk;
+                    self.enqueue(ctx, chunk, OpKind::Prepare { request, payload }, Some(token));
+                })
+            }
+            StorageRequest::Confirm(request) => {
+                self.check_sender(request.to, request.from, Role::Serving).map(|()| {
+                    self.enqueue(ctx, request.chunk, OpKind::Confirm { request }, Some(token));
+                })
+            }
             StorageRequest::Replace(request) => {
                 self.check_sender(request.to, request.from, Role::Syncing).map(|()| {
                     let chunk = request.chunk;
@@ -352,6 +374,9 @@ impl Replica {
         }
         match self.calls.remove(&call) {
             Some(Caller::Op(op)) => self.on_op_answer(ctx, op, call, result, payload),
+            Some(Caller::Prepare(op, chunk)) => {
+                self.on_prepare_answer(ctx, op, chunk, call, &result)
+            }
             Some(Caller::Forget(op)) => self.on_forget_answer(ctx, op, result),
             Some(Caller::Sync) => self.on_sync_answer(ctx, call, result),
             None => {} // A late answer to a call that was given up.

@@ -265,6 +265,8 @@ impl Replica {
             waiters,
             attempt: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         let Some(next) = successor.filter(|_| self.config.makes(Check::PurgeDownChain)) else {

@@ -32,6 +32,10 @@ pub(super) enum OpKind {
     },
     /// An update from the predecessor.
     Forward { request: ForwardRequest, payload: Bytes },
+    /// An update from the predecessor, which does not have it yet.
+    Prepare { request: ForwardRequest, payload: Bytes },
+    /// The predecessor has a prepared update. Continues as `Resolve`.
+    Confirm { request: ForwardRequest },
     /// A whole chunk from the predecessor, while this target is SYNCING.
     Receive { request: ReplaceRequest, payload: Bytes },
     /// Roll forward a pending state without an operation.
@@ -51,7 +55,9 @@ impl OpKind {
     /// The hop of its request.
     pub(super) fn hop(&self) -> u8 {
         match self {
-            Self::Forward { request, .. } => request.hop,
+            Self::Forward { request, .. }
+            | Self::Prepare { request, .. }
+            | Self::Confirm { request } => request.hop,
             Self::Purge { request: Some(request), .. } => request.hop,
             _ => 0,
         }
@@ -94,6 +100,10 @@ pub(super) struct Op {
     pub(super) tag: Option<RequestTag>,
     /// The pending state, once it is durable here.
     pub(super) pending: Option<ChunkState>,
+    /// The successor was sent this update in this chain version, and has not refused it.
+    pub(super) prepare: Option<CallId>,
+    /// A successor may have this update pending, although it is not durable here.
+    pub(super) announced: bool,
     pub(super) waiters: VecDeque<Token>,
     pub(super) attempt: u32,
     /// The highest hop of the requests that wait for it.
@@ -206,6 +216,10 @@ impl Replica {
             OpKind::Forward { request, payload } => {
                 self.start_forward(ctx, request, payload, waiters)
             }
+            OpKind::Prepare { request, payload } => {
+                self.start_prepare(ctx, request, payload, waiters)
+            }
+            OpKind::Confirm { request } => self.start_confirm(ctx, request, waiters),
             OpKind::Receive { request, payload } => {
                 self.start_receive(ctx, request, payload, waiters)
             }
@@ -318,8 +332,13 @@ impl Replica {
         if let Some(at) = operation.wake {
             self.timers.remove(&(at, Timer::Op(op)));
         }
+        let is_prepare = matches!(operation.kind, OpKind::Prepare { .. });
         for token in operation.waiters {
-            ctx.reply(token, result.clone().map(StorageReply::Updated));
+            let reply = result.clone().map(|updated| match is_prepare {
+                true => StorageReply::Prepared,
+                false => StorageReply::Updated(updated),
+            });
+            ctx.reply(token, reply);
         }
         if let Some(queue) = self.queues.get_mut(&operation.chunk.first_version()) {
             queue.active = None;
@@ -347,6 +366,7 @@ impl Replica {
 
     /// Aborts all operations and answers all waiters: this replica has left the chain.
     pub(super) fn abort_all(&mut self, ctx: &mut Context<'_>, state: PublicState) {
+        self.prepared.clear();
         let error = StorageError::NotServing { target: self.config.target, state };
         for queue in self.queues.values_mut() {
             for queued in queue.waiting.drain(..) {
@@ -380,9 +400,9 @@ impl Replica {
     }
 
     /// Rolls forward all pending states without an operation. Called when the chain has changed and
-    /// this replica serves.
+    /// this replica serves: as the head, because the others wait for it (see `prepare`).
     pub(super) fn resolve_orphans(&mut self, ctx: &mut Context<'_>) {
-        if self.role() != Role::Serving {
+        if self.role() != Role::Serving || !self.may_resolve() {
             return;
         }
         // Pending states that aborted operations leave behind.
@@ -411,9 +431,17 @@ impl Op {
     /// update is the same in whatever epoch.
     fn is_same(&self, chunk: ChunkId, kind: &OpKind) -> bool {
         match kind {
+            // The end of a prepare is not that of its update.
+            OpKind::Update { .. } | OpKind::Forward { .. } | OpKind::Confirm { .. }
+                if matches!(self.kind, OpKind::Prepare { .. }) =>
+            {
+                false
+            }
             OpKind::Update { request, .. } => self.tag == Some(request.tag),
             _ if self.chunk != chunk => false,
-            OpKind::Forward { request, .. } => {
+            OpKind::Forward { request, .. }
+            | OpKind::Prepare { request, .. }
+            | OpKind::Confirm { request } => {
                 self.tag == Some(request.tag) && self.version == request.version
             }
             OpKind::Resolve => {

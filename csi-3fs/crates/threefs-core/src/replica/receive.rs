@@ -172,8 +172,8 @@ impl Replica {
             change: if request.removed { ContentChange::Remove } else { ContentChange::Replace },
         };
         let tag = request.tags.newest().map(|newest| newest.tag);
-        let kind = OpKind::Receive { request, payload: payload.clone() };
-        self.apply(ctx, kind, update, payload, tag, waiters)
+        let kind = OpKind::Receive { request, payload };
+        self.apply(ctx, kind, update, tag, waiters)
     }
 
     /// The predecessor cannot read this chunk. Its state is confirmed if it is the same here: the
@@ -209,6 +209,8 @@ impl Replica {
             attempt: 0,
             hop: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         self.proceed(ctx, op);
@@ -235,6 +237,8 @@ impl Replica {
             attempt: 0,
             hop: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         self.store(ctx, op, Step::Forgetting, Action::Forget { op, chunk });

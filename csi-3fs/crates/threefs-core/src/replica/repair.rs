@@ -78,6 +78,8 @@ impl Replica {
             attempt: 0,
             hop: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         self.proceed_repair(ctx, op);
@@ -160,7 +162,8 @@ impl Replica {
         };
         // Requests of any class may wait for it, and it waits for none.
         let class = class::REPLACE;
-        let action = Action::Apply { op, update, payload, payload_checksum, class };
+        let prepare = None;
+        let action = Action::Apply { op, update, payload, payload_checksum, class, prepare };
         self.store(ctx, op, Step::Applying, action);
     }
 }

@@ -54,6 +54,8 @@ pub(super) struct Sending {
     queue: VecDeque<ChunkId>,
     /// Chunks that could not be read here: retried after all others.
     damaged_chunks: BTreeSet<ChunkId>,
+    /// Chunks whose pending update the predecessor has not confirmed: retried soon.
+    prepared_chunks: BTreeSet<ChunkId>,
     outstanding: usize,
     sent_chunks: u64,
     call: Option<CallId>,
@@ -87,6 +89,7 @@ impl Replica {
             page_end: None,
             queue: VecDeque::new(),
             damaged_chunks: BTreeSet::new(),
+            prepared_chunks: BTreeSet::new(),
             outstanding: 0,
             sent_chunks: 0,
             call: None,
@@ -178,6 +181,7 @@ impl Replica {
         }
         if sending.stage == Stage::Copying {
             sending.queue.extend(std::mem::take(&mut sending.damaged_chunks));
+            sending.queue.extend(std::mem::take(&mut sending.prepared_chunks));
             return self.copy_more(ctx);
         }
         self.sync_call(ctx);
@@ -334,6 +338,9 @@ impl Replica {
         if sending.outstanding > 0 {
             return;
         }
+        if !sending.prepared_chunks.is_empty() {
+            return self.wake_sync(ctx.now.after(self.config.retry_wait_ms));
+        }
         if !sending.damaged_chunks.is_empty() {
             return self.wake_sync(ctx.now.after(self.config.retry_wait_ms_max));
         }
@@ -361,12 +368,25 @@ impl Replica {
         self.run_queue(ctx, chunk);
     }
 
+    /// A chunk has a pending update that the predecessor has not confirmed.
+    fn send_later(&mut self, ctx: &Context<'_>, chunk: ChunkId) -> StartResult {
+        if let Some(sending) = &mut self.sending {
+            sending.prepared_chunks.insert(chunk);
+            sending.outstanding = sending.outstanding.saturating_sub(1);
+        }
+        self.wake_sync(ctx.now.after(self.config.retry_wait_ms));
+        StartResult::Done
+    }
+
     pub(super) fn start_send(&mut self, ctx: &mut Context<'_>, chunk: ChunkId) -> StartResult {
         if self.session().is_none() || self.role() != Role::Serving {
             return StartResult::Done;
         }
         let meta = ctx.meta(chunk);
         if meta.pending.is_some() && !self.is_forgotten(ctx, chunk.inode) {
+            if !self.may_resolve() {
+                return self.send_later(ctx, chunk);
+            }
             // Left behind by an aborted operation: it is rolled forward first.
             let queued = QueuedOp { chunk, kind: OpKind::Send, waiters: no_waiters() };
             return StartResult::Resolve(chunk, Box::new(queued));
@@ -382,6 +402,8 @@ impl Replica {
             attempt: 0,
             hop: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         self.proceed_send(ctx, op);

@@ -104,6 +104,7 @@ impl Replica {
         self.chain = Some(chain);
         self.receiving = None;
         self.successor_full_until = None;
+        self.forget_prepares();
         if self.data_state != DataState::Broken {
             match self.public_state() {
                 // Only mgmtd can make a restarted target up to date: it was one of the last to

@@ -70,9 +70,8 @@ impl Replica {
                     tags: self.tags_before(&meta, request.chunk).with(tag, version),
                     change: request.change,
                 };
-                let kind =
-                    OpKind::Update { request, conditions, payload: payload.clone(), expires };
-                self.apply(ctx, kind, update, payload, Some(tag), waiters)
+                let kind = OpKind::Update { request, conditions, payload, expires };
+                self.apply(ctx, kind, update, Some(tag), waiters)
             }
         }
     }
@@ -165,68 +164,104 @@ impl Replica {
         payload: Bytes,
         waiters: VecDeque<Token>,
     ) -> StartResult {
+        match self.standing(ctx, &request) {
+            Standing::Follows(newest) => {
+                let kind = OpKind::Forward { request, payload };
+                self.apply_forward(ctx, kind, &request, &newest, waiters)
+            }
+            Standing::Has { pending } => self.end_forward(ctx, &request, pending, waiters),
+            Standing::Refused(error) => answer(ctx, waiters, Err(error)),
+            Standing::Disagrees(reason) => self.disagree(ctx, request.chunk, waiters, reason),
+        }
+    }
+
+    /// Makes a forwarded update pending.
+    pub(super) fn apply_forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        kind: OpKind,
+        request: &ForwardRequest,
+        newest: &ChunkMeta,
+        waiters: VecDeque<Token>,
+    ) -> StartResult {
+        self.channels.record_start(request.tag);
+        let update = StoreUpdate {
+            chunk: request.chunk,
+            version: request.version,
+            chain_version: self.chain_version(),
+            tags: self.tags_before(newest, request.chunk).with(request.tag, request.version),
+            change: request.change,
+        };
+        self.apply(ctx, kind, update, Some(request.tag), waiters)
+    }
+
+    /// Continues an update that is pending here, or answers one that is committed, if it has the same
+    /// content as on the predecessor.
+    pub(super) fn end_forward(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request: &ForwardRequest,
+        pending: bool,
+        waiters: VecDeque<Token>,
+    ) -> StartResult {
+        let (chunk, meta) = (request.chunk, ctx.meta(request.chunk));
+        let (expected, computed) = (request.chunk_checksum, meta.newest().checksum);
+        if computed != expected {
+            let reason = StorageError::ChecksumMismatch { chunk, expected, computed };
+            return self.disagree(ctx, chunk, waiters, reason);
+        }
+        if pending {
+            return self.start_resolve(ctx, chunk, waiters, request.hop);
+        }
+        answer(ctx, waiters, Ok(self.updated(&meta, request.version)))
+    }
+
+    /// Compares an update of the predecessor with the state of its chunk, when it starts.
+    pub(super) fn standing(&self, ctx: &Context<'_>, request: &ForwardRequest) -> Standing {
         if let Err(error) = self.check_sender(request.to, request.from, Role::Serving) {
-            return answer(ctx, waiters, Err(error));
+            return Standing::Refused(error);
         }
-        if self.is_forgotten(ctx, request.chunk.inode) {
-            let error = StorageError::InodeForgotten { inode: request.chunk.inode };
-            return answer(ctx, waiters, Err(error));
-        }
-        if self.purges.is_from_before(&request) {
-            // If it is not a delayed copy, it is repeated.
-            return answer(ctx, waiters, Err(self.busy()));
-        }
-        let (meta, newest) = (ctx.meta(request.chunk), ctx.newest_version(request.chunk));
         let (chunk, update) = (request.chunk, request.version);
+        if self.is_forgotten(ctx, chunk.inode) {
+            return Standing::Refused(StorageError::InodeForgotten { inode: chunk.inode });
+        }
+        if self.purges.is_from_before(request) {
+            // If it is not a delayed copy, it is repeated.
+            return Standing::Refused(self.busy());
+        }
+        let (meta, newest) = (ctx.meta(chunk), ctx.newest_version(chunk));
         if newest.chunk != chunk
             && let Some(error) = precedes(&newest, chunk, update)
         {
             return match error {
-                StorageError::ChunkStaleUpdate { .. } => answer(ctx, waiters, Err(error)),
-                reason => self.disagree(ctx, chunk, waiters, reason),
+                StorageError::ChunkStaleUpdate { .. } => Standing::Refused(error),
+                reason => Standing::Disagrees(reason),
             };
         }
         if let Some(pending) = &meta.pending {
             let same_tag = pending.tags.newest().is_some_and(|newest| newest.tag == request.tag);
             if pending.version == update && same_tag {
-                return self.start_resolve(ctx, chunk, waiters, request.hop);
+                return Standing::Has { pending: true };
             }
-            let reason = StorageError::ChunkConflict { chunk, version: pending.version };
-            return self.disagree(ctx, chunk, waiters, reason);
+            let version = pending.version;
+            return Standing::Disagrees(StorageError::ChunkConflict { chunk, version });
         }
         let have = meta.committed.version;
         if have == update {
-            if meta.committed.checksum == request.chunk_checksum {
-                return answer(ctx, waiters, Ok(self.updated(&meta, update)));
-            }
-            let (expected, computed) = (request.chunk_checksum, meta.committed.checksum);
-            let reason = StorageError::ChecksumMismatch { chunk, expected, computed };
-            return self.disagree(ctx, chunk, waiters, reason);
+            return Standing::Has { pending: false };
         }
         if have > update {
-            let error = StorageError::ChunkStaleUpdate { chunk, have, update };
-            return answer(ctx, waiters, Err(error));
+            return Standing::Refused(StorageError::ChunkStaleUpdate { chunk, have, update });
         }
         // Neither replica has content that the update depends on.
         let fresh = request.fresh && !meta.committed.exists();
         if have.next() != update && !fresh {
-            let reason = StorageError::ChunkMissingUpdate { chunk, have, update };
-            return self.disagree(ctx, chunk, waiters, reason);
+            return Standing::Disagrees(StorageError::ChunkMissingUpdate { chunk, have, update });
         }
-        self.channels.record_start(request.tag);
-        let update = StoreUpdate {
-            chunk,
-            version: update,
-            chain_version: self.chain_version(),
-            tags: self.tags_before(&newest, chunk).with(request.tag, update),
-            change: request.change,
-        };
-        let tag = request.tag;
-        let kind = OpKind::Forward { request, payload: payload.clone() };
-        self.apply(ctx, kind, update, payload, Some(tag), waiters)
+        Standing::Follows(newest)
     }
 
-    fn disagree(
+    pub(super) fn disagree(
         &mut self,
         ctx: &mut Context<'_>,
         chunk: ChunkId,
@@ -244,11 +279,10 @@ impl Replica {
         ctx: &mut Context<'_>,
         kind: OpKind,
         update: StoreUpdate,
-        payload: Bytes,
         tag: Option<RequestTag>,
         waiters: VecDeque<Token>,
     ) -> StartResult {
-        let payload_checksum = kind.payload_checksum();
+        let (payload, payload_checksum) = (kind.payload(), kind.payload_checksum());
         let op = self.add_op(Op {
             chunk: update.chunk,
             hop: kind.hop(),
@@ -260,10 +294,12 @@ impl Replica {
             waiters,
             attempt: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
-        let class = self.class_of(op);
-        let action = Action::Apply { op, update, payload, payload_checksum, class };
+        let (class, prepare) = (self.class_of(op), self.prepare_successor(ctx, op));
+        let action = Action::Apply { op, update, payload, payload_checksum, class, prepare };
         self.store(ctx, op, Step::Applying, action);
         StartResult::Op(op)
     }
@@ -273,7 +309,7 @@ impl Replica {
     pub(super) fn class_of(&self, op: OpId) -> u8 {
         let lowest = match self.ops.get(&op).map(|state| &state.kind) {
             Some(OpKind::Update { .. }) => class::UPDATE,
-            Some(OpKind::Forward { .. }) => 1,
+            Some(OpKind::Forward { .. } | OpKind::Prepare { .. }) => 1,
             _ => return class::REPLACE,
         };
         (self.next_hop(op) - 1).clamp(lowest, class::HOP_MAX)
@@ -284,7 +320,11 @@ impl Replica {
         ctx: &mut Context<'_>,
         op: OpId,
         result: Result<ChunkState, StoreError>,
+        unsent: bool,
     ) {
+        if unsent {
+            self.not_sent_ahead(op);
+        }
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::BackingOff;
         let chunk = state.chunk;
@@ -304,6 +344,7 @@ impl Replica {
                         self.demote(ctx, Alert::Disagreement { target, chunk, reason });
                     }
                     _ if matches!(state.kind, OpKind::Repair) => self.commit(ctx, op),
+                    _ if matches!(state.kind, OpKind::Prepare { .. }) => self.prepared(ctx, op),
                     _ => self.proceed(ctx, op),
                 }
             }
@@ -312,7 +353,7 @@ impl Replica {
     }
 
     fn apply_failed(&mut self, ctx: &mut Context<'_>, op: OpId, chunk: ChunkId, error: StoreError) {
-        if self.ends_forgotten(ctx, op) {
+        if self.ends_forgotten(ctx, op) || self.keeps_announced(ctx, op, &error) {
             return;
         }
         match error {
@@ -352,13 +393,42 @@ impl OpKind {
     fn payload_checksum(&self) -> Checksum {
         match self {
             Self::Update { request, .. } => request.payload_checksum,
-            Self::Forward { request, .. } => request.payload_checksum,
-            Self::Receive { request, .. } => request.checksum,
-            Self::Resolve | Self::Send | Self::Repair | Self::Purge { .. } | Self::Drop => {
-                Checksum::default()
+            Self::Forward { request, .. } | Self::Prepare { request, .. } => {
+                request.payload_checksum
             }
+            Self::Receive { request, .. } => request.checksum,
+            Self::Confirm { .. }
+            | Self::Resolve
+            | Self::Send
+            | Self::Repair
+            | Self::Purge { .. }
+            | Self::Drop => Checksum::default(),
         }
     }
+
+    /// The payload of its request.
+    fn payload(&self) -> Bytes {
+        match self {
+            Self::Update { payload, .. }
+            | Self::Forward { payload, .. }
+            | Self::Prepare { payload, .. }
+            | Self::Receive { payload, .. } => payload.clone(),
+            _ => Bytes::new(),
+        }
+    }
+}
+
+/// How an update of the predecessor relates to the state of its chunk.
+pub(super) enum Standing {
+    /// It follows this version, the newest one.
+    Follows(ChunkMeta),
+    /// It is pending, or committed, here.
+    Has {
+        pending: bool,
+    },
+    Refused(StorageError),
+    /// This replica has other content than the predecessor.
+    Disagrees(StorageError),
 }
 
 /// Why an update from the predecessor cannot start version `chunk` of a chunk whose newest version

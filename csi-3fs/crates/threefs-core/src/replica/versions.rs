@@ -185,6 +185,8 @@ impl Replica {
             attempt: 0,
             hop: 0,
             wake: None,
+            prepare: None,
+            announced: false,
             aborted: false,
         });
         self.store(ctx, op, Step::Forgetting, Action::Drop { op, chunk });

@@ -4,13 +4,13 @@
 //! As in the product, the expiry is by the receiving node's clock: an earlier reading of it by the
 //! client, plus the remaining time, less the possible clock drift.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::chunk::StoreUpdate;
 use threefs_core::ids::RequestTag;
-use threefs_core::replica::Check;
+use threefs_core::replica::{Check, OpId};
 use threefs_core::time::Millis;
 
 use super::{Simulation, Violation};
@@ -47,6 +47,8 @@ pub(crate) struct Fencing {
     pub(crate) purges: bool,
     tries_us_max: u64,
     ends: BTreeMap<RequestTag, u64>,
+    /// Operations that have started: by node, chain and opening of the store.
+    started: BTreeSet<(usize, usize, u64, OpId)>,
 }
 
 impl Fencing {
@@ -61,7 +63,7 @@ impl Fencing {
         let purges = of_purges.random_bool(0.3) || mutation.needs_purges();
         let short = purges && of_purges.random_bool(0.5);
         let tries_us_max = TRIES_US_MAX[usize::from(short)];
-        Self { rng, some, purges, tries_us_max, ends: BTreeMap::new() }
+        Self { rng, some, purges, tries_us_max, ends: BTreeMap::new(), started: BTreeSet::new() }
     }
 
     /// Time by a node's clock after which removed chunks are purged.
@@ -115,7 +117,17 @@ impl Simulation {
     }
 
     /// Checks that an update has not expired when a node makes it durable.
-    pub(crate) fn check_fencing(&self, at: At, update: &StoreUpdate) -> Result<(), Violation> {
+    pub(crate) fn check_fencing(
+        &mut self,
+        at: At,
+        op: OpId,
+        update: &StoreUpdate,
+    ) -> Result<(), Violation> {
+        let opening = self.hosted(at).opening;
+        if !self.fencing.started.insert((at.node, at.chain, opening, op)) {
+            // Its successor may have it: the head tries again.
+            return Ok(());
+        }
         let Some(tag) = update.tags.newest().map(|newest| newest.tag) else { return Ok(()) };
         let Some(end) = self.fencing.ends.get(&tag) else { return Ok(()) };
         let hosted = self.hosted(at);

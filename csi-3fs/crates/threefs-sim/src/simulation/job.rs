@@ -17,6 +17,8 @@ pub(crate) enum Job {
         payload: Bytes,
         payload_checksum: Checksum,
         early_result: Option<ChunkState>,
+        /// There was no space at the start.
+        full: bool,
     },
     Commit {
         op: OpId,

@@ -10,11 +10,12 @@ use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{StoreUpdate, Which};
 use threefs_core::error::{StorageError, StoreError};
 use threefs_core::ids::{ChunkId, ChunkVersion};
-use threefs_core::message::{Content, RepairRequest, StorageReply};
-use threefs_core::replica::{Action, Event, OpId, Token};
+use threefs_core::message::{Content, RepairRequest, StorageReply, StorageRequest};
+use threefs_core::replica::{Action, Event, OpId, Prepare, Token};
 use threefs_core::time::Millis;
 use tokio::sync::oneshot;
 
+use super::calls::PeerCall;
 use super::{Job, Response, State, Target};
 
 /// How long an update waits for space before it fails with `NoSpace`. Shorter than the
@@ -29,6 +30,17 @@ pub(super) struct Change {
     pub(super) payload: Bytes,
     pub(super) payload_checksum: Checksum,
     pub(super) class: u8,
+    /// To be sent once space is reserved.
+    pub(super) prepare: Option<Prepare>,
+}
+
+impl Change {
+    /// The call that sends the update to the successor.
+    pub(super) fn prepare_call(&self) -> Option<PeerCall> {
+        let Prepare { call, node, request, timeout_ms } = self.prepare.clone()?;
+        let request = StorageRequest::Prepare(request);
+        Some(PeerCall { call, node, request, payload: self.payload.clone(), timeout_ms })
+    }
 }
 
 /// State of a reservation.
@@ -76,8 +88,8 @@ impl Target {
         match action {
             // Space is reserved on the target's threads, because this reads the free space of the
             // disk.
-            Action::Apply { op, update, payload, payload_checksum, class } => {
-                let change = Change { op, update, payload, payload_checksum, class };
+            Action::Apply { op, update, payload, payload_checksum, class, prepare } => {
+                let change = Change { op, update, payload, payload_checksum, class, prepare };
                 job(move |target| {
                     let reservation = target.reserve(&change)?;
                     apply_in(change, reservation)(target)
@@ -205,11 +217,15 @@ impl Target {
 
 fn apply_in(change: Change, reservation: Result<Reservation, StoreError>) -> Job {
     Box::new(move |target: &Arc<Target>| {
+        let unsent = reservation.is_err();
+        if !unsent {
+            target.start_calls(change.prepare_call().into_iter().collect());
+        }
         let Change { op, update, payload, payload_checksum, .. } = change;
         let result = reservation.and_then(|reservation| {
             target.store.apply_in(&update, &payload, payload_checksum, reservation)
         });
-        Some(Event::Applied { op, result })
+        Some(Event::Applied { op, result, unsent })
     })
 }
 

@@ -23,17 +23,26 @@ pub(super) fn is_small(payload: &Bytes) -> bool {
 impl Target {
     /// Applies small updates, and makes them durable.
     pub(super) fn apply_together(self: &Arc<Self>, changes: Vec<Change>) {
-        let mut staged = Vec::with_capacity(changes.len());
+        let mut reserved = Vec::with_capacity(changes.len());
         for change in changes {
             // Otherwise it waits for space, and is applied by a separate thread.
-            let Some(reservation) = self.reserve(&change) else { continue };
+            if let Some(reservation) = self.reserve(&change) {
+                reserved.push((change, reservation));
+            }
+        }
+        // Written here at the same time as on the successors.
+        let with_space = reserved.iter().filter(|(_, reservation)| reservation.is_ok());
+        self.start_calls(with_space.filter_map(|(change, _)| change.prepare_call()).collect());
+        let mut staged = Vec::with_capacity(reserved.len());
+        for (change, reservation) in reserved {
+            let unsent = reservation.is_err();
             let Change { op, update, payload, payload_checksum, .. } = change;
             let result = reservation.and_then(|reservation| {
                 self.store.stage(&update, &payload, payload_checksum, reservation)
             });
             match result {
                 Ok(update) => staged.push((op, update)),
-                Err(error) => self.handle(Event::Applied { op, result: Err(error) }),
+                Err(error) => self.handle(Event::Applied { op, result: Err(error), unsent }),
             }
         }
         if !staged.is_empty() {
@@ -55,7 +64,7 @@ impl FlushTarget for Target {
         }
         let applied = staged.into_iter().map(|(op, staged)| {
             let result = result.clone().map(|()| staged.state);
-            Incoming::Event(Event::Applied { op, result })
+            Incoming::Event(Event::Applied { op, result, unsent: false })
         });
         if self.queue_all(applied) {
             let work = self.process_all();

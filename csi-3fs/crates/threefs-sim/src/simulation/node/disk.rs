@@ -23,6 +23,7 @@ impl Simulation {
         op: OpId,
         mut update: StoreUpdate,
         (payload, payload_checksum): (Bytes, Checksum),
+        full: bool,
     ) {
         if self.mutation == Mutation::ForgetTags
             && let Some(newest) = update.tags.newest().copied()
@@ -31,10 +32,10 @@ impl Simulation {
             update.tags = TagWindow::default().with(newest.tag, newest.version);
         }
         // The real store shows a pending state at some time between start and end.
-        let early = !self.nodes[at.node].full && self.rng.random_bool(0.5);
+        let early = !full && self.rng.random_bool(0.5);
         let early_result = early.then(|| self.make(at, &update, &payload, payload_checksum).ok());
         let early_result = early_result.flatten();
-        let job = Job::Apply { op, update, payload, payload_checksum, early_result };
+        let job = Job::Apply { op, update, payload, payload_checksum, early_result, full };
         self.disk(at, 100..2_500, job);
     }
 
@@ -74,11 +75,11 @@ impl Simulation {
             return self.deliver_event(at, event);
         }
         let event = match job {
-            Job::Apply { op, update, payload, payload_checksum, early_result } => {
+            Job::Apply { op, update, payload, payload_checksum, early_result, full } => {
                 let payload = (&payload, payload_checksum);
-                let result = self.end_apply(at, &update, payload, early_result);
+                let result = self.end_apply(at, &update, payload, early_result, full);
                 self.acknowledge_early(at, &result);
-                Event::Applied { op, result }
+                Event::Applied { op, result, unsent: full }
             }
             Job::Commit { op, result } => Event::Committed { op, result },
             Job::Forgotten { op } => {
@@ -122,7 +123,9 @@ impl Simulation {
             return None;
         }
         Some(match *job {
-            Job::Apply { op, .. } => Event::Applied { op, result: Err(io_error("flush")) },
+            Job::Apply { op, .. } => {
+                Event::Applied { op, unsent: false, result: Err(io_error("flush")) }
+            }
             Job::Commit { op, .. } => {
                 Event::Committed { op, result: Err(io_error("write the log")) }
             }
@@ -143,8 +146,11 @@ impl Simulation {
         update: &StoreUpdate,
         (payload, payload_checksum): (&Bytes, Checksum),
         early_result: Option<ChunkState>,
+        full_at_start: bool,
     ) -> Result<ChunkState, StoreError> {
-        let (full, mutation) = (self.nodes[at.node].full, self.mutation);
+        // Space is reserved at the start, but others may use the same disk.
+        let full = full_at_start || self.nodes[at.node].full;
+        let mutation = self.mutation;
         let result = match early_result {
             Some(pending) => Ok(pending),
             None if full && !payload.is_empty() => {

@@ -8,7 +8,7 @@ use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
 use threefs_core::hosting::Reopening;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, RequestTag, StoreId};
 use threefs_core::message::{StorageReply, StorageRequest, StorageResult, Updated, check_payload};
-use threefs_core::replica::{Action, Event, Replica, Token};
+use threefs_core::replica::{Action, Event, Prepare, Replica, Token};
 use threefs_core::routing::PublicState;
 use threefs_core::time::Millis;
 
@@ -223,9 +223,10 @@ impl Simulation {
     fn execute(&mut self, at: At, actions: Vec<Action>) -> Result<(), Violation> {
         for action in actions {
             match action {
-                Action::Apply { op, update, payload, payload_checksum, .. } => {
-                    self.check_fencing(at, &update)?;
-                    self.start_apply(at, op, update, (payload, payload_checksum))
+                Action::Apply { op, update, payload, payload_checksum, prepare, .. } => {
+                    self.check_fencing(at, op, &update)?;
+                    let unsent = self.send_prepare(at, prepare, &payload);
+                    self.start_apply(at, op, update, (payload, payload_checksum), unsent);
                 }
                 Action::Commit { op, chunk, version, chain_version } => {
                     let result = self.hosted_mut(at).store.commit(chunk, version, chain_version);
@@ -280,6 +281,18 @@ impl Simulation {
         Ok(())
     }
 
+    /// Sends an update to the successor if there is space for it here. Returns whether there is none.
+    fn send_prepare(&mut self, at: At, prepare: Option<Prepare>, payload: &Bytes) -> bool {
+        let full = self.nodes[at.node].full && !payload.is_empty();
+        if let Some(Prepare { call, node, request, timeout_ms }) = prepare
+            && !full
+        {
+            let request = StorageRequest::Prepare(request);
+            self.call(at, call.0, node.0 as usize, request, payload.clone(), timeout_ms);
+        }
+        full
+    }
+
     /// Whether the target's routing is at least as new as the last promotion in its chain.
     fn has_seen_promotion(&self, at: At) -> bool {
         let chain = self.hosted(at).replica.as_ref().and_then(Replica::chain);
@@ -288,8 +301,10 @@ impl Simulation {
 
     /// For a mutation: a forward counts as answered once it is sent.
     fn answer_early(&mut self, at: At, rpc: u64, to: usize, request: &StorageRequest) {
-        if let (Mutation::CommitBeforeReply, StorageRequest::Forward(forward)) =
-            (self.mutation, request)
+        if let (
+            Mutation::CommitBeforeReply,
+            StorageRequest::Forward(forward) | StorageRequest::Confirm(forward),
+        ) = (self.mutation, request)
         {
             let reply = Updated {
                 version: forward.version,

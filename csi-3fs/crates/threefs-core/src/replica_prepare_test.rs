@@ -1,0 +1,244 @@
+//! Unit tests of one replica: prepared updates.
+
+use super::fence::{drained, fence};
+use super::*;
+
+const SERVING: [(u64, PublicState); 3] = [(1, Serving), (2, Serving), (3, Serving)];
+
+fn prepare_of(actions: &[Action]) -> Prepare {
+    match actions {
+        [Action::Apply { prepare: Some(prepare), .. }] => prepare.clone(),
+        other => panic!("expected an apply that prepares the successor, got {other:?}"),
+    }
+}
+
+fn refused(error: StorageError) -> Result<StorageReply, PeerFailure> {
+    Err(PeerFailure::Refused(error))
+}
+
+fn replies(actions: &[Action]) -> Vec<Result<StorageReply, StorageError>> {
+    let of_reply = |action: &Action| match action {
+        Action::Reply { result, .. } => Some(result.clone()),
+        _ => None,
+    };
+    actions.iter().filter_map(of_reply).collect()
+}
+
+fn is_demoted(bench: &Bench) -> bool {
+    bench.replica.report(Millis(bench.now)).state == LocalState::Online
+}
+
+impl Bench {
+    fn prepare(&mut self, me: u64, version: u64) -> Vec<Action> {
+        let request = forward_request(self.to(me), me - 1, version);
+        let request = ForwardRequest { chunk_checksum: Checksum(0), ..request };
+        self.ask(StorageRequest::Prepare(request), b"data")
+    }
+
+    fn confirm(&mut self, me: u64, version: u64, chunk_checksum: Checksum) -> Vec<Action> {
+        let request = forward_request(self.to(me), me - 1, version);
+        self.ask(StorageRequest::Confirm(ForwardRequest { chunk_checksum, ..request }), b"")
+    }
+
+    /// Target 2 of three, with update 1 prepared.
+    fn prepared() -> Self {
+        let mut bench = Self::serving(2, 3, &SERVING);
+        let (op, _) = apply_op(&bench.prepare(2, 1));
+        assert_eq!(replies(&bench.applied(op, 1)), [Ok(StorageReply::Prepared)]);
+        assert!(bench.replica.is_idle());
+        bench
+    }
+}
+
+#[test]
+fn the_successor_is_sent_an_update_while_it_is_applied() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let actions = bench.update(1, TAG);
+    let Prepare { node, request, .. } = prepare_of(&actions);
+    assert_eq!((node, request.version, request.tag), (NodeId(2), ChunkVersion(1), TAG));
+    assert_eq!(request.payload_checksum, Checksum::of(b"data"));
+}
+
+#[test]
+fn an_update_that_the_successor_refused_or_does_not_have_is_forwarded_at_once() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let actions = bench.update(1, TAG);
+    let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
+    let busy = refused(StorageError::Busy { target: TargetId(2) });
+    assert!(bench.answer(prepare.call, busy).is_empty());
+    let (_, _, request) = call_of(&bench.applied(op, 1));
+    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let (call, ..) = call_of(&bench.applied(op, 1));
+    let lost = refused(StorageError::NotPrepared { chunk: CHUNK, update: ChunkVersion(1) });
+    let (_, _, request) = call_of(&bench.answer(call, lost));
+    let StorageRequest::Forward(request) = request else { panic!("{request:?}") };
+    assert_eq!(request.chunk_checksum, Checksum::of(b"data"));
+}
+
+#[test]
+fn a_successor_that_does_not_answer_is_not_prepared_for_a_while() {
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
+    let actions = bench.update(1, TAG);
+    let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
+    bench.answer(prepare.call, Err(PeerFailure::Unreachable));
+    let (call, ..) = call_of(&bench.applied(op, 1));
+    bench.answer(call, Ok(updated_reply(1)));
+    bench.committed(op, 1);
+    let later = |sequence| RequestTag { sequence, ..TAG };
+    bench.now += 10 * bench.replica.config.call_timeout_ms - 1;
+    let actions = bench.update(1, later(8));
+    assert!(matches!(actions[..], [Action::Apply { prepare: None, .. }]), "{actions:?}");
+    let (op, _) = apply_op(&actions);
+    let (call, _, request) = call_of(&bench.applied(op, 2));
+    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+    bench.answer(call, Ok(updated_reply(2)));
+    bench.committed(op, 2);
+    bench.now += 1;
+    prepare_of(&bench.update(1, later(9)));
+}
+
+#[test]
+fn a_prepared_update_waits_for_its_predecessor_and_then_confirms_its_successor() {
+    let mut bench = Bench::prepared();
+    let actions = bench
+        .give(Event::Routing(chain(4, &[(1, Serving), (2, Serving), (3, Serving), (4, Syncing)])));
+    assert!(actions.is_empty(), "its predecessor may not have it: {actions:?}");
+    let mut bench = Bench::prepared();
+    let (_, node, request) = call_of(&bench.confirm(2, 1, Checksum::of(b"data")));
+    assert_eq!(node, NodeId(3));
+    assert!(matches!(request, StorageRequest::Confirm(_)), "{request:?}");
+}
+
+#[test]
+fn a_new_head_completes_a_prepared_update() {
+    let mut bench = Bench::prepared();
+    let routing = Event::Routing(chain(4, &[(2, Serving), (3, Serving), (1, Offline)]));
+    let actions = bench.give(routing);
+    let [Action::ReadContent { which: Which::Newest, .. }] = actions[..] else {
+        panic!("the successor of the former chain version may lack it: {actions:?}")
+    };
+    // Also one that is not durable yet when the predecessor leaves.
+    let mut bench = Bench::serving(2, 3, &SERVING);
+    let (op, _) = apply_op(&bench.prepare(2, 1));
+    bench.give(Event::Routing(chain(4, &[(2, Serving), (3, Serving), (1, Offline)])));
+    // The client's retry is not answered by the end of the prepare.
+    assert!(bench.update(2, TAG).is_empty());
+    let (call, _, request) = call_of(&bench.applied(op, 1));
+    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+    bench.answer(call, Ok(updated_reply(1)));
+    let done = replies(&bench.committed(op, 1));
+    assert!(
+        matches!(done[..], [Ok(StorageReply::Prepared), Ok(StorageReply::Updated(_))]),
+        "{done:?}"
+    );
+}
+
+#[test]
+fn a_confirmation_of_other_content_makes_the_replica_stop_serving() {
+    let mut bench = Bench::prepared();
+    let actions = bench.confirm(2, 1, Checksum(7));
+    let mismatch = replies(&actions);
+    assert!(matches!(mismatch[..], [Err(StorageError::ChecksumMismatch { .. })]), "{mismatch:?}");
+    assert!(is_demoted(&bench));
+}
+
+#[test]
+fn a_confirmation_of_an_unknown_update_is_refused_without_effect() {
+    let mut bench = Bench::serving(2, 3, &SERVING);
+    let error = error_of(&bench.confirm(2, 1, Checksum::of(b"data")));
+    assert_eq!(error, StorageError::NotPrepared { chunk: CHUNK, update: ChunkVersion(1) });
+    // A forward decides whether the replicas disagree, not the messages before it.
+    let error = error_of(&bench.prepare(2, 5));
+    assert!(matches!(error, StorageError::ChunkMissingUpdate { .. }), "{error}");
+    assert!(!is_demoted(&bench));
+}
+
+#[test]
+fn an_update_without_space_is_not_sent_and_ends() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let actions = bench.update(1, TAG);
+    let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
+    let full = || Err(StoreError::NoSpace { needed_bytes: 4 });
+    let actions = bench.give(Event::Applied { op, result: full(), unsent: true });
+    assert_eq!(error_of(&actions), StorageError::NoSpace { target: TargetId(1) });
+    assert!(bench.replica.is_idle());
+    assert!(bench.answer(prepare.call, Ok(StorageReply::Prepared)).is_empty());
+}
+
+#[test]
+fn the_head_keeps_an_update_that_its_successor_may_have_until_there_is_space() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let (op, first) = apply_op(&bench.update(1, TAG));
+    let full = || Err(StoreError::NoSpace { needed_bytes: 4 });
+    let actions = bench.give(Event::Applied { op, result: full(), unsent: false });
+    assert_eq!(error_of(&actions), StorageError::NoSpace { target: TargetId(1) });
+    let other = RequestTag { sequence: TAG.sequence + 1, ..TAG };
+    assert!(bench.update(1, other).is_empty(), "it waits for the one before it");
+    bench.now += 1_000;
+    let (again, update) = apply_op(&bench.give(Event::Tick));
+    assert_eq!((again, update), (op, first), "with the same version");
+    let (call, _, request) = call_of(&bench.applied(op, 1));
+    assert!(matches!(request, StorageRequest::Confirm(_)), "{request:?}");
+    bench.answer(call, Ok(updated_reply(1)));
+    let actions = bench.committed(op, 1);
+    let (_, update) = apply_op(&actions);
+    assert_eq!(update.version, ChunkVersion(2));
+}
+
+#[test]
+fn a_head_that_cannot_apply_an_announced_update_leaves() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let damaged = Err(StoreError::Corrupt { chunk: CHUNK, block: 0 });
+    let actions = bench.give(Event::Applied { op, result: damaged, unsent: false });
+    assert!(matches!(replies(&actions)[..], [Err(StorageError::NotServing { .. })]), "{actions:?}");
+    assert!(is_demoted(&bench));
+    // Alone it repairs the chunk, and stays.
+    let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Offline)]);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let damaged = Err(StoreError::Corrupt { chunk: CHUNK, block: 0 });
+    bench.give(Event::Applied { op, result: damaged, unsent: false });
+    assert!(!is_demoted(&bench));
+}
+
+#[test]
+fn a_sync_sends_a_prepared_chunk_once_it_is_confirmed() {
+    let mut bench = Bench::serving(2, 3, &[(1, Serving), (2, Serving)]);
+    let (op, _) = apply_op(&bench.prepare(2, 1));
+    bench.applied(op, 1);
+    let routing = Event::Routing(chain(4, &[(1, Serving), (2, Serving), (3, Syncing)]));
+    let (start, ..) = call_of(&bench.give(routing));
+    let session = SyncSession { incarnation: Incarnation(5), number: 1 };
+    let started = StorageReply::SyncStarted { session, round: 1 };
+    let (metas, ..) = call_of(&bench.answer(start, Ok(started)));
+    let none = StorageReply::Metas { metas: Vec::new(), last: true };
+    assert!(bench.answer(metas, Ok(none.clone())).is_empty(), "it waits");
+    bench.now += bench.replica.config.retry_wait_ms;
+    assert!(bench.give(Event::Tick).is_empty(), "it waits longer");
+    let actions = bench.confirm(2, 1, Checksum::of(b"data"));
+    assert!(matches!(actions[..], [Action::ReadContent { .. }]), "a whole chunk: {actions:?}");
+}
+
+#[test]
+fn later_prepared_updates_do_not_delay_the_confirmation_of_fences() {
+    let mut bench = Bench::prepared();
+    bench.give(fence(1));
+    assert_eq!(drained(&bench), 0, "it may be of an epoch that has ended");
+    let chunk = ChunkId::new(CHUNK.inode, 1);
+    let request = ForwardRequest { chunk, ..forward_request(bench.to(2), 1, 1) };
+    let (op, _) = apply_op(&bench.ask(StorageRequest::Prepare(request), b"data"));
+    let pending = state(1, tags(1));
+    let meta = ChunkMeta { pending: Some(pending.clone()), ..ChunkMeta::absent(chunk) };
+    bench.metas.0.insert(chunk, meta);
+    bench.give(Event::Applied { op, result: Ok(pending), unsent: false });
+    let (call, ..) = call_of(&bench.confirm(2, 1, Checksum::of(b"data")));
+    let [Action::Commit { op, .. }] = bench.answer(call, Ok(updated_reply(1)))[..] else {
+        panic!("expected a commit")
+    };
+    assert_eq!(drained(&bench), 0);
+    bench.committed(op, 1);
+    assert_eq!(drained(&bench), 1, "the other one is of a later update");
+}
