@@ -70,6 +70,8 @@ def patient(
 ) -> Iterator[tuple[Any, Callable[..., HeldMount]]]:
     """A cluster that waits for a stopped service instead of replacing it, and its `mount`."""
     cluster = start_cluster("patient", "--node-failure-ms", "60000")
+    # Otherwise the stopped service may be the only one of a chain, or not yet be in it.
+    cluster.wait_whole()
     with cluster.client() as client, mounts(cluster, client, tmp_path) as make:
         yield cluster, make
 
