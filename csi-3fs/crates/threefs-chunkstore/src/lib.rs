@@ -111,7 +111,9 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
 
     /// Creates a pending state, replacing an existing one; durable when this returns. `payload` is
     /// the update's data, `payload_checksum` its checksum from the sender, and `reservation` the
-    /// space for this update from [`Self::reserve`]. Returns the pending state.
+    /// space for this update from [`Self::reserve`]. `accepted` is called once the update is checked
+    /// and has its blocks, before it is written: from then on only the disk can fail. Returns the
+    /// pending state.
     ///
     /// # Errors
     /// `PayloadDamaged`, `NotFound` (the inode is forgotten), `NoSpace`, `Corrupt` (a partial write
@@ -122,6 +124,7 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         payload: &[u8],
         payload_checksum: Checksum,
         reservation: Reservation,
+        accepted: &mut dyn FnMut(),
     ) -> Result<ChunkState, StoreError>;
 
     /// As [`Self::apply_in`], for a payload that needs no verification. If other updates in flight
@@ -130,7 +133,7 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
     /// # Errors
     /// As [`Self::apply_in`].
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
-        self.apply_in(update, payload, Checksum::of(payload), Reservation::default())
+        self.apply_in(update, payload, Checksum::of(payload), Reservation::default(), &mut || ())
     }
 
     /// As [`Self::apply_in`], for a small update, which is not durable when this returns: several of
@@ -144,8 +147,9 @@ pub trait ChunkStore: ChunkMetas + Send + Sync + 'static {
         payload: &[u8],
         payload_checksum: Checksum,
         reservation: Reservation,
+        accepted: &mut dyn FnMut(),
     ) -> Result<Staged, StoreError> {
-        let state = self.apply_in(update, payload, payload_checksum, reservation)?;
+        let state = self.apply_in(update, payload, payload_checksum, reservation, accepted)?;
         Ok(Staged { state, number: 0 })
     }
 

@@ -180,7 +180,7 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
 
     fn apply(&self, update: &StoreUpdate, payload: &[u8]) -> Result<ChunkState, StoreError> {
         let reservation = self.wait_for_space(update, payload.len())?;
-        self.apply_in(update, payload, Checksum::of(payload), reservation)
+        self.apply_in(update, payload, Checksum::of(payload), reservation, &mut || ())
     }
 
     fn apply_in(
@@ -189,8 +189,9 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         payload: &[u8],
         payload_checksum: Checksum,
         reservation: Reservation,
+        accepted: &mut dyn FnMut(),
     ) -> Result<ChunkState, StoreError> {
-        let appended = self.append_change(update, payload, payload_checksum, reservation);
+        let appended = self.append_change(update, payload, payload_checksum, reservation, accepted);
         let (state, number) = appended?;
         self.wait_durable(number)?;
         self.compact_if_due();
@@ -203,12 +204,13 @@ impl<D: Disk> ChunkStore for FileChunkStore<D> {
         payload: &[u8],
         payload_checksum: Checksum,
         reservation: Reservation,
+        accepted: &mut dyn FnMut(),
     ) -> Result<Staged, StoreError> {
         // The callers do not bound the size of a frame.
         if self.lock().body.len() > UNFLUSHED_BYTES_MAX {
             self.flush()?;
         }
-        let appended = self.append_change(update, payload, payload_checksum, reservation);
+        let appended = self.append_change(update, payload, payload_checksum, reservation, accepted);
         appended.map(|(state, number)| Staged { state, number })
     }
 

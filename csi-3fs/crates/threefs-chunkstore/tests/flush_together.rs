@@ -100,7 +100,7 @@ fn stage(store: &Store, round: u64, bytes: &[u8]) -> Staged {
         tags: TagWindow::default(),
         change: ContentChange::Replace,
     };
-    store.stage(&update, bytes, Checksum::of(bytes), Reservation::default()).unwrap()
+    store.stage(&update, bytes, Checksum::of(bytes), Reservation::default(), &mut || ()).unwrap()
 }
 
 fn flush(stores: &[Store], staged: &[Staged]) -> Vec<Option<Result<(), StoreError>>> {

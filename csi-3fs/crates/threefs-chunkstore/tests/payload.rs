@@ -72,14 +72,14 @@ proptest! {
         let update = update(2, ContentChange::Write { offset: offset as u32 });
         let expected = Checksum::of(&payload);
         let reservation = reserve(&store, &update, &damaged);
-        let error = store.apply_in(&update, &damaged, expected, reservation).unwrap_err();
+        let error = store.apply_in(&update, &damaged, expected, reservation, &mut || ()).unwrap_err();
         let computed = Checksum::of(&damaged);
         prop_assert_eq!(error, StoreError::PayloadDamaged { chunk: CHUNK, expected, computed });
         prop_assert_eq!((store.meta(CHUNK), store.space()), (before, space));
         prop_assert_eq!(&store.read(CHUNK, Which::Newest, 0, u32::MAX).unwrap().bytes, &content);
 
         let reservation = reserve(&store, &update, &payload);
-        let state = store.apply_in(&update, &payload, expected, reservation).unwrap();
+        let state = store.apply_in(&update, &payload, expected, reservation, &mut || ()).unwrap();
         let mut after = content;
         after.resize(after.len().max(offset + length), 0);
         after[offset..offset + length].copy_from_slice(&payload);
@@ -97,7 +97,8 @@ fn a_damaged_payload_releases_its_reservation() {
     for _ in 0..64 {
         let update = update(1, ContentChange::Replace);
         let reservation = reserve(&store, &update, &payload);
-        let error = store.apply_in(&update, &payload, Checksum(1), reservation).unwrap_err();
+        let error =
+            store.apply_in(&update, &payload, Checksum(1), reservation, &mut || ()).unwrap_err();
         assert!(matches!(error, StoreError::PayloadDamaged { .. }), "{error}");
     }
     store.apply(&update(1, ContentChange::Replace), &payload).unwrap();
@@ -111,10 +112,12 @@ fn the_payload_of_a_truncation_and_of_a_removal_is_verified_as_well() {
     store.commit(CHUNK, ChunkVersion(1), ChainVersion(1)).unwrap();
     for change in [ContentChange::Truncate { length: 5_000 }, ContentChange::Remove] {
         let update = update(2, change);
-        let error = store.apply_in(&update, b"x", Checksum(0), Reservation::default()).unwrap_err();
+        let error = store
+            .apply_in(&update, b"x", Checksum(0), Reservation::default(), &mut || ())
+            .unwrap_err();
         assert!(matches!(error, StoreError::PayloadDamaged { .. }), "{change:?}: {error}");
         assert_eq!(store.meta(CHUNK).unwrap().pending, None);
-        store.apply_in(&update, b"", Checksum(0), Reservation::default()).unwrap();
+        store.apply_in(&update, b"", Checksum(0), Reservation::default(), &mut || ()).unwrap();
         store.apply(&self::update(2, ContentChange::Replace), &bytes(9_000, 1)).unwrap();
         store.commit(CHUNK, ChunkVersion(2), ChainVersion(1)).unwrap();
         store.forget(CHUNK).unwrap();

@@ -80,7 +80,7 @@ fn make(store: &Store, index: u32, version: u64, class: u8) -> Result<(), StoreE
     let room = reserve(store, index, class).recv_timeout(LONG).unwrap()?;
     let update = update(index, version, ContentChange::Replace);
     let payload = content(index, version);
-    store.apply_in(&update, &payload, Checksum::of(&payload), room)?;
+    store.apply_in(&update, &payload, Checksum::of(&payload), room, &mut || ())?;
     Ok(())
 }
 
@@ -199,7 +199,9 @@ fn updates_leave_space_for_forwards_and_wait_for_commits() {
         let Ok(room) = answer.try_recv() else { break answer };
         let update = update(index, 2, ContentChange::Replace);
         let payload = content(index, 2);
-        stores[0].apply_in(&update, &payload, Checksum::of(&payload), room.unwrap()).unwrap();
+        stores[0]
+            .apply_in(&update, &payload, Checksum::of(&payload), room.unwrap(), &mut || ())
+            .unwrap();
         pending.push(index);
         index += 3;
     };

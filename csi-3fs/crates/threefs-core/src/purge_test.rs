@@ -25,6 +25,7 @@ fn head_with_a_removed_chunk() -> Bench {
     };
     let (op, _) = apply_op(&bench.ask(StorageRequest::Update(request), b""));
     bench.set(state(4, tags(4)), Some(removed(5)));
+    bench.answer_prepares();
     let (call, ..) =
         call_of(&bench.give(Event::Applied { op, unsent: false, result: Ok(removed(5)) }));
     let updated = Updated { version: ChunkVersion(5), ..Updated::nothing() };

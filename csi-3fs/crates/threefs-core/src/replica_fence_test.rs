@@ -123,6 +123,7 @@ fn a_fence_is_confirmed_once_the_updates_from_before_it_have_ended() {
     bench.give(fence(1));
     assert_eq!(drained(&bench), 0);
     let pending = state(update.version.0, update.tags.clone());
+    bench.answer_prepares();
     let (call, ..) =
         call_of(&bench.give(Event::Applied { op, unsent: false, result: Ok(pending.clone()) }));
     assert_eq!(drained(&bench), 0);

@@ -60,15 +60,36 @@ fn the_successor_is_sent_an_update_while_it_is_applied() {
 }
 
 #[test]
-fn an_update_that_the_successor_refused_or_does_not_have_is_forwarded_at_once() {
+fn an_update_is_confirmed_once_the_successor_has_prepared_it() {
     let mut bench = Bench::serving(1, 3, &SERVING);
     let actions = bench.update(1, TAG);
     let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
-    let busy = refused(StorageError::Busy { target: TargetId(2) });
-    assert!(bench.answer(prepare.call, busy).is_empty());
-    let (_, _, request) = call_of(&bench.applied(op, 1));
-    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+    bench.prepares.clear();
+    assert!(bench.applied(op, 1).is_empty(), "otherwise it would be sent twice");
+    let (_, node, request) = call_of(&bench.answer(prepare.call, Ok(StorageReply::Prepared)));
+    let StorageRequest::Confirm(request) = request else { panic!("{request:?}") };
+    assert_eq!((node, request.chunk_checksum), (NodeId(2), Checksum::of(b"data")));
+}
 
+#[test]
+fn an_update_that_the_successor_did_not_prepare_is_forwarded_at_once() {
+    let busy = || refused(StorageError::Busy { target: TargetId(2) });
+    for is_early in [true, false] {
+        let mut bench = Bench::serving(1, 3, &SERVING);
+        let actions = bench.update(1, TAG);
+        let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
+        bench.prepares.clear();
+        let actions = if is_early {
+            assert!(bench.answer(prepare.call, busy()).is_empty());
+            bench.applied(op, 1)
+        } else {
+            assert!(bench.applied(op, 1).is_empty());
+            bench.answer(prepare.call, busy())
+        };
+        let (_, _, request) = call_of(&actions);
+        assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+    }
+    // It has restarted meanwhile.
     let mut bench = Bench::serving(1, 3, &SERVING);
     let (op, _) = apply_op(&bench.update(1, TAG));
     let (call, ..) = call_of(&bench.applied(op, 1));
@@ -81,14 +102,15 @@ fn an_update_that_the_successor_refused_or_does_not_have_is_forwarded_at_once() 
 #[test]
 fn a_successor_that_does_not_answer_is_not_prepared_for_a_while() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
-    let actions = bench.update(1, TAG);
-    let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
-    bench.answer(prepare.call, Err(PeerFailure::Unreachable));
-    let (call, ..) = call_of(&bench.applied(op, 1));
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let prepare = bench.prepares.pop().unwrap();
+    bench.answer(prepare, Err(PeerFailure::Unreachable));
+    let (call, _, request) = call_of(&bench.applied(op, 1));
+    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
     bench.answer(call, Ok(updated_reply(1)));
     bench.committed(op, 1);
     let later = |sequence| RequestTag { sequence, ..TAG };
-    bench.now += 10 * bench.replica.config.call_timeout_ms - 1;
+    bench.now += bench.replica.config.call_timeout_ms - 1;
     let actions = bench.update(1, later(8));
     assert!(matches!(actions[..], [Action::Apply { prepare: None, .. }]), "{actions:?}");
     let (op, _) = apply_op(&actions);
@@ -98,6 +120,13 @@ fn a_successor_that_does_not_answer_is_not_prepared_for_a_while() {
     bench.committed(op, 2);
     bench.now += 1;
     prepare_of(&bench.update(1, later(9)));
+    // Also if its answer is lost.
+    let (op, _) = (bench.replica.ops.keys().next().copied().unwrap(), bench.prepares.clear());
+    assert!(bench.applied(op, 3).is_empty());
+    bench.now += bench.replica.config.call_timeout_ms;
+    let (_, _, request) = call_of(&bench.give(Event::Tick));
+    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+    assert_eq!(bench.replica.calls.len(), 1, "the prepare is given up");
 }
 
 #[test]
@@ -157,7 +186,7 @@ fn a_confirmation_of_an_unknown_update_is_refused_without_effect() {
 }
 
 #[test]
-fn an_update_without_space_is_not_sent_and_ends() {
+fn an_update_that_fails_before_it_is_sent_ends() {
     let mut bench = Bench::serving(1, 3, &SERVING);
     let actions = bench.update(1, TAG);
     let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
@@ -177,15 +206,40 @@ fn the_head_keeps_an_update_that_its_successor_may_have_until_there_is_space() {
     assert_eq!(error_of(&actions), StorageError::NoSpace { target: TargetId(1) });
     let other = RequestTag { sequence: TAG.sequence + 1, ..TAG };
     assert!(bench.update(1, other).is_empty(), "it waits for the one before it");
+    for _ in 0..3 {
+        bench.now += 1_000;
+        let (again, update) = apply_op(&bench.give(Event::Tick));
+        assert_eq!((again, update), (op, first.clone()), "with the same version");
+        bench.give(Event::Applied { op, result: full(), unsent: false });
+    }
     bench.now += 1_000;
-    let (again, update) = apply_op(&bench.give(Event::Tick));
-    assert_eq!((again, update), (op, first), "with the same version");
+    apply_op(&bench.give(Event::Tick));
     let (call, _, request) = call_of(&bench.applied(op, 1));
     assert!(matches!(request, StorageRequest::Confirm(_)), "{request:?}");
     bench.answer(call, Ok(updated_reply(1)));
     let actions = bench.committed(op, 1);
     let (_, update) = apply_op(&actions);
     assert_eq!(update.version, ChunkVersion(2));
+}
+
+#[test]
+fn a_file_is_removed_although_an_update_of_it_waits_for_space() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let (op, _) = apply_op(&bench.update(1, TAG));
+    let forget = |bench: &Bench| {
+        let inodes = vec![InodeRange::one(CHUNK.inode)];
+        StorageRequest::ForgetInodes(ForgetInodes::of_head(bench.to(1), inodes))
+    };
+    let request = forget(&bench);
+    assert!(matches!(error_of(&bench.ask(request, b"")), StorageError::Busy { .. }));
+    let full = Err(StoreError::NoSpace { needed_bytes: 4 });
+    bench.give(Event::Applied { op, result: full, unsent: false });
+    let request = forget(&bench);
+    let actions = bench.ask(request, b"");
+    assert!(matches!(actions[..], [Action::ForgetInodes { .. }]), "{actions:?}");
+    bench.now += 1_000;
+    assert!(bench.give(Event::Tick).is_empty(), "it is not made any more");
+    assert!(bench.replica.ops.is_empty());
 }
 
 #[test]
@@ -201,6 +255,33 @@ fn a_head_that_cannot_apply_an_announced_update_leaves() {
     let (op, _) = apply_op(&bench.update(1, TAG));
     let damaged = Err(StoreError::Corrupt { chunk: CHUNK, block: 0 });
     bench.give(Event::Applied { op, result: damaged, unsent: false });
+    assert!(!is_demoted(&bench));
+}
+
+#[test]
+fn a_new_head_that_lacks_an_update_that_it_has_announced_leaves() {
+    for is_repaired in [false, true] {
+        let mut bench = Bench::serving(2, 3, &SERVING);
+        let (op, _) = apply_op(&bench.prepare(2, 1));
+        let full = Err(StoreError::NoSpace { needed_bytes: 4 });
+        bench.give(Event::Applied { op, result: full, unsent: false });
+        if is_repaired {
+            let (op, _) = apply_op(&bench.forward(2, 1, 1));
+            bench.applied(op, 1);
+        }
+        bench.give(Event::Routing(chain(4, &[(2, Serving), (3, Serving), (1, Offline)])));
+        assert_eq!(is_demoted(&bench), !is_repaired);
+    }
+}
+
+#[test]
+fn a_delayed_copy_of_an_earlier_forward_does_not_contradict_a_prepared_update() {
+    let mut bench = Bench::serving(2, 3, &SERVING);
+    bench.set(state(1, tags(1)), None);
+    let (op, _) = apply_op(&bench.prepare(2, 2));
+    bench.applied(op, 2);
+    let error = error_of(&bench.forward(2, 1, 1));
+    assert!(matches!(error, StorageError::ChunkStaleUpdate { .. }), "{error}");
     assert!(!is_demoted(&bench));
 }
 

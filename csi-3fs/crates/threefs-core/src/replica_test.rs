@@ -103,6 +103,8 @@ struct Bench {
     now: u64,
     expires: Option<u64>,
     next_token: u64,
+    /// Unanswered prepares.
+    prepares: Vec<CallId>,
 }
 
 fn chain(version: u32, states: &[(u64, PublicState)]) -> Chain {
@@ -162,13 +164,26 @@ impl Bench {
         let mut config = Config::new(TargetId(me), CHAIN, Incarnation(77));
         config.call_timeout_ms = 100;
         let replica = Replica::new(config);
-        Self { replica, metas: Metas::default(), now: 1, expires: None, next_token: 0 }
+        let (metas, prepares) = (Metas::default(), Vec::new());
+        Self { replica, metas, now: 1, expires: None, next_token: 0, prepares }
     }
 
     fn give(&mut self, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
         self.replica.handle(Millis(self.now), event, &self.metas, &mut out);
+        let of_prepare = |action: &Action| match action {
+            Action::Apply { prepare, .. } => prepare.as_ref().map(|prepare| prepare.call),
+            _ => None,
+        };
+        self.prepares.extend(out.iter().filter_map(of_prepare));
         out
+    }
+
+    /// The successor prepares what it was sent.
+    fn answer_prepares(&mut self) {
+        for call in std::mem::take(&mut self.prepares) {
+            self.answer(call, Ok(StorageReply::Prepared));
+        }
     }
 
     fn ask(&mut self, request: StorageRequest, payload: &'static [u8]) -> Vec<Action> {
@@ -205,8 +220,9 @@ impl Bench {
         self.metas.0.insert(CHUNK, ChunkMeta { chunk: CHUNK, committed, pending });
     }
 
-    /// Reports the pending state of `op` as durable.
+    /// Reports the pending state of `op` as durable, here and on the successor.
     fn applied(&mut self, op: OpId, version: u64) -> Vec<Action> {
+        self.answer_prepares();
         let committed = self.metas.0.get(&CHUNK).map(|meta| meta.committed.clone());
         self.set(committed.unwrap_or_default(), Some(state(version, tags(version))));
         self.give(Event::Applied { op, unsent: false, result: Ok(state(version, tags(version))) })

@@ -114,6 +114,13 @@ impl Store {
         }
     }
 
+    /// Whether an update does not depend on damaged content.
+    #[must_use]
+    pub fn accepts(&self, update: &StoreUpdate) -> bool {
+        let damaged = self.live.slots.get(&update.chunk).is_some_and(|slot| slot.damaged);
+        !damaged || matches!(update.change, ContentChange::Replace | ContentChange::Remove)
+    }
+
     /// Makes a pending state, not yet durable.
     ///
     /// # Errors

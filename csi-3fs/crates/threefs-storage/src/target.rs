@@ -440,10 +440,11 @@ impl Target {
         calls: &mut Vec<PeerCall>,
     ) {
         match action {
-            Action::Apply { op, update, payload, payload_checksum, class, prepare }
+            Action::Apply { op, update, payload, payload_checksum, class, waits, prepare }
                 if small::is_small(&payload) =>
             {
-                let change = Change { op, update, payload, payload_checksum, class, prepare };
+                let change =
+                    Change { op, update, payload, payload_checksum, class, waits, prepare };
                 work.changes.push(change);
             }
             Action::Call { call, node, request, payload, timeout_ms } => {

@@ -168,6 +168,7 @@ impl ChunkStore for Hanging {
         _: &[u8],
         _: Checksum,
         _: Reservation,
+        _: &mut dyn FnMut(),
     ) -> Result<ChunkState, StoreError> {
         Ok(chunk_state(update.version))
     }
@@ -177,6 +178,7 @@ impl ChunkStore for Hanging {
         _: &[u8],
         _: Checksum,
         _: Reservation,
+        _: &mut dyn FnMut(),
     ) -> Result<Staged, StoreError> {
         let mut log = self.log.lock().unwrap();
         log.staged += 1;

@@ -20,6 +20,7 @@ impl<D: Disk> FileChunkStore<D> {
         payload: &[u8],
         payload_checksum: Checksum,
         mut reservation: Reservation,
+        accepted: &mut dyn FnMut(),
     ) -> Result<(ChunkState, u64), StoreError> {
         let base = self.committed(update.chunk);
         let plan = plan::plan(update, &base, payload, |from, to| {
@@ -31,6 +32,7 @@ impl<D: Disk> FileChunkStore<D> {
             0 => Vec::new(),
             blocks => self.allocate_blocks(blocks, &mut reservation)?,
         };
+        accepted();
         let placed = plan::locate(&parts, &runs);
         let small = runs.is_empty();
         let logged = !small && plan.write.len() <= LOGGED_BYTES_MAX && placed == runs;

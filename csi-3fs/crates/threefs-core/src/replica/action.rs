@@ -78,7 +78,7 @@ pub enum Event {
         op: OpId,
         /// The pending state.
         result: Result<ChunkState, StoreError>,
-        /// The action had a [`Prepare`] that was not sent, because there was no space.
+        /// The action had a [`Prepare`] that was not sent, because the update failed before.
         unsent: bool,
     },
     /// An [`Action::Apply`] is waiting: other updates have reserved the space on the disk.
@@ -164,7 +164,9 @@ pub enum Action {
         payload_checksum: Checksum,
         /// The class of requests that it reserves disk space for (`crate::message::class`).
         class: u8,
-        /// To be sent once space is reserved, before the update is made.
+        /// If other updates have reserved the space, it waits instead of failing at once.
+        waits: bool,
+        /// To be sent once only the disk can fail: the update is verified, and has its space.
         prepare: Option<Prepare>,
     },
     /// Commit a pending state; then [`Event::Committed`].

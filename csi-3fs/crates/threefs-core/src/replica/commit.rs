@@ -105,7 +105,7 @@ impl Replica {
         match self.successor() {
             None => self.commit(ctx, op),
             Some(next) if next.state == PublicState::Syncing => self.send_whole(ctx, op, next),
-            Some(next) if state.prepare.is_some() => self.confirm(ctx, op, next),
+            Some(next) if state.prepare.is_some() => self.confirm_prepared(ctx, op, next),
             Some(next) => self.forward(ctx, op, next),
         }
     }
@@ -337,9 +337,13 @@ impl Replica {
 
     pub(super) fn on_op_timer(&mut self, ctx: &mut Context<'_>, op: OpId, at: crate::time::Millis) {
         let Some(state) = self.ops.get(&op) else { return };
-        if state.wake == Some(at) && !state.step.in_store() {
-            self.proceed(ctx, op);
+        if state.wake != Some(at) || state.step.in_store() {
+            return;
         }
+        if state.step == Step::Preparing {
+            self.give_up_prepare(op);
+        }
+        self.proceed(ctx, op);
     }
 
     pub(super) fn on_committed(

@@ -119,8 +119,9 @@ impl Replica {
         let change = ContentChange::Replace;
         let update = StoreUpdate { chunk, version, chain_version, tags, change };
         // Forwarded once it is durable: the request is not the one of the client any more.
-        let prepare = None;
-        let action = Action::Apply { op, update, payload: copy, payload_checksum, class, prepare };
+        let (waits, prepare) = (true, None);
+        let action =
+            Action::Apply { op, update, payload: copy, payload_checksum, class, waits, prepare };
         self.store(ctx, op, Step::Applying, action);
     }
 

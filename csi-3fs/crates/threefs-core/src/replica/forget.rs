@@ -64,7 +64,8 @@ impl Replica {
         // Operations in progress must end first; new updates of the inodes do not start.
         let in_use = |range: &InodeRange| {
             let chunks = ChunkId::first_of(range.first)..=ChunkId::last_of(range.last);
-            self.queues.range(chunks).next().is_some()
+            let mut queues = self.queues.range(chunks).map(|(_, queue)| queue);
+            queues.any(|queue| queue.active.is_none_or(|op| !self.waits_for_space(op)))
         };
         if self.forgets.len() >= FORGETS_MAX || request.inodes.iter().any(in_use) {
             return Err(self.busy());

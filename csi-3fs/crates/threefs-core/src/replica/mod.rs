@@ -96,6 +96,8 @@ pub struct Replica {
     drops: Drops,
     fencing: Fencing,
     prepared: BTreeMap<ChunkId, Prepared>,
+    // Updates that the successor may have, but that could not be applied here.
+    lacking: BTreeMap<ChunkId, StorageError>,
     // While set, updates are not sent to the successor before they are durable here.
     prepare_from: Option<Millis>,
     sending: Option<Sending>,
@@ -109,7 +111,7 @@ pub struct Replica {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
     Op(OpId),
-    Prepare(OpId, ChunkId),
+    Prepare(ChunkId),
     Forget(OpId),
     Sync,
 }
@@ -177,6 +179,7 @@ impl Replica {
             drops: Drops::default(),
             fencing: Fencing::default(),
             prepared: BTreeMap::new(),
+            lacking: BTreeMap::new(),
             prepare_from: None,
             sending: None,
             rounds: 0,
@@ -374,9 +377,7 @@ impl Replica {
         }
         match self.calls.remove(&call) {
             Some(Caller::Op(op)) => self.on_op_answer(ctx, op, call, result, payload),
-            Some(Caller::Prepare(op, chunk)) => {
-                self.on_prepare_answer(ctx, op, chunk, call, &result)
-            }
+            Some(Caller::Prepare(chunk)) => self.on_prepare_answer(ctx, chunk, call, &result),
             Some(Caller::Forget(op)) => self.on_forget_answer(ctx, op, result),
             Some(Caller::Sync) => self.on_sync_answer(ctx, call, result),
             None => {} // A late answer to a call that was given up.

@@ -2,20 +2,24 @@
 //! at the same time (decision 0180).
 //!
 //! A `Prepare` makes the update pending on the successor, which prepares its own successor. Once the
-//! update is durable here, and confirmed if there is a predecessor, a `Confirm` with the checksum of the
-//! chunk continues it on the successor, which confirms, or commits as the tail. What the successor does
-//! not have is forwarded. So a prepare may be lost, or refused, without effect.
+//! update is durable on both, and confirmed here if there is a predecessor, a `Confirm` with the checksum
+//! of the chunk continues it on the successor, which confirms, or commits as the tail. What the successor
+//! has not prepared is forwarded. So a prepare may be lost, or refused, without effect.
+//!
+//! It is sent once the update is verified here and has its space, so that hardly any update fails
+//! afterwards (`Action::Apply`).
 //!
 //! A replica with a predecessor does not continue a pending update by itself: the predecessor may not
 //! have it, and readers would see an update that the chain loses with this replica. It waits for a
 //! `Confirm` or `Forward`, or until it is the head. The head, in turn, never drops an update that it
 //! has announced: otherwise the successor would keep it, and later execute it. If the head cannot
-//! apply it, it tries again, or leaves the chain.
+//! apply it, it tries again, or leaves the chain; so does a replica that becomes the head.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::action::Prepare;
 use super::queue::{OpKind, StartResult, Step};
 use super::update::{Standing, answer};
 use super::{
@@ -26,12 +30,6 @@ use crate::error::{StorageError, StoreError};
 use crate::ids::ChunkId;
 use crate::message::{ForwardRequest, StorageReply, StorageRequest, Updated};
 use crate::routing::{ChainTarget, PublicState};
-
-use super::action::Prepare;
-
-/// How many timeouts of a call pass before a successor that did not answer is prepared again: it is
-/// overloaded, or an older version that does not know the request.
-const PAUSE_TIMEOUTS: u64 = 10;
 
 /// A pending update that the predecessor has not confirmed.
 #[derive(Clone, Copy, Debug)]
@@ -66,44 +64,69 @@ impl Replica {
         let state = self.ops.get_mut(&op)?;
         self.next_call += 1;
         let call = CallId(self.next_call);
-        self.calls.insert(call, Caller::Prepare(op, request.chunk));
+        self.calls.insert(call, Caller::Prepare(request.chunk));
         (state.prepare, state.announced) = (Some(call), true);
         Some(Prepare { call, node: next.node, request, timeout_ms: self.config.call_timeout_ms })
     }
 
-    /// There was no space for `op`, so its successor was not sent the update either.
-    pub(super) fn not_sent_ahead(&mut self, op: OpId) {
-        if let Some(state) = self.ops.get_mut(&op)
-            && let Some(call) = state.prepare.take()
-        {
+    /// `op` failed before its successor was sent the update.
+    pub(super) fn not_announced(&mut self, op: OpId) {
+        if let Some(state) = self.ops.get_mut(&op) {
             state.announced = false;
-            self.calls.remove(&call);
+            if let Some(call) = state.prepare.take() {
+                self.calls.remove(&call);
+            }
         }
     }
 
-    /// A refused prepare is followed by a forward. Without an answer the successor is confirmed, as it
-    /// may only be slow, but not prepared for a while.
+    /// Continues the update with a confirmation, or with a forward if the successor did not prepare
+    /// it. One that does not answer is not prepared for a while.
     pub(super) fn on_prepare_answer(
         &mut self,
-        ctx: &Context<'_>,
-        op: OpId,
+        ctx: &mut Context<'_>,
         chunk: ChunkId,
         call: CallId,
         result: &Result<StorageReply, PeerFailure>,
     ) {
-        match result {
-            Ok(_) => {}
-            Err(PeerFailure::Refused(_)) => {
-                let sent = self.ops.get_mut(&op).map(|state| &mut state.prepare);
-                let left = self.prepared.get_mut(&chunk).map(|prepared| &mut prepared.sent);
-                for prepare in [sent, left].into_iter().flatten() {
-                    prepare.take_if(|it| *it == call);
-                }
-            }
-            Err(PeerFailure::Unreachable) => {
-                let pause = self.config.call_timeout_ms.saturating_mul(PAUSE_TIMEOUTS);
-                self.prepare_from = Some(ctx.now.after(pause));
-            }
+        if let Err(PeerFailure::Unreachable) = result {
+            self.prepare_from = Some(ctx.now.after(self.config.call_timeout_ms));
+        }
+        if result.is_err()
+            && let Some(prepared) = self.prepared.get_mut(&chunk)
+        {
+            prepared.sent.take_if(|sent| *sent == call);
+        }
+        let Some(op) = self.queues.get(&chunk.first_version()).and_then(|queue| queue.active)
+        else {
+            return;
+        };
+        let Some(state) = self.ops.get_mut(&op).filter(|op| op.prepare == Some(call)) else {
+            return;
+        };
+        if result.is_err() {
+            state.prepare = None;
+        }
+        if state.step == Step::Preparing {
+            self.proceed(ctx, op);
+        }
+    }
+
+    /// The successor does not answer.
+    pub(super) fn give_up_prepare(&mut self, op: OpId) {
+        if let Some(call) = self.ops.get_mut(&op).and_then(|state| state.prepare.take()) {
+            self.calls.remove(&call);
+        }
+    }
+
+    /// After a change of the chain: the successor may be another one.
+    pub(super) fn forget_prepares(&mut self) {
+        self.prepare_from = None;
+        self.calls.retain(|_, caller| !matches!(caller, Caller::Prepare(_)));
+        for state in self.ops.values_mut() {
+            state.prepare = None;
+        }
+        for prepared in self.prepared.values_mut() {
+            prepared.sent = None;
         }
     }
 
@@ -112,17 +135,32 @@ impl Replica {
         let mut prepared = std::mem::take(&mut self.prepared);
         prepared.retain(|chunk, _| !self.is_forgotten(ctx, chunk.inode));
         self.prepared = prepared;
+        let mut lacking = std::mem::take(&mut self.lacking);
+        lacking.retain(|chunk, _| !self.is_forgotten(ctx, chunk.inode));
+        self.lacking = lacking;
     }
 
-    /// After a change of the chain: the successor may be another one.
-    pub(super) fn forget_prepares(&mut self) {
-        self.prepare_from = None;
-        for state in self.ops.values_mut() {
-            state.prepare = None;
+    /// Whether this replica became the head but lacks an update that it has announced: its successor
+    /// must lead.
+    pub(super) fn must_leave(&mut self, ctx: &mut Context<'_>) -> bool {
+        if self.predecessor().is_some() || !self.successor_serves() {
+            return false;
         }
-        for prepared in self.prepared.values_mut() {
-            prepared.sent = None;
-        }
+        let Some((chunk, reason)) = self.lacking.pop_first() else { return false };
+        self.demote(ctx, Alert::Outdated { target: self.config.target, chunk, reason });
+        true
+    }
+
+    fn successor_serves(&self) -> bool {
+        self.successor().is_some_and(|next| next.state == PublicState::Serving)
+    }
+
+    /// Whether `op` waits for space for an update that it has announced.
+    pub(super) fn waits_for_space(&self, op: OpId) -> bool {
+        self.ops.get(&op).is_some_and(|state| {
+            let is_update = matches!(state.kind, OpKind::Update { .. });
+            is_update && state.pending.is_none() && state.step == Step::BackingOff
+        })
     }
 
     pub(super) fn start_prepare(
@@ -175,8 +213,17 @@ impl Replica {
         }
     }
 
-    /// Confirms an update to the prepared successor.
-    pub(super) fn confirm(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
+    /// Confirms an update to the successor, once that has prepared it.
+    pub(super) fn confirm_prepared(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        if state.prepare.is_some_and(|call| self.calls.contains_key(&call)) {
+            state.step = Step::Preparing;
+            return self.wake_op(op, ctx.now.after(self.config.call_timeout_ms));
+        }
+        self.confirm(ctx, op, next);
+    }
+
+    fn confirm(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         // The successor has the change.
         let change = crate::chunk::ContentChange::Replace;
         let checksum = crate::checksum::Checksum::default();
@@ -185,38 +232,40 @@ impl Replica {
         }
     }
 
-    /// Whether the head keeps, or has handled, an update that it could not apply but has announced.
+    /// Whether an update that could not be applied, but was announced, is kept, or has made the head
+    /// leave.
     pub(super) fn keeps_announced(
         &mut self,
         ctx: &mut Context<'_>,
         op: OpId,
         error: &StoreError,
     ) -> bool {
-        let Some(state) = self.ops.get(&op) else { return false };
-        let is_update = matches!(state.kind, OpKind::Update { .. });
-        if !is_update || !state.announced || !self.config.makes(Check::Announced) {
+        let serves = self.successor_serves();
+        let Some(state) = self.ops.get_mut(&op) else { return false };
+        let (chunk, target) = (state.chunk, self.config.target);
+        // Its store is opened again after the others.
+        let is_full = matches!(error, StoreError::NoSpace { .. } | StoreError::NotFound { .. });
+        let is_damaged = matches!(error, StoreError::Corrupt { .. });
+        if !state.announced || !serves || !(is_full || is_damaged) {
             return false;
         }
-        let (chunk, target) = (state.chunk, self.config.target);
-        match error {
-            // Its store is opened again.
-            StoreError::Io { .. } | StoreError::Damaged { .. } => false,
-            // All replicas verify the payload.
-            StoreError::PayloadDamaged { .. } => false,
-            StoreError::Corrupt { .. } => {
-                let reason = error.clone().at(target);
-                self.demote(ctx, Alert::Outdated { target, chunk, reason });
-                true
-            }
-            StoreError::NoSpace { .. } | StoreError::NotFound { .. } => {
-                self.answer_waiters(ctx, op, &error.clone().at(target));
-                if let Some(state) = self.ops.get_mut(&op) {
-                    state.attempt = state.attempt.saturating_add(1);
-                }
-                self.back_off(ctx, op);
-                true
-            }
+        let reason = error.clone().at(target);
+        if !matches!(state.kind, OpKind::Update { .. }) {
+            // The predecessor repeats it.
+            self.lacking.insert(chunk, reason);
+            return false;
         }
+        if !self.config.makes(Check::Announced) {
+            return false;
+        }
+        if is_damaged {
+            self.demote(ctx, Alert::Outdated { target, chunk, reason });
+        } else {
+            state.attempt = state.attempt.saturating_add(1);
+            self.answer_waiters(ctx, op, &reason);
+            self.back_off(ctx, op);
+        }
+        true
     }
 
     /// Applies an announced update for which there was no space before.
@@ -234,8 +283,8 @@ impl Replica {
             tags: self.tags_before(&newest, chunk).with(tag, version),
             change,
         };
-        let (class, prepare) = (self.class_of(op), None);
-        let action = Action::Apply { op, update, payload, payload_checksum, class, prepare };
+        let (class, waits, prepare) = (self.class_of(op), true, None);
+        let action = Action::Apply { op, update, payload, payload_checksum, class, waits, prepare };
         self.store(ctx, op, Step::Applying, action);
     }
 }

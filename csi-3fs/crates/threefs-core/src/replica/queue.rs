@@ -73,6 +73,8 @@ pub(super) enum Step {
     Reading,
     /// Waiting for the reply of another replica.
     Calling(CallId),
+    /// Waiting for the answer to the prepare of the successor.
+    Preparing,
     /// Waiting to repeat a failed call.
     BackingOff,
     /// Waiting for the sync session with the successor.
@@ -367,6 +369,7 @@ impl Replica {
     /// Aborts all operations and answers all waiters: this replica has left the chain.
     pub(super) fn abort_all(&mut self, ctx: &mut Context<'_>, state: PublicState) {
         self.prepared.clear();
+        self.lacking.clear();
         let error = StorageError::NotServing { target: self.config.target, state };
         for queue in self.queues.values_mut() {
             for queued in queue.waiting.drain(..) {
@@ -416,10 +419,7 @@ impl Replica {
             let page = ctx.metas.pending(after, self.config.sync_page);
             let Some(last) = page.last().copied() else { return };
             for chunk in page {
-                let queue = self.queues.get(&chunk.first_version());
-                if queue.is_none_or(|queue| queue.active.is_none()) {
-                    self.enqueue(ctx, chunk, OpKind::Resolve, None);
-                }
+                self.enqueue(ctx, chunk, OpKind::Resolve, None);
             }
             after = Some(last);
         }

@@ -162,8 +162,8 @@ impl Replica {
         };
         // Requests of any class may wait for it, and it waits for none.
         let class = class::REPLACE;
-        let prepare = None;
-        let action = Action::Apply { op, update, payload, payload_checksum, class, prepare };
+        let (waits, prepare) = (true, None);
+        let action = Action::Apply { op, update, payload, payload_checksum, class, waits, prepare };
         self.store(ctx, op, Step::Applying, action);
     }
 }

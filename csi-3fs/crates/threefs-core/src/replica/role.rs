@@ -124,6 +124,7 @@ impl Replica {
         self.restart_drops(ctx);
         self.restart_draining();
         match self.role() {
+            Role::Serving if self.must_leave(ctx) => {}
             Role::Serving => {
                 self.release_received(ctx);
                 self.start_sending(ctx);

@@ -243,6 +243,11 @@ impl Replica {
             if pending.version == update && same_tag {
                 return Standing::Has { pending: true };
             }
+            let have = meta.committed.version;
+            if have >= update {
+                // A delayed copy of an earlier one.
+                return Standing::Refused(StorageError::ChunkStaleUpdate { chunk, have, update });
+            }
             let version = pending.version;
             return Standing::Disagrees(StorageError::ChunkConflict { chunk, version });
         }
@@ -299,7 +304,9 @@ impl Replica {
             aborted: false,
         });
         let (class, prepare) = (self.class_of(op), self.prepare_successor(ctx, op));
-        let action = Action::Apply { op, update, payload, payload_checksum, class, prepare };
+        // The confirmations that free space have the class of a prepare, which is not needed.
+        let waits = !matches!(self.ops.get(&op).map(|op| &op.kind), Some(OpKind::Prepare { .. }));
+        let action = Action::Apply { op, update, payload, payload_checksum, class, waits, prepare };
         self.store(ctx, op, Step::Applying, action);
         StartResult::Op(op)
     }
@@ -323,7 +330,12 @@ impl Replica {
         unsent: bool,
     ) {
         if unsent {
-            self.not_sent_ahead(op);
+            self.not_announced(op);
+        }
+        if result.is_ok()
+            && let Some(state) = self.ops.get(&op)
+        {
+            self.lacking.remove(&state.chunk);
         }
         let Some(state) = self.store_done(ctx, op, result.as_ref().err()) else { return };
         state.step = Step::BackingOff;

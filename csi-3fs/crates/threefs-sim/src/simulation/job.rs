@@ -19,6 +19,8 @@ pub(crate) enum Job {
         early_result: Option<ChunkState>,
         /// There was no space at the start.
         full: bool,
+        /// The successor was not sent the update.
+        unsent: bool,
     },
     Commit {
         op: OpId,

@@ -74,8 +74,9 @@ impl ChunkStore for Failing {
         payload: &[u8],
         checksum: Checksum,
         reservation: Reservation,
+        accepted: &mut dyn FnMut(),
     ) -> Result<ChunkState, StoreError> {
-        self.store.apply_in(update, payload, checksum, reservation)
+        self.store.apply_in(update, payload, checksum, reservation, accepted)
     }
     fn commit(
         &self,

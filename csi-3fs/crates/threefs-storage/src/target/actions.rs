@@ -30,7 +30,9 @@ pub(super) struct Change {
     pub(super) payload: Bytes,
     pub(super) payload_checksum: Checksum,
     pub(super) class: u8,
-    /// To be sent once space is reserved.
+    /// Waits for space, if other updates have reserved it.
+    pub(super) waits: bool,
+    /// To be sent once the update is accepted.
     pub(super) prepare: Option<Prepare>,
 }
 
@@ -88,8 +90,9 @@ impl Target {
         match action {
             // Space is reserved on the target's threads, because this reads the free space of the
             // disk.
-            Action::Apply { op, update, payload, payload_checksum, class, prepare } => {
-                let change = Change { op, update, payload, payload_checksum, class, prepare };
+            Action::Apply { op, update, payload, payload_checksum, class, waits, prepare } => {
+                let change =
+                    Change { op, update, payload, payload_checksum, class, waits, prepare };
                 job(move |target| {
                     let reservation = target.reserve(&change)?;
                     apply_in(change, reservation)(target)
@@ -181,6 +184,11 @@ impl Target {
         // Under the lock, so that this event precedes the end of the wait.
         self.handle(Event::RoomAwaited { op });
         let wait = wait?;
+        if !change.waits {
+            drop(stage);
+            self.store.expire(wait);
+            return None;
+        }
         let target = Arc::downgrade(self);
         self.context.runtime.spawn(async move {
             tokio::time::sleep(RESERVE_TIMEOUT).await;
@@ -217,15 +225,13 @@ impl Target {
 
 fn apply_in(change: Change, reservation: Result<Reservation, StoreError>) -> Job {
     Box::new(move |target: &Arc<Target>| {
-        let unsent = reservation.is_err();
-        if !unsent {
-            target.start_calls(change.prepare_call().into_iter().collect());
-        }
+        let mut prepare = change.prepare_call();
         let Change { op, update, payload, payload_checksum, .. } = change;
+        let mut send = || target.start_calls(prepare.take().into_iter().collect());
         let result = reservation.and_then(|reservation| {
-            target.store.apply_in(&update, &payload, payload_checksum, reservation)
+            target.store.apply_in(&update, &payload, payload_checksum, reservation, &mut send)
         });
-        Some(Event::Applied { op, result, unsent })
+        Some(Event::Applied { op, result, unsent: prepare.is_some() })
     })
 }
 

@@ -23,28 +23,24 @@ pub(super) fn is_small(payload: &Bytes) -> bool {
 impl Target {
     /// Applies small updates, and makes them durable.
     pub(super) fn apply_together(self: &Arc<Self>, changes: Vec<Change>) {
-        let mut reserved = Vec::with_capacity(changes.len());
+        let (mut staged, mut prepares) = (Vec::with_capacity(changes.len()), Vec::new());
         for change in changes {
             // Otherwise it waits for space, and is applied by a separate thread.
-            if let Some(reservation) = self.reserve(&change) {
-                reserved.push((change, reservation));
-            }
-        }
-        // Written here at the same time as on the successors.
-        let with_space = reserved.iter().filter(|(_, reservation)| reservation.is_ok());
-        self.start_calls(with_space.filter_map(|(change, _)| change.prepare_call()).collect());
-        let mut staged = Vec::with_capacity(reserved.len());
-        for (change, reservation) in reserved {
-            let unsent = reservation.is_err();
+            let Some(reservation) = self.reserve(&change) else { continue };
+            let mut prepare = change.prepare_call();
             let Change { op, update, payload, payload_checksum, .. } = change;
+            let mut send = || prepares.extend(prepare.take());
             let result = reservation.and_then(|reservation| {
-                self.store.stage(&update, &payload, payload_checksum, reservation)
+                self.store.stage(&update, &payload, payload_checksum, reservation, &mut send)
             });
+            let unsent = prepare.is_some();
             match result {
                 Ok(update) => staged.push((op, update)),
                 Err(error) => self.handle(Event::Applied { op, result: Err(error), unsent }),
             }
         }
+        // Before the flush, which takes the time.
+        self.start_calls(prepares);
         if !staged.is_empty() {
             self.context.flushes.flush(Arc::clone(self) as _, staged);
         }

@@ -23,7 +23,7 @@ impl Simulation {
         op: OpId,
         mut update: StoreUpdate,
         (payload, payload_checksum): (Bytes, Checksum),
-        full: bool,
+        (full, unsent): (bool, bool),
     ) {
         if self.mutation == Mutation::ForgetTags
             && let Some(newest) = update.tags.newest().copied()
@@ -35,8 +35,20 @@ impl Simulation {
         let early = !full && self.rng.random_bool(0.5);
         let early_result = early.then(|| self.make(at, &update, &payload, payload_checksum).ok());
         let early_result = early_result.flatten();
-        let job = Job::Apply { op, update, payload, payload_checksum, early_result, full };
+        let job = Job::Apply { op, update, payload, payload_checksum, early_result, full, unsent };
         self.disk(at, 100..2_500, job);
+    }
+
+    /// Whether only the disk can fail for an update.
+    pub(super) fn accepts(
+        &self,
+        at: At,
+        update: &StoreUpdate,
+        payload: &Bytes,
+        expected: Checksum,
+    ) -> bool {
+        let is_sound = Checksum::of(payload) == expected || self.mutation == Mutation::TrustPayload;
+        is_sound && self.hosted(at).store.accepts(update)
     }
 
     /// Applies an update whose payload is as its sender has sent it.
@@ -75,11 +87,11 @@ impl Simulation {
             return self.deliver_event(at, event);
         }
         let event = match job {
-            Job::Apply { op, update, payload, payload_checksum, early_result, full } => {
+            Job::Apply { op, update, payload, payload_checksum, early_result, full, unsent } => {
                 let payload = (&payload, payload_checksum);
                 let result = self.end_apply(at, &update, payload, early_result, full);
                 self.acknowledge_early(at, &result);
-                Event::Applied { op, result, unsent: full }
+                Event::Applied { op, result, unsent }
             }
             Job::Commit { op, result } => Event::Committed { op, result },
             Job::Forgotten { op } => {

@@ -225,8 +225,11 @@ impl Simulation {
             match action {
                 Action::Apply { op, update, payload, payload_checksum, prepare, .. } => {
                     self.check_fencing(at, op, &update)?;
-                    let unsent = self.send_prepare(at, prepare, &payload);
-                    self.start_apply(at, op, update, (payload, payload_checksum), unsent);
+                    let full = self.nodes[at.node].full && !payload.is_empty();
+                    let accepted = !full && self.accepts(at, &update, &payload, payload_checksum);
+                    let unsent = self.send_prepare(at, prepare, &payload, accepted);
+                    let payload = (payload, payload_checksum);
+                    self.start_apply(at, op, update, payload, (full, unsent));
                 }
                 Action::Commit { op, chunk, version, chain_version } => {
                     let result = self.hosted_mut(at).store.commit(chunk, version, chain_version);
@@ -281,16 +284,20 @@ impl Simulation {
         Ok(())
     }
 
-    /// Sends an update to the successor if there is space for it here. Returns whether there is none.
-    fn send_prepare(&mut self, at: At, prepare: Option<Prepare>, payload: &Bytes) -> bool {
-        let full = self.nodes[at.node].full && !payload.is_empty();
-        if let Some(Prepare { call, node, request, timeout_ms }) = prepare
-            && !full
-        {
+    /// Sends an update to the successor, if it is accepted here. Returns whether it was not sent.
+    fn send_prepare(
+        &mut self,
+        at: At,
+        prepare: Option<Prepare>,
+        payload: &Bytes,
+        accepted: bool,
+    ) -> bool {
+        let Some(Prepare { call, node, request, timeout_ms }) = prepare else { return false };
+        if accepted {
             let request = StorageRequest::Prepare(request);
             self.call(at, call.0, node.0 as usize, request, payload.clone(), timeout_ms);
         }
-        full
+        !accepted
     }
 
     /// Whether the target's routing is at least as new as the last promotion in its chain.
