@@ -72,14 +72,21 @@ proptest! {
         let update = update(2, ContentChange::Write { offset: offset as u32 });
         let expected = Checksum::of(&payload);
         let reservation = reserve(&store, &update, &damaged);
-        let error = store.apply_in(&update, &damaged, expected, reservation, &mut || ()).unwrap_err();
+        let mut accepted = 0;
+        let error = store
+            .apply_in(&update, &damaged, expected, reservation, &mut || accepted += 1)
+            .unwrap_err();
+        prop_assert_eq!(accepted, 0);
         let computed = Checksum::of(&damaged);
         prop_assert_eq!(error, StoreError::PayloadDamaged { chunk: CHUNK, expected, computed });
         prop_assert_eq!((store.meta(CHUNK), store.space()), (before, space));
         prop_assert_eq!(&store.read(CHUNK, Which::Newest, 0, u32::MAX).unwrap().bytes, &content);
 
         let reservation = reserve(&store, &update, &payload);
-        let state = store.apply_in(&update, &payload, expected, reservation, &mut || ()).unwrap();
+        let state = store
+            .apply_in(&update, &payload, expected, reservation, &mut || accepted += 1)
+            .unwrap();
+        prop_assert_eq!(accepted, 1);
         let mut after = content;
         after.resize(after.len().max(offset + length), 0);
         after[offset..offset + length].copy_from_slice(&payload);

@@ -7,6 +7,7 @@ use std::fmt;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use threefs_core::ids::{ChainVersion, ChunkId, ChunkVersion, Epoch, InodeId, StoreId, TargetId};
+use threefs_core::replica::Check;
 use threefs_core::routing::RoutingInfo;
 
 use crate::fault_plan::{self, FAULTS_END_US, Fault};
@@ -47,6 +48,7 @@ pub const INODE: InodeId = InodeId(7);
 pub const CHUNK_BYTES: u32 = 12;
 /// Seed of the generator of moves.
 const MOVES_SEED: u64 = 0x6d6f_7665;
+const FILLS_SEED: u64 = 0x6669_6c6c;
 /// Ids of replacement stores are above this.
 const NEW_STORES: u64 = 1_000;
 /// Clients start no new requests after this time.
@@ -133,6 +135,8 @@ pub struct Simulation {
     pub(crate) fencing: Fencing,
     pub(crate) removal: Removal,
     pub(crate) epochs: Epochs,
+    /// In schedules in which other programs use the disks.
+    fills: Option<ChaCha8Rng>,
     /// Of each chain, the epoch before which no version may be made any more.
     epochs_ended: BTreeMap<usize, Epoch>,
     /// Versions that a replica has committed, by the first version of their chunk.
@@ -183,6 +187,8 @@ impl Simulation {
             nodes.iter_mut().for_each(Node::keep_time);
         }
         let fencing = Fencing::new(seed, mutation);
+        let mut fills = ChaCha8Rng::seed_from_u64(seed ^ FILLS_SEED);
+        let has_fills = fills.random_bool(0.2) || mutation == Mutation::Without(Check::Announced);
         let mut moves = ChaCha8Rng::seed_from_u64(seed ^ MOVES_SEED);
         let moving = matches!(mutation, Mutation::LeaveOutAtOnce | Mutation::AbandonServing);
         let has_move = moves.random_bool(0.4) || moving;
@@ -199,6 +205,7 @@ impl Simulation {
             mutation,
             removal: Removal::new(seed, mutation, topology.chains),
             epochs: Epochs::new(seed, mutation),
+            fills: has_fills.then_some(fills),
             epochs_ended: BTreeMap::new(),
             committed: BTreeSet::new(),
             topology,

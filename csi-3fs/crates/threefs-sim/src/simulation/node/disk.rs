@@ -31,12 +31,19 @@ impl Simulation {
             // Only the newest tag is kept, to identify the update of the version.
             update.tags = TagWindow::default().with(newest.tag, newest.version);
         }
+        let full = full || self.fills_up(&payload);
         // The real store shows a pending state at some time between start and end.
         let early = !full && self.rng.random_bool(0.5);
         let early_result = early.then(|| self.make(at, &update, &payload, payload_checksum).ok());
         let early_result = early_result.flatten();
         let job = Job::Apply { op, update, payload, payload_checksum, early_result, full, unsent };
         self.disk(at, 100..2_500, job);
+    }
+
+    /// Whether another program takes the space of an update that was accepted.
+    fn fills_up(&mut self, payload: &Bytes) -> bool {
+        let may = self.fills.is_some() && !self.faults_ended && !payload.is_empty();
+        may && self.fills.as_mut().is_some_and(|rng| rng.random_bool(0.05))
     }
 
     /// Whether only the disk can fail for an update.
