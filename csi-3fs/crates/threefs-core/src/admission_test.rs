@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checksum::Checksum;
-use crate::chunk::{ChunkState, ContentChange, StoreUpdate};
+use crate::chunk::{ChunkState, ContentChange, StoreUpdate, Which};
 use crate::forgotten::InodeRange;
 use crate::ids::{
     ChainId, ChainVersion, ChannelId, ChunkVersion, ClientId, Incarnation, InodeId, NodeId,
@@ -25,7 +25,7 @@ const CHAINS: [[u32; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0
 const UPDATES: u64 = 60;
 
 #[derive(Default)]
-struct Store(BTreeMap<ChunkId, ChunkMeta>);
+struct Store(BTreeMap<ChunkId, ChunkMeta>, BTreeMap<ChunkId, Bytes>);
 
 impl ChunkMetas for Store {
     fn meta(&self, chunk: ChunkId) -> Option<ChunkMeta> {
@@ -66,6 +66,7 @@ impl Store {
             tags: update.tags.clone(),
         };
         meta.pending = Some(state.clone());
+        self.1.insert(update.chunk, payload.clone());
         state
     }
 
@@ -224,12 +225,27 @@ impl Cluster {
         for action in actions {
             let (_, store) = self.replicas.get_mut(&target).unwrap();
             match action {
-                Action::Apply { op, update, payload, .. } => {
+                Action::Apply { op, update, payload, prepare, .. } => {
+                    if let Some(Prepare { call, node, request, .. }) = prepare {
+                        let requester = Requester::Replica(target, call);
+                        let request = StorageRequest::Prepare(request);
+                        let payload = payload.clone();
+                        self.steps.push_back(Step::Send {
+                            requester,
+                            node: node.0,
+                            request,
+                            payload,
+                        });
+                    }
                     let result = Ok(store.apply(&update, &payload));
                     self.steps.push_back(Step::Deliver(
                         target,
                         Event::Applied { op, unsent: false, result },
                     ));
+                }
+                Action::ReadContent { op, chunk, which: Which::Newest } => {
+                    let result = Ok((store.0[&chunk].newest().clone(), store.1[&chunk].clone()));
+                    self.steps.push_back(Step::Deliver(target, Event::Content { op, result }));
                 }
                 Action::Commit { op, chunk, .. } => {
                     let result = Ok(store.commit(chunk));

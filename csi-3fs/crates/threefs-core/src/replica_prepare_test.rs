@@ -203,7 +203,8 @@ fn the_head_keeps_an_update_that_its_successor_may_have_until_there_is_space() {
     let (op, first) = apply_op(&bench.update(1, TAG));
     let full = || Err(StoreError::NoSpace { needed_bytes: 4 });
     let actions = bench.give(Event::Applied { op, result: full(), unsent: false });
-    assert_eq!(error_of(&actions), StorageError::NoSpace { target: TargetId(1) });
+    assert!(matches!(actions[..], [Action::Alert(Alert::Full { .. }), Action::Reply { .. }]));
+    assert_eq!(replies(&actions), [Err(StorageError::NoSpace { target: TargetId(1) })]);
     let other = RequestTag { sequence: TAG.sequence + 1, ..TAG };
     assert!(bench.update(1, other).is_empty(), "it waits for the one before it");
     for _ in 0..3 {
@@ -239,6 +240,10 @@ fn a_file_is_removed_although_an_update_of_it_waits_for_space() {
     assert!(matches!(actions[..], [Action::ForgetInodes { .. }]), "{actions:?}");
     bench.now += 1_000;
     assert!(bench.give(Event::Tick).is_empty(), "it is not made any more");
+    assert_eq!(bench.replica.ops.len(), 1, "the removal may still fail");
+    bench.metas.1.insert(InodeRange::one(CHUNK.inode));
+    bench.now += 1_000;
+    assert!(bench.give(Event::Tick).is_empty());
     assert!(bench.replica.ops.is_empty());
 }
 
@@ -272,6 +277,25 @@ fn a_new_head_that_lacks_an_update_that_it_has_announced_leaves() {
         bench.give(Event::Routing(chain(4, &[(2, Serving), (3, Serving), (1, Offline)])));
         assert_eq!(is_demoted(&bench), !is_repaired);
     }
+    // It may also become the head before the update fails.
+    let mut bench = Bench::serving(2, 3, &SERVING);
+    let (op, _) = apply_op(&bench.prepare(2, 1));
+    bench.give(Event::Routing(chain(4, &[(2, Serving), (3, Serving), (1, Offline)])));
+    let full = Err(StoreError::NoSpace { needed_bytes: 4 });
+    bench.give(Event::Applied { op, result: full, unsent: false });
+    assert!(is_demoted(&bench));
+}
+
+#[test]
+fn a_replica_that_syncs_its_successor_anew_may_become_the_head() {
+    let mut bench = Bench::serving(2, 3, &SERVING);
+    let (op, _) = apply_op(&bench.prepare(2, 1));
+    let full = Err(StoreError::NoSpace { needed_bytes: 4 });
+    bench.give(Event::Applied { op, result: full, unsent: false });
+    bench.give(Event::Routing(chain(4, &[(1, Serving), (2, Serving), (3, Syncing)])));
+    bench.give(Event::Routing(chain(5, &SERVING)));
+    bench.give(Event::Routing(chain(6, &[(2, Serving), (3, Serving), (1, Offline)])));
+    assert!(!is_demoted(&bench));
 }
 
 #[test]

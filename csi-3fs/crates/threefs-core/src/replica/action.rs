@@ -322,6 +322,14 @@ pub enum Alert {
         /// Why it cannot.
         reason: StorageError,
     },
+    /// This head has no space for an update that its successor may have: later ones of the chunk
+    /// wait.
+    Full {
+        /// This target.
+        target: TargetId,
+        /// The chunk.
+        chunk: ChunkId,
+    },
     /// A damaged chunk was found; its repair has started.
     Damaged {
         /// This target.
@@ -399,6 +407,9 @@ impl fmt::Display for Alert {
                     "{target} cannot apply an update of {chunk} that its successor may have, and will \
                      be synced: {reason}"
                 )
+            }
+            Self::Full { target, chunk } => {
+                write!(f, "{target} has no space left: updates of {chunk} wait")
             }
             Self::Damaged { target, chunk } => {
                 write!(f, "{chunk} is damaged on {target}; repair started")

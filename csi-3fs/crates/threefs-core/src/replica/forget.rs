@@ -108,7 +108,11 @@ impl Replica {
         if matches!(state.kind, OpKind::Send) || state.step.in_store() {
             return false;
         }
-        let forgotten = self.is_forgotten(ctx, inode);
+        let forgotten = match self.waits_for_space(op) {
+            // The successor may have the update: it ends once the inode is forgotten.
+            true => ctx.metas.is_forgotten(inode),
+            false => self.is_forgotten(ctx, inode),
+        };
         if forgotten {
             self.finish(ctx, op, Err(StorageError::InodeForgotten { inode }));
         }

@@ -80,7 +80,7 @@ impl Replica {
     }
 
     /// Continues the update with a confirmation, or with a forward if the successor did not prepare
-    /// it. One that does not answer is not prepared for a while.
+    /// it. One that does not answer, or has no space now, is not prepared for a while.
     pub(super) fn on_prepare_answer(
         &mut self,
         ctx: &mut Context<'_>,
@@ -88,8 +88,16 @@ impl Replica {
         call: CallId,
         result: &Result<StorageReply, PeerFailure>,
     ) {
-        if let Err(PeerFailure::Unreachable) = result {
-            self.prepare_from = Some(ctx.now.after(self.config.call_timeout_ms));
+        let pause_ms = match result {
+            Err(PeerFailure::Unreachable) => Some(self.config.call_timeout_ms),
+            // It would get the bytes twice: a forward waits for space.
+            Err(PeerFailure::Refused(StorageError::NoSpace { .. })) => {
+                Some(self.config.retry_wait_ms_max)
+            }
+            _ => None,
+        };
+        if let Some(pause_ms) = pause_ms {
+            self.prepare_from = self.prepare_from.max(Some(ctx.now.after(pause_ms)));
         }
         if result.is_err()
             && let Some(prepared) = self.prepared.get_mut(&chunk)
@@ -143,7 +151,11 @@ impl Replica {
     /// Whether this replica became the head but lacks an update that it has announced: its successor
     /// must lead.
     pub(super) fn must_leave(&mut self, ctx: &mut Context<'_>) -> bool {
-        if self.predecessor().is_some() || !self.successor_serves() {
+        if !self.successor_serves() {
+            // It will be synced from here.
+            self.lacking.clear();
+        }
+        if self.predecessor().is_some() {
             return false;
         }
         let Some((chunk, reason)) = self.lacking.pop_first() else { return false };
@@ -159,7 +171,8 @@ impl Replica {
     pub(super) fn waits_for_space(&self, op: OpId) -> bool {
         self.ops.get(&op).is_some_and(|state| {
             let is_update = matches!(state.kind, OpKind::Update { .. });
-            is_update && state.pending.is_none() && state.step == Step::BackingOff
+            let waits = state.pending.is_none() && state.step == Step::BackingOff;
+            is_update && state.announced && waits
         })
     }
 
@@ -251,6 +264,10 @@ impl Replica {
         }
         let reason = error.clone().at(target);
         if !matches!(state.kind, OpKind::Update { .. }) {
+            if self.predecessor().is_none() {
+                self.demote(ctx, Alert::Outdated { target, chunk, reason });
+                return true;
+            }
             // The predecessor repeats it.
             self.lacking.insert(chunk, reason);
             return false;
@@ -262,6 +279,9 @@ impl Replica {
             self.demote(ctx, Alert::Outdated { target, chunk, reason });
         } else {
             state.attempt = state.attempt.saturating_add(1);
+            if state.attempt == 1 {
+                ctx.out.push(Action::Alert(Alert::Full { target, chunk }));
+            }
             self.answer_waiters(ctx, op, &reason);
             self.back_off(ctx, op);
         }
@@ -271,6 +291,9 @@ impl Replica {
     /// Applies an announced update for which there was no space before.
     pub(super) fn apply_again(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(state) = self.ops.get(&op) else { return };
+        if self.is_forgotten(ctx, state.chunk.inode) {
+            return self.back_off(ctx, op); // Its inode is being forgotten.
+        }
         let OpKind::Update { request, payload, .. } = &state.kind else { return };
         let (chunk, version, tag) = (request.chunk, state.version, request.tag);
         let (change, payload_checksum) = (request.change, request.payload_checksum);

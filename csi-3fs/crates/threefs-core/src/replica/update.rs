@@ -334,6 +334,7 @@ impl Replica {
         }
         if result.is_ok()
             && let Some(state) = self.ops.get(&op)
+            && !matches!(state.kind, OpKind::Repair)
         {
             self.lacking.remove(&state.chunk);
         }

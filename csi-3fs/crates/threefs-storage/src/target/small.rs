@@ -23,13 +23,13 @@ pub(super) fn is_small(payload: &Bytes) -> bool {
 impl Target {
     /// Applies small updates, and makes them durable.
     pub(super) fn apply_together(self: &Arc<Self>, changes: Vec<Change>) {
-        let (mut staged, mut prepares) = (Vec::with_capacity(changes.len()), Vec::new());
+        let mut staged = Vec::with_capacity(changes.len());
         for change in changes {
             // Otherwise it waits for space, and is applied by a separate thread.
             let Some(reservation) = self.reserve(&change) else { continue };
             let mut prepare = change.prepare_call();
             let Change { op, update, payload, payload_checksum, .. } = change;
-            let mut send = || prepares.extend(prepare.take());
+            let mut send = || self.start_calls(prepare.take().into_iter().collect());
             let result = reservation.and_then(|reservation| {
                 self.store.stage(&update, &payload, payload_checksum, reservation, &mut send)
             });
@@ -39,8 +39,6 @@ impl Target {
                 Err(error) => self.handle(Event::Applied { op, result: Err(error), unsent }),
             }
         }
-        // Before the flush, which takes the time.
-        self.start_calls(prepares);
         if !staged.is_empty() {
             self.context.flushes.flush(Arc::clone(self) as _, staged);
         }
