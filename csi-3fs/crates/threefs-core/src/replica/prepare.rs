@@ -288,7 +288,7 @@ impl Replica {
         true
     }
 
-    /// Applies an announced update for which there was no space before.
+    /// Applies an announced update that did not fit on the disk before.
     pub(super) fn apply_again(&mut self, ctx: &mut Context<'_>, op: OpId) {
         let Some(state) = self.ops.get(&op) else { return };
         if self.is_forgotten(ctx, state.chunk.inode) {

@@ -338,11 +338,10 @@ impl Replica {
         if sending.outstanding > 0 {
             return;
         }
-        if !sending.prepared_chunks.is_empty() {
-            return self.wake_sync(ctx.now.after(self.config.retry_wait_ms));
-        }
-        if !sending.damaged_chunks.is_empty() {
-            return self.wake_sync(ctx.now.after(self.config.retry_wait_ms_max));
+        let (damaged, prepared) = (&sending.damaged_chunks, &sending.prepared_chunks);
+        if !prepared.is_empty() || !damaged.is_empty() {
+            let wait_ms = if prepared.is_empty() { self.config.retry_wait_ms_max } else { 0 };
+            return self.wake_sync(ctx.now.after(wait_ms.max(self.config.retry_wait_ms)));
         }
         if let Some(end) = sending.page_end {
             sending.cursor = Some(end);

@@ -17,7 +17,7 @@ pub(crate) enum Job {
         payload: Bytes,
         payload_checksum: Checksum,
         early_result: Option<ChunkState>,
-        /// There was no space at the start.
+        /// The disk was full at the start.
         full: bool,
         /// The successor was not sent the update.
         unsent: bool,
