@@ -181,7 +181,9 @@ class Stage(PipelineStage):
             counter.copy_(before)
         self._counters = []
 
-    def _to_tensor(self, arg: Any) -> Tensor:
+    def _to_tensor(self, arg: Any) -> Any:
+        if isinstance(arg, tuple):  # a target of several tensors, or of none
+            return tuple(map(self._to_tensor, arg))
         tensor: Tensor = super()._to_tensor(arg)
         if isinstance(arg, torch.Tensor):
             return tensor
