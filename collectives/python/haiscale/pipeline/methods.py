@@ -11,6 +11,7 @@ Each is a schedule of `haiscale.pipeline.module.Pipeline`, with its checks, bits
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -31,6 +32,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["GPipe", "Interleaved1F1B", "PipeDream"]
+
+
+@dataclass
+class _Step:
+    """A call of forward_backward. Not a module: a criterion's parameters are not the pipeline's."""
+
+    criterion: Callable[..., Tensor]
+    keeps: bool
+    losses: list[Tensor] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+    def loss(self, output: Any, labels: Any) -> Tensor:
+        loss = self.criterion(output, *(labels if isinstance(labels, tuple) else (labels,)))
+        self.losses.append(loss.detach())
+        if self.keeps:
+            self.outputs.append(_detached(output))
+        return loss
 
 
 class _Method(nn.Module):
@@ -54,10 +72,7 @@ class _Method(nn.Module):
         parts = _parts_of(name, wrapped, group)
         self.module = module
         self.chunks = chunks
-        self._criterion: Callable[..., Tensor] | None = None
-        self._losses: list[Tensor] = []
-        self._outputs: list[Any] = []
-        self._keeps = True
+        self._step: _Step | None = None
         self.pipeline = Pipeline(
             parts[0].whole,
             build(
@@ -99,13 +114,11 @@ class _Method(nn.Module):
         """
         arguments = _divided("inputs", inputs, self.chunks)
         targets = _divided("labels", labels, self.chunks)
-        self._criterion = criterion
-        self._losses, self._outputs = [], []
-        self._keeps = return_outputs
+        step = self._step = _Step(criterion, keeps=return_outputs)
         self.pipeline.step(arguments, targets or [()] * self.chunks, scale=1.0)
         # The first step computes one loss more: stages find out the shapes that they receive.
-        losses, outputs = self._losses[-self.chunks :], self._outputs[-self.chunks :]
-        self._losses, self._outputs = [], []
+        losses, outputs = step.losses[-self.chunks :], step.outputs[-self.chunks :]
+        self._step = None
         if not losses:
             return None, None
         return torch.stack(losses), _joined(outputs) if return_outputs else None
@@ -135,12 +148,8 @@ class _Method(nn.Module):
         return self.pipeline.clip_grad_norm_(max_norm)
 
     def _loss(self, output: Any, labels: Any) -> Tensor:
-        assert self._criterion is not None, "forward_backward sets it"
-        loss = self._criterion(output, *(labels if isinstance(labels, tuple) else (labels,)))
-        self._losses.append(loss.detach())
-        if self._keeps:
-            self._outputs.append(_detached(output))
-        return loss
+        assert self._step is not None, "forward_backward sets it"
+        return self._step.loss(output, labels)
 
 
 class PipeDream(_Method):

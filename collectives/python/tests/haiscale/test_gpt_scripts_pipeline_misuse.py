@@ -44,3 +44,27 @@ def test_a_criterion_has_any_number_of_labels(count):
     first, (losses, expected) = on_ranks(learns_from_labels, count)
     assert first is None
     assert losses == pytest.approx(expected)
+
+
+class Squares(nn.Module):
+    """A criterion with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, outputs):
+        return self.weight * outputs.square().sum()
+
+
+def changes_the_criterion(rank, size):
+    pipeline = PipeDream(partition(layers(), rank, size), CHUNKS)
+    names = list(pipeline.state_dict())
+    for criterion in (Squares(), squares, Squares()):
+        pipeline.forward_backward(torch.rand(8, 4), criterion=criterion)
+    assert list(pipeline.state_dict()) == names
+    return len(list(pipeline.parameters()))
+
+
+def test_a_criterion_is_of_one_step_and_not_part_of_the_pipeline():
+    assert on_ranks(changes_the_criterion) == [4, 4]
