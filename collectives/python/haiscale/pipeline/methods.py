@@ -20,7 +20,7 @@ from torch import nn
 
 from haiscale.ddp.module import DistributedDataParallel
 from haiscale.pipeline.errors import PartitionError
-from haiscale.pipeline.microbatches import MicrobatchError, divide
+from haiscale.pipeline.microbatches import Tensors
 from haiscale.pipeline.module import Pipeline
 from haiscale.pipeline.schedules import build
 from haiscale.pipeline.sequential import ModelPart
@@ -98,9 +98,11 @@ class _Method(nn.Module):
         """Adds the gradients of a batch; the criterion's losses are not scaled.
 
         Args:
-            inputs: Arguments of the first layer, each divided along its first dimension.
+            inputs: Arguments of the first layer, each divided along its first dimension. Ranks
+                without the first stage ignore them.
             criterion: Loss of a micro-batch from the last layer's output and the labels.
-            labels: Further arguments of the criterion, divided likewise.
+            labels: Further arguments of the criterion, divided likewise. Ranks without the last
+                stage ignore them.
             return_outputs: False releases the outputs of each micro-batch with its backward pass.
 
         Returns:
@@ -108,14 +110,12 @@ class _Method(nn.Module):
             stage; None and None on other ranks.
 
         Raises:
-            MicrobatchError: A tensor does not divide into the micro-batches; on every rank that
-                passes it, before anything is sent.
-            PipelineError: A rank failed or a deadline passed.
+            PipelineError: A rank failed, for example because a tensor does not divide into the
+                micro-batches, or a deadline passed. Raised on every rank.
         """
-        arguments = _divided("inputs", inputs, self.chunks)
-        targets = _divided("labels", labels, self.chunks)
         step = self._step = _Step(criterion, keeps=return_outputs)
-        self.pipeline.step(arguments, targets or [()] * self.chunks, scale=1.0)
+        arguments = Tensors("inputs", inputs) if inputs else None
+        self.pipeline.step(arguments, Tensors("labels", labels), scale=1.0)
         # The first step computes one loss more: stages find out the shapes that they receive.
         losses, outputs = step.losses[-self.chunks :], step.outputs[-self.chunks :]
         self._step = None
@@ -130,14 +130,7 @@ class _Method(nn.Module):
                 f"{type(self).__name__} was called with gradients enabled: call forward_backward "
                 "to train, or use torch.no_grad() to evaluate"
             )
-        rows = {len(each) for each in inputs}
-        if len(rows) > 1 or 0 in rows:
-            raise MicrobatchError(
-                f"inputs have {sorted(rows)} rows: pass tensors with the same number of rows, at "
-                "least 1"
-            )
-        columns = [each.tensor_split(min(self.chunks, len(each))) for each in inputs]
-        outputs = self.pipeline.evaluate(list(zip(*columns, strict=True)))
+        outputs = self.pipeline.evaluate(Tensors("inputs", inputs) if inputs else ())
         return None if outputs is None else _joined(outputs)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
@@ -265,11 +258,6 @@ def _problem(
     if 0 < sum(isinstance(each, DistributedDataParallel) for each in wrapped) < len(wrapped):
         return "some stages have a DistributedDataParallel and others do not: wrap each of them"
     return None
-
-
-def _divided(name: str, tensors: Sequence[Tensor], chunks: int) -> list[tuple[Any, ...]] | None:
-    columns = [divide(each, chunks, f"{name}[{k}]") for k, each in enumerate(tensors)]
-    return [tuple(value for (value,) in row) for row in zip(*columns, strict=True)] or None
 
 
 def _detached(output: Any) -> Any:

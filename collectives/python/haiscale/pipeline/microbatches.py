@@ -1,18 +1,26 @@
-"""Division of a batch into equal micro-batches."""
+"""Division of a batch into micro-batches: equal ones to train, any to evaluate."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Batch", "MicrobatchError", "divide"]
+__all__ = ["Batch", "MicrobatchError", "Tensors", "divide", "split"]
 
-Batch: TypeAlias = "torch.Tensor | Sequence[Any] | None"
-"""A tensor, or a tensor or a tuple of tensors for each micro-batch."""
+
+class Tensors(NamedTuple):
+    """Tensors that are divided along their first dimensions; `name` is theirs in errors."""
+
+    name: str
+    values: Sequence[torch.Tensor]
+
+
+Batch: TypeAlias = "torch.Tensor | Tensors | Sequence[Any] | None"
+"""A tensor, several tensors, or a tensor or a tuple of tensors for each micro-batch."""
 
 
 class MicrobatchError(ValueError):
@@ -27,7 +35,7 @@ def divide(batch: Batch, count: int, name: str) -> list[tuple[Any, ...]]:
     """The arguments of each micro-batch.
 
     Args:
-        batch: A tensor is divided along its first dimension.
+        batch: Tensors are divided along their first dimension.
         count: Number of micro-batches.
         name: Of the batch, in errors.
 
@@ -36,6 +44,9 @@ def divide(batch: Batch, count: int, name: str) -> list[tuple[Any, ...]]:
     """
     if batch is None:
         raise MicrobatchError(f"{name} are missing: pass them on this rank")
+    if isinstance(batch, Tensors):
+        columns = [divide(v, count, f"{batch.name}[{k}]") for k, v in enumerate(batch.values)]
+        return [tuple(column[k][0] for column in columns) for k in range(count)]
     if isinstance(batch, torch.Tensor):
         rows = len(batch) if batch.dim() else 0
         if rows == 0 or rows % count:
@@ -59,6 +70,21 @@ def divide(batch: Batch, count: int, name: str) -> list[tuple[Any, ...]]:
                 number,
             )
     return parts
+
+
+def split(batch: Tensors, count: int) -> list[tuple[Any, ...]]:
+    """At most `count` parts, of almost equal sizes.
+
+    Raises:
+        MicrobatchError: The tensors have different numbers of rows, or none.
+    """
+    rows = sorted({len(each) if each.dim() else 0 for each in batch.values})
+    if len(rows) != 1 or rows[0] == 0:
+        raise MicrobatchError(
+            f"{batch.name} have {rows} rows: pass tensors with the same number of rows, at least 1"
+        )
+    columns = [each.tensor_split(min(count, rows[0])) for each in batch.values]
+    return list(zip(*columns, strict=True))
 
 
 def _kinds(part: tuple[Any, ...]) -> list[tuple[Any, ...]]:

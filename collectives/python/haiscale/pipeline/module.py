@@ -28,7 +28,7 @@ from haiscale.pipeline.check import check
 from haiscale.pipeline.errors import PipelineError
 from haiscale.pipeline.evaluation import Evaluation
 from haiscale.pipeline.layers import StageModule, named_layers, parameters, partition, ties, tree
-from haiscale.pipeline.microbatches import MicrobatchError, divide
+from haiscale.pipeline.microbatches import MicrobatchError, Tensors, divide, split
 from haiscale.pipeline.replicas import Replicas
 from haiscale.pipeline.tied import Tied
 from haiscale.pipeline.transfers import Messages
@@ -136,7 +136,8 @@ class Pipeline:
         Args:
             inputs: Inputs of the first layer: a tensor, which is divided along its first dimension,
                 or a list with a tensor, or a tuple of tensors, for each micro-batch. Ranks without
-                the first stage ignore it.
+                the first stage ignore it. `Tensors` are several, each divided along its first
+                dimension.
             targets: Targets of the loss, likewise. Ranks without the last stage ignore it.
             scale: Factor of each micro-batch's loss. Default: 1 / micro-batches, which is the mean
                 over equal micro-batches. With 1 / tokens of the batch and a loss that adds, the
@@ -150,12 +151,13 @@ class Pipeline:
             return self._step(inputs, targets)
 
     @torch.no_grad()
-    def evaluate(self, parts: Sequence[tuple[Any, ...]] = ()) -> list[Any] | None:
+    def evaluate(self, parts: Tensors | Sequence[tuple[Any, ...]] = ()) -> list[Any] | None:
         """The last layer's outputs for parts of a batch, without gradients.
 
         Args:
             parts: Arguments of the first layer, for each part. Shapes and number of parts are free.
-                Ranks without the first stage ignore them.
+                `Tensors` are divided into as many parts as micro-batches, or fewer. Ranks without
+                the first stage ignore them.
 
         Returns:
             An output for each part on the rank with the last stage; None on other ranks.
@@ -164,7 +166,12 @@ class Pipeline:
             PipelineError: A rank failed or a deadline passed.
         """
         with self._failing():
-            if self._first is not None and not parts:
+            if self._first is None:
+                return self._evaluation.run(())
+            if isinstance(parts, Tensors):
+                with self._dividing(0):
+                    parts = split(parts, self.schedule.microbatches)
+            if not parts:
                 raise PipelineError(
                     "inputs are missing: pass them on this rank", rank=self._messages.rank, stage=0
                 )
@@ -219,9 +226,14 @@ class Pipeline:
         return float(loss.item())
 
     def _divide(self, name: str, batch: Batch) -> list[tuple[Any, ...]]:
-        stage = 0 if name == "inputs" else self.schedule.stages - 1
-        try:
+        with self._dividing(0 if name == "inputs" else self.schedule.stages - 1):
             return divide(batch, self.schedule.microbatches, name)
+
+    @contextmanager
+    def _dividing(self, stage: int) -> Iterator[None]:
+        """Names the rank and the stage of a batch that does not divide."""
+        try:
+            yield
         except MicrobatchError as error:
             raise PipelineError(
                 str(error),

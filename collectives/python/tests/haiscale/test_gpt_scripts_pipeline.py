@@ -263,9 +263,6 @@ def misuses(rank, size, kind):
         Interleaved1F1B(part, 4)
     elif kind == "checkpoint":
         GPipe(part, CHUNKS, checkpoint="sometimes")
-    elif kind == "rows":
-        tokens = gpts.batch(0, rows=9)
-        PipeDream(part, CHUNKS).forward_backward(tokens, criterion=gpts.Loss(), labels=(tokens,))
     elif kind == "gradients":
         PipeDream(part, CHUNKS)(gpts.batch(0))
     elif kind == "subgroups":
@@ -282,7 +279,6 @@ def misuses(rank, size, kind):
         ("few chunks", "ScheduleError", "1 micro-batches do not fill 2 ranks"),
         ("no list", "UnsupportedArgumentError", "modules='ModelPart': pass the list that"),
         ("checkpoint", "UnsupportedArgumentError", "checkpoint='sometimes': pass one of always"),
-        ("rows", "MicrobatchError", "inputs[0]: 9 rows cannot be divided into 4"),
         ("gradients", "RuntimeError", "call forward_backward to train, or use torch.no_grad()"),
         ("subgroups", "LayoutError", ""),
     ],

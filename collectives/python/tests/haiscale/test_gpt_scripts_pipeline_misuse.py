@@ -3,6 +3,7 @@
 import pytest
 import torch
 from haiscale.pipeline import PipeDream, partition
+from haiscale.pipeline.errors import PipelineError
 from hfreduce.testing import Layout, run, values
 from torch import nn
 
@@ -68,3 +69,35 @@ def changes_the_criterion(rank, size):
 
 def test_a_criterion_is_of_one_step_and_not_part_of_the_pipeline():
     assert on_ranks(changes_the_criterion) == [4, 4]
+
+
+def passes_other_rows(rank, size, kind):
+    """One rank alone passes rows that do not divide: no rank waits for it."""
+    pipeline = PipeDream(partition(layers(), rank, size), CHUNKS)
+    x = torch.rand(8 + (rank == (1 if kind == "labels" else 0)), 4)
+
+    def computes():
+        # A rank may still be in this step when the other one fails in the next.
+        pipeline.forward_backward(torch.rand(8, 4), criterion=squares)
+        if kind != "evaluation":
+            pipeline.forward_backward(x, criterion=squares, labels=(x,))
+        with torch.no_grad():
+            pipeline(torch.rand(8, 4), x)
+
+    with pytest.raises(PipelineError) as raised:
+        computes()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "words"),
+    [
+        ("inputs", 0, "rank 0, stage 0: inputs[0]: 9 rows cannot be divided into 2"),
+        ("labels", 1, "rank 1, stage 1: labels[0]: 9 rows cannot be divided into 2"),
+        ("evaluation", 0, "rank 0, stage 0: inputs have [8, 9] rows: pass tensors with the same"),
+    ],
+)
+def test_rows_of_one_rank_that_do_not_divide_end_the_step_of_all(kind, rank, words):
+    texts = on_ranks(passes_other_rows, kind)
+    assert words in texts[rank]
+    assert words in texts[1 - rank]
