@@ -48,7 +48,19 @@ class _Step:
         self.losses.append(loss.detach())
         if self.keeps:
             self.outputs.append(_detached(output))
+            self._check_outputs()
         return loss
+
+    def _check_outputs(self) -> None:
+        found, expected = (
+            [tuple(each.shape) for each in _tensors(self.outputs[at])] for at in (-1, 0)
+        )
+        # The numbers of rows may differ.
+        if [(len(s), s[1:]) for s in found] != [(len(s), s[1:]) for s in expected]:
+            raise ValueError(
+                f"the outputs have the shapes {found} after {expected}: make all dimensions but "
+                "the first equal, or pass return_outputs=False"
+            )
 
 
 class _Method(nn.Module):
@@ -107,7 +119,8 @@ class _Method(nn.Module):
 
         Returns:
             The loss of each micro-batch, and the outputs of all of them, on the rank with the last
-            stage; None and None on other ranks.
+            stage; None and None on other ranks. An output without dimensions, such as an auxiliary
+            loss, becomes a vector with a number for each micro-batch.
 
         Raises:
             PipelineError: A rank failed, for example because a tensor does not divide into the
@@ -260,12 +273,16 @@ def _problem(
     return None
 
 
+def _tensors(output: Any) -> tuple[Tensor, ...]:
+    return output if isinstance(output, tuple) else (output,)
+
+
 def _detached(output: Any) -> Any:
     return tuple(each.detach() for each in output) if isinstance(output, tuple) else output.detach()
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    """The outputs of all micro-batches as those of one batch."""
+    """The outputs of all micro-batches as those of one batch; numbers become a vector."""
     if isinstance(outputs[0], tuple):
-        return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
-    return torch.cat(list(outputs))
+        return tuple(_joined(column) for column in zip(*outputs, strict=True))
+    return torch.cat(list(outputs)) if outputs[0].dim() else torch.stack(list(outputs))

@@ -101,3 +101,71 @@ def test_rows_of_one_rank_that_do_not_divide_end_the_step_of_all(kind, rank, wor
     texts = on_ranks(passes_other_rows, kind)
     assert words in texts[rank]
     assert words in texts[1 - rank]
+
+
+class Auxiliary(nn.Linear):
+    """Its second output has no dimensions."""
+
+    def forward(self, x):
+        output = super().forward(x)
+        return output, output.square().mean()
+
+
+class Total(nn.Linear):
+    """Its only output has no dimensions."""
+
+    def forward(self, x):
+        return super().forward(x).sum()
+
+
+def total(outputs):
+    return outputs[0].sum() + outputs[1] if isinstance(outputs, tuple) else outputs
+
+
+def has_outputs_without_dimensions(rank, size, is_tuple):
+    model = nn.Sequential(nn.Linear(4, 4), Auxiliary(4, 4) if is_tuple else Total(4, 4))
+    x = torch.rand(8, 4)
+    pipeline = PipeDream(partition(model, rank, size), CHUNKS)
+    losses, outputs = pipeline.forward_backward(x, criterion=total)
+    with torch.no_grad():
+        evaluated = pipeline(x)
+    if rank == 0:
+        return None
+    torch.testing.assert_close(outputs, evaluated)
+    found = outputs if is_tuple else [outputs]
+    return [tuple(each.shape) for each in (losses, *found)]
+
+
+@pytest.mark.parametrize(
+    ("is_tuple", "shapes"),
+    [(False, [(CHUNKS,), (CHUNKS,)]), (True, [(CHUNKS,), (8, 4), (CHUNKS,)])],
+)
+def test_outputs_without_dimensions_become_vectors(is_tuple, shapes):
+    assert on_ranks(has_outputs_without_dimensions, is_tuple)[1] == shapes
+
+
+class Ragged(nn.Linear):
+    """The number of its columns is different in each micro-batch."""
+
+    def __init__(self):
+        super().__init__(4, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)[:, : self.calls]
+
+
+def has_outputs_of_other_shapes(rank, size):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 4), Ragged())
+    pipeline = PipeDream(partition(model, rank, size), CHUNKS)
+    with pytest.raises(PipelineError) as raised:
+        pipeline.forward_backward(torch.rand(8, 4), criterion=torch.sum)
+    return str(raised.value)
+
+
+def test_outputs_that_cannot_be_joined_end_the_step_of_all_ranks():
+    for text in on_ranks(has_outputs_of_other_shapes):
+        assert "rank 1, stage 1, micro-batch 0: loss: ValueError: the outputs have the" in text
+        assert "[(4, 2)] after [(4, 1)]: make all dimensions but the first equal" in text
