@@ -11,14 +11,10 @@ __all__ = ["UnsupportedArgumentError", "refuse"]
 
 
 class UnsupportedArgumentError(TypeError):
-    """An argument that a class has elsewhere, with the value that was passed."""
+    """An argument that a class has elsewhere; the text has the value that was passed."""
 
     def __init__(self, function: str, argument: str, value: object, remedy: str) -> None:
         super().__init__(f"{function}: unsupported argument {argument}={value!r}: {remedy}")
-        self.function = function
-        self.argument = argument
-        self.value = value
-        self.remedy = remedy
 
 
 def refuse(function: str, arguments: Mapping[str, object], remedies: Mapping[str, str]) -> None:
