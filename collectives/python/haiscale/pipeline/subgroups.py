@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from haiscale.internals.groups import local_group
 from haiscale.mesh import job_nodes
-from haiscale.placement import Nodes, Sizes, place
+from haiscale.placement import LayoutError, Nodes, Rule, Sizes, place
 
 __all__ = ["make_subgroups"]
 
@@ -27,12 +27,19 @@ def make_subgroups(pp_size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         pp_size: Number of ranks of each pipeline.
 
     Raises:
-        LayoutError: The pipelines cannot be placed on these nodes. No group has been created.
+        LayoutError: `pp_size` does not divide the ranks, or the pipelines cannot be placed on these
+            nodes. No group has been created.
     """
     ranks = dist.get_world_size()
+    if pp_size < 1 or ranks % pp_size:
+        raise LayoutError(
+            Rule.SIZES,
+            f"pp_size={pp_size!r} does not divide the {ranks} ranks of the default group",
+            "pass the number of ranks of each pipeline, a divisor of that number",
+        )
     nodes = _nodes(ranks)
     per_node = max(1, pp_size // len(nodes.names))
-    sizes = Sizes(dp=max(1, ranks // pp_size), pp=pp_size, stages_per_node=per_node)
+    sizes = Sizes(dp=ranks // pp_size, pp=pp_size, stages_per_node=per_node)
     layout = place(nodes, sizes)
     groups = {}
     for axis in ("pp", "dp"):

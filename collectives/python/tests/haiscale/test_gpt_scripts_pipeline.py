@@ -218,7 +218,7 @@ def counts(rank, size, checkpoint):
     ("checkpoint", "passes"),
     [("never", CHUNKS), ("except_last", 2 * CHUNKS - 1), ("always", 2 * CHUNKS)],
 )
-def test_chosen_micro_batches_are_computed_again(checkpoint, passes):
+def test_chosen_micro_batches_are_recomputed(checkpoint, passes):
     assert on_ranks(counts, 2, checkpoint) == [passes] * 2
 
 
@@ -265,8 +265,8 @@ def misuses(rank, size, kind):
         GPipe(part, CHUNKS, checkpoint="sometimes")
     elif kind == "gradients":
         PipeDream(part, CHUNKS)(gpts.batch(0))
-    elif kind == "subgroups":
-        make_subgroups(pp_size=3)
+    elif kind.startswith("subgroups"):
+        make_subgroups(pp_size=int(kind.removeprefix("subgroups ")))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,8 @@ def misuses(rank, size, kind):
         ("no list", "UnsupportedArgumentError", "modules='ModelPart': pass the list that"),
         ("checkpoint", "UnsupportedArgumentError", "checkpoint='sometimes': pass one of always"),
         ("gradients", "RuntimeError", "call forward_backward to train, or use torch.no_grad()"),
-        ("subgroups", "LayoutError", ""),
+        ("subgroups 3", "LayoutError", "pp_size=3 does not divide the 2 ranks of the default"),
+        ("subgroups 0", "LayoutError", "pp_size=0 does not divide the 2 ranks of the default"),
     ],
 )
 def test_misuse_is_refused_on_every_rank(kind, error, words):
