@@ -1,10 +1,12 @@
-"""`on_demand_checkpoint`: activations that are computed again in backward instead of kept."""
+"""`on_demand_checkpoint`: activations that are recomputed in backward instead of kept."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from torch.utils.checkpoint import checkpoint
+from torch import nn
+
+from haiscale.internals.recomputation import recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,13 +17,17 @@ Result = TypeVar("Result")
 
 
 def on_demand_checkpoint(function: Callable[..., Result], *args: object) -> Result:
-    """``function(*args)`` without its activations, which backward computes again.
+    """``function(*args)`` without its activations, which backward recomputes.
 
     Values and gradients have the same bits, also with dropout. Inside `torch.no_grad` it is a plain
-    call.
+    call. Batch normalization of a module counts a batch once in its running statistics; called by
+    another function it counts each batch twice, once in each pass, so pass the module or its method
+    where it matters.
 
     Args:
-        function: A module, or a function of tensors.
+        function: A module, a method of a module, or a function of tensors.
         args: Its arguments.
     """
-    return checkpoint(function, *args, use_reentrant=False)
+    owner = getattr(function, "__self__", function)
+    result: Result = recomputed(function, owner if isinstance(owner, nn.Module) else None, *args)
+    return result

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from haiscale.internals.recomputation import recomputed
 from haiscale.pipeline.errors import PartitionError
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ class StageModule(nn.Module):
         super().__init__()
         self.order = tuple(layers)
         self.recomputes: Callable[[], bool] = lambda: False
-        """Whether the current pass drops its activations, and backward computes them again."""
+        """Whether the current pass drops its activations, and backward recomputes them."""
         for name, layer in layers.items():
             _attach(self, name, layer)
 
     def forward(self, *values: Any) -> Any:
         """Calls each layer with the outputs of the layer before."""
         if torch.is_grad_enabled() and self.recomputes():
-            return checkpoint(self._pass, *values, use_reentrant=False)
+            return recomputed(self._pass, self, *values)
         return self._pass(*values)
 
     def _pass(self, *values: Any) -> Any:

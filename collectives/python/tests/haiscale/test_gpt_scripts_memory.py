@@ -33,7 +33,7 @@ class OffloadedGPT(gpts.GPT):
 
 
 class CheckpointedGPT(gpts.GPT):
-    """A script's model, whose blocks are computed again."""
+    """A script's model, whose blocks are recomputed."""
 
     def forward(self, tokens):
         embedding, *blocks, head = self.core
@@ -139,7 +139,7 @@ def test_activations_leave_the_gpu():
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
-def test_a_checkpoint_computes_again_in_backward_alone():
+def test_a_checkpoint_recomputes_in_backward_alone():
     calls = []
 
     def function(x, power):
@@ -158,3 +158,25 @@ def test_a_checkpoint_computes_again_in_backward_alone():
     with torch.no_grad():
         on_demand_checkpoint(function, x, 3)
     assert calls == [True, True, False]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_normalization_counts_a_recomputed_batch_once(momentum):
+    def layers():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=momentum), nn.Tanh())
+
+    kept, module, method = layers(), layers(), layers()
+    x = torch.rand(8, 4, requires_grad=True)
+    buffers = dict(module.named_buffers())
+    for _ in range(2):
+        kept(x).square().sum().backward()
+        on_demand_checkpoint(module, x).square().sum().backward()
+        on_demand_checkpoint(method.forward, x).square().sum().backward()
+    for other in (module, method):
+        for name, value in kept.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+        for one, two in zip(kept.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)
+    assert all(buffer is buffers[name] for name, buffer in module.named_buffers())
+    assert kept[1].num_batches_tracked == 2

@@ -1,8 +1,10 @@
 """Pipelines of training scripts in less common uses: labels, outputs, replaced layers, errors."""
 
+import copy
+
 import pytest
 import torch
-from haiscale.pipeline import PipeDream, partition
+from haiscale.pipeline import GPipe, PipeDream, partition
 from haiscale.pipeline.errors import PipelineError
 from hfreduce.testing import Layout, run, values
 from torch import nn
@@ -169,3 +171,24 @@ def test_outputs_that_cannot_be_joined_end_the_step_of_all_ranks():
     for text in on_ranks(has_outputs_of_other_shapes):
         assert "rank 1, stage 1, micro-batch 0: loss: ValueError: the outputs have the" in text
         assert "[(4, 2)] after [(4, 1)]: make all dimensions but the first equal" in text
+
+
+def normalizes(rank, size, checkpoint):
+    """Whether the running statistics are those of one process with the same micro-batches."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)))
+    x = torch.rand(8, 4, generator=torch.Generator().manual_seed(1))
+    expected = copy.deepcopy(model)
+    for part in x.chunk(CHUNKS):
+        squares(expected(part)).backward()
+    pipeline = GPipe(partition(model, rank, size), CHUNKS, checkpoint=checkpoint)
+    pipeline.forward_backward(x, criterion=squares)
+    state = dict(expected.named_buffers())
+    return {n: torch.equal(b, state[n]) for n, b in pipeline.module.named_buffers()}
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_batch_normalization_counts_each_micro_batch_once(checkpoint):
+    for found in on_ranks(normalizes, checkpoint):
+        assert len(found) == 3
+        assert all(found.values()), found
