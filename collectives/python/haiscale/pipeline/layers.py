@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from torch.nn import Parameter
 
-__all__ = ["StageModule", "Tie", "named_layers", "partition", "ties", "tree"]
+__all__ = [
+    "StageModule",
+    "Tie",
+    "describe",
+    "named_layers",
+    "parameters",
+    "partition",
+    "ties",
+    "tree",
+]
 
 Tie = tuple[str, ...]
 """Names of one parameter, in the order of the layers."""
@@ -102,12 +111,32 @@ def tree(layers: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
+    folder, last = _folder(root, name)
+    folder.add_module(last, layer)
+
+
+def _folder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     *folders, last = name.split(".")
     for folder in folders:
         if folder not in root._modules:
             root.add_module(folder, nn.Module())
         root = root.get_submodule(folder)
-    root.add_module(last, layer)
+    return root, last
+
+
+def describe(layer: nn.Module, copies: dict[Parameter, Parameter]) -> nn.Module:
+    """A module with a layer's parameters on the meta device, under their names; it is not called.
+
+    `copies` has the description of each parameter; new ones are added.
+    """
+    root = nn.Module()
+    for name, parameter in layer.named_parameters(remove_duplicate=False):
+        if parameter not in copies:
+            empty = torch.empty_like(parameter, device="meta")
+            copies[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        folder, last = _folder(root, name)
+        folder.register_parameter(last, copies[parameter])
+    return root
 
 
 def parameters(layers: Mapping[str, nn.Module]) -> Iterable[tuple[str, Parameter]]:

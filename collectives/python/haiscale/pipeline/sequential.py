@@ -1,15 +1,14 @@
 """The part of a model that a rank of a pipeline has: `SequentialModel` and `partition`.
 
-A part describes the other ranks' layers by modules on the meta device, so that the ranks can
-compare their models and find shared parameters; their memory is released with the whole model.
+A part has the model's own layers, not copies. It describes the other ranks' layers by parameters on
+the meta device, so that the ranks can compare their models and find shared parameters: the memory
+of these layers is released once the script releases the model.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from haiscale.pipeline import layers
@@ -67,6 +66,9 @@ def partition(
 ) -> Any:
     """The stage of a rank, or with several chunks the list of its stages.
 
+    The stages have the model's layers, not copies: an optimizer that has their parameters keeps
+    them. Layers of other ranks are released with the model, once the script has no name for it.
+
     Args:
         model: All layers of the model, with the same names and shapes on every rank.
         rank: Rank in the pipeline.
@@ -95,20 +97,9 @@ def partition(
 
 
 def _described(named: Mapping[str, nn.Module], own: set[str]) -> dict[str, nn.Module]:
-    """The layers of a rank, and copies of the others without memory; shared parameters stay so."""
-    copies: dict[int, Any] = {}
-    for name in sorted(named, key=lambda name: name not in own):
-        for tensor in [*named[name].parameters(), *named[name].buffers()]:
-            if id(tensor) not in copies:
-                copies[id(tensor)] = tensor if name in own else _on_meta(tensor)
+    """The layers of a rank, and others without memory; shared parameters are shared."""
+    copies = {p: p for name in own for p in named[name].parameters()}
     return {
-        name: layer if name in own else copy.deepcopy(layer, copies)
+        name: layer if name in own else layers.describe(layer, copies)
         for name, layer in named.items()
     }
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty
