@@ -20,6 +20,7 @@ __all__ = [
     "StageModule",
     "Tie",
     "describe",
+    "kinds",
     "named_layers",
     "parameters",
     "partition",
@@ -144,6 +145,13 @@ def parameters(layers: Mapping[str, nn.Module]) -> Iterable[tuple[str, Parameter
     for name, layer in layers.items():
         for inner, parameter in layer.named_parameters(remove_duplicate=False):
             yield f"{name}.{inner}", parameter
+
+
+def kinds(layers: Mapping[str, nn.Module]) -> Iterable[tuple[str, str]]:
+    """All names of parameters, and what ranks must agree on about each."""
+    for name, parameter in parameters(layers):
+        trained = " trained" * parameter.requires_grad
+        yield name, f"{tuple(parameter.shape)} {parameter.dtype}{trained}"
 
 
 def ties(layers: Mapping[str, nn.Module]) -> list[Tie]:

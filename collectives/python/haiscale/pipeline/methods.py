@@ -23,13 +23,15 @@ from haiscale.pipeline.errors import PartitionError
 from haiscale.pipeline.microbatches import Tensors
 from haiscale.pipeline.module import Pipeline
 from haiscale.pipeline.schedules import build
-from haiscale.pipeline.sequential import ModelPart
+from haiscale.pipeline.sequential import ModelPart, all_layers, change, layers_of
 from haiscale.unsupported import UnsupportedArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
+
+    from haiscale.pipeline.sequential import Place
 
 __all__ = ["GPipe", "Interleaved1F1B", "PipeDream"]
 
@@ -85,8 +87,9 @@ class _Method(nn.Module):
         self.module = module
         self.chunks = chunks
         self._step: _Step | None = None
+        self._layers = [(part, layers_of(part)) for part in parts]
         self.pipeline = Pipeline(
-            parts[0].whole,
+            all_layers(parts),
             build(
                 self.schedule,
                 ranks=group.size(),
@@ -96,7 +99,7 @@ class _Method(nn.Module):
             self._loss,
             group=group,
             wrapped=[each for each in wrapped if isinstance(each, DistributedDataParallel)],
-            split=parts[0].split,
+            split=parts[0].place_in_model.split,
             recompute=recompute,
         )
 
@@ -126,6 +129,7 @@ class _Method(nn.Module):
             PipelineError: A rank failed, for example because a tensor does not divide into the
                 micro-batches, or a deadline passed. Raised on every rank.
         """
+        self._check_layers()
         step = self._step = _Step(criterion, keeps=return_outputs)
         arguments = Tensors("inputs", inputs) if inputs else None
         self.pipeline.step(arguments, Tensors("labels", labels), scale=1.0)
@@ -143,6 +147,7 @@ class _Method(nn.Module):
                 f"{type(self).__name__} was called with gradients enabled: call forward_backward "
                 "to train, or use torch.no_grad() to evaluate"
             )
+        self._check_layers()
         outputs = self.pipeline.evaluate(Tensors("inputs", inputs) if inputs else ())
         return None if outputs is None else _joined(outputs)
 
@@ -152,6 +157,20 @@ class _Method(nn.Module):
         `torch.nn.utils.clip_grad_norm_` uses the norm of this rank's stages alone.
         """
         return self.pipeline.clip_grad_norm_(max_norm)
+
+    def _check_layers(self) -> None:
+        """Fails on all ranks if a stage has other layers than those that the pipeline uses."""
+        name = type(self).__name__
+        with self.pipeline.failing():
+            for part, layers in self._layers:
+                now = layers_of(part)
+                stage = part.place_in_model.stage
+                for layer in {**layers, **now}:
+                    if layers.get(layer) is not now.get(layer):
+                        raise PartitionError(
+                            f"layer {layer!r} of stage {stage} was replaced after {name} was "
+                            f"constructed, which uses the former one: replace layers before {name}"
+                        )
 
     def _loss(self, output: Any, labels: Any) -> Tensor:
         assert self._step is not None, "forward_backward sets it"
@@ -187,7 +206,7 @@ class GPipe(_Method):
         module: As of `PipeDream`.
         chunks: Number of micro-batches of a step.
         process_group: The ranks of the pipeline; default: all ranks.
-        checkpoint: Micro-batches whose activations are computed again in backward instead of kept:
+        checkpoint: Micro-batches whose activations are recomputed in backward instead of kept:
             "always", "except_last" or "never".
     """
 
@@ -251,26 +270,73 @@ def _parts_of(name: str, wrapped: Sequence[nn.Module], group: dist.ProcessGroup)
 def _problem(
     parts: Sequence[nn.Module], wrapped: Sequence[nn.Module], group: dist.ProcessGroup
 ) -> str | None:
-    for part in parts:
+    if not parts:
+        return "the list has no stages: pass the list that partition returns"
+    stages: list[ModelPart] = []
+    for number, part in enumerate(parts):
         if not isinstance(part, ModelPart):
             return (
                 f"the module is of type {type(part).__name__}: pass what partition returns, or a "
                 "DistributedDataParallel of it"
             )
-        if (part.rank, part.ranks) != (group.rank(), group.size()):
-            return (
-                f"the stage is that of rank {part.rank} of {part.ranks}, but this is rank "
-                f"{group.rank()} of {group.size()} of process_group: pass "
-                "process_group.rank() and process_group.size() to partition"
-            )
-        if len(part.split) != len(parts) * group.size():
-            return (
-                f"the model has {len(part.split)} stages, but {group.size()} ranks pass "
-                f"{len(parts)} each: pass all stages that partition returns"
-            )
+        stages.append(part)
+        problem = _misplaced(part.place_in_model, number, len(parts), group)
+        problem = problem or _other_layers(part, stages[0])
+        if problem is not None:
+            return problem
+    if group.size() > 1 and (changed := change(stages)) is not None:
+        # Other ranks describe the model as it was.
+        return f"the model was changed after partition: {changed}: change it before partition"
+    return _not_averaged(stages, wrapped)
+
+
+def _misplaced(place: Place, number: int, count: int, group: dist.ProcessGroup) -> str | None:
+    if (place.rank, place.ranks) != (group.rank(), group.size()):
+        return (
+            f"the stage is that of rank {place.rank} of {place.ranks}, but this is rank "
+            f"{group.rank()} of {group.size()} of process_group: pass "
+            "process_group.rank() and process_group.size() to partition"
+        )
+    if len(place.split) != count * group.size():
+        return (
+            f"the model has {len(place.split)} stages, but {group.size()} ranks pass "
+            f"{count} each: pass all stages that partition returns"
+        )
+    if place.stage != (expected := group.rank() + number * group.size()):
+        return (
+            f"module {number} of the list is stage {place.stage}, but expected is stage "
+            f"{expected}: pass the list in the order in which partition returns it"
+        )
+    return None
+
+
+def _other_layers(part: ModelPart, first: ModelPart) -> str | None:
+    place, other = part.place_in_model, first.place_in_model
+    if (place.split, list(place.others)) != (other.split, list(other.others)):
+        return "the list has stages of different models: pass the list that partition returns"
+    if (found := list(layers_of(part))) != place.names:
+        return (
+            f"stage {place.stage} has the layers {found}, but had {place.names}: add and remove "
+            "layers of the model before partition"
+        )
+    return None
+
+
+def _not_averaged(stages: Sequence[ModelPart], wrapped: Sequence[nn.Module]) -> str | None:
     if 0 < sum(isinstance(each, DistributedDataParallel) for each in wrapped) < len(wrapped):
         return "some stages have a DistributedDataParallel and others do not: wrap each of them"
+    for stage, data in zip(stages, wrapped, strict=True):
+        if isinstance(data, DistributedDataParallel) and not _averages_all(data):
+            return (
+                f"stage {stage.place_in_model.stage} has parameters whose gradients its "
+                "DistributedDataParallel does not average: replace layers before it is wrapped"
+            )
     return None
+
+
+def _averages_all(data: DistributedDataParallel) -> bool:
+    averaged = {p for bucket in data.reducer.buckets for p in bucket.parameters}
+    return averaged.issuperset(p for p in data.module.parameters() if p.requires_grad)
 
 
 def _tensors(output: Any) -> tuple[Tensor, ...]:

@@ -27,7 +27,15 @@ from haiscale.internals.pipelining import Runtime, Stage
 from haiscale.pipeline.check import check
 from haiscale.pipeline.errors import PipelineError
 from haiscale.pipeline.evaluation import Evaluation
-from haiscale.pipeline.layers import StageModule, named_layers, parameters, partition, ties, tree
+from haiscale.pipeline.layers import (
+    StageModule,
+    kinds,
+    named_layers,
+    parameters,
+    partition,
+    ties,
+    tree,
+)
 from haiscale.pipeline.microbatches import MicrobatchError, Tensors, divide, split
 from haiscale.pipeline.replicas import Replicas
 from haiscale.pipeline.tied import Tied
@@ -61,7 +69,7 @@ class Pipeline:
             on several ranks: call `haiscale.moe.average_gradients` after `step`.
         wrapped: Instead of `data_group`, a wrapper for each of this rank's stages, in their order.
         split: Number of layers of each stage; default: equal numbers.
-        recompute: Micro-batches whose activations are computed again in backward instead of kept.
+        recompute: Micro-batches whose activations are recomputed in backward instead of kept.
         timeout: Deadline of each wait for a message; default: that of the group.
 
     Raises:
@@ -147,7 +155,7 @@ class Pipeline:
             PipelineError: A rank failed or a deadline passed. No rank returns from this step.
         """
         self._scale = 1 / self.schedule.microbatches if scale is None else scale
-        with self._failing():
+        with self.failing():
             return self._step(inputs, targets)
 
     @torch.no_grad()
@@ -165,7 +173,7 @@ class Pipeline:
         Raises:
             PipelineError: A rank failed or a deadline passed.
         """
-        with self._failing():
+        with self.failing():
             if self._first is None:
                 return self._evaluation.run(())
             if isinstance(parts, Tensors):
@@ -201,6 +209,22 @@ class Pipeline:
             pipeline=self.group,
             copies=self._tied.copies,
         )
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Ends the waits of all ranks if an exception leaves the context, as a PipelineError."""
+        if self.failure is not None:
+            raise PipelineError(
+                f"a step failed before: {self.failure}: restart the job from a checkpoint",
+                rank=self._messages.rank,
+            ) from self.failure
+        try:
+            yield
+        except BaseException as error:
+            failure = self._fail(error)
+            if failure is error or not isinstance(error, Exception):
+                raise
+            raise failure from error
 
     def _step(self, inputs: Batch, targets: Batch) -> float:
         arguments = self._divide("inputs", inputs) if self._first is not None else None
@@ -242,22 +266,6 @@ class Pipeline:
                 microbatch=error.microbatch,
             ) from None
 
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Ends the waits of all ranks if an exception leaves the context."""
-        if self.failure is not None:
-            raise PipelineError(
-                f"a step failed before: {self.failure}: restart the job from a checkpoint",
-                rank=self._messages.rank,
-            ) from self.failure
-        try:
-            yield
-        except BaseException as error:
-            failure = self._fail(error)
-            if failure is error or not isinstance(error, Exception):
-                raise
-            raise failure from error
-
     def _fail(self, error: BaseException) -> PipelineError:
         """Ends the waits of all ranks; returns the error to raise."""
         failure = error if isinstance(error, PipelineError) else None
@@ -287,9 +295,7 @@ def _describe(
     entries = [("schedule", terms)]
     entries += [(f"stage {k}", " ".join(names)) for k, names in enumerate(places)]
     entries.append(("shared", "; ".join(" ".join(names) for names in shared) or "nothing"))
-    for name, parameter in parameters(named):
-        trained = " trained" * parameter.requires_grad
-        entries.append((name, f"{tuple(parameter.shape)} {parameter.dtype}{trained}"))
+    entries += kinds(named)
     return entries
 
 

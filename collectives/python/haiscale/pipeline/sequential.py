@@ -7,6 +7,7 @@ of these layers is released once the script releases the model.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -17,7 +18,16 @@ from haiscale.pipeline.errors import PartitionError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ModelPart", "SequentialModel", "partition"]
+__all__ = [
+    "ModelPart",
+    "Place",
+    "SequentialModel",
+    "all_layers",
+    "change",
+    "layers_of",
+    "partition",
+    "signature_of",
+]
 
 
 class SequentialModel(nn.Sequential):
@@ -31,30 +41,37 @@ class SequentialModel(nn.Sequential):
         return result
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a stage is in its model."""
+
+    rank: int
+    """Rank of the pipeline that has the stage."""
+    ranks: int
+    """Number of ranks of the pipeline."""
+    stage: int
+    split: tuple[int, ...]
+    """Number of layers of each stage of the pipeline."""
+    others: dict[str, nn.Module | None]
+    """All layers of the model in their order: descriptions, and None for those of the rank."""
+    signature: dict[str, str]
+    """What the ranks compare, from `signature_of`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the stage's layers."""
+        end = sum(self.split[: self.stage + 1])
+        return list(self.others)[end - self.split[self.stage] : end]
+
+
 class ModelPart(SequentialModel):
-    """One stage of a model; its layers have their names in the whole model.
+    """One stage of a model; its layers have their names in the whole model."""
 
-    Args:
-        named: The layers of this stage.
-        whole: All layers of the model, those of other ranks on the meta device.
-        rank: Rank of the pipeline that has the stage.
-        ranks: Number of ranks of the pipeline.
-        split: Number of layers of each stage of the pipeline.
-    """
-
-    def __init__(
-        self,
-        named: Mapping[str, nn.Module],
-        whole: Mapping[str, nn.Module],
-        rank: int,
-        ranks: int,
-        split: Sequence[int],
-    ) -> None:
+    def __init__(self, named: Mapping[str, nn.Module], place: Place) -> None:
         super().__init__()
         for name, layer in named.items():
             self.add_module(name, layer)
-        self.rank, self.ranks, self.split = rank, ranks, tuple(split)
-        self.whole = dict(whole)
+        self.place_in_model = place  # a long name, since layers have any other one
 
 
 def partition(
@@ -89,17 +106,50 @@ def partition(
         raise PartitionError(f"num_model_chunks={num_model_chunks}: expected at least 1")
     named = layers.named_layers(model)
     places = layers.partition(list(named), size * num_model_chunks, balance)
-    own = [places[stage] for stage in range(rank, len(places), size)]
-    whole = _described(named, {name for names in own for name in names})
-    split = [len(names) for names in places]
-    parts = [ModelPart({n: named[n] for n in names}, whole, rank, size, split) for names in own]
+    stages = range(rank, len(places), size)
+    others = _described(named, {name for stage in stages for name in places[stage]})
+    split, signature = tuple(len(names) for names in places), signature_of(named)
+    parts = [
+        ModelPart(
+            {name: named[name] for name in places[stage]},
+            Place(rank, size, stage, split, others, signature),
+        )
+        for stage in stages
+    ]
     return parts[0] if num_model_chunks == 1 else parts
 
 
-def _described(named: Mapping[str, nn.Module], own: set[str]) -> dict[str, nn.Module]:
-    """The layers of a rank, and others without memory; shared parameters are shared."""
+def layers_of(part: ModelPart) -> dict[str, Any]:
+    """The layers that a stage has now, by name; one layer may have several names."""
+    return dict(part._modules)
+
+
+def all_layers(parts: Sequence[ModelPart]) -> dict[str, nn.Module]:
+    """The layers of the model: those in the stages of a rank, and descriptions of the others."""
+    own = {name: layer for part in parts for name, layer in layers_of(part).items()}
+    described = parts[0].place_in_model.others.items()
+    return {name: own[name] if layer is None else layer for name, layer in described}
+
+
+def signature_of(named: Mapping[str, nn.Module]) -> dict[str, str]:
+    """All parameters and which of them are shared, by name."""
+    shared = "; ".join(" ".join(names) for names in layers.ties(named)) or "nothing"
+    return {**dict(layers.kinds(named)), "shared": shared}
+
+
+def change(parts: Sequence[ModelPart]) -> str | None:
+    """The first parameter of a model that is not as it was in `partition`; None if all are."""
+    before, now = parts[0].place_in_model.signature, signature_of(all_layers(parts))
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            return f"{name!r} was {before.get(name, 'missing')}, now {now.get(name, 'missing')}"
+    return None
+
+
+def _described(named: Mapping[str, nn.Module], own: set[str]) -> dict[str, nn.Module | None]:
+    """Layers without memory, whose shared parameters are shared; None for those of a rank."""
     copies = {p: p for name in own for p in named[name].parameters()}
     return {
-        name: layer if name in own else layers.describe(layer, copies)
+        name: None if name in own else layers.describe(layer, copies)
         for name, layer in named.items()
     }

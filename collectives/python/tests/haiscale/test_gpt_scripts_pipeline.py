@@ -325,16 +325,3 @@ def test_partition_refuses_what_does_not_fit(arguments, words):
     with pytest.raises(PartitionError) as raised:
         partition(**{"model": model, "rank": 0, "size": 2, **arguments})
     assert words in str(raised.value)
-
-
-def test_a_part_holds_no_memory_of_other_stages_and_keeps_shared_parameters():
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    model[3].weight = model[0].weight
-    model[2].weight = model[1].weight
-    part = partition(model, 0, 2, balance=[1, 3])
-    assert list(part.state_dict()) == ["0.weight", "0.bias"]
-    assert part.whole["0"] is model[0]
-    assert part.whole["3"].weight is model[0].weight
-    assert part.whole["2"].weight is part.whole["1"].weight
-    assert part.whole["2"].weight.is_meta
-    assert part.whole["3"].bias.is_meta
