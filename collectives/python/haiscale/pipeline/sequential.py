@@ -7,8 +7,9 @@ of these layers is released once the script releases the model.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from haiscale.pipeline import layers
 from haiscale.pipeline.errors import PartitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "ModelPart",
@@ -65,13 +66,44 @@ class Place:
 
 
 class ModelPart(SequentialModel):
-    """One stage of a model; its layers have their names in the whole model."""
+    """One stage of a model; its layers have their names in the whole model.
+
+    A slice is a SequentialModel of the same layers, which is not a stage.
+    """
 
     def __init__(self, named: Mapping[str, nn.Module], place: Place) -> None:
         super().__init__()
         for name, layer in named.items():
             self.add_module(name, layer)
         self.place_in_model = place  # a long name, since layers have any other one
+
+    def __getitem__(self, index: slice | int) -> Any:
+        """A layer of this stage by its place, or a SequentialModel of several."""
+        if isinstance(index, slice):
+            return SequentialModel(OrderedDict(list(layers_of(self).items())[index]))
+        return super().__getitem__(index)
+
+    def append(self, module: nn.Module) -> NoReturn:
+        """Refused: torch numbers layers by their place in the stage, not in the model."""
+        raise self._refused(module)
+
+    def insert(self, index: int, module: nn.Module) -> NoReturn:  # noqa: ARG002  (torch's)
+        """Refused, as `append`."""
+        raise self._refused(module)
+
+    def extend(self, sequential: Iterable[nn.Module]) -> NoReturn:
+        """Refused, as `append`."""
+        raise self._refused(sequential)
+
+    def __iadd__(self, other: Iterable[nn.Module]) -> NoReturn:  # type: ignore[misc]
+        """Refused, as `append`."""
+        raise self._refused(other)
+
+    def _refused(self, added: object) -> PartitionError:
+        return PartitionError(
+            f"{type(added).__name__} cannot be added to stage {self.place_in_model.stage}: add "
+            "layers to the model before partition"
+        )
 
 
 def partition(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from haiscale.ddp import DistributedDataParallel
-from haiscale.pipeline import Interleaved1F1B, PipeDream, partition
+from haiscale.pipeline import Interleaved1F1B, PipeDream, SequentialModel, partition
 from haiscale.pipeline.errors import PartitionError, PipelineError
 from haiscale.pipeline.sequential import all_layers
 from hfreduce.testing import Layout, run, values
@@ -65,6 +65,30 @@ def test_layers_have_names_of_any_word():
     names = ["rank", "layers", "split", "stage"]
     model = nn.Sequential(OrderedDict((name, nn.Linear(4, 4)) for name in names))
     assert list(dict(partition(model, 0, 2).named_children())) == ["rank", "layers"]
+
+
+def test_a_slice_has_the_layers_but_is_not_a_stage():
+    part = partition(layers(), 1, 2)
+    assert type(part[:1]) is SequentialModel
+    assert list(part[:1].state_dict()) == ["2.weight", "2.bias"]
+    assert part[1:][0] is part[-1]
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda part: part.append(nn.Linear(4, 4)),
+        lambda part: part.insert(0, nn.Linear(4, 4)),
+        lambda part: part.extend([nn.Linear(4, 4)]),
+        lambda part: part.__iadd__(nn.Sequential(nn.Linear(4, 4))),
+    ],
+)
+def test_no_layer_is_added_to_a_stage(add):
+    """torch would give it the number of a layer that the stage has."""
+    part = partition(layers(), 1, 2)
+    with pytest.raises(PartitionError, match="cannot be added to stage 1: add layers to the model"):
+        add(part)
+    assert list(part.state_dict())[::2] == ["2.weight", "3.weight"]
 
 
 def trains_with_others(rank, size):
