@@ -1,22 +1,26 @@
 """Averages of gradients over the replicas of a rank's stages, by the reducer of haiscale.ddp.
 
 The averages of a stage start after its last backward pass, while other stages and other ranks still
-compute. Stages of a rank that share a parameter are averaged together.
+compute. Stages of a rank that share a parameter are averaged together. Wrappers that a script made
+copy the buffers of the first replica to the others once before each step, unless they have
+`broadcast_buffers=False`; torch's class does it before each forward pass.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from haiscale.ddp import agreement, groups
 from haiscale.ddp.module import DistributedDataParallel
 from haiscale.moe.layer import MoE
 from haiscale.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -49,7 +53,7 @@ class Replicas:
         if _share(stages):
             parts = {tuple(stages): module}
         self._parts = {
-            part: DistributedDataParallel(layers, process_group=group)
+            part: DistributedDataParallel(layers, process_group=group, broadcast_buffers=False)
             for part, layers in parts.items()
             if group is not None and any(p.requires_grad for p in layers.parameters())
         }
@@ -58,10 +62,17 @@ class Replicas:
         self._missing: dict[tuple[int, ...], set[int]] = {}
 
     def start(self) -> None:
-        """Before a step."""
+        """Before a step.
+
+        Raises:
+            PipelineError: The replicas' buffers were not copied.
+        """
         for part, data in self._parts.items():
             data.reducer.prepare(reduces=False)
             self._missing[part] = set(part)
+            if data.broadcast_buffers:
+                with _failing("broadcast of buffers to the replicas", part[0]):
+                    agreement.broadcast(data.module.buffers(), data.process_group)
 
     def average(self, stage: int) -> None:
         """After the last gradient of a stage."""
@@ -74,18 +85,25 @@ class Replicas:
     def finish(self) -> None:
         """Waits for all averages."""
         for part, data in self._parts.items():
-            try:
+            with _failing("average over the replicas", part[0]):
                 data.synchronize()
-            except Exception as error:
-                raise PipelineError(
-                    f"average over the replicas: {error}", rank=dist.get_rank(), stage=part[0]
-                ) from error
 
     def fail(self, detail: str) -> None:
         """Ends the waits of other replicas."""
         for data in self._parts.values():
             if data.reducer.failure is None:
                 data.reducer.fail(detail)
+            if data.broadcast_buffers:  # the group of a bucket may be another one, with a priority
+                groups.abort({data.process_group}, f"haiscale.{detail}")
+
+
+@contextmanager
+def _failing(operation: str, stage: int) -> Iterator[None]:
+    """Names an operation between the replicas of a stage that fails."""
+    try:
+        yield
+    except Exception as error:
+        raise PipelineError(f"{operation}: {error}", rank=dist.get_rank(), stage=stage) from error
 
 
 def _check_experts(module: nn.Module) -> None:
