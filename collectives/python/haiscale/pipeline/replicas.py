@@ -65,9 +65,16 @@ class Replicas:
         """Before a step.
 
         Raises:
-            PipelineError: The replicas' buffers were not copied.
+            PipelineError: A wrapper is in `no_sync`, or the replicas' buffers were not copied.
         """
         for part, data in self._parts.items():
+            if not data.require_backward_grad_sync:
+                raise PipelineError(
+                    "the DistributedDataParallel is in no_sync(), but a pipeline averages in each "
+                    "step: leave no_sync() out, averaged gradients accumulate to the same values",
+                    rank=dist.get_rank(),
+                    stage=part[0],
+                )
             data.reducer.prepare(reduces=False)
             self._missing[part] = set(part)
             if data.broadcast_buffers:

@@ -1,9 +1,13 @@
-"""Replicas in pipelines of training scripts: buffers of DistributedDataParallel."""
+"""Replicas in pipelines of training scripts: buffers and no_sync of DistributedDataParallel."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from haiscale.ddp import DistributedDataParallel
 from haiscale.pipeline import PipeDream, make_subgroups, partition
+from haiscale.pipeline.errors import PipelineError
 from hfreduce.testing import Layout, run, values
 from torch import nn
 
@@ -51,3 +55,20 @@ def offsets(rank, size, broadcast_buffers):
 def test_a_step_starts_with_the_buffers_of_the_first_replica(broadcast_buffers, expected):
     for replica, offset in values(run(offsets, Layout.one_node(4), broadcast_buffers)):
         assert offset == [expected[replica]] * 4
+
+
+def leaves_averages_out(rank, size):
+    pipeline, *_ = pipeline_of()
+    dist.barrier()  # every rank has its pipeline
+    with (
+        pipeline.module.no_sync() if rank == 0 else nullcontext(),
+        pytest.raises(PipelineError) as raised,
+    ):
+        pipeline.forward_backward(torch.rand(8, 4), criterion=squares)
+    return str(raised.value)
+
+
+def test_a_step_inside_no_sync_is_refused_on_all_ranks():
+    texts = values(run(leaves_averages_out, Layout.one_node(4)))
+    assert texts[0].startswith("rank 0, stage 0: the DistributedDataParallel is in no_sync()")
+    assert len(texts) == 4
