@@ -11,11 +11,12 @@ the order of results and the optimizer, `saving` checkpoints of scripts for HAI.
 """
 
 from haiscale.ddp.module import DistributedDataParallel
-from haiscale.ddp.saving import init_checkpoint
+from haiscale.ddp.saving import CheckpointError, init_checkpoint
 from haiscale.overlap.errors import ModelMismatchError, StepError
 from haiscale.overlap.steps import WholeStep
 
 __all__ = [
+    "CheckpointError",
     "DistributedDataParallel",
     "ModelMismatchError",
     "StepError",

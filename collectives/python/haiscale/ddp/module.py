@@ -160,13 +160,16 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         """Saves and suspends if the job is asked to, as scripts for HAI do after each step.
 
-        Every rank calls it.
+        Every rank of the job calls it; the job's first rank decides for all of them.
 
         Args:
             epoch: Epoch in which the job resumes.
             step: Step of the epoch with which it resumes.
             others: Further values, which `init_checkpoint` returns then.
             force: Save in any case; the job continues if it is not asked to suspend.
+
+        Raises:
+            CheckpointError: A rank cannot write its file; on every rank.
         """
         saving.try_save(self, epoch, step, others, force=force)
 

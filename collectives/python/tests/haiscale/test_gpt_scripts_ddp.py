@@ -1,13 +1,15 @@
 """haiscale.ddp's names of training scripts, and checkpoints that a suspended job continues from."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from haiscale.ddp import DistributedDataParallel, init_checkpoint
+from haiscale.ddp import DistributedDataParallel, init_checkpoint, saving
 from hfreduce.testing import Layout, run, values
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -109,3 +111,88 @@ def forces(rank, size, path):
 def test_a_forced_checkpoint_is_there_for_every_rank(tmp_path):
     expected = ((0, 0, None), (3, 5, 0.5, [1.0, 1.0]))
     assert on_ranks(forces, 2, tmp_path / "latest.pt") == [expected] * 2
+
+
+def stages(rank, size, folder):
+    """Two stages on two nodes: the request is known on the first node alone."""
+    suspends_at(1 if rank < 2 else STEPS)
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    stage = rank // 2
+    model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=groups[stage])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = folder / f"stage{stage}.pt"
+    init_checkpoint(model, optimizer, ckpt_path=path)
+    for step in range(STEPS):
+        try:
+            model.try_save(0, step)
+        except SuspendedError:
+            return step, sorted(each.name for each in folder.iterdir())
+    return None
+
+
+def test_all_stages_of_a_pipeline_are_saved_before_the_job_is_suspended(tmp_path):
+    layout = Layout((("a0", "A"), ("a1", "A")), 2)
+    expected = (1, ["stage0.pt", "stage1.pt"])
+    assert values(run(stages, layout, tmp_path)) == [expected] * 4
+
+
+def small():
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def keeps(rank, size, path):
+    others = {"best": np.float64(0.5), "loss": np.arange(3), "args": Namespace(lr=1), "at": path}
+    model, optimizer = small()
+    init_checkpoint(model, optimizer, ckpt_path=path)
+    model.try_save(1, 2, others=others, force=rank == 0)  # the first rank decides
+    _, step, found = init_checkpoint(model, optimizer, ckpt_path=path)
+    return step, found["best"], found["loss"].tolist(), found["args"], found["at"]
+
+
+def test_other_values_of_any_type_are_loaded_again(tmp_path):
+    path = tmp_path / "latest.pt"
+    assert on_ranks(keeps, 2, path) == [(2, 0.5, [0, 1, 2], Namespace(lr=1), path)] * 2
+
+
+def fails(rank, size, kind, folder):
+    model, optimizer = small()
+    if kind == "directory":
+        init_checkpoint(model, optimizer, ckpt_path=folder / "none" / "latest.pt")
+    if kind == "content":
+        path = folder / f"{rank}.pt"
+        path.write_bytes(b"no file of torch" if rank else b"")
+        if rank == 0:
+            path.unlink()
+        init_checkpoint(model, optimizer, ckpt_path=path)
+    path = folder / f"node{rank if kind == 'local' else 0}.pt"
+    init_checkpoint(model, optimizer, ckpt_path=path)
+    model.try_save(3, 5, others=(lambda: None) if kind == "others" else None, force=True)
+    init_checkpoint(model, optimizer, ckpt_path=path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "files"),
+    [
+        ("directory", "none: create it first", []),
+        ("content", "1.pt on rank 1: ", ["1.pt"]),
+        ("local", "node1.pt, rank 0 has epoch 3, step 5 at ", ["node0.pt"]),
+        ("others", "node0.pt on rank 0: ", []),
+    ],
+)
+def test_a_rank_that_cannot_save_or_load_fails_on_every_rank(kind, words, files, tmp_path):
+    for outcome in run(fails, Layout.one_node(2), kind, tmp_path):
+        assert outcome.failure is not None, outcome
+        assert outcome.failure.type == "CheckpointError", outcome
+        assert words in outcome.failure.text
+    assert [each.name for each in tmp_path.iterdir()] == files
+
+
+def test_a_broken_client_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
+    assert saving._client() is None
+    (tmp_path / "hfai").mkdir()
+    (tmp_path / "hfai" / "client.py").write_text("import dependency_of_hfai\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="dependency_of_hfai"):
+        saving._client()
+    monkeypatch.delitem(sys.modules, "hfai")
