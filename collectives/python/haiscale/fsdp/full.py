@@ -1,72 +1,66 @@
-"""Whole parameters and whole states of optimizers of a sharded model, for a while.
+"""Full (unsharded) parameters and optimizer states of a sharded model, for a while.
 
 Scripts save the model on one rank, inside `summon_full_params`, and the optimizer with it. An
-optimizer is found when it makes its first step; states that it loaded before are divided then.
+optimizer is found when it makes its first step; states that it loaded before are sharded then.
 """
 
 from __future__ import annotations
 
 import weakref
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from haiscale.fsdp.shard import overlap
 from haiscale.fsdp.steps import as_shard
 from haiscale.internals import fsdp
 from haiscale.internals.checkpoint import part_of
+from haiscale.overlap.guards import plain
+from haiscale.overlap.steps import observe_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
-    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["FullParameters"]
 
+Result = TypeVar("Result")
+
 
 class FullParameters:
-    """The whole values of one sharded model; `model` was passed to `fully_shard` last."""
+    """The full values of one sharded model; `model` was passed to `fully_shard` last."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._is_summoned = False
-        self._optimizers: list[Optimizer] = []
-        self._states: dict[Optimizer, dict[Parameter, dict[str, Any]]] = {}
-        """Whole states, on the first rank, while parameters are whole."""
         self._parameters = set(model.parameters())
-        found = weakref.WeakMethod(self._on_step)
-
-        def on_step(optimizer: Optimizer, *_: object) -> None:
-            if (own := found()) is not None:
-                own(optimizer)
-
-        # Of all optimizers: none is known here, and the script does not pass one.
-        self._search: RemovableHandle | None = register_optimizer_step_pre_hook(on_step)
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        """In the order of their first steps, which is that of the other ranks."""
+        self._states: dict[Optimizer, dict[Parameter, dict[str, Any]]] = {}
+        """Full states, on the first rank, while parameters are full."""
+        # Of all optimizers, also later ones: the script does not pass them.
+        self._search = observe_steps(_weakly(self, FullParameters._on_step))
         weakref.finalize(self, self._search.remove)
 
     def before_forward(self) -> None:
-        """Refuses forward passes with whole parameters."""
+        """Refuses forward passes with full parameters."""
         if self._is_summoned:
             raise RuntimeError(
                 "a forward pass inside summon_full_params would use the shards: leave the context "
                 "first"
             )
-        if self._search is not None and self._has_all():
-            self._search.remove()
-            self._search = None
 
     @contextmanager
     def summoned(self) -> Iterator[None]:
-        """Whole parameters inside."""
+        """Full parameters inside."""
         if self._is_summoned:
             raise RuntimeError("summon_full_params is active: leave the context first")
         overlap(self._model).synchronize()
@@ -75,72 +69,112 @@ class FullParameters:
             each.reshard()
         places = list(_places(self._model))
         own = dict.fromkeys(parameter for *_, parameter in places)
-        whole = {p: nn.Parameter(p.full_tensor().detach(), p.requires_grad) for p in own}
+        full = {p: nn.Parameter(p.full_tensor().detach(), p.requires_grad) for p in own}
         self._gather_states()
         self._is_summoned = True
         for module, name, parameter in places:
-            module._parameters[name] = whole[parameter]
+            module._parameters[name] = full[parameter]
         try:
             with ExitStack() as stack:
                 for each in sharded:
                     stack.enter_context(fsdp.keeping_shards(each))
+                    # Before torch's, which would put the shards back into the modules.
+                    refusal = each.register_forward_pre_hook(
+                        lambda *_: self.before_forward(), prepend=True
+                    )
+                    stack.callback(refusal.remove)
                 yield
         finally:
             self._is_summoned = False
             self._states = {}
-            for module, name, parameter in places:
-                module._parameters[name] = parameter
+            values = _put_back(places, full)
             with torch.no_grad():
-                for parameter, value in whole.items():
+                for parameter, value in values.items():
                     parameter.to_local().copy_(_own_part(value, parameter))
 
     def _gather_states(self) -> None:
         """One tensor after the other; only the first rank keeps them, in the host's memory."""
-        for optimizer in self._optimizers:
+        for optimizer in self._on_all_ranks():
             for parameter in _parameters(optimizer):
                 if not isinstance(parameter, DTensor):
                     continue
                 known: dict[str, Any] = optimizer.state.get(parameter, {})
-                whole = {
+                full = {
                     name: value.full_tensor() if isinstance(value, DTensor) else value
                     for name, value in known.items()
                 }
-                if parameter.device_mesh.get_rank() == parameter.device_mesh.mesh.flatten()[0]:
+                if _is_first(parameter):
                     own = self._states.setdefault(optimizer, {})
-                    own[parameter] = {name: _on_host(value) for name, value in whole.items()}
+                    own[parameter] = {name: _on_host(value) for name, value in full.items()}
+
+    def _on_all_ranks(self) -> list[Optimizer]:
+        """Optimizers that exist on all ranks: garbage is not collected everywhere at once."""
+        known = [each() for each in self._optimizers]
+        sharded = next((p for p in self._parameters if isinstance(p, DTensor)), None)
+        if sharded is None or not known:
+            return []
+        exists = {number for number, each in enumerate(known) if each is not None}
+        for axis in range(sharded.device_mesh.ndim):
+            group = sharded.device_mesh.get_group(axis)
+            others: list[Any] = [None] * group.size()
+            dist.all_gather_object(others, exists, group)
+            exists = set.intersection(*others)
+        return [each for n, each in enumerate(known) if n in exists and each is not None]
 
     # Optimizers
 
     def _on_step(self, optimizer: Optimizer) -> None:
-        own = self._parameters.intersection(_parameters(optimizer))
-        if not own or optimizer in self._optimizers:
+        if any(each() is optimizer for each in self._optimizers):
             return
-        self._optimizers.append(optimizer)
-        _divide(optimizer)
-        optimizer.register_load_state_dict_post_hook(_divide)
-        optimizer.register_state_dict_post_hook(partial(_replace, weakref.ref(self)))
+        if self._parameters.isdisjoint(_parameters(optimizer)):
+            return
+        self._optimizers.append(weakref.ref(optimizer))
+        _shard(optimizer)
+        optimizer.register_load_state_dict_pre_hook(_weakly(self, FullParameters._before_load))
+        optimizer.register_load_state_dict_post_hook(_weakly(self, FullParameters._after_load))
+        optimizer.register_load_state_dict_post_hook(_shard)
+        optimizer.register_state_dict_post_hook(_weakly(self, FullParameters._replaced))
 
-    def _has_all(self) -> bool:
-        known = {p for optimizer in self._optimizers for p in _parameters(optimizer)}
-        return all(p in known for p in self._parameters if p.requires_grad)
+    def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        loaded = [value for each in state["state"].values() for value in each.values()]
+        if optimizer in self._states and any(isinstance(value, DTensor) for value in loaded):
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.load_state_dict: a state with shards inside "
+                "summon_full_params: load it outside the context, or load full values"
+            )
 
-    def replaced(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        """A state dict of an optimizer with whole values, where they are known."""
-        whole = self._states.get(optimizer)
-        if whole is None:
+    def _after_load(self, optimizer: Optimizer) -> None:
+        """Keeps what was loaded in place of what was gathered, before it is sharded."""
+        if optimizer in self._states:
+            state: dict[Any, dict[str, Any]] = optimizer.state
+            self._states[optimizer] = {
+                parameter: {name: _on_host(value) for name, value in values.items()}
+                for parameter, values in state.items()
+            }
+
+    def _replaced(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """A state dict of an optimizer with full values, where they are known."""
+        full = self._states.get(optimizer)
+        if full is None:
             return state
         numbered = dict(enumerate(_parameters(optimizer)))
         values = {
-            number: whole.get(numbered[number], value) for number, value in state["state"].items()
+            number: full.get(numbered[number], value) for number, value in state["state"].items()
         }
         return {**state, "state": values}
 
 
-def _replace(
-    full: weakref.ref[FullParameters], optimizer: Optimizer, state: dict[str, Any]
-) -> dict[str, Any]:
-    found = full()
-    return state if found is None else found.replaced(optimizer, state)
+def _weakly(
+    full: FullParameters, method: Callable[..., Result | None]
+) -> Callable[..., Result | None]:
+    """A hook that does not keep the model in memory."""
+    reference = weakref.ref(full)
+
+    def hook(*args: Any) -> Result | None:
+        own = reference()
+        return None if own is None else method(own, *args)
+
+    return hook
 
 
 def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -152,25 +186,45 @@ def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
                 yield module, name, value
 
 
-def _divide(optimizer: Optimizer) -> None:
-    """Keeps this rank's part of whole states that were loaded."""
+def _put_back(
+    places: list[tuple[nn.Module, str, Any]], full: dict[Any, Parameter]
+) -> dict[Any, Tensor]:
+    """Puts the shards into their modules again; returns the full values that were there."""
+    values: dict[Any, Tensor] = dict(full)
+    for module, name, parameter in places:
+        value = module._parameters[name]
+        # `load_state_dict(assign=True)` replaces the parameter, of shared ones in some places.
+        if value is not None and value is not full[parameter]:
+            values[parameter] = value
+        module._parameters[name] = parameter
+    return values
+
+
+def _is_first(parameter: DTensor) -> bool:
+    mesh = parameter.device_mesh
+    return bool(mesh.get_rank() == mesh.mesh.flatten()[0])
+
+
+def _shard(optimizer: Optimizer) -> None:
+    """Keeps this rank's part of full states that were loaded."""
     for parameter, values in optimizer.state.items():
         if not isinstance(parameter, DTensor):
             continue
         for name, value in values.items():
-            is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-            if is_whole and value.dim() and value.shape == parameter.shape:
+            is_full = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+            if is_full and value.dim() and value.shape == parameter.shape:
                 part = _own_part(value, parameter).clone()
                 values[name] = as_shard(part, parameter)  # type: ignore[arg-type]
 
 
 def _parameters(optimizer: Optimizer) -> list[Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    # Without waiting: the steps of other models stay split.
+    return [p for group in optimizer.param_groups for p in plain(group["params"])]
 
 
-def _own_part(whole: Tensor, parameter: DTensor) -> Tensor:
+def _own_part(full: Tensor, parameter: DTensor) -> Tensor:
     offsets, sizes = part_of(parameter)
-    return whole[tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))]
+    return full[tuple(slice(at, at + n) for at, n in zip(offsets, sizes, strict=True))]
 
 
 def _on_host(value: Any) -> Any:

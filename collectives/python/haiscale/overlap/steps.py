@@ -14,22 +14,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import optim
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
 
 from haiscale.overlap.guards import plain
 from haiscale.trace import recorder
 from haiscale.trace.spans import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from haiscale.overlap.flight import Flight, GradientBucket
 
-__all__ = ["ELEMENTWISE", "Steps", "WholeStep"]
+__all__ = ["ELEMENTWISE", "Steps", "WholeStep", "observe_steps"]
 
 ELEMENTWISE: Final = frozenset(
     {
@@ -259,8 +264,25 @@ def _terms(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class _Observer:
+    """A hook that reads the optimizer alone, so steps are split in its presence."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[Optimizer], None]) -> None:
+        self._call = call
+
+    def __call__(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._call(optimizer)
+
+
+def observe_steps(call: Callable[[Optimizer], None]) -> RemovableHandle:
+    """Calls before each step of any optimizer; the call changes neither it nor its parameters."""
+    return register_optimizer_step_pre_hook(_Observer(call))
+
+
 def _hooks(optimizer: Any) -> int:
-    """Number of hooks around the optimizer's step, those for all optimizers included."""
+    """Number of hooks around the optimizer's step, those for all optimizers but observers too."""
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    every = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-    return sum(map(len, (*own, *every)))
+    every = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    return sum(map(len, own)) + sum(not isinstance(hook, _Observer) for hook in every)
