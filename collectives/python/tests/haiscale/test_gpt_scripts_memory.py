@@ -1,6 +1,9 @@
 """haiscale.cpu_offload and haiscale.utils: less memory, the same bits."""
 
+import contextlib
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,119 @@ def test_activations_leave_the_gpu():
     assert torch.cuda.memory_allocated() - before < 3 * x.nbytes
     y.sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))
+
+
+class PassError(Exception):
+    """Raised in a forward pass."""
+
+
+def test_a_pass_that_raises_is_not_counted(moved):
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    x = torch.rand(2, 8, requires_grad=True)
+    with contextlib.suppress(PassError), CPUOffload(0.5, "layers"):
+        layers[0](x)
+        raise PassError
+    moved.clear()
+    assert passes(0.5, moved) == [4, 2, 2]
+    with contextlib.suppress(PassError), CPUOffload(0.5, "layers"):
+        layers[0](x)
+        raise PassError
+    moved.clear()
+    assert passes(0.5, moved) == [2, 2, 2]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_activations_of_a_pass_without_backward_are_released(ratio, moved):
+    """An output that is kept in its place must not hold its own node."""
+    x = torch.rand(8, requires_grad=True)
+    gc.collect()
+    gc.disable()
+    try:
+        with CPUOffload(ratio, "released"):
+            y = x.exp()
+        output = weakref.ref(y)
+        del y
+        assert output() is None
+    finally:
+        gc.enable()
+
+
+def test_contexts_of_one_tag_inside_each_other_are_one_pass(moved):
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    x = torch.rand(2, 8, requires_grad=True)
+    counts = []
+    for _ in range(2):
+        with CPUOffload(0.5, "nested"):
+            y = layers[:1](x)
+            with CPUOffload(0.5, "nested"):
+                y = layers[1:2](y)
+            with CPUOffload(0, "inner"):
+                y = layers[2:3](y)
+            layers[3:](y).sum().backward()
+        counts.append(len(moved))
+        moved.clear()
+    assert counts == [3, 1]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_an_output_that_is_changed_in_place_is_refused_or_has_its_copy(ratio, moved):
+    x = torch.rand(8, requires_grad=True)
+    with CPUOffload(ratio, "changed"):
+        y = x.exp()
+    expected = y.detach().clone()
+    y.detach().mul_(2)
+    if ratio:
+        y.sum().backward()
+        assert torch.equal(x.grad, expected)
+    else:
+        with pytest.raises(RuntimeError, match=r"shape \(8,\).* at version 1; expected version 0"):
+            y.sum().backward()
+
+
+def test_parameters_and_their_views_stay(moved):
+    weight = nn.Parameter(torch.rand(8, 8))
+    x = torch.rand(8, requires_grad=True)
+    with CPUOffload(1.0, "views"):
+        y = x * weight[0] * weight.t()[1].view(2, 4).flatten()
+    assert moved == [8, 8]  # x and the first product
+    y.sum().backward()
+
+
+def test_strides_and_types_are_kept(moved):
+    x = torch.rand(6, 4, requires_grad=True)
+    numbers, mask = torch.tensor([4, 1, 1]), torch.rand(4, 6) > 0.5
+
+    def function(x):
+        y = x.t()[:, ::2] * x.t()[:, 1::2].exp()
+        z = x.index_select(0, numbers).cumsum(0).expand(2, 3, 4) ** 2
+        return (y.sum() + torch.where(mask, x.t(), 0).sum()) * z.std()
+
+    with CPUOffload(1.0, "strides"):
+        output = function(x)
+    (own,) = torch.autograd.grad(output, x)
+    (plain,) = torch.autograd.grad(function(x), x)
+    assert torch.equal(own, plain)
+    assert 24 in moved  # the mask
+
+
+def test_an_expanded_tensor_stays(moved):
+    x = torch.rand(4, requires_grad=True)
+    with CPUOffload(1.0, "expanded"):
+        y = x * torch.rand(4, 1).expand(4, 4)
+    assert moved == []
+    y.sum().backward()
+
+
+def test_backward_of_a_part_of_the_graph_leaves_the_rest(moved):
+    x = torch.rand(8, requires_grad=True)
+    with CPUOffload(1.0, "parts"):
+        first, second = x.exp(), x.sin()
+    first.sum().backward()
+    with CPUOffload(1.0, "parts"):
+        third = x.exp()
+    (second + third).sum().backward()
+    expected = 2 * x.detach().exp() + x.detach().cos()
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_a_checkpoint_recomputes_in_backward_alone():
