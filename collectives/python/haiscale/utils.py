@@ -16,18 +16,23 @@ __all__ = ["on_demand_checkpoint"]
 Result = TypeVar("Result")
 
 
-def on_demand_checkpoint(function: Callable[..., Result], *args: object) -> Result:
-    """``function(*args)`` without its activations, which backward recomputes.
+def on_demand_checkpoint(
+    function: Callable[..., Result], *args: object, **kwargs: object
+) -> Result:
+    """``function(*args, **kwargs)`` without its activations, which backward recomputes.
 
-    Values and gradients have the same bits, also with dropout. Inside `torch.no_grad` it is a plain
-    call. Batch normalization of a module counts a batch once in its running statistics; called by
-    another function it counts each batch twice, once in each pass, so pass the module or its method
-    where it matters.
+    Values and gradients have the same bits, also with dropout and autocast. Inside `torch.no_grad`
+    it is a plain call.
 
     Args:
         function: A module, a method of a module, or a function of tensors.
         args: Its arguments.
+        kwargs: Its keyword arguments; none is taken as an option of torch's `checkpoint`.
     """
-    owner = getattr(function, "__self__", function)
-    result: Result = recomputed(function, owner if isinstance(owner, nn.Module) else None, *args)
+    # As an argument, since torch looks for devices, whose random state it keeps, in `args` alone.
+    result: Result = checkpoint(_call, function, kwargs, *args, use_reentrant=False)
     return result
+
+
+def _call(function: Callable[..., Result], kwargs: dict[str, object], *args: object) -> Result:
+    return function(*args, **kwargs)

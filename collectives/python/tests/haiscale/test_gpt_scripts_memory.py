@@ -276,23 +276,43 @@ def test_a_checkpoint_recomputes_in_backward_alone():
     assert calls == [True, True, False]
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_batch_normalization_counts_a_recomputed_batch_once(momentum):
-    def layers():
-        torch.manual_seed(2)
-        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=momentum), nn.Tanh())
+class Pair(nn.Module):
+    """Two outputs, with a random mask and a matrix product in the type of autocast."""
 
-    kept, module, method = layers(), layers(), layers()
-    x = torch.rand(8, 4, requires_grad=True)
-    buffers = dict(module.named_buffers())
-    for _ in range(2):
-        kept(x).square().sum().backward()
-        on_demand_checkpoint(module, x).square().sum().backward()
-        on_demand_checkpoint(method.forward, x).square().sum().backward()
-    for other in (module, method):
-        for name, value in kept.state_dict().items():
-            assert torch.equal(value, other.state_dict()[name]), name
-        for one, two in zip(kept.parameters(), other.parameters(), strict=True):
-            assert torch.equal(one.grad, two.grad)
-    assert all(buffer is buffers[name] for name, buffer in module.named_buffers())
-    assert kept[1].num_batches_tracked == 2
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x, *, scale, debug):
+        y = nn.functional.dropout(self.linear(x), 0.5)
+        return y, (y * scale).exp() * debug
+
+
+def test_a_checkpoint_keeps_arguments_by_name_autocast_and_tuples():
+    """`debug` is an option of torch's function, too."""
+    pair = Pair()
+    x, scale = torch.rand(4, 16, requires_grad=True), torch.rand(16, requires_grad=True)
+    gradients = []
+    for function in (pair, lambda *args, **more: on_demand_checkpoint(pair, *args, **more)):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = function(x, scale=scale, debug=2)
+        assert [each.dtype for each in outputs] == [torch.bfloat16, torch.float32]
+        loss = sum(each.float().sum() for each in outputs)
+        gradients.append(torch.autograd.grad(loss, [x, scale, *pair.parameters()]))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_the_random_state_of_a_device_is_kept_for_arguments_by_name(monkeypatch):
+    """torch keeps it for the devices of the arguments of `checkpoint`."""
+    arguments = []
+    kept = torch.utils.checkpoint._infer_device_type
+
+    def recorded(*args):
+        arguments.extend(args)
+        return kept(*args)
+
+    monkeypatch.setattr(torch.utils.checkpoint, "_infer_device_type", recorded)
+    x = torch.rand(2, requires_grad=True)
+    on_demand_checkpoint(lambda *, x: x.exp(), x=x)
+    assert any(isinstance(each, dict) and each["x"] is x for each in arguments)
