@@ -83,7 +83,7 @@ class DistributedDataParallel(nn.Module):
         self._syncs_buffers = broadcast_buffers
         self._overlap = overlap
         settings = f"bucket_cap_mb={bucket_cap_mb} broadcast_buffers={broadcast_buffers}"
-        device = named[0][1].device
+        device = self.device = named[0][1].device
         agreement.check_same_model(agreement.describe(module, settings), group, device)
         agreement.broadcast([*module.parameters(), *module.buffers()], group)
         places = layout([parameter for _, parameter in named], bucket_cap_mb * 2**20)
@@ -169,7 +169,7 @@ class DistributedDataParallel(nn.Module):
             force: Save in any case; the job continues if it is not asked to suspend.
 
         Raises:
-            CheckpointError: A rank cannot write its file; on every rank.
+            CheckpointError: A rank has no checkpoint or cannot write its file; on every rank.
         """
         saving.try_save(self, epoch, step, others, force=force)
 

@@ -33,6 +33,7 @@ class Model(Protocol):
 
     module: nn.Module
     process_group: dist.ProcessGroup
+    device: torch.device
     checkpoint: Checkpoint | None
 
     def synchronize(self) -> None:
@@ -53,6 +54,12 @@ class Checkpoint:
             return None
         # Not only weights: `others` may be of any type, and the job wrote the file.
         state = torch.load(self.path, map_location="cpu", weights_only=False)
+        for name in ("model", *self.stateful, "epoch", "step", "others"):
+            if name not in state:
+                raise ValueError(
+                    f"the file has no {name}: pass the path of a file that try_save has written "
+                    "with the same arguments of init_checkpoint"
+                )
         module.load_state_dict(state["model"])
         for name, each in self.stateful.items():
             each.load_state_dict(state[name])
@@ -104,11 +111,13 @@ def init_checkpoint(
 
     Raises:
         CheckpointError: A rank cannot load its file, or the files are of different steps; on every
-            rank.
+            rank. A file of another model may have
+            changed a part of this one, which `try_save` then does not save.
     """
     named = {"optimizer": optimizer, "scheduler": scheduler, "amp_scaler": amp_scaler}
     stateful = {name: each for name, each in named.items() if each is not None}
-    checkpoint = model.checkpoint = Checkpoint(Path(ckpt_path), stateful)
+    checkpoint = Checkpoint(Path(ckpt_path).absolute(), stateful)
+    model.checkpoint = None
     loaded, error = None, None
     try:
         if model.process_group.rank() == 0:
@@ -119,6 +128,7 @@ def init_checkpoint(
     _check_all(f"init_checkpoint: loading {checkpoint.path}", error)
     what = "no file" if loaded is None else f"epoch {loaded[0]}, step {loaded[1]}"
     _check_equal(what, checkpoint.path)
+    model.checkpoint = checkpoint
     return loaded or (0, 0, None)
 
 
@@ -129,22 +139,25 @@ def try_save(model: Model, epoch: int, step: int, others: Any, *, force: bool) -
     and `force` are those of the job's first rank, since the client of other nodes has no request.
 
     Raises:
-        CheckpointError: A rank cannot write its file; on every rank.
+        CheckpointError: A rank has no checkpoint or cannot write its file; on every rank.
     """
-    checkpoint = model.checkpoint
-    if checkpoint is None:
-        raise RuntimeError(
-            "try_save: the model has no checkpoint: call haiscale.ddp.init_checkpoint(model, "
-            "optimizer, ckpt_path=…) first"
-        )
-    device = next(model.module.parameters()).device
-    client = _client()
-    suspends = (
-        dist.get_rank() == 0 and client is not None and bool(client.receive_suspend_command())
+    checkpoint, client, error = model.checkpoint, None, None
+    suspends = False
+    try:
+        _check_bound(checkpoint)
+        client = _client()
+        if dist.get_rank() == 0 and client is not None:
+            suspends = bool(client.receive_suspend_command())
+    except Exception as failure:  # noqa: BLE001  (raised on every rank)
+        error = failure
+    request = torch.tensor(
+        [int(suspends), int(force and dist.get_rank() == 0), int(error is not None)],
+        device=model.device,
     )
-    request = torch.tensor([int(suspends), int(force)], device=device)
-    dist.broadcast(request, 0)
-    if not request.any():
+    dist.all_reduce(request)
+    if request[2].item():
+        _check_all("try_save", error)
+    if checkpoint is None or not request.any():
         return
     error = None
     try:
@@ -157,6 +170,15 @@ def try_save(model: Model, epoch: int, step: int, others: Any, *, force: bool) -
     _check_all(f"try_save: writing {checkpoint.path}", error)
     if request[0].item() and client is not None:
         client.go_suspend()
+
+
+def _check_bound(checkpoint: Checkpoint | None) -> None:
+    """Raises if a model has no checkpoint."""
+    if checkpoint is None:
+        raise ValueError(
+            "the model has no checkpoint: call haiscale.ddp.init_checkpoint(model, optimizer, "
+            "ckpt_path=…) first"
+        )
 
 
 def _check_all(action: str, error: Exception | None) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from haiscale.ddp import DistributedDataParallel, init_checkpoint, saving
+from haiscale.ddp import CheckpointError, DistributedDataParallel, init_checkpoint, saving
 from hfreduce.testing import Layout, run, values
+from torch.optim.lr_scheduler import ConstantLR
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gpt_scripts as gpts
@@ -99,7 +100,7 @@ def test_replicas_train_as_one_process_and_resume_after_a_suspension(suspends, t
 
 def forces(rank, size, path):
     model = DistributedDataParallel(gpts.GPT())
-    with pytest.raises(RuntimeError, match=r"call haiscale.ddp.init_checkpoint"):
+    with pytest.raises(CheckpointError, match=r"call haiscale.ddp.init_checkpoint"):
         model.try_save(0, 1)
     optimizer = gpts.optimizer_of(model)
     first = init_checkpoint(model, optimizer, ckpt_path=str(path))
@@ -159,6 +160,24 @@ def fails(rank, size, kind, folder):
     model, optimizer = small()
     if kind == "directory":
         init_checkpoint(model, optimizer, ckpt_path=folder / "none" / "latest.pt")
+    if kind == "client" and rank == 0:
+        suspends_at(STEPS)
+        del sys.modules["hfai.client"].receive_suspend_command
+    if kind == "client":
+        groups = [dist.new_group([each]) for each in range(size)]
+        model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=groups[rank])
+        path = folder / f"{rank}.pt"
+        init_checkpoint(model, optimizer, ckpt_path=path)
+        model.try_save(3, 5)
+    if kind == "one rank":
+        if rank == 0:
+            model.checkpoint = saving.Checkpoint(folder / "latest.pt", {})
+        model.try_save(3, 5, force=True)
+    if kind == "scheduler":
+        path = folder / "latest.pt"
+        init_checkpoint(model, optimizer, ckpt_path=path)
+        model.try_save(3, 5, force=True)
+        init_checkpoint(model, optimizer, ConstantLR(optimizer), ckpt_path=path)
     if kind == "content":
         path = folder / f"{rank}.pt"
         path.write_bytes(b"no file of torch" if rank else b"")
@@ -176,6 +195,9 @@ def fails(rank, size, kind, folder):
     [
         ("directory", "none: create it first", []),
         ("content", "1.pt on rank 1: ", ["1.pt"]),
+        ("client", "try_save on rank 0: AttributeError(", []),
+        ("one rank", "try_save on rank 1: ValueError('the model has no checkpoint: call", []),
+        ("scheduler", "the file has no scheduler: pass the path of", ["latest.pt"]),
         ("local", "node1.pt, rank 0 has epoch 3, step 5 at ", ["node0.pt"]),
         ("others", "node0.pt on rank 0: ", []),
     ],
@@ -186,6 +208,53 @@ def test_a_rank_that_cannot_save_or_load_fails_on_every_rank(kind, words, files,
         assert outcome.failure.type == "CheckpointError", outcome
         assert words in outcome.failure.text
     assert [each.name for each in tmp_path.iterdir()] == files
+
+
+def partly_loads(rank, size, path):
+    """A file whose first parameter fits and whose second does not."""
+    model, optimizer = small()
+    init_checkpoint(model, optimizer, ckpt_path=path)
+    other = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
+    init_checkpoint(other, torch.optim.SGD(other.parameters()), ckpt_path=path)
+    other.try_save(3, 5, force=True)
+    before = path.read_bytes()
+    errors = []
+    for call in (
+        lambda: init_checkpoint(model, optimizer, ckpt_path=path),
+        lambda: model.try_save(3, 6, force=True),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            call()
+        errors.append(str(caught.value))
+    return errors, before == path.read_bytes()
+
+
+def test_a_model_that_is_loaded_partly_is_not_saved(tmp_path):
+    for (loading, saving_), same in on_ranks(partly_loads, 2, tmp_path / "latest.pt"):
+        assert "Missing key" in loading
+        assert "the model has no checkpoint" in saving_
+        assert same
+
+
+def looks(rank, size, path):
+    """A step in flight, and try_save without a request."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = DistributedDataParallel(model, optimizer=optimizer)
+    init_checkpoint(model, optimizer, ckpt_path=path)
+    waits = []
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    model.reducer.synchronize = lambda: waits.append("try_save")
+    model.reducer.in_flight.append(None)  # one at least, whatever has landed
+    model.reducer.on_change(True)
+    model.try_save(0, 1)
+    return waits
+
+
+def test_a_save_without_a_request_waits_for_no_step(tmp_path):
+    assert on_ranks(looks, 2, tmp_path / "latest.pt") == [[]] * 2
 
 
 def test_a_broken_client_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
