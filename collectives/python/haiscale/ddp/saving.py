@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,7 +41,7 @@ class Model(Protocol):
         """Waits until the parameters are final."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Checkpoint:
     """A file, and what is saved in it with the model."""
 
@@ -85,6 +86,10 @@ class Checkpoint:
             temporary.unlink(missing_ok=True)
 
 
+_BOUND: weakref.WeakValueDictionary[Path, Checkpoint] = weakref.WeakValueDictionary()
+"""The last checkpoint that was bound to each file."""
+
+
 def init_checkpoint(
     model: Model,
     optimizer: torch.optim.Optimizer,
@@ -110,14 +115,15 @@ def init_checkpoint(
         first.
 
     Raises:
-        CheckpointError: A rank cannot load its file, or the files are of different steps; on every
-            rank. A file of another model may have
+        CheckpointError: A rank cannot load its file, the files are of different steps, or several
+            process groups have the same file; on every rank. A file of another model may have
             changed a part of this one, which `try_save` then does not save.
     """
     named = {"optimizer": optimizer, "scheduler": scheduler, "amp_scaler": amp_scaler}
     stateful = {name: each for name, each in named.items() if each is not None}
     checkpoint = Checkpoint(Path(ckpt_path).absolute(), stateful)
     model.checkpoint = None
+    _check_owners(checkpoint.path, model.process_group)
     loaded, error = None, None
     try:
         if model.process_group.rank() == 0:
@@ -128,7 +134,7 @@ def init_checkpoint(
     _check_all(f"init_checkpoint: loading {checkpoint.path}", error)
     what = "no file" if loaded is None else f"epoch {loaded[0]}, step {loaded[1]}"
     _check_equal(what, checkpoint.path)
-    model.checkpoint = checkpoint
+    model.checkpoint = _BOUND[checkpoint.path] = checkpoint
     return loaded or (0, 0, None)
 
 
@@ -173,12 +179,29 @@ def try_save(model: Model, epoch: int, step: int, others: Any, *, force: bool) -
 
 
 def _check_bound(checkpoint: Checkpoint | None) -> None:
-    """Raises if a model has no checkpoint."""
+    """Raises if a model has no checkpoint, or another wrapper has its file."""
     if checkpoint is None:
         raise ValueError(
             "the model has no checkpoint: call haiscale.ddp.init_checkpoint(model, optimizer, "
             "ckpt_path=…) first"
         )
+    if _BOUND.get(checkpoint.path) is not checkpoint:
+        raise ValueError(
+            f"{checkpoint.path} is the file of another wrapper, which called init_checkpoint "
+            "later: use a different ckpt_path for each model"
+        )
+
+
+def _check_owners(path: Path, group: dist.ProcessGroup) -> None:
+    """Raises on every rank if two process groups would write the same file."""
+    owners: dict[str, list[int]] = {}
+    for where, ranks in _gather((str(path), dist.get_process_group_ranks(group))):
+        first = owners.setdefault(where, ranks)
+        if ranks != first:
+            raise CheckpointError(
+                f"init_checkpoint: {where} is the file of ranks {first} and of ranks {ranks}: use "
+                "a different ckpt_path for each process group, for example with the stage's number"
+            )
 
 
 def _check_all(action: str, error: Exception | None) -> None:

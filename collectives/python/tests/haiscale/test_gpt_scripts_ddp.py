@@ -163,15 +163,16 @@ def fails(rank, size, kind, folder):
     if kind == "client" and rank == 0:
         suspends_at(STEPS)
         del sys.modules["hfai.client"].receive_suspend_command
-    if kind == "client":
+    if kind in {"groups", "client"}:
         groups = [dist.new_group([each]) for each in range(size)]
         model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=groups[rank])
-        path = folder / f"{rank}.pt"
+        path = folder / f"{rank if kind == 'client' else 0}.pt"
         init_checkpoint(model, optimizer, ckpt_path=path)
         model.try_save(3, 5)
     if kind == "one rank":
         if rank == 0:
             model.checkpoint = saving.Checkpoint(folder / "latest.pt", {})
+            saving._BOUND[folder / "latest.pt"] = model.checkpoint
         model.try_save(3, 5, force=True)
     if kind == "scheduler":
         path = folder / "latest.pt"
@@ -195,6 +196,7 @@ def fails(rank, size, kind, folder):
     [
         ("directory", "none: create it first", []),
         ("content", "1.pt on rank 1: ", ["1.pt"]),
+        ("groups", "0.pt is the file of ranks [0] and of ranks [1]: use a different", []),
         ("client", "try_save on rank 0: AttributeError(", []),
         ("one rank", "try_save on rank 1: ValueError('the model has no checkpoint: call", []),
         ("scheduler", "the file has no scheduler: pass the path of", ["latest.pt"]),
@@ -234,6 +236,27 @@ def test_a_model_that_is_loaded_partly_is_not_saved(tmp_path):
         assert "Missing key" in loading
         assert "the model has no checkpoint" in saving_
         assert same
+
+
+def shares(rank, size, path):
+    """Two models with one file: the later one has it."""
+    first, optimizer = small()
+    init_checkpoint(first, optimizer, ckpt_path=path)
+    second, other = small()
+    init_checkpoint(second, other, ckpt_path=path)
+    second.try_save(3, 5, force=True)
+    with pytest.raises(CheckpointError) as caught:
+        first.try_save(3, 6, force=True)
+    return str(caught.value), init_checkpoint(second, other, ckpt_path=path)
+
+
+def test_a_file_of_a_later_wrapper_is_not_replaced(tmp_path):
+    path = tmp_path / "latest.pt"
+    path.with_name("latest.pt.tmp").write_bytes(b"a part, of a process that was killed")
+    for error, found in on_ranks(shares, 2, path):
+        assert "latest.pt is the file of another wrapper" in error
+        assert found == (3, 5, None)
+    assert [each.name for each in tmp_path.iterdir()] == ["latest.pt"]
 
 
 def looks(rank, size, path):
