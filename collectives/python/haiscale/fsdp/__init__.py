@@ -12,6 +12,7 @@ interface of HaiScale's training scripts. torch's private names are in `haiscale
 
 from torch.distributed.fsdp import BackwardPrefetch
 
+from haiscale.fsdp.full import FullParametersError
 from haiscale.fsdp.reducer import Reducer
 from haiscale.fsdp.shard import fully_shard, overlap
 from haiscale.fsdp.wrapper import FullyShardedDataParallel
@@ -20,6 +21,7 @@ from haiscale.overlap.steps import WholeStep
 
 __all__ = [
     "BackwardPrefetch",
+    "FullParametersError",
     "FullyShardedDataParallel",
     "ModelMismatchError",
     "Reducer",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import weakref
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from haiscale.fsdp.shard import overlap
 from haiscale.fsdp.steps import as_shard
@@ -24,15 +25,22 @@ from haiscale.overlap.guards import plain
 from haiscale.overlap.steps import observe_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, MutableMapping
 
     from torch import Tensor
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-__all__ = ["FullParameters"]
+__all__ = ["FullParameters", "FullParametersError", "mark"]
 
 Result = TypeVar("Result")
+
+_REPLACED: Final[MutableMapping[Tensor, str]] = WeakTensorKeyDictionary()
+"""Why the model does not have a parameter. No attributes: scripts may save the parameters."""
+
+
+class FullParametersError(RuntimeError):
+    """A call inside or around `summon_full_params` that would lose values."""
 
 
 class FullParameters:
@@ -40,8 +48,9 @@ class FullParameters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._sharded = [each for each in model.modules() if isinstance(each, FSDPModule)]
         self._is_summoned = False
-        self._parameters = set(model.parameters())
+        self._is_part = False
         self._optimizers: list[weakref.ref[Optimizer]] = []
         """In the order of their first steps, which is that of the other ranks."""
         self._states: dict[Optimizer, dict[Parameter, dict[str, Any]]] = {}
@@ -50,10 +59,15 @@ class FullParameters:
         self._search = observe_steps(_weakly(self, FullParameters._on_step))
         weakref.finalize(self, self._search.remove)
 
+    def give_up(self) -> None:
+        """The model is part of another one, which has the full values of both."""
+        self._is_part = True
+        self._search.remove()
+
     def before_forward(self) -> None:
         """Refuses forward passes with full parameters."""
         if self._is_summoned:
-            raise RuntimeError(
+            raise FullParametersError(
                 "a forward pass inside summon_full_params would use the shards: leave the context "
                 "first"
             )
@@ -61,39 +75,46 @@ class FullParameters:
     @contextmanager
     def summoned(self) -> Iterator[None]:
         """Full parameters inside."""
+        if self._is_part:
+            raise FullParametersError(
+                f"summon_full_params of {type(self._model).__name__}, a part of a sharded model: "
+                "call it of the outermost FullyShardedDataParallel"
+            )
         if self._is_summoned:
-            raise RuntimeError("summon_full_params is active: leave the context first")
+            raise FullParametersError("summon_full_params is active: leave the context first")
+        if fsdp.is_in_backward():
+            raise FullParametersError("summon_full_params inside backward: call it afterwards")
         overlap(self._model).synchronize()
-        sharded = [each for each in self._model.modules() if isinstance(each, FSDPModule)]
-        for each in sharded:
+        for each in self._sharded:
             each.reshard()
         places = list(_places(self._model))
         own = dict.fromkeys(parameter for *_, parameter in places)
-        full = {p: nn.Parameter(p.full_tensor().detach(), p.requires_grad) for p in own}
-        self._gather_states()
-        self._is_summoned = True
-        for module, name, parameter in places:
-            module._parameters[name] = full[parameter]
+        full = {p: _full(p) for p in own}
+        states = self._gather_states()
         try:
             with ExitStack() as stack:
-                for each in sharded:
-                    stack.enter_context(fsdp.keeping_shards(each))
+                self._is_summoned, self._states = True, states
+                for module, name, parameter in places:
+                    module._parameters[name] = full[parameter]
+                for each in self._sharded:
+                    known: Any = each
+                    stack.enter_context(fsdp.keeping_shards(known))
                     # Before torch's, which would put the shards back into the modules.
-                    refusal = each.register_forward_pre_hook(
+                    refusal = known.register_forward_pre_hook(
                         lambda *_: self.before_forward(), prepend=True
                     )
                     stack.callback(refusal.remove)
                 yield
         finally:
-            self._is_summoned = False
-            self._states = {}
+            self._is_summoned, self._states = False, {}
             values = _put_back(places, full)
             with torch.no_grad():
                 for parameter, value in values.items():
                     parameter.to_local().copy_(_own_part(value, parameter))
 
-    def _gather_states(self) -> None:
+    def _gather_states(self) -> dict[Optimizer, dict[Parameter, dict[str, Any]]]:
         """One tensor after the other; only the first rank keeps them, in the host's memory."""
+        states: dict[Optimizer, dict[Parameter, dict[str, Any]]] = {}
         for optimizer in self._on_all_ranks():
             for parameter in _parameters(optimizer):
                 if not isinstance(parameter, DTensor):
@@ -104,15 +125,16 @@ class FullParameters:
                     for name, value in known.items()
                 }
                 if _is_first(parameter):
-                    own = self._states.setdefault(optimizer, {})
+                    own = states.setdefault(optimizer, {})
                     own[parameter] = {name: _on_host(value) for name, value in full.items()}
+        return states
 
     def _on_all_ranks(self) -> list[Optimizer]:
         """Optimizers that exist on all ranks: garbage is not collected everywhere at once."""
-        known = [each() for each in self._optimizers]
-        sharded = next((p for p in self._parameters if isinstance(p, DTensor)), None)
-        if sharded is None or not known:
+        sharded = next((p for p in self._own() if isinstance(p, DTensor)), None)
+        if sharded is None:
             return []
+        known = [each() for each in self._optimizers]
         exists = {number for number, each in enumerate(known) if each is not None}
         for axis in range(sharded.device_mesh.ndim):
             group = sharded.device_mesh.get_group(axis)
@@ -121,13 +143,33 @@ class FullParameters:
             exists = set.intersection(*others)
         return [each for n, each in enumerate(known) if n in exists and each is not None]
 
+    def _own(self) -> Iterator[Parameter]:
+        """The shards, also while modules have full or gathered parameters."""
+        module: Any
+        for module in self._sharded:
+            for group in fsdp.parameter_groups(module):
+                yield from fsdp.parameters(group)
+
     # Optimizers
 
     def _on_step(self, optimizer: Optimizer) -> None:
-        if any(each() is optimizer for each in self._optimizers):
+        parameters = _parameters(optimizer)
+        for each in parameters:
+            if (why := _REPLACED.get(each)) is not None:
+                raise FullParametersError(
+                    f"{type(optimizer).__name__} was made {why}, with parameters that the model "
+                    "does not have: make it from model.parameters() of the wrapped model"
+                )
+        is_known = any(each() is optimizer for each in self._optimizers)
+        if is_known and not self._is_summoned:
             return
-        if self._parameters.isdisjoint(_parameters(optimizer)):
+        if set(self._own()).isdisjoint(parameters):
             return
+        if self._is_summoned:
+            raise FullParametersError(
+                f"a step of {type(optimizer).__name__} inside summon_full_params would be "
+                "overwritten by the full parameters: leave the context first"
+            )
         self._optimizers.append(weakref.ref(optimizer))
         _shard(optimizer)
         optimizer.register_load_state_dict_pre_hook(_weakly(self, FullParameters._before_load))
@@ -138,7 +180,7 @@ class FullParameters:
     def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         loaded = [value for each in state["state"].values() for value in each.values()]
         if optimizer in self._states and any(isinstance(value, DTensor) for value in loaded):
-            raise RuntimeError(
+            raise FullParametersError(
                 f"{type(optimizer).__name__}.load_state_dict: a state with shards inside "
                 "summon_full_params: load it outside the context, or load full values"
             )
@@ -184,6 +226,29 @@ def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
             value: Any = parameter
             if isinstance(value, DTensor):
                 yield module, name, value
+
+
+def mark(parameters: Iterable[Tensor], why: str) -> None:
+    """Refuses later steps of optimizers that have these parameters."""
+    for each in parameters:
+        _REPLACED[each] = why
+
+
+def _full(parameter: Any) -> Parameter:
+    """The full parameter in place of a shard, for a while."""
+    full: Any = nn.Parameter(parameter.full_tensor().detach(), parameter.requires_grad)
+    mark([full], "inside summon_full_params")
+    if full.requires_grad:
+        full.register_post_accumulate_grad_hook(_refuse_gradient)
+    result: Parameter = full
+    return result
+
+
+def _refuse_gradient(_parameter: Tensor) -> None:
+    raise FullParametersError(
+        "a backward pass inside summon_full_params would lose its gradients: leave the context "
+        "first"
+    )
 
 
 def _put_back(

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, FSDPModule
 
-from haiscale.fsdp.full import FullParameters
+from haiscale.fsdp.full import FullParameters, mark
 from haiscale.fsdp.shard import fully_shard
 from haiscale.unsupported import UnsupportedArgumentError, refuse
 
@@ -84,11 +84,17 @@ class FullyShardedDataParallel(nn.Module):
         if process_group is not None:
             device = next((p.device for p in module.parameters()), torch.device("cpu"))
             mesh = DeviceMesh.from_group(process_group, device.type)
+        before = list(module.parameters())
         inner = _wrapped(module, auto_wrap_policy)[0] if auto_wrap_policy is not None else []
         for each in [*(child for child in inner if child is not module), module]:
             fully_shard(each, mesh=mesh)
+        kept = set(module.parameters())
+        mark((p for p in before if p not in kept), f"before {NAME}")
+        for part in module.modules():
+            if isinstance(part, FullyShardedDataParallel):
+                part._full.give_up()
         self.module = module
-        self._full = FullParameters(module)
+        self._full: FullParameters = FullParameters(module)
         self._prefetches = backward_prefetch is BackwardPrefetch.BACKWARD_PRE
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,11 +112,15 @@ class FullyShardedDataParallel(nn.Module):
         return output
 
     def summon_full_params(self) -> AbstractContextManager[None]:
-        """Modules have whole parameters inside; on exit each rank keeps its shard of them.
+        """Modules have full parameters inside; on exit each rank keeps its shard of them.
 
         Every rank of the group enters it. `state_dict()` of the module and of its optimizers then
-        have whole values: the module's on every rank, the optimizers' on the group's first rank.
-        An optimizer also loads such a state, inside or outside.
+        have full values: the module's on every rank, the optimizers' on the group's first rank.
+        An optimizer also loads such a state, inside or outside. A rank may leave it by an
+        exception, as if it left it without one.
+
+        Raises:
+            FullParametersError: A forward pass, a backward pass or a step inside.
         """
         return self._full.summoned()
 

@@ -205,8 +205,8 @@ def misuses(rank, size, kind):
         ("policy", "UnsupportedArgumentError", "auto_wrap_policy={"),
         ("prefetch", "UnsupportedArgumentError", "backward_prefetch='post': pass a Backward"),
         ("other", "UnsupportedArgumentError", "limit_all_gathers=True: leave it out"),
-        ("forward", "RuntimeError", "a forward pass inside summon_full_params"),
-        ("twice", "RuntimeError", "summon_full_params is active"),
+        ("forward", "FullParametersError", "a forward pass inside summon_full_params"),
+        ("twice", "FullParametersError", "summon_full_params is active"),
     ],
 )
 def test_misuse_is_refused_on_every_rank(kind, error, words):

@@ -1,12 +1,15 @@
 """summon_full_params of haiscale.fsdp's wrapper: optimizers it finds, calls of scripts inside."""
 
+import contextlib
+import copy
 import gc
+import io
 import weakref
 
 import pytest
 import torch
 from haiscale.ddp import DistributedDataParallel
-from haiscale.fsdp import FullyShardedDataParallel
+from haiscale.fsdp import FullParametersError, FullyShardedDataParallel
 from hfreduce.testing import Layout, run, values
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -154,3 +157,145 @@ def test_a_state_that_is_loaded_inside_is_saved_inside():
     assert (shape, same, kinds) == (FULL, True, ["DTensor"] * 4)
     assert "AdamW.load_state_dict: a state with shards inside summon_full_params" in refused
     assert other == ([None] * 4, True, "", ["DTensor"] * 4)
+
+
+def raised(call):
+    """The message of the error that a call raises."""
+    try:
+        call()
+    except FullParametersError as error:
+        return str(error)
+    return "nothing"
+
+
+def misuses(rank, size):
+    before = small()
+    early = adam(before)
+    wrapped = FullyShardedDataParallel(before)
+    wrapped(torch.ones(2, 4)).sum().backward()
+    errors = [raised(early.step)]
+    model = sharded()
+    optimizer = adam(model)
+    steps(model, optimizer)
+    file = io.BytesIO()
+    with model.summon_full_params():
+        own = adam(model)
+        errors.append(raised(optimizer.step))
+        x = torch.ones(4, requires_grad=True)
+        product = (model.module[0].weight * x).sum()
+        errors.append(raised(product.backward))
+        (gradient,) = torch.autograd.grad(model.module[0].weight @ x, x, torch.ones(4))
+        optimizer.zero_grad()
+        step_of_another = adam(small())
+        step_of_another.step()
+        torch.save(dict(model.module.named_parameters()), file)
+    torch.optim.SGD(torch.load(io.BytesIO(file.getvalue())).values()).step()
+    errors.append(raised(own.step))
+    steps(model, optimizer)
+    return errors, gradient.shape == (4,)
+
+
+def test_steps_and_gradients_that_would_be_lost_are_refused_on_every_rank():
+    for (early, inside, backward, made_inside), works in on_ranks(misuses):
+        assert "AdamW was made before FullyShardedDataParallel, with parameters" in early
+        assert "a step of AdamW inside summon_full_params would be overwritten" in inside
+        assert "a backward pass inside summon_full_params would lose" in backward
+        assert "AdamW was made inside summon_full_params, with parameters" in made_inside
+        assert works
+
+
+def nests(rank, size):
+    """A wrapper inside another one."""
+    inner = FullyShardedDataParallel(nn.Linear(4, 4))
+    model = FullyShardedDataParallel(nn.Sequential(inner, nn.Linear(4, 4)))
+    refused = raised(lambda: inner.summon_full_params().__enter__())
+    optimizer = adam(model)
+    steps(model, optimizer)
+    with model.summon_full_params():
+        in_context = raised(lambda: inner(torch.ones(2, 4)))
+        again = raised(lambda: inner.summon_full_params().__enter__())
+        full = [tuple(p.shape) for p in model.parameters()]
+        state = shapes(optimizer.state_dict())
+    steps(model, optimizer)
+    return refused, again, in_context, full, state
+
+
+def test_a_part_of_a_model_is_summoned_with_the_model():
+    for rank, (refused, again, in_context, full, state) in enumerate(on_ranks(nests)):
+        assert "Linear, a part of a sharded model: call it of the outermost Fully" in refused
+        assert again == refused
+        assert "a forward pass inside summon_full_params" in in_context
+        assert full == FULL
+        assert state == ([None] * 4 if rank else FULL)
+
+
+def leaves(rank, size):
+    """One rank cannot write its file; all continue with the same parameters."""
+    model = sharded()
+    optimizer = adam(model)
+    steps(model, optimizer)
+    with contextlib.suppress(OSError), model.summon_full_params():
+        expected = {name: value.clone() for name, value in model.module.state_dict().items()}
+        if rank == 0:
+            raise OSError("no space left on device")
+    kinds = {type(p) for p in model.parameters()}
+    same = [torch.equal(p.full_tensor(), expected[n]) for n, p in model.module.named_parameters()]
+    steps(model, optimizer)
+    with model.summon_full_params():
+        state = optimizer.state_dict()
+    outside = optimizer.state_dict()
+    return kinds == {DTensor}, same, shapes(state), shapes(outside)
+
+
+def test_a_context_that_one_rank_leaves_by_an_error_is_left_by_all():
+    first, other = on_ranks(leaves)
+    assert first == (True, [True] * 4, FULL, [None] * 4)
+    assert other == (True, [True] * 4, [None] * 4, [None] * 4)
+
+
+def halves(model):
+    """Optimizers of disjoint parameters."""
+    return [torch.optim.AdamW(layer.parameters(), lr=0.1) for layer in model.module]
+
+
+def saved(model, optimizers):
+    """What rank 0 writes, on every rank."""
+    with model.summon_full_params():
+        state = [copy.deepcopy([each.state_dict() for each in optimizers])]
+    torch.distributed.broadcast_object_list(state, 0)
+    return state[0]
+
+
+def equal(one, other):
+    """Whether lists of states have equal full tensors."""
+    return [
+        torch.equal(value, after["state"][number][name])
+        for before, after in zip(one, other, strict=True)
+        for number, values in before["state"].items()
+        for name, value in values.items()
+    ]
+
+
+def continues(rank, size):
+    """Optimizers that load states before their first step, in place of others."""
+    model = sharded()
+    optimizers = halves(model)
+    steps(model, *optimizers)
+    first = saved(model, optimizers)
+    later = halves(model)
+    for each, state in zip(later, first, strict=True):
+        each.load_state_dict(state)
+    loaded = equal(first, saved(model, later))
+    weights = {n: p.full_tensor().clone() for n, p in model.module.named_parameters()}
+    results = []
+    for chosen in (later, optimizers):
+        with model.summon_full_params():
+            model.module.load_state_dict(weights)
+        steps(model, *chosen)
+        results.append([p.full_tensor().clone() for p in model.parameters()])
+    same = [torch.equal(a, b) for a, b in zip(*results, strict=True)]
+    return loaded, same, equal(saved(model, later), saved(model, optimizers))
+
+
+def test_loaded_states_are_saved_before_the_first_step_and_continue_equally():
+    assert on_ranks(continues) == [([True] * 12, [True] * 4, [True] * 12)] * 2
