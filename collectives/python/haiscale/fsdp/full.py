@@ -6,9 +6,10 @@ optimizer is found when it makes its first step; states that it loaded before ar
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,16 @@ _REPLACED: Final[MutableMapping[Tensor, str]] = WeakTensorKeyDictionary()
 
 class FullParametersError(RuntimeError):
     """A call inside or around `summon_full_params` that would lose values."""
+
+
+class _Described(NamedTuple):
+    """An optimizer of a rank, to be compared with that of other ranks."""
+
+    rank: int
+    kind: str
+    states: int
+    digest: str
+    """Of the names and shapes of all states."""
 
 
 class FullParameters:
@@ -120,28 +131,43 @@ class FullParameters:
                 if not isinstance(parameter, DTensor):
                     continue
                 known: dict[str, Any] = optimizer.state.get(parameter, {})
-                full = {
-                    name: value.full_tensor() if isinstance(value, DTensor) else value
-                    for name, value in known.items()
-                }
+                full = {}
+                for name in sorted(known):  # in the same order on every rank
+                    value = known[name]
+                    full[name] = value.full_tensor() if isinstance(value, DTensor) else value
                 if _is_first(parameter):
                     own = states.setdefault(optimizer, {})
                     own[parameter] = {name: _on_host(value) for name, value in full.items()}
         return states
 
     def _on_all_ranks(self) -> list[Optimizer]:
-        """Optimizers that exist on all ranks: garbage is not collected everywhere at once."""
+        """Optimizers that exist on all ranks: garbage is not collected everywhere at once.
+
+        Raises on every rank if their states differ, since each is a collective operation.
+        """
         sharded = next((p for p in self._own() if isinstance(p, DTensor)), None)
         if sharded is None:
             return []
         known = [each() for each in self._optimizers]
-        exists = {number for number, each in enumerate(known) if each is not None}
+        rows = [[None if each is None else _describe(each) for each in known]]
         for axis in range(sharded.device_mesh.ndim):
             group = sharded.device_mesh.get_group(axis)
-            others: list[Any] = [None] * group.size()
-            dist.all_gather_object(others, exists, group)
-            exists = set.intersection(*others)
-        return [each for n, each in enumerate(known) if n in exists and each is not None]
+            gathered: list[Any] = [None] * group.size()
+            dist.all_gather_object(gathered, rows, group)
+            rows = [row for others in gathered for row in others]
+        if len({len(row) for row in rows}) > 1:
+            raise FullParametersError(
+                "summon_full_params: the ranks have made steps with different numbers of "
+                f"optimizers, {min(map(len, rows))} to {max(map(len, rows))}: make each step on "
+                "every rank"
+            )
+        result = []
+        for each, column in zip(known, zip(*rows, strict=True), strict=True):
+            found = [described for described in column if described is not None]
+            if each is not None and len(found) == len(rows):
+                _check_equal(found)
+                result.append(each)
+        return result
 
     def _own(self) -> Iterator[Parameter]:
         """The shards, also while modules have full or gathered parameters."""
@@ -263,6 +289,29 @@ def _put_back(
             values[parameter] = value
         module._parameters[name] = parameter
     return values
+
+
+def _describe(optimizer: Optimizer) -> _Described:
+    entries = [
+        sorted(
+            (name, isinstance(value, DTensor), tuple(getattr(value, "shape", ())))
+            for name, value in optimizer.state.get(parameter, {}).items()
+        )
+        for parameter in _parameters(optimizer)
+    ]
+    digest = hashlib.sha256(repr(entries).encode()).hexdigest()
+    return _Described(dist.get_rank(), type(optimizer).__name__, sum(map(bool, entries)), digest)
+
+
+def _check_equal(optimizers: list[_Described]) -> None:
+    first = optimizers[0]
+    for other in optimizers:
+        if other[1:] != first[1:]:
+            raise FullParametersError(
+                f"summon_full_params: {other.kind} has states of {other.states} parameters on rank "
+                f"{other.rank}, {first.kind} of {first.states} on rank {first.rank}, or of other "
+                "shapes: load the same state on every rank"
+            )
 
 
 def _is_first(parameter: DTensor) -> bool:

@@ -253,6 +253,38 @@ def test_a_context_that_one_rank_leaves_by_an_error_is_left_by_all():
     assert other == (True, [True] * 4, [None] * 4, [None] * 4)
 
 
+def differs(rank, size, kind):
+    """States that one rank alone has."""
+    model = sharded()
+    optimizer = adam(model)
+    steps(model, optimizer)
+    with model.summon_full_params():
+        state = [optimizer.state_dict()]
+    torch.distributed.broadcast_object_list(state, 0)
+    if kind == "states":
+        optimizer = adam(model)
+        if rank == 0:
+            optimizer.load_state_dict(state[0])
+        for parameter in model.parameters():
+            parameter.grad = None
+        optimizer.step()  # without gradients: it is found
+    elif rank == 0:
+        adam(model).step()
+    error = raised(lambda: model.summon_full_params().__enter__())
+    model(torch.ones(2, 4))
+    return error
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("states", "AdamW has states of 0 parameters on rank 1, AdamW of 4 on rank 0"),
+     ("steps", "different numbers of optimizers, 1 to 2: make each step on every rank")],
+)  # fmt: skip
+def test_optimizers_that_differ_between_ranks_are_refused_on_every_rank(kind, words):
+    for error in on_ranks(differs, kind):
+        assert words in error
+
+
 def halves(model):
     """Optimizers of disjoint parameters."""
     return [torch.optim.AdamW(layer.parameters(), lr=0.1) for layer in model.module]
