@@ -118,10 +118,7 @@ class FullParameters:
                 yield
         finally:
             self._is_summoned, self._states = False, {}
-            values = _put_back(places, full)
-            with torch.no_grad():
-                for parameter, value in values.items():
-                    parameter.to_local().copy_(_own_part(value, parameter))
+            _write(_put_back(places, full))
 
     def _gather_states(self) -> dict[Optimizer, dict[Parameter, dict[str, Any]]]:
         """One tensor after the other; only the first rank keeps them, in the host's memory."""
@@ -283,12 +280,29 @@ def _put_back(
     """Puts the shards into their modules again; returns the full values that were there."""
     values: dict[Any, Tensor] = dict(full)
     for module, name, parameter in places:
-        value = module._parameters[name]
+        value = module._parameters.get(name)
         # `load_state_dict(assign=True)` replaces the parameter, of shared ones in some places.
         if value is not None and value is not full[parameter]:
             values[parameter] = value
         module._parameters[name] = parameter
     return values
+
+
+@torch.no_grad()
+def _write(values: dict[Any, Tensor]) -> None:
+    """Keeps this rank's part of full values; raises for those of other shapes, after the others."""
+    unfit = None
+    for parameter, value in values.items():
+        if value.shape == parameter.shape:
+            parameter.to_local().copy_(_own_part(value, parameter))
+        else:
+            unfit = (
+                f"a parameter of shape {tuple(parameter.shape)} was replaced by one of shape "
+                f"{tuple(value.shape)} inside summon_full_params: its values from before are "
+                "kept; change shapes before the model is wrapped"
+            )
+    if unfit is not None:
+        raise FullParametersError(unfit)
 
 
 def _describe(optimizer: Optimizer) -> _Described:

@@ -253,6 +253,34 @@ def test_a_context_that_one_rank_leaves_by_an_error_is_left_by_all():
     assert other == (True, [True] * 4, [None] * 4, [None] * 4)
 
 
+def replaces(rank, size, kind):
+    model = sharded()
+    layer = model.module[0]
+    expected = model.module[1].bias.full_tensor() + 1
+
+    def change():
+        with model.summon_full_params():
+            model.module[1].bias.data.add_(1)
+            if kind == "deleted":
+                del layer.weight
+            else:
+                layer.weight = nn.Parameter(torch.ones(8, 4))
+
+    error = raised(change)
+    kept = torch.equal(model.module[1].bias.full_tensor(), expected)
+    return error, kept, tuple(layer.weight.shape), type(layer.weight).__name__
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("deleted", "nothing"), ("shape", "a parameter of shape (4, 4) was replaced by one of shape")],
+)
+def test_shards_are_put_back_for_parameters_that_were_replaced(kind, words):
+    for error, kept, shape, name in on_ranks(replaces, kind):
+        assert words in error
+        assert (kept, shape, name) == (True, (4, 4), "DTensor")
+
+
 def differs(rank, size, kind):
     """States that one rank alone has."""
     model = sharded()
