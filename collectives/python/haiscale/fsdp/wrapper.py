@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import BackwardPrefetch, FSDPModule
+from torch.distributed.fsdp import BackwardPrefetch, FSDPModule, ShardingStrategy
 
 from haiscale.fsdp.full import FullParameters, mark
 from haiscale.fsdp.shard import fully_shard
@@ -23,8 +24,6 @@ from haiscale.unsupported import UnsupportedArgumentError, refuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-
-    import torch.distributed as dist
 
 __all__ = ["FullyShardedDataParallel"]
 
@@ -36,10 +35,43 @@ REMEDIES: Final = {
     "mixed_precision": BY_FULLY_SHARD + "mp_policy",
     "ignored_modules": BY_FULLY_SHARD + "ignored_params",
     "ignored_states": BY_FULLY_SHARD + "ignored_params",
+    "device_mesh": BY_FULLY_SHARD + "mesh",
     "param_init_fn": "build the model with its first values; rank 0's are used",
     "device_id": "move the module to its device first",
     "sync_module_states": "leave it out: rank 0's values are always used",
     "use_orig_params": "leave it out: parameters always have their names",
+    "forward_prefetch": "leave it out: gathers always overlap with computation",
+    "limit_all_gathers": "leave it out: gathers are at most one module ahead",
+}
+SATISFIED: Final[dict[str, tuple[object, ...]]] = {
+    "sharding_strategy": (None, ShardingStrategy.FULL_SHARD),
+    "cpu_offload": (None,),
+    "mixed_precision": (None,),
+    "ignored_modules": (None,),
+    "ignored_states": (None,),
+    "device_mesh": (None,),
+    "param_init_fn": (None,),
+    "device_id": (None,),
+    "sync_module_states": (True,),
+    "use_orig_params": (True,),
+    "forward_prefetch": (True,),
+}
+"""Values of these arguments that ask for what happens in any case."""
+
+SUMMON: Final = "summon_full_params"
+SUMMON_REMEDIES: Final = {
+    "recurse": "leave it out: the parameters of all modules are full",
+    "writeback": "leave it out: what is written inside is kept; write to copies",
+    "rank0_only": "leave it out, and save on one rank",
+    "offload_to_cpu": "leave it out, and copy each parameter with cpu()",
+    "with_grads": "leave it out, and read full_tensor() of each gradient outside",
+}
+SUMMON_SATISFIED: Final[dict[str, tuple[object, ...]]] = {
+    "recurse": (True,),
+    "writeback": (True,),
+    "rank0_only": (False,),
+    "offload_to_cpu": (False,),
+    "with_grads": (False,),
 }
 
 
@@ -54,7 +86,9 @@ class FullyShardedDataParallel(nn.Module):
         backward_prefetch: When backward gathers the next module's parameters: before it computes
             the gradients of the current one (BACKWARD_PRE), or after (BACKWARD_POST), with less
             memory. None is the same as BACKWARD_POST.
-        unsupported: Other arguments of torch's class are refused.
+        others: Other arguments of torch's class are refused, except for values that ask for what
+            happens in any case, such as `sharding_strategy=ShardingStrategy.FULL_SHARD`,
+            `sync_module_states=True`, `use_orig_params=True` or `mixed_precision=None`.
 
     Raises:
         UnsupportedArgumentError: An argument is not supported; no parameter has been changed.
@@ -68,9 +102,13 @@ class FullyShardedDataParallel(nn.Module):
         *,
         auto_wrap_policy: Callable[..., bool] | None = None,
         backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
-        **unsupported: object,
+        **others: object,
     ) -> None:
-        refuse(NAME, unsupported, REMEDIES)
+        refuse(NAME, _unsatisfied(others, SATISFIED), REMEDIES)
+        if not isinstance(process_group, dist.ProcessGroup | None):
+            raise UnsupportedArgumentError(
+                NAME, "process_group", process_group, BY_FULLY_SHARD + "a mesh of one or two axes"
+            )
         if auto_wrap_policy is not None and not callable(auto_wrap_policy):
             raise UnsupportedArgumentError(
                 NAME, "auto_wrap_policy", auto_wrap_policy, "pass a function of torch's wrap module"
@@ -102,7 +140,7 @@ class FullyShardedDataParallel(nn.Module):
         self._full.before_forward()
         output = self.module(*args, **kwargs)
         if not torch.is_grad_enabled() and isinstance(self.module, FSDPModule):
-            self.module.reshard()  # torch keeps the root's parameters whole, for a backward pass
+            self.module.reshard()  # torch keeps the root's parameters full, for a backward pass
         if not self._prefetches:
             # After the first call: by then the forward pass has its prefetches.
             self._prefetches = True
@@ -111,7 +149,7 @@ class FullyShardedDataParallel(nn.Module):
                 each.set_modules_to_backward_prefetch([each])
         return output
 
-    def summon_full_params(self) -> AbstractContextManager[None]:
+    def summon_full_params(self, **others: object) -> AbstractContextManager[None]:
         """Modules have full parameters inside; on exit each rank keeps its shard of them.
 
         Every rank of the group enters it. `state_dict()` of the module and of its optimizers then
@@ -119,10 +157,27 @@ class FullyShardedDataParallel(nn.Module):
         An optimizer also loads such a state, inside or outside. A rank may leave it by an
         exception, as if it left it without one.
 
+        Args:
+            others: Arguments of torch's function are refused, except for its default values.
+
         Raises:
-            FullParametersError: A forward pass, a backward pass or a step inside.
+            FullParametersError: The optimizers of the ranks have different states, on every rank;
+                a forward pass, a backward pass or a step inside, and a parameter of another shape
+                on exit.
         """
+        refuse(SUMMON, _unsatisfied(others, SUMMON_SATISFIED), SUMMON_REMEDIES)
         return self._full.summoned()
+
+
+def _unsatisfied(
+    arguments: dict[str, object], satisfied: dict[str, tuple[object, ...]]
+) -> dict[str, object]:
+    # By identity: values are of any type, and tensors are not compared.
+    return {
+        name: value
+        for name, value in arguments.items()
+        if not any(value is each for each in satisfied.get(name, ()))
+    }
 
 
 def _sharded(model: nn.Module) -> Iterator[FSDPModule]:

@@ -1,6 +1,7 @@
 """haiscale.fsdp's names of training scripts: a wrapper, policies of torch, and whole parameters."""
 
 import contextlib
+import inspect
 import io
 import sys
 from functools import partial
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from haiscale.fsdp import BackwardPrefetch, FullyShardedDataParallel, collectives
+from haiscale.fsdp import BackwardPrefetch, FullyShardedDataParallel, collectives, wrapper
+from haiscale.unsupported import UnsupportedArgumentError
 from hfreduce.testing import Layout, run, values
+from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -186,8 +190,14 @@ def misuses(rank, size, kind):
         FullyShardedDataParallel(model, auto_wrap_policy={gpts.Block})
     elif kind == "prefetch":
         FullyShardedDataParallel(model, backward_prefetch="post")
+    elif kind == "groups":
+        FullyShardedDataParallel(model, (dist.group.WORLD, dist.group.WORLD))
     elif kind == "other":
         FullyShardedDataParallel(model, limit_all_gathers=True)
+    elif kind == "unknown":
+        FullyShardedDataParallel(model, flatten=True)
+    elif kind == "summon":
+        FullyShardedDataParallel(model).summon_full_params(writeback=True, rank0_only=True)
     else:
         sharded = FullyShardedDataParallel(model)
         with sharded.summon_full_params():
@@ -204,6 +214,9 @@ def misuses(rank, size, kind):
         ("mixed precision", "UnsupportedArgumentError", "mixed_precision=torch.bfloat16: call ha"),
         ("policy", "UnsupportedArgumentError", "auto_wrap_policy={"),
         ("prefetch", "UnsupportedArgumentError", "backward_prefetch='post': pass a Backward"),
+        ("groups", "UnsupportedArgumentError", "process_group=(<"),
+        ("unknown", "UnsupportedArgumentError", "flatten=True: leave it out"),
+        ("summon", "UnsupportedArgumentError", "rank0_only=True: leave it out, and save on one"),
         ("other", "UnsupportedArgumentError", "limit_all_gathers=True: leave it out"),
         ("forward", "FullParametersError", "a forward pass inside summon_full_params"),
         ("twice", "FullParametersError", "summon_full_params is active"),
@@ -214,3 +227,45 @@ def test_misuse_is_refused_on_every_rank(kind, error, words):
         assert outcome.failure is not None, outcome
         assert outcome.failure.type == error, outcome
         assert words in outcome.failure.text
+
+
+OTHERS = {
+    "sharding_strategy": (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD),
+    "cpu_offload": (CPUOffload(),),
+    "mixed_precision": (MixedPrecision(),),
+    "ignored_modules": ([],),
+    "ignored_states": ([],),
+    "param_init_fn": (len,),
+    "device_id": (0,),
+    "sync_module_states": (False,),
+    "use_orig_params": (False, 1),
+    "forward_prefetch": (False,),
+    "limit_all_gathers": (True, False),
+    "device_mesh": ((2,),),
+}
+
+
+def test_every_argument_of_torchs_class_has_a_remedy_or_is_satisfied():
+    """Refused before the module or the ranks are used."""
+    known = {"module", "process_group", "auto_wrap_policy", "backward_prefetch"}
+    assert {*inspect.signature(TorchFullyShardedDataParallel).parameters} - known == {*OTHERS}
+    assert {*wrapper.REMEDIES} == {*OTHERS}
+    summon = inspect.signature(TorchFullyShardedDataParallel.summon_full_params).parameters
+    assert {*summon} - {"module"} == {*wrapper.SUMMON_REMEDIES}
+    assert {n: (p.default,) for n, p in summon.items() if n != "module"} == wrapper.SUMMON_SATISFIED
+    for name, refused in OTHERS.items():
+        for value in refused:
+            with pytest.raises(UnsupportedArgumentError) as caught:
+                FullyShardedDataParallel(gpts.GPT(), **{name: value})
+            assert caught.value.argument == name
+            assert caught.value.remedy == wrapper.REMEDIES[name]
+
+
+def satisfies(rank, size):
+    model = wrapped(**{name: values[-1] for name, values in wrapper.SATISFIED.items()})
+    with model.summon_full_params(recurse=True, rank0_only=False):
+        return [p.shape for p in model.parameters()] == [p.shape for p in gpts.GPT().parameters()]
+
+
+def test_values_that_ask_for_what_happens_in_any_case_are_accepted():
+    assert on_ranks(satisfies, 2) == [True] * 2
