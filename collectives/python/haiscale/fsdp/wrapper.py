@@ -9,6 +9,7 @@ and of the number of its parameters that are not wrapped yet.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, FSDPModule, ShardingStrategy
+from torch.distributed.tensor import DTensor
 
 from haiscale.fsdp.full import FullParameters, mark
 from haiscale.fsdp.shard import fully_shard
@@ -24,6 +26,8 @@ from haiscale.unsupported import UnsupportedArgumentError, refuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from torch import Tensor
 
 __all__ = ["FullyShardedDataParallel"]
 
@@ -148,6 +152,32 @@ class FullyShardedDataParallel(nn.Module):
                 # In place of the next module; its own parameters are there already.
                 each.set_modules_to_backward_prefetch([each])
         return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside accumulate gradients of full parameters, without collectives.
+
+        They are added to those of the first backward pass outside, before which neither step nor
+        clipping has them. They take the memory of all full gradients.
+        """
+        self._sync(enabled=False)
+        try:
+            yield
+        finally:
+            self._sync(enabled=True)
+
+    def _sync(self, *, enabled: bool) -> None:
+        for each in _sharded(self.module):
+            each.set_requires_gradient_sync(enabled, recurse=False)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales all gradients so that their norm is at most `max_norm`; returns the norm before.
+
+        The norm is that of the whole model; every rank of the group calls it.
+        """
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+        result: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return result
 
     def summon_full_params(self, **others: object) -> AbstractContextManager[None]:
         """Modules have full parameters inside; on exit each rank keeps its shard of them.

@@ -261,6 +261,53 @@ def test_every_argument_of_torchs_class_has_a_remedy_or_is_satisfied():
             assert caught.value.remedy == wrapper.REMEDIES[name]
 
 
+def accumulates(rank, size):
+    """Two batches for each step, and a norm that scales."""
+    satisfied = {name: values[-1] for name, values in wrapper.SATISFIED.items()}
+    model = wrapped(**satisfied)
+    optimizer = gpts.optimizer_of(model)
+    norms, scattered = [], []
+    scatter = collectives.Scatter.__call__
+
+    def counted(*args, **kwargs):
+        scattered[-1] += 1
+        return scatter(*args, **kwargs)
+
+    collectives.Scatter.__call__ = counted
+    for step in range(2):
+        first, second = gpts.batch(step, rank, size, 2 * gpts.ROWS).chunk(2)
+        criterion = gpts.Loss(chunks=2)
+        scattered.append(0)
+        with contextlib.suppress(ZeroDivisionError), model.no_sync():
+            criterion(model(first), first).backward()
+            raise ZeroDivisionError  # it ends the context
+        scattered.append(0)
+        criterion(model(second), second).backward()
+        norms.append(model.clip_grad_norm_(gpts.MAX_NORM))
+        optimizer.step()
+        optimizer.zero_grad()
+    with model.summon_full_params(recurse=True, rank0_only=False):
+        state = gpts.plain({k: v.clone() for k, v in model.module.state_dict().items()})
+    return [(type(n).__name__, n.item()) for n in norms], scattered, state
+
+
+def test_gradients_accumulate_without_collectives_and_are_clipped_by_the_whole_norm():
+    model = gpts.GPT()
+    optimizer = gpts.optimizer_of(model)
+    norms = []
+    for step in range(2):
+        tokens = gpts.batch(step, rows=4 * gpts.ROWS)
+        gpts.Loss()(model(tokens), tokens).backward()
+        norms.append(gpts.clip(model.parameters()).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    for own, (first, all_of_first, *later), state in on_ranks(accumulates, 2):
+        assert own == [("Tensor", pytest.approx(norm, abs=1e-4)) for norm in norms]
+        assert first == later[0] == 0
+        assert all_of_first == later[1] > 1
+        assert not gpts.differences(state, gpts.plain(model.state_dict()))
+
+
 def satisfies(rank, size):
     model = wrapped(**{name: values[-1] for name, values in wrapper.SATISFIED.items()})
     with model.summon_full_params(recurse=True, rank0_only=False):
