@@ -22,15 +22,19 @@ def on_demand_checkpoint(
     """``function(*args, **kwargs)`` without its activations, which backward recomputes.
 
     Values and gradients have the same bits, also with dropout and autocast. Inside `torch.no_grad`
-    it is a plain call.
+    it is a plain call. Batch normalization of a module counts a batch once in its running
+    statistics; called by another function it counts each batch twice, once in each pass, so pass
+    the module or its method where it matters.
 
     Args:
         function: A module, a method of a module, or a function of tensors.
         args: Its arguments.
         kwargs: Its keyword arguments; none is taken as an option of torch's `checkpoint`.
     """
+    owner = getattr(function, "__self__", function)
+    module = owner if isinstance(owner, nn.Module) else None
     # As an argument, since torch looks for devices, whose random state it keeps, in `args` alone.
-    result: Result = checkpoint(_call, function, kwargs, *args, use_reentrant=False)
+    result: Result = recomputed(_call, module, function, kwargs, *args)
     return result
 
 

@@ -316,3 +316,25 @@ def test_the_random_state_of_a_device_is_kept_for_arguments_by_name(monkeypatch)
     x = torch.rand(2, requires_grad=True)
     on_demand_checkpoint(lambda *, x: x.exp(), x=x)
     assert any(isinstance(each, dict) and each["x"] is x for each in arguments)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_normalization_counts_a_recomputed_batch_once(momentum):
+    def layers():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=momentum), nn.Tanh())
+
+    kept, module, method = layers(), layers(), layers()
+    x = torch.rand(8, 4, requires_grad=True)
+    buffers = dict(module.named_buffers())
+    for _ in range(2):
+        kept(x).square().sum().backward()
+        on_demand_checkpoint(module, x).square().sum().backward()
+        on_demand_checkpoint(method.forward, x).square().sum().backward()
+    for other in (module, method):
+        for name, value in kept.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+        for one, two in zip(kept.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)
+    assert all(buffer is buffers[name] for name, buffer in module.named_buffers())
+    assert kept[1].num_batches_tracked == 2
