@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ CLONE_NEWNET = 0x40000000
 CONGESTION = "cubic"
 """Linux's own default, for both backends. BBR, which some distributions prefer, guesses the rate of
 a connection that was idle between two calls: the same run then gave 0.45 to 0.88 of the limit."""
+_NUMBERS = itertools.count()
 BURST_BYTES = 128 << 10
 """A token bucket has to hold the largest packet that the kernel hands over in one piece, 64 KiB."""
 
@@ -74,8 +76,9 @@ class Network(Namespaces):
     """Namespaces for the machines and for the two switches."""
 
     zones: Sequence[int]
-    megabits: int
-    tag: str = field(default_factory=lambda: f"hfr{os.getpid() % 100_000}")
+    megabits: int | None
+    """Rate of each link; None: no limit."""
+    tag: str = field(default_factory=lambda: f"hfr{os.getpid() % 100_000}-{next(_NUMBERS)}")
 
     def host(self, rank: int) -> str:
         """The namespace of a machine."""
@@ -124,6 +127,8 @@ class Network(Namespaces):
         )
         for space, device in (first, other):
             sh("ip", "-n", space, "link", "set", device, "up")
+            if self.megabits is None:
+                continue
             sh(
                 *("tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf"),
                 *("rate", f"{self.megabits}mbit", "burst", str(BURST_BYTES), "latency", "50ms"),

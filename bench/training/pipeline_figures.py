@@ -16,8 +16,6 @@ EAGER: Final = "Eager1F1B"
 POINTS: Final = {"1F1B": 1.5, "Interleaved1F1B": 2.0}
 """Goals of bubbles above the theory's, in points of a hundred."""
 ZERO_BUBBLE_GOAL: Final = 4.0
-WIRE_GOAL: Final = 1.06
-"""Of a step on the wire, as a multiple of the step without one, where the card is busy 40 %."""
 
 
 def chunks_of(variant: str) -> int:
@@ -59,14 +57,25 @@ def bubble_rows(
 
 
 def wire_rows(
-    title: str, ideal: float, seconds: Mapping[str, Sequence[float]], *, goal: bool
+    title: str,
+    ideal: float,
+    seconds: Mapping[str, Sequence[float]],
+    unlimited: Mapping[str, Sequence[float]],
+    goal: float,
 ) -> list[Row]:
-    """Steps on the wire as multiples of 1F1B without one, and of torch's."""
+    """Steps on links with a limit.
+
+    They are multiples of 1F1B without transfers, computed from the times of the layers, of the same
+    schedule over links without a limit, and of torch's.
+    """
     rows = []
     for name, values in seconds.items():
-        wanted = WIRE_GOAL if goal and name == EAGER else None
         ratios = [value / ideal for value in values]
-        rows.append(row(f"{title}: {name} / no wire", "of", ratios, wanted))
+        rows.append(row(f"{title}: {name} / ideal", "of", ratios))
+    for name, values in unlimited.items():
+        ratios = [own / free for own, free in zip(seconds[name], values, strict=True)]
+        wanted = goal if name == EAGER else None
+        rows.append(row(f"{title}: {name} / no limit", "of", ratios, wanted))
     if TORCH in seconds and EAGER in seconds:
         pairs = zip(seconds[EAGER], seconds[TORCH], strict=True)
         rows.append(row(f"{title}: {EAGER} / {TORCH}", "of", [own / peer for own, peer in pairs]))

@@ -60,9 +60,9 @@ class Session:
         return self._start(spec, layout, {"HFREDUCE_TRANSPORT": transport}, [])
 
     def start_on_wire(
-        self, spec: Spec, zones: tuple[int, int], ranks_per_node: int, megabits: int
+        self, spec: Spec, zones: tuple[int, int], ranks_per_node: int, megabits: int | None
     ) -> RankGroup:
-        """Starts the ranks on nodes in two zones, each with one link of this rate."""
+        """Starts the ranks on nodes in two zones, each with one link of this rate (None: any)."""
         network = self._stack.enter_context(Network(zones, megabits))
         self.networks.append(network)
         count = sum(zones)

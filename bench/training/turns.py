@@ -29,6 +29,8 @@ class Turns:
     batch: int = 1
     compute_seconds: float = 0.0
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    _counts: dict[str, int] = field(default_factory=dict)
+    """Steps of each variant in a round."""
 
     def once(self, name: str, count: int = 1, *, check: bool = False) -> float:
         """Seconds of one step of the slowest rank."""
@@ -56,13 +58,21 @@ class Turns:
 
         `once`: a round has one step of each variant, where a step is long.
         """
-        counts = {}
+        self.start(names, once=once)
+        for number in range(rounds):
+            self.round(number)
+
+    def start(self, names: Sequence[str], *, once: bool = False) -> None:
+        """Checks the results of the variants, and sets their steps in a round."""
         for name in names:
             # Alone, ranks have their own data and results.
             self.once(name, 2, check=name != ALONE)
-            counts[name] = 1 if once else self.count(self.once(name))
+            self._counts[name] = 1 if once else self.count(self.once(name))
             self.seconds[name] = []
-        for number in range(rounds):
-            at = number % len(names)
-            for name in [*names[at:], *names[:at]]:
-                self.seconds[name].append(self.once(name, counts[name]))
+
+    def round(self, number: int) -> None:
+        """One round, in an order that depends on its number."""
+        names = list(self._counts)
+        at = number % len(names)
+        for name in [*names[at:], *names[:at]]:
+            self.seconds[name].append(self.once(name, self._counts[name]))
