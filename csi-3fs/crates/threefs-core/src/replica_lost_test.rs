@@ -100,6 +100,11 @@ fn a_pending_update_that_is_damaged_is_committed_if_the_successor_has_it() {
     bench.give(Event::Routing(chain(1, &[(2, LastSrv)])));
     bench.set(ChunkState::default(), Some(state(1, tags(1))));
     let actions = bench.give(Event::Routing(chain(3, &[(2, Serving), (3, Serving), (1, Offline)])));
+    let [Action::Call { call, request: StorageRequest::Confirm(_), .. }] = actions[..] else {
+        panic!("{actions:?}")
+    };
+    let lacks = StorageError::NotPrepared { chunk: CHUNK, update: ChunkVersion(1) };
+    let actions = bench.answer(call, Err(PeerFailure::Refused(lacks)));
     let [Action::ReadContent { op, .. }] = actions[..] else { panic!("{actions:?}") };
     let actions = bench.give(damaged(op));
     let [.., Action::Call { call, request: StorageRequest::Forward(request), payload, .. }] =

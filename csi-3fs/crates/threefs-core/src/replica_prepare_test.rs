@@ -16,6 +16,10 @@ fn refused(error: StorageError) -> Result<StorageReply, PeerFailure> {
     Err(PeerFailure::Refused(error))
 }
 
+fn unprepared(version: u64) -> Result<StorageReply, PeerFailure> {
+    refused(StorageError::NotPrepared { chunk: CHUNK, update: ChunkVersion(version) })
+}
+
 fn replies(actions: &[Action]) -> Vec<Result<StorageReply, StorageError>> {
     let of_reply = |action: &Action| match action {
         Action::Reply { result, .. } => Some(result.clone()),
@@ -38,6 +42,15 @@ impl Bench {
     fn confirm(&mut self, me: u64, version: u64, chunk_checksum: Checksum) -> Vec<Action> {
         let request = forward_request(self.to(me), me - 1, version);
         self.ask(StorageRequest::Confirm(ForwardRequest { chunk_checksum, ..request }), b"")
+    }
+
+    /// Target 2 of three, with update 1 prepared; its successor has not answered.
+    fn preparing() -> (Self, CallId) {
+        let mut bench = Self::serving(2, 3, &SERVING);
+        let (op, _) = apply_op(&bench.prepare(2, 1));
+        let prepare = bench.prepares.pop().unwrap();
+        bench.applied(op, 1);
+        (bench, prepare)
     }
 
     /// Target 2 of three, with update 1 prepared.
@@ -145,10 +158,11 @@ fn a_prepared_update_waits_for_its_predecessor_and_then_confirms_its_successor()
 fn a_new_head_completes_a_prepared_update() {
     let mut bench = Bench::prepared();
     let routing = Event::Routing(chain(4, &[(2, Serving), (3, Serving), (1, Offline)]));
-    let actions = bench.give(routing);
-    let [Action::ReadContent { which: Which::Newest, .. }] = actions[..] else {
-        panic!("the successor of the former chain version may lack it: {actions:?}")
-    };
+    // The successor of the former chain version may lack it: it is asked, and sent the whole chunk.
+    let (call, _, request) = call_of(&bench.give(routing));
+    assert!(matches!(request, StorageRequest::Confirm(_)), "{request:?}");
+    let actions = bench.answer(call, unprepared(1));
+    assert!(matches!(actions[..], [Action::ReadContent { which: Which::Newest, .. }]));
     // Also one that is not durable yet when the predecessor leaves.
     let mut bench = Bench::serving(2, 3, &SERVING);
     let (op, _) = apply_op(&bench.prepare(2, 1));
@@ -346,4 +360,72 @@ fn later_prepared_updates_do_not_delay_the_confirmation_of_fences() {
     assert_eq!(drained(&bench), 0);
     bench.committed(op, 1);
     assert_eq!(drained(&bench), 1, "the other one is of a later update");
+}
+
+/// The call of a forward with these bytes.
+fn forwarded(actions: &[Action]) -> (CallId, Bytes) {
+    match actions {
+        [Action::Call { call, request: StorageRequest::Forward(_), payload, .. }] => {
+            (*call, payload.clone())
+        }
+        other => panic!("expected a forward, got {other:?}"),
+    }
+}
+
+#[test]
+fn bytes_that_the_successor_lacks_come_from_the_predecessor() {
+    // Its prepare fails before, or after, the predecessor confirms.
+    for fails_first in [true, false] {
+        let (mut bench, prepare) = Bench::preparing();
+        let lost = StorageError::NotPrepared { chunk: CHUNK, update: ChunkVersion(1) };
+        let answers = if fails_first {
+            bench.answer(prepare, Err(PeerFailure::Unreachable));
+            bench.confirm(2, 1, Checksum::of(b"data"))
+        } else {
+            assert!(bench.confirm(2, 1, Checksum::of(b"data")).is_empty(), "it waits");
+            bench.answer(prepare, Err(PeerFailure::Unreachable))
+        };
+        assert_eq!(replies(&answers), [Err(lost)], "no chunk is read: {answers:?}");
+        let request = forward_request(bench.to(2), 1, 1);
+        let request = ForwardRequest { chunk_checksum: Checksum::of(b"data"), ..request };
+        let actions = bench.ask(StorageRequest::Forward(request), b"data");
+        let (call, payload) = forwarded(&actions);
+        assert_eq!(payload, b"data"[..]);
+        bench.answer(call, Ok(updated_reply(1)));
+    }
+}
+
+#[test]
+fn a_forward_brings_the_bytes_for_a_confirmation_in_progress() {
+    let mut bench = Bench::prepared();
+    let (confirm, ..) = call_of(&bench.confirm(2, 1, Checksum::of(b"data")));
+    let request = forward_request(bench.to(2), 1, 1);
+    let request = ForwardRequest { chunk_checksum: Checksum::of(b"data"), ..request };
+    assert!(bench.ask(StorageRequest::Forward(request), b"data").is_empty());
+    let (_, payload) = forwarded(&bench.answer(confirm, unprepared(1)));
+    assert_eq!(payload, b"data"[..]);
+}
+
+#[test]
+fn a_replica_that_does_not_prepare_its_successor_refuses_prepares() {
+    let (mut bench, prepare) = Bench::preparing();
+    bench.answer(prepare, Err(PeerFailure::Unreachable));
+    let chunk = ChunkId::new(InodeId(5), 1);
+    let request = ForwardRequest { chunk, ..forward_request(bench.to(2), 1, 1) };
+    let refusal = replies(&bench.ask(StorageRequest::Prepare(request), b"data"));
+    assert_eq!(refusal, [Err(StorageError::Busy { target: TargetId(2) })]);
+    // Its predecessor does not send it the bytes twice for a while.
+    let mut head = Bench::serving(1, 3, &SERVING);
+    let prepare = prepare_of(&head.update(1, TAG));
+    head.answer(prepare.call, refused(StorageError::Busy { target: TargetId(2) }));
+    let request = UpdateRequest {
+        to: head.to(1),
+        chunk,
+        tag: RequestTag { sequence: TAG.sequence + 1, ..TAG },
+        change: ContentChange::Write { offset: 0 },
+        payload_checksum: Checksum::of(b"data"),
+        chunk_bytes: 65_536,
+    };
+    let actions = head.ask(StorageRequest::Update(request), b"data");
+    assert!(matches!(actions[..], [Action::Apply { prepare: None, .. }]), "{actions:?}");
 }

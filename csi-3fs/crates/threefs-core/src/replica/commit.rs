@@ -16,13 +16,14 @@ use crate::message::{ForwardRequest, ReplaceRequest, StorageReply, StorageReques
 use crate::routing::{ChainTarget, PublicState};
 
 impl Replica {
-    /// Resumes a pending state without an operation, after a restart or a change of role.
+    /// Resumes a pending state without an operation: after a restart or a change of role, or for the
+    /// predecessor (Confirm, or Forward with its payload).
     pub(super) fn start_resolve(
         &mut self,
         ctx: &mut Context<'_>,
         chunk: ChunkId,
+        kind: OpKind,
         waiters: VecDeque<Token>,
-        hop: u8,
     ) -> StartResult {
         let meta = ctx.meta(chunk);
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
@@ -33,9 +34,16 @@ impl Replica {
             let error = StorageError::InodeForgotten { inode: chunk.inode };
             return answer(ctx, waiters, Err(error));
         }
+        let prepare = self.prepared.get(&chunk).and_then(|prepared| prepared.sent);
+        let is_confirm = matches!(kind, OpKind::Confirm { .. });
+        if is_confirm && prepare.is_none() && self.needs_payload(&pending) {
+            let update = pending.version;
+            return answer(ctx, waiters, Err(StorageError::NotPrepared { chunk, update }));
+        }
+        let hop = kind.hop();
         let op = self.add_op(Op {
             chunk,
-            kind: OpKind::Resolve,
+            kind,
             step: Step::BackingOff,
             version: pending.version,
             tag: pending.tags.newest().map(|newest| newest.tag),
@@ -44,8 +52,9 @@ impl Replica {
             attempt: 0,
             hop,
             wake: None,
-            prepare: self.prepared.get(&chunk).and_then(|prepared| prepared.sent),
+            prepare,
             announced: false,
+            asked: false,
             aborted: false,
         });
         self.proceed(ctx, op);
@@ -63,6 +72,7 @@ impl Replica {
         for op in waiting {
             if let Some(state) = self.ops.get_mut(&op) {
                 state.attempt = 0;
+                state.asked = false;
             }
             self.proceed(ctx, op);
         }
@@ -106,6 +116,9 @@ impl Replica {
             None => self.commit(ctx, op),
             Some(next) if next.state == PublicState::Syncing => self.send_whole(ctx, op, next),
             Some(next) if state.prepare.is_some() => self.confirm_prepared(ctx, op, next),
+            Some(next) if matches!(state.kind, OpKind::Resolve | OpKind::Confirm { .. }) => {
+                self.resolve(ctx, op, next);
+            }
             Some(next) => self.forward(ctx, op, next),
         }
     }
@@ -120,7 +133,7 @@ impl Replica {
 
     /// Forwards the client's payload to a SERVING successor, or the whole
     /// content if the payload was dropped.
-    fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
+    pub(super) fn forward(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         let Some(state) = self.ops.get(&op) else { return };
         let (change, payload, payload_checksum) = match &state.kind {
             OpKind::Update { request, payload, .. } => {

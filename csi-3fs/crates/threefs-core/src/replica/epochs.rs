@@ -73,6 +73,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         let (chunk, which) = (before.chunk, Which::Committed);

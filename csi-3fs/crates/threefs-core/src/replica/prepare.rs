@@ -25,7 +25,7 @@ use super::update::{Standing, answer};
 use super::{
     Action, Alert, CallId, Caller, Check, Context, OpId, PeerFailure, Replica, Role, Token,
 };
-use crate::chunk::{ChunkMeta, StoreUpdate};
+use crate::chunk::{ChunkMeta, ChunkState, StoreUpdate};
 use crate::error::{StorageError, StoreError};
 use crate::ids::ChunkId;
 use crate::message::{ForwardRequest, StorageReply, StorageRequest, Updated};
@@ -46,11 +46,15 @@ impl Replica {
         self.predecessor().is_none() || !self.config.makes(Check::Confirmed)
     }
 
+    /// Whether a SERVING successor is not prepared now.
+    fn pauses_prepares(&self, ctx: &Context<'_>) -> bool {
+        self.successor_serves() && self.prepare_from.is_some_and(|from| ctx.now < from)
+    }
+
     /// The request that prepares a SERVING successor for the update of `op`.
     pub(super) fn prepare_successor(&mut self, ctx: &Context<'_>, op: OpId) -> Option<Prepare> {
         let next = self.successor().filter(|next| next.state == PublicState::Serving)?;
-        let pauses = self.prepare_from.is_some_and(|from| ctx.now < from);
-        if pauses || self.role() != Role::Serving {
+        if self.pauses_prepares(ctx) || self.role() != Role::Serving {
             return None;
         }
         let (change, payload_checksum) = match &self.ops.get(&op)?.kind {
@@ -90,8 +94,8 @@ impl Replica {
     ) {
         let pause_ms = match result {
             Err(PeerFailure::Unreachable) => Some(self.config.call_timeout_ms),
-            // It would get the bytes twice: a forward waits for space.
-            Err(PeerFailure::Refused(StorageError::NoSpace { .. })) => {
+            // It would get the bytes twice: a forward waits for space, and for its turn.
+            Err(PeerFailure::Refused(StorageError::NoSpace { .. } | StorageError::Busy { .. })) => {
                 Some(self.config.retry_wait_ms_max)
             }
             _ => None,
@@ -184,6 +188,8 @@ impl Replica {
         waiters: VecDeque<Token>,
     ) -> StartResult {
         let result = match self.standing(ctx, &request) {
+            // The payload would be needed again for the confirmation.
+            Standing::Follows(_) if self.pauses_prepares(ctx) => Err(self.busy()),
             Standing::Follows(newest) => {
                 let kind = OpKind::Prepare { request, payload };
                 return self.apply_forward(ctx, kind, &request, &newest, waiters);
@@ -217,7 +223,10 @@ impl Replica {
         waiters: VecDeque<Token>,
     ) -> StartResult {
         match self.standing(ctx, &request) {
-            Standing::Has { pending } => self.end_forward(ctx, &request, pending, waiters),
+            Standing::Has { pending } => {
+                let kind = OpKind::Confirm { request };
+                self.end_forward(ctx, kind, &request, pending, waiters)
+            }
             Standing::Refused(error) => answer(ctx, waiters, Err(error)),
             Standing::Follows(_) | Standing::Disagrees(_) => {
                 let (chunk, update) = (request.chunk, request.version);
@@ -234,6 +243,29 @@ impl Replica {
             return self.wake_op(op, ctx.now.after(self.config.call_timeout_ms));
         }
         self.confirm(ctx, op, next);
+    }
+
+    /// Continues an update whose payload is gone and which `next` did not prepare. The predecessor
+    /// still has the payload, and forwards it; without one, `next` is asked before the whole chunk is
+    /// read and sent: after a failure of the head it has most updates.
+    pub(super) fn resolve(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
+        let Some(state) = self.ops.get(&op) else { return };
+        let (chunk, update) = (state.chunk, state.version);
+        let Some(pending) = &state.pending else { return };
+        let (is_removal, needs_payload) = (pending.removed, self.needs_payload(pending));
+        if needs_payload && matches!(state.kind, OpKind::Confirm { .. }) {
+            return self.finish(ctx, op, Err(StorageError::NotPrepared { chunk, update }));
+        }
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        if is_removal || std::mem::replace(&mut state.asked, true) {
+            return self.forward(ctx, op, next);
+        }
+        self.confirm(ctx, op, next);
+    }
+
+    /// Whether the predecessor must forward this pending state again, for the successor.
+    pub(super) fn needs_payload(&self, pending: &ChunkState) -> bool {
+        !pending.removed && self.successor_serves() && !self.may_resolve()
     }
 
     fn confirm(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
@@ -284,6 +316,9 @@ impl Replica {
             }
             self.answer_waiters(ctx, op, &reason);
             self.back_off(ctx, op);
+            // Others that fail are dropped, as they are not announced.
+            let pause_ms = self.config.retry_wait_ms_max.saturating_mul(2);
+            self.prepare_from = self.prepare_from.max(Some(ctx.now.after(pause_ms)));
         }
         true
     }

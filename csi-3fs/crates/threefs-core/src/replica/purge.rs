@@ -267,6 +267,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         let Some(next) = successor.filter(|_| self.config.makes(Check::PurgeDownChain)) else {

@@ -34,7 +34,7 @@ pub(super) enum OpKind {
     Forward { request: ForwardRequest, payload: Bytes },
     /// An update from the predecessor, which does not have it yet.
     Prepare { request: ForwardRequest, payload: Bytes },
-    /// The predecessor has a prepared update. Continues as `Resolve`.
+    /// The predecessor has a prepared update.
     Confirm { request: ForwardRequest },
     /// A whole chunk from the predecessor, while this target is SYNCING.
     Receive { request: ReplaceRequest, payload: Bytes },
@@ -106,6 +106,8 @@ pub(super) struct Op {
     pub(super) prepare: Option<CallId>,
     /// A successor may have this update pending, although it is not durable here.
     pub(super) announced: bool,
+    /// Without a payload: the successor was asked, in this chain version, whether it has the update.
+    pub(super) asked: bool,
     pub(super) waiters: VecDeque<Token>,
     pub(super) attempt: u32,
     /// The highest hop of the requests that wait for it.
@@ -158,6 +160,11 @@ impl Replica {
             if op.is_same(chunk, &kind) && !op.aborted {
                 op.hop = op.hop.max(kind.hop());
                 op.waiters.extend(token);
+                if matches!((&op.kind, &kind), (OpKind::Confirm { .. }, OpKind::Forward { .. }))
+                    && kind.is_intact()
+                {
+                    op.kind = kind; // With the payload.
+                }
                 if op.waiters.len() > WAITERS_MAX
                     && let Some(oldest) = op.waiters.pop_front()
                 {
@@ -225,7 +232,7 @@ impl Replica {
             OpKind::Receive { request, payload } => {
                 self.start_receive(ctx, request, payload, waiters)
             }
-            OpKind::Resolve => self.start_resolve(ctx, chunk, waiters, 0),
+            OpKind::Resolve => self.start_resolve(ctx, chunk, OpKind::Resolve, waiters),
             OpKind::Send => self.start_send(ctx, chunk),
             OpKind::Repair => self.start_repair(ctx, chunk),
             OpKind::Purge { version, request } => {
@@ -447,7 +454,10 @@ impl Op {
             OpKind::Resolve => {
                 matches!(
                     self.kind,
-                    OpKind::Resolve | OpKind::Update { .. } | OpKind::Forward { .. }
+                    OpKind::Resolve
+                        | OpKind::Update { .. }
+                        | OpKind::Forward { .. }
+                        | OpKind::Confirm { .. }
                 )
             }
             OpKind::Repair => matches!(self.kind, OpKind::Repair),

@@ -211,6 +211,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         self.proceed(ctx, op);
@@ -239,6 +240,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         self.store(ctx, op, Step::Forgetting, Action::Forget { op, chunk });

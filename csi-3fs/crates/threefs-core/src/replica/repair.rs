@@ -80,6 +80,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         self.proceed_repair(ctx, op);

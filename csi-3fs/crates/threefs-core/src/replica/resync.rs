@@ -403,6 +403,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         self.proceed_send(ctx, op);

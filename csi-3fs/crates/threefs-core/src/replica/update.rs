@@ -169,7 +169,11 @@ impl Replica {
                 let kind = OpKind::Forward { request, payload };
                 self.apply_forward(ctx, kind, &request, &newest, waiters)
             }
-            Standing::Has { pending } => self.end_forward(ctx, &request, pending, waiters),
+            Standing::Has { pending } => {
+                let kind = OpKind::Forward { request, payload };
+                let kind = if kind.is_intact() { kind } else { OpKind::Resolve };
+                self.end_forward(ctx, kind, &request, pending, waiters)
+            }
             Standing::Refused(error) => answer(ctx, waiters, Err(error)),
             Standing::Disagrees(reason) => self.disagree(ctx, request.chunk, waiters, reason),
         }
@@ -200,6 +204,7 @@ impl Replica {
     pub(super) fn end_forward(
         &mut self,
         ctx: &mut Context<'_>,
+        kind: OpKind,
         request: &ForwardRequest,
         pending: bool,
         waiters: VecDeque<Token>,
@@ -211,7 +216,7 @@ impl Replica {
             return self.disagree(ctx, chunk, waiters, reason);
         }
         if pending {
-            return self.start_resolve(ctx, chunk, waiters, request.hop);
+            return self.start_resolve(ctx, chunk, kind, waiters);
         }
         answer(ctx, waiters, Ok(self.updated(&meta, request.version)))
     }
@@ -301,6 +306,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         let (class, prepare) = (self.class_of(op), self.prepare_successor(ctx, op));
@@ -417,6 +423,12 @@ impl OpKind {
             | Self::Purge { .. }
             | Self::Drop => Checksum::default(),
         }
+    }
+
+    /// Whether it has the payload that its request names: a damaged chunk is forwarded without one,
+    /// and the network may have damaged it.
+    pub(super) fn is_intact(&self) -> bool {
+        Checksum::of(&self.payload()) == self.payload_checksum()
     }
 
     /// The payload of its request.

@@ -187,6 +187,7 @@ impl Replica {
             wake: None,
             prepare: None,
             announced: false,
+            asked: false,
             aborted: false,
         });
         self.store(ctx, op, Step::Forgetting, Action::Drop { op, chunk });
