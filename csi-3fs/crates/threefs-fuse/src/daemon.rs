@@ -25,7 +25,7 @@ use crate::listings::Listings;
 use crate::locks::Locks;
 use crate::rings::Rings;
 use crate::virtual_nodes::is_virtual;
-use crate::wire::{RESENT, Request};
+use crate::wire::{NO_ID, RESENT, Request};
 use crate::write_behind::WriteBehind;
 
 /// Node number of the mount's root in the FUSE protocol.
@@ -86,9 +86,12 @@ impl Call<'_> {
     /// Identity of the caller. A FUSE request carries one group only and, from another PID
     /// namespace, not even a process, so permission checks that involve groups are left to the
     /// kernel: mounts of 3FS have `default_permissions`, under which it checks every operation with
-    /// all groups of the caller.
+    /// all groups of the caller. Without a caller ([`NO_ID`]) its decision stands for every class.
     pub(crate) fn identity(&self) -> Identity {
-        let user = Identity::user(self.request.uid, self.request.gid);
+        let user = match self.request.uid {
+            NO_ID => Identity::ROOT,
+            uid => Identity::user(uid, self.request.gid),
+        };
         Identity { kernel_checked: true, ..user }
     }
 }

@@ -84,6 +84,9 @@ pub(crate) mod init {
     /// Open files with [`super::OPEN_DIRECT_IO`] can be mapped shared (Linux 6.6).
     pub(crate) const DIRECT_MAPPED: u64 = 1 << 36;
     pub(crate) const RESEND: u64 = 1 << 39;
+    /// Idmapped mounts of this file system may be created (Linux 6.12). Requests then name the
+    /// caller only if they create an inode, with the ids of the mount; see [`super::NO_ID`].
+    pub(crate) const IDMAPPED: u64 = 1 << 40;
     pub(crate) const SUPPORTED: u64 = ASYNC_READ
         | BIG_WRITES
         | AUTO_INVALIDATE
@@ -113,6 +116,9 @@ pub(crate) mod set {
     pub(crate) const CTIME: u32 = 1 << 10;
 }
 
+/// User and group of a request that does not name its caller. The kernel sends it with
+/// [`init::IDMAPPED`] only, and refuses callers that it cannot map itself.
+pub(crate) const NO_ID: u32 = u32::MAX;
 /// Flags of open(2) and of the open file of a write.
 pub(crate) const O_APPEND: u32 = 0o2000;
 const O_DSYNC: u32 = 0o10000;

@@ -61,7 +61,9 @@ impl Daemon {
         }
         let write_back = if self.write_back { init::WRITE_BACK } else { 0 };
         let locks = if self.locks.enabled { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
-        let supported = init::SUPPORTED | write_back | locks;
+        // Rings need the caller of every request.
+        let idmapped = if self.write_back { init::IDMAPPED } else { 0 };
+        let supported = init::SUPPORTED | write_back | locks | idmapped;
         let agreed = offered & supported;
         let body = Body::default()
             .u32(wire::MAJOR)
