@@ -78,6 +78,7 @@ def test_the_mount_manager_makes_connections_visible(tmp_path: Path) -> None:
         os.kill(served.pid, signal.SIGCONT)
         asking.wait(WAIT_SECONDS)
         manager.client.unmount(place)
-        assert fuse_connections.waiting(served.device) == 0
+        # Another mount of this machine may have the number of the device by now.
+        wait_for_requests(served.device, expected=False)
     finally:
         manager.close()
