@@ -40,22 +40,13 @@ impl Replica {
             let update = pending.version;
             return answer(ctx, waiters, Err(StorageError::NotPrepared { chunk, update }));
         }
-        let hop = kind.hop();
+        let version = pending.version;
         let op = self.add_op(Op {
-            chunk,
-            kind,
-            step: Step::BackingOff,
-            version: pending.version,
             tag: pending.tags.newest().map(|newest| newest.tag),
             pending: Some(pending),
             waiters,
-            attempt: 0,
-            hop,
-            wake: None,
             prepare,
-            announced: false,
-            asked: false,
-            aborted: false,
+            ..Op::new(chunk, kind, version)
         });
         self.proceed(ctx, op);
         StartResult::Op(op)

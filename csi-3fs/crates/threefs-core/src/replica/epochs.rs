@@ -60,22 +60,7 @@ impl Replica {
             let error = StoreError::PayloadDamaged { chunk, expected, computed };
             return answer(ctx, waiters, Err(error.at(self.config.target)));
         }
-        let op = self.add_op(Op {
-            chunk,
-            hop: kind.hop(),
-            kind,
-            step: Step::Reading,
-            version,
-            tag: Some(tag),
-            pending: None,
-            waiters,
-            attempt: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let op = self.add_op(Op { tag: Some(tag), waiters, ..Op::new(chunk, kind, version) });
         let (chunk, which) = (before.chunk, Which::Committed);
         self.store(ctx, op, Step::Reading, Action::ReadContent { op, chunk, which });
         StartResult::Op(op)

@@ -254,22 +254,8 @@ impl Replica {
             return answer(ctx, waiters, Err(self.busy()));
         }
         self.purges.under_way += usize::from(request.is_none());
-        let op = self.add_op(Op {
-            chunk,
-            hop: request.map_or(0, |request| request.hop),
-            kind: OpKind::Purge { version, request },
-            step: Step::BackingOff,
-            version,
-            tag: None,
-            pending: None,
-            waiters,
-            attempt: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let kind = OpKind::Purge { version, request };
+        let op = self.add_op(Op { waiters, ..Op::new(chunk, kind, version) });
         let Some(next) = successor.filter(|_| self.config.makes(Check::PurgeDownChain)) else {
             self.store(ctx, op, Step::Forgetting, Action::Purge { op, chunk, version });
             return StartResult::Op(op);

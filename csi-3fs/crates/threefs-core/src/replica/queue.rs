@@ -434,6 +434,26 @@ impl Replica {
 }
 
 impl Op {
+    /// An operation whose first step follows.
+    pub(super) fn new(chunk: ChunkId, kind: OpKind, version: ChunkVersion) -> Self {
+        Self {
+            chunk,
+            hop: kind.hop(),
+            kind,
+            step: Step::BackingOff,
+            version,
+            tag: None,
+            pending: None,
+            prepare: None,
+            announced: false,
+            asked: false,
+            waiters: VecDeque::new(),
+            attempt: 0,
+            wake: None,
+            aborted: false,
+        }
+    }
+
     /// Whether an operation of `kind` on this version would do the same as this one. A repeated
     /// update is the same in whatever epoch.
     fn is_same(&self, chunk: ChunkId, kind: &OpKind) -> bool {

@@ -198,21 +198,13 @@ impl Replica {
         if meta.pending.is_none() {
             return answer(ctx, waiters, Ok(self.updated(&meta, request.version)));
         }
+        let version = request.version;
+        let kind = OpKind::Receive { request, payload: Bytes::new() };
         let op = self.add_op(Op {
-            chunk,
-            version: request.version,
-            kind: OpKind::Receive { request, payload: Bytes::new() },
-            step: Step::BackingOff,
             tag: newest.tags.newest().map(|newest| newest.tag),
             pending: Some(newest),
             waiters,
-            attempt: 0,
-            hop: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
+            ..Op::new(chunk, kind, version)
         });
         self.proceed(ctx, op);
         StartResult::Op(op)
@@ -227,22 +219,9 @@ impl Replica {
         waiters: VecDeque<Token>,
     ) -> StartResult {
         let chunk = request.chunk;
-        let op = self.add_op(Op {
-            chunk,
-            version: request.version,
-            kind: OpKind::Receive { request, payload: Bytes::new() },
-            step: Step::Forgetting,
-            tag: None,
-            pending: None,
-            waiters,
-            attempt: 0,
-            hop: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let version = request.version;
+        let kind = OpKind::Receive { request, payload: Bytes::new() };
+        let op = self.add_op(Op { waiters, ..Op::new(chunk, kind, version) });
         self.store(ctx, op, Step::Forgetting, Action::Forget { op, chunk });
         StartResult::Op(op)
     }

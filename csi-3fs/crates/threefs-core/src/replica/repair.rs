@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 
-use super::commit::no_waiters;
 use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Alert, Context, OpId, PeerFailure, Replica, Role};
 use crate::checksum::Checksum;
@@ -67,22 +66,7 @@ impl Replica {
             ctx.out.push(Action::Alert(Alert::NotRepaired { target, chunk }));
             return StartResult::Done;
         }
-        let op = self.add_op(Op {
-            chunk,
-            kind: OpKind::Repair,
-            step: Step::BackingOff,
-            version: meta.committed.version,
-            tag: None,
-            pending: None,
-            waiters: no_waiters(),
-            attempt: 0,
-            hop: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let op = self.add_op(Op::new(chunk, OpKind::Repair, meta.committed.version));
         self.proceed_repair(ctx, op);
         StartResult::Op(op)
     }

@@ -390,22 +390,9 @@ impl Replica {
             let queued = QueuedOp { chunk, kind: OpKind::Send, waiters: no_waiters() };
             return StartResult::Resolve(chunk, Box::new(queued));
         }
-        let op = self.add_op(Op {
-            chunk,
-            kind: OpKind::Send,
-            step: Step::BackingOff,
-            version: meta.committed.version,
-            tag: None,
-            pending: Some(meta.committed),
-            waiters: no_waiters(),
-            attempt: 0,
-            hop: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let version = meta.committed.version;
+        let pending = Some(meta.committed);
+        let op = self.add_op(Op { pending, ..Op::new(chunk, OpKind::Send, version) });
         self.proceed_send(ctx, op);
         StartResult::Op(op)
     }

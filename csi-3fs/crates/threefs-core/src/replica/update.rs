@@ -293,22 +293,7 @@ impl Replica {
         waiters: VecDeque<Token>,
     ) -> StartResult {
         let (payload, payload_checksum) = (kind.payload(), kind.payload_checksum());
-        let op = self.add_op(Op {
-            chunk: update.chunk,
-            hop: kind.hop(),
-            kind,
-            step: Step::Applying,
-            version: update.version,
-            tag,
-            pending: None,
-            waiters,
-            attempt: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let op = self.add_op(Op { tag, waiters, ..Op::new(update.chunk, kind, update.version) });
         let (class, prepare) = (self.class_of(op), self.prepare_successor(ctx, op));
         // The confirmations that free space have the class of a prepare, which is not needed.
         let waits = !matches!(self.ops.get(&op).map(|op| &op.kind), Some(OpKind::Prepare { .. }));

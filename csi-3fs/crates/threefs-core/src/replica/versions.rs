@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::commit::no_waiters;
 use super::queue::{Op, OpKind, StartResult, Step};
 use super::{Action, Check, Context, Replica, Role, Timer};
 use crate::chunk::{ChunkMeta, ChunkMetas};
@@ -174,22 +173,7 @@ impl Replica {
             return StartResult::Done;
         }
         self.drops.under_way += 1;
-        let op = self.add_op(Op {
-            chunk,
-            kind: OpKind::Drop,
-            step: Step::Forgetting,
-            version: meta.committed.version,
-            tag: None,
-            pending: None,
-            waiters: no_waiters(),
-            attempt: 0,
-            hop: 0,
-            wake: None,
-            prepare: None,
-            announced: false,
-            asked: false,
-            aborted: false,
-        });
+        let op = self.add_op(Op::new(chunk, OpKind::Drop, meta.committed.version));
         self.store(ctx, op, Step::Forgetting, Action::Drop { op, chunk });
         StartResult::Op(op)
     }
