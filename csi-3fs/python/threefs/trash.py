@@ -39,7 +39,8 @@ class TrashEntry:
     removed_ms: int
     """Time of the removal in milliseconds since 1970."""
     removed_by: int
-    """User id."""
+    """User id. 0 where the kernel does not name it: mounts of ReadWriteOnce volumes
+    (Linux 6.12)."""
 
 
 class Trash:

@@ -161,6 +161,16 @@ fn a_new_head_completes_a_prepared_update() {
     // The successor of the former chain version may lack it: it is asked, and sent the whole chunk.
     let (call, _, request) = call_of(&bench.give(routing));
     assert!(matches!(request, StorageRequest::Confirm(_)), "{request:?}");
+    // It has not got the new routing yet: it is asked again.
+    let behind = StorageError::ChainVersionMismatch {
+        chain: ChainId(1),
+        request_version: ChainVersion(4),
+        replica_version: ChainVersion(3),
+    };
+    bench.answer(call, refused(behind));
+    bench.now += bench.replica.config.retry_wait_ms_max;
+    let (call, _, request) = call_of(&bench.give(Event::Tick));
+    assert!(matches!(request, StorageRequest::Confirm(_)), "{request:?}");
     let actions = bench.answer(call, unprepared(1));
     assert!(matches!(actions[..], [Action::ReadContent { which: Which::Newest, .. }]));
     // Also one that is not durable yet when the predecessor leaves.

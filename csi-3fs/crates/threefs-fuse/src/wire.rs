@@ -117,7 +117,7 @@ pub(crate) mod set {
 }
 
 /// User and group of a request that does not name its caller. The kernel sends it with
-/// [`init::IDMAPPED`] only, and refuses callers that it cannot map itself.
+/// [`init::IDMAPPED`] only, for requests that create no inode.
 pub(crate) const NO_ID: u32 = u32::MAX;
 /// Flags of open(2) and of the open file of a write.
 pub(crate) const O_APPEND: u32 = 0o2000;

@@ -24,6 +24,7 @@ impl Replica {
         chunk: ChunkId,
         kind: OpKind,
         waiters: VecDeque<Token>,
+        hop: u8,
     ) -> StartResult {
         let meta = ctx.meta(chunk);
         let Some(pending) = meta.pending.filter(|_| self.role() == Role::Serving) else {
@@ -46,6 +47,7 @@ impl Replica {
             pending: Some(pending),
             waiters,
             prepare,
+            hop,
             ..Op::new(chunk, kind, version)
         });
         self.proceed(ctx, op);
@@ -289,6 +291,9 @@ impl Replica {
         }
         // Whether it was confirmed or forwarded: next time it is forwarded.
         state.prepare = None;
+        if let Some(prepared) = self.prepared.get_mut(&state.chunk) {
+            prepared.sent = None;
+        }
         match result {
             Ok(StorageReply::Updated(reply)) if state.is_done_by(&reply) => {
                 if matches!(state.kind, OpKind::Send) {
@@ -311,6 +316,13 @@ impl Replica {
                 self.successor_is_full(ctx, op, &error);
             }
             Err(PeerFailure::Refused(_)) if self.is_damaged_send(op) => self.not_sent(ctx, op),
+            Err(PeerFailure::Refused(_)) => {
+                // It said nothing of this update, for example because it has an earlier routing.
+                if let Some(state) = self.ops.get_mut(&op) {
+                    state.asked = false;
+                }
+                self.back_off(ctx, op);
+            }
             _ => self.back_off(ctx, op),
         }
     }

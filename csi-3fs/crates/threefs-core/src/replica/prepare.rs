@@ -25,7 +25,7 @@ use super::update::{Standing, answer};
 use super::{
     Action, Alert, CallId, Caller, Check, Context, OpId, PeerFailure, Replica, Role, Token,
 };
-use crate::chunk::{ChunkMeta, ChunkState, StoreUpdate};
+use crate::chunk::{ChunkMeta, ChunkState, ContentChange, StoreUpdate};
 use crate::error::{StorageError, StoreError};
 use crate::ids::ChunkId;
 use crate::message::{ForwardRequest, StorageReply, StorageRequest, Updated};
@@ -125,7 +125,11 @@ impl Replica {
 
     /// The successor does not answer.
     pub(super) fn give_up_prepare(&mut self, op: OpId) {
-        if let Some(call) = self.ops.get_mut(&op).and_then(|state| state.prepare.take()) {
+        let Some(state) = self.ops.get_mut(&op) else { return };
+        if let Some(prepared) = self.prepared.get_mut(&state.chunk) {
+            prepared.sent = None;
+        }
+        if let Some(call) = state.prepare.take() {
             self.calls.remove(&call);
         }
     }
@@ -189,7 +193,11 @@ impl Replica {
     ) -> StartResult {
         let result = match self.standing(ctx, &request) {
             // The payload would be needed again for the confirmation.
-            Standing::Follows(_) if self.pauses_prepares(ctx) => Err(self.busy()),
+            Standing::Follows(_)
+                if self.pauses_prepares(ctx) && request.change != ContentChange::Remove =>
+            {
+                Err(self.busy())
+            }
             Standing::Follows(newest) => {
                 let kind = OpKind::Prepare { request, payload };
                 return self.apply_forward(ctx, kind, &request, &newest, waiters);
@@ -270,7 +278,7 @@ impl Replica {
 
     fn confirm(&mut self, ctx: &mut Context<'_>, op: OpId, next: ChainTarget) {
         // The successor has the change.
-        let change = crate::chunk::ContentChange::Replace;
+        let change = ContentChange::Replace;
         let checksum = crate::checksum::Checksum::default();
         if let Some(request) = self.forward_request(ctx, op, next, change, checksum) {
             self.op_call(ctx, op, next, StorageRequest::Confirm(request), Bytes::new());

@@ -160,7 +160,8 @@ impl Replica {
             if op.is_same(chunk, &kind) && !op.aborted {
                 op.hop = op.hop.max(kind.hop());
                 op.waiters.extend(token);
-                if matches!((&op.kind, &kind), (OpKind::Confirm { .. }, OpKind::Forward { .. }))
+                if matches!(op.kind, OpKind::Confirm { .. } | OpKind::Resolve)
+                    && matches!(kind, OpKind::Forward { .. })
                     && kind.is_intact()
                 {
                     op.kind = kind; // With the payload.
@@ -232,7 +233,7 @@ impl Replica {
             OpKind::Receive { request, payload } => {
                 self.start_receive(ctx, request, payload, waiters)
             }
-            OpKind::Resolve => self.start_resolve(ctx, chunk, OpKind::Resolve, waiters),
+            OpKind::Resolve => self.start_resolve(ctx, chunk, OpKind::Resolve, waiters, 0),
             OpKind::Send => self.start_send(ctx, chunk),
             OpKind::Repair => self.start_repair(ctx, chunk),
             OpKind::Purge { version, request } => {

@@ -216,7 +216,7 @@ impl Replica {
             return self.disagree(ctx, chunk, waiters, reason);
         }
         if pending {
-            return self.start_resolve(ctx, chunk, kind, waiters);
+            return self.start_resolve(ctx, chunk, kind, waiters, request.hop);
         }
         answer(ctx, waiters, Ok(self.updated(&meta, request.version)))
     }
