@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
 from threefs.mount import unmount
 
 if TYPE_CHECKING:
