@@ -67,9 +67,11 @@ class TimedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output, of the input's shape."""
-        started = time.monotonic()
+        # The order of these two is that of their backward passes, reversed.
         scale = _Weight.apply(self.weight, self.weight_backward_seconds)
-        result: Tensor = _Scaled.apply(x, scale, self.input_backward_seconds)
+        x = _Input.apply(x, self.input_backward_seconds)
+        started = time.monotonic()
+        result: Tensor = x * (1 + scale)
         _sleep_until(started + self.forward_seconds)
         return result
 
@@ -96,26 +98,18 @@ def timed_model(
     )
 
 
-class _Scaled(torch.autograd.Function):
-    """``x * (1 + scale)``; both gradients are computed in the time of the input's."""
+class _Input(torch.autograd.Function):
+    """Nothing in the forward pass; takes its time in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, seconds: float) -> Tensor:
-        ctx.save_for_backward(x, scale)
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
         ctx.seconds = seconds
-        return x * (1 + scale)
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        started = time.monotonic()
-        x, scale = ctx.saved_tensors
-        of_input = gradient * (1 + scale) if ctx.needs_input_grad[0] else None
-        of_scale = None
-        if ctx.needs_input_grad[1]:
-            of_scale = (gradient * x).reshape(-1, scale.shape[-1]).sum(0)
-        if of_input is not None:
-            _sleep_until(started + ctx.seconds)
-        return of_input, of_scale, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _sleep_until(time.monotonic() + ctx.seconds)
+        return gradient, None
 
 
 class _Weight(torch.autograd.Function):
