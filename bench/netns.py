@@ -28,9 +28,10 @@ CLONE_NEWNET = 0x40000000
 CONGESTION = "cubic"
 """Linux's own default, for both backends. BBR, which some distributions prefer, guesses the rate of
 a connection that was idle between two calls: the same run then gave 0.45 to 0.88 of the limit."""
-_NUMBERS = itertools.count()
 BURST_BYTES = 128 << 10
 """A token bucket has to hold the largest packet that the kernel hands over in one piece, 64 KiB."""
+_NUMBERS = itertools.count()
+"""Of the networks of this process, for unique names."""
 
 
 def sh(*words: str) -> str:

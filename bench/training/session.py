@@ -62,7 +62,7 @@ class Session:
     def start_on_wire(
         self, spec: Spec, zones: tuple[int, int], ranks_per_node: int, megabits: int | None
     ) -> RankGroup:
-        """Starts the ranks on nodes in two zones, each with one link of this rate (None: any)."""
+        """Starts the ranks on nodes in two zones, each with one link; None: without a limit."""
         network = self._stack.enter_context(Network(zones, megabits))
         self.networks.append(network)
         count = sum(zones)
