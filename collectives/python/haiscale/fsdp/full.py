@@ -342,7 +342,7 @@ def _shard(optimizer: Optimizer) -> None:
             is_full = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
             if is_full and value.dim() and value.shape == parameter.shape:
                 part = _own_part(value, parameter).clone()
-                values[name] = as_shard(part, parameter)  # type: ignore[arg-type]
+                values[name] = as_shard(part, parameter)
 
 
 def _parameters(optimizer: Optimizer) -> list[Parameter]:

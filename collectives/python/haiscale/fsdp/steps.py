@@ -69,7 +69,7 @@ def _keep(state: Any, parameter: Parameter, values: dict[str, Any], shape: torch
         known[name] = as_shard(value, parameter) if is_shard else value
 
 
-def as_shard(local: Tensor, parameter: Parameter) -> Tensor:
+def as_shard(local: Tensor, parameter: Tensor) -> Tensor:
     """A tensor of this rank's shard as a DTensor that is distributed as a parameter."""
     if not isinstance(parameter, DTensor):
         return local
