@@ -9,6 +9,7 @@
 //! caller declines, or when the grant times out.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use super::budget::{Budgets, Credit, Owner};
 use super::call_slots::CallSlot;
 use super::config::{ServerConfig, ServerStats};
+use super::panics::{Panicked, until_panic};
 use super::reply_memory::ReplyMemory;
 use super::service::{Call, Peer, Service};
 use super::usage::{Caller, ConnectionUsage, USAGE_CLASS, UsageReader, UsageTable};
@@ -304,11 +306,13 @@ impl<S: Service> Shared<S> {
         state: Arc<ConnectionState>,
     ) {
         let class = call.class;
-        // A separate task, so that the caller receives a reply even if the handler panics.
-        let shared = Arc::clone(&self);
-        let handler = tokio::spawn(async move { shared.service.handle(call).await });
-        let result = handler.await.unwrap_or_else(|error| {
-            tracing::error!(context = self.config.context, %error, "handler panicked");
+        // The caller receives a reply even if the handler panics.
+        let result = {
+            let handler = pin!(self.service.handle(call));
+            until_panic(handler).await
+        };
+        let result = result.unwrap_or_else(|Panicked(message)| {
+            tracing::error!(context = self.config.context, message, "handler panicked");
             Err(Fault::internal("the handler panicked; see the server's log"))
         });
         if let Ok(reply) = &result {

@@ -11,6 +11,7 @@ mod connection;
 mod credit;
 #[cfg(test)]
 mod credit_test;
+mod panics;
 mod poll_mutex;
 mod reply_memory;
 mod service;
