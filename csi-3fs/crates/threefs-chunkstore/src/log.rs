@@ -19,6 +19,8 @@ use crate::disk::DiskFile;
 /// "3FSL": file format 1 of the log.
 const MAGIC: u32 = 0x3346_534c;
 const HEADER_BYTES: usize = 24;
+/// Before each record.
+const LENGTH_BYTES: usize = 4;
 /// Maximum size of a frame: a larger length is corruption.
 pub(crate) const FRAME_BYTES_MAX: usize = 64 << 20;
 
@@ -85,6 +87,27 @@ impl Record {
             Self::Gone { .. } | Self::Store { .. } | Self::Floor { .. } => None,
         }
     }
+
+    /// Bytes of its encoding, with some to spare: a hint for the allocation.
+    fn usual_bytes(&self) -> usize {
+        const FIXED_BYTES: usize = 128;
+        const EXTENT_BYTES: usize = 8;
+        const CHECKSUM_BYTES: usize = 5;
+        let of = |content: &Content, runs: usize, data: usize| {
+            let extents = (content.extents.len() + runs) * EXTENT_BYTES;
+            FIXED_BYTES + extents + content.checksums.len() * CHECKSUM_BYTES + data
+        };
+        match self {
+            Self::Pending { content, .. } | Self::Committed { content, .. } => of(content, 0, 0),
+            Self::Written { content, runs, data, .. } => of(content, runs.len(), data.len()),
+            Self::Verified { content, runs, .. } => of(content, runs.len(), 0),
+            Self::Gone { .. }
+            | Self::Commit { .. }
+            | Self::Forget { .. }
+            | Self::Store { .. }
+            | Self::Floor { .. } => FIXED_BYTES,
+        }
+    }
 }
 
 /// The format of a sequence of bytes, written as a whole.
@@ -92,20 +115,23 @@ fn as_bytes<S: Serializer>(data: &[u8], serializer: S) -> Result<S::Ok, S::Error
     serializer.serialize_bytes(data)
 }
 
-/// Appends a record to the body of the next frame.
+/// Appends a record to the body of the next frame; after an error the body is unspecified.
 pub(crate) fn encode(record: &Record, body: &mut Vec<u8>) -> io::Result<()> {
-    let bytes = postcard::to_stdvec(record).map_err(io::Error::other)?;
-    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    body.extend_from_slice(&length.to_le_bytes());
-    body.extend_from_slice(&bytes);
+    body.reserve(LENGTH_BYTES + record.usual_bytes());
+    let start = body.len();
+    body.extend_from_slice(&[0; LENGTH_BYTES]);
+    let encoded = postcard::to_extend(record, std::mem::take(body)).map_err(io::Error::other)?;
+    *body = encoded;
+    let length = u32::try_from(body.len() - start - LENGTH_BYTES).map_err(io::Error::other)?;
+    body[start..start + LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
     Ok(())
 }
 
 /// The records of a body, each with its length.
 pub(crate) fn split(mut body: &[u8]) -> impl Iterator<Item = io::Result<&[u8]>> {
     std::iter::from_fn(move || {
-        let length = body.first_chunk::<4>()?;
-        let end = 4 + u32::from_le_bytes(*length) as usize;
+        let length = body.first_chunk::<LENGTH_BYTES>()?;
+        let end = LENGTH_BYTES + u32::from_le_bytes(*length) as usize;
         let Some((record, rest)) = body.split_at_checked(end) else {
             body = &[];
             return Some(Err(io::Error::new(io::ErrorKind::InvalidData, "truncated record")));
