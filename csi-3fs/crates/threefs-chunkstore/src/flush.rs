@@ -6,6 +6,7 @@
 //! do are flushed separately.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use threefs_core::error::StoreError;
 
@@ -58,9 +59,18 @@ pub trait LogFlush {
     fn end(self: Box<Self>, written: io::Result<()>) -> Result<(), StoreError>;
 }
 
-/// Makes staged updates durable ([`ChunkStore::stage`]), each up to its number. `None`: another
-/// thread flushes this store; [`ChunkStore::settle`] waits for it.
-pub fn flush_together(stores: &[(&dyn ChunkStore, u64)]) -> Vec<Option<Result<(), StoreError>>> {
+/// Results of [`flush_together`].
+#[derive(Debug)]
+pub struct Flushed {
+    /// Of each store, in order. `None`: another thread flushes it; [`ChunkStore::settle`] waits for
+    /// that.
+    pub results: Vec<Option<Result<(), StoreError>>>,
+    /// Time of the flushes, if there was one.
+    pub took: Option<Duration>,
+}
+
+/// Makes staged updates durable ([`ChunkStore::stage`]), each up to its number.
+pub fn flush_together(stores: &[(&dyn ChunkStore, u64)]) -> Flushed {
     let mut results = Vec::with_capacity(stores.len());
     let mut flushes = Vec::new();
     for (index, (store, number)) in stores.iter().enumerate() {
@@ -73,6 +83,7 @@ pub fn flush_together(stores: &[(&dyn ChunkStore, u64)]) -> Vec<Option<Result<()
             }
         });
     }
+    let started_at = (!flushes.is_empty()).then(Instant::now);
     let device = flushes.iter().find_map(|(_, flush)| flush.device());
     let (mut joint, mut alone): (Vec<_>, Vec<_>) =
         flushes.into_iter().partition(|(_, flush)| device.is_some() && flush.device() == device);
@@ -98,5 +109,5 @@ pub fn flush_together(stores: &[(&dyn ChunkStore, u64)]) -> Vec<Option<Result<()
         let written = flush.write();
         results[index] = Some(flush.end(written));
     }
-    results
+    Flushed { results, took: started_at.map(|started_at| started_at.elapsed()) }
 }

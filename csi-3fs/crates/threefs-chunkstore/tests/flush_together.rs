@@ -106,7 +106,7 @@ fn stage(store: &Store, round: u64, bytes: &[u8]) -> Staged {
 fn flush(stores: &[Store], staged: &[Staged]) -> Vec<Option<Result<(), StoreError>>> {
     let stores: Vec<(&dyn ChunkStore, u64)> =
         stores.iter().zip(staged).map(|(store, staged)| (store as _, staged.number)).collect();
-    flush_together(&stores)
+    flush_together(&stores).results
 }
 
 /// All changes of each store.

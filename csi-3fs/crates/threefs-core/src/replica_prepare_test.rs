@@ -113,6 +113,22 @@ fn an_update_that_the_successor_did_not_prepare_is_forwarded_at_once() {
 }
 
 #[test]
+fn an_update_whose_prepare_was_left_out_is_forwarded_at_once() {
+    let mut bench = Bench::serving(1, 3, &SERVING);
+    let actions = bench.update(1, TAG);
+    let (prepare, (op, _)) = (prepare_of(&actions), apply_op(&actions));
+    assert!(prepare.is_optional);
+    let made = state(1, tags(1));
+    bench.set(ChunkState::default(), Some(made.clone()));
+    let actions = bench.give(Event::Applied { op, result: Ok(made), unsent: true });
+    let (_, _, request) = call_of(&actions);
+    assert!(matches!(request, StorageRequest::Forward(_)), "{request:?}");
+    // Otherwise the predecessor, whose confirmation it could not pass on, would send the bytes again.
+    let mut bench = Bench::serving(2, 3, &SERVING);
+    assert!(!prepare_of(&bench.prepare(2, 1)).is_optional);
+}
+
+#[test]
 fn a_successor_that_does_not_answer_is_not_prepared_for_a_while() {
     let mut bench = Bench::serving(1, 3, &[(1, Serving), (2, Serving)]);
     let (op, _) = apply_op(&bench.update(1, TAG));

@@ -11,21 +11,34 @@ use threefs_chunkstore::{ChunkStore, Staged};
 use threefs_core::error::StoreError;
 use threefs_core::replica::OpId;
 
+use crate::load::Load;
+
 /// A target whose updates are flushed.
 pub(crate) trait FlushTarget: Send + Sync {
     /// The store of the updates.
     fn store(&self) -> &dyn ChunkStore;
 
     /// The flush of these updates has ended. Called by the thread that flushes for all targets.
-    fn flushed(self: Arc<Self>, staged: Vec<(OpId, Staged)>, result: &Result<(), StoreError>);
+    fn flushed(self: Arc<Self>, staged: Vec<StagedUpdate>, result: &Result<(), StoreError>);
 
     /// Another thread flushes the store, perhaps for long: a thread of the target waits for it.
-    fn settle(self: Arc<Self>, staged: Vec<(OpId, Staged)>, number: u64);
+    fn settle(self: Arc<Self>, staged: Vec<StagedUpdate>, number: u64);
+}
+
+/// An update that is applied and not durable yet.
+pub(crate) struct StagedUpdate {
+    pub(crate) op: OpId,
+    pub(crate) staged: Staged,
+    /// It was not sent to the successor (`Event::Applied`).
+    pub(crate) unsent: bool,
 }
 
 /// Flushes of a disk.
 #[derive(Default)]
-pub(crate) struct Flushes(Mutex<State>);
+pub(crate) struct Flushes {
+    pub(crate) load: Load,
+    state: Mutex<State>,
+}
 
 #[derive(Default)]
 struct State {
@@ -38,19 +51,19 @@ struct State {
 /// Updates of one target that are not durable yet.
 struct Waiting {
     target: Arc<dyn FlushTarget>,
-    staged: Vec<(OpId, Staged)>,
+    staged: Vec<StagedUpdate>,
 }
 
 impl Waiting {
     /// Number of the last record.
     fn number(&self) -> u64 {
-        self.staged.iter().map(|(_, staged)| staged.number).max().unwrap_or(0)
+        self.staged.iter().map(|update| update.staged.number).max().unwrap_or(0)
     }
 }
 
 impl Flushes {
     /// Makes updates durable and processes their events, unless another thread does.
-    pub(crate) fn flush(&self, target: Arc<dyn FlushTarget>, staged: Vec<(OpId, Staged)>) {
+    pub(crate) fn flush(&self, target: Arc<dyn FlushTarget>, staged: Vec<StagedUpdate>) {
         {
             let mut state = self.lock();
             state.add(target, staged);
@@ -60,7 +73,7 @@ impl Flushes {
         }
         let flushing = Flushing(self);
         while let Some(round) = self.next_round() {
-            complete(round);
+            self.complete(round);
         }
         std::mem::forget(flushing);
     }
@@ -73,13 +86,31 @@ impl Flushes {
         state.flushing.then_some(round)
     }
 
+    fn complete(&self, round: Vec<Waiting>) {
+        let flushed = {
+            let stores: Vec<(&dyn ChunkStore, u64)> =
+                round.iter().map(|waiting| (waiting.target.store(), waiting.number())).collect();
+            flush_together(&stores)
+        };
+        if let Some(took) = flushed.took {
+            self.load.flushed(took);
+        }
+        for (waiting, result) in round.into_iter().zip(flushed.results) {
+            let number = waiting.number();
+            match result {
+                Some(result) => waiting.target.flushed(waiting.staged, &result),
+                None => waiting.target.settle(waiting.staged, number),
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn add(&mut self, target: Arc<dyn FlushTarget>, mut staged: Vec<(OpId, Staged)>) {
+    fn add(&mut self, target: Arc<dyn FlushTarget>, mut staged: Vec<StagedUpdate>) {
         let mut waiting = self.waiting.iter_mut();
         let is_same = |other: &Arc<dyn FlushTarget>| {
             std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&target))
@@ -87,21 +118,6 @@ impl State {
         match waiting.find(|waiting| is_same(&waiting.target)) {
             Some(waiting) => waiting.staged.append(&mut staged),
             None => self.waiting.push(Waiting { target, staged }),
-        }
-    }
-}
-
-fn complete(round: Vec<Waiting>) {
-    let results = {
-        let stores: Vec<(&dyn ChunkStore, u64)> =
-            round.iter().map(|waiting| (waiting.target.store(), waiting.number())).collect();
-        flush_together(&stores)
-    };
-    for (waiting, result) in round.into_iter().zip(results) {
-        let number = waiting.number();
-        match result {
-            Some(result) => waiting.target.flushed(waiting.staged, &result),
-            None => waiting.target.settle(waiting.staged, number),
         }
     }
 }

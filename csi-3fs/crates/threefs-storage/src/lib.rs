@@ -38,6 +38,7 @@ mod flushes;
 mod found;
 mod heartbeat;
 mod identity;
+mod load;
 mod membership;
 mod node;
 mod nodes;

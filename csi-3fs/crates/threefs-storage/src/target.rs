@@ -7,9 +7,9 @@
 //!
 //! A single request costs one thread switch: the thread that processes it also runs its last store
 //! operation, if the queue is empty. Small updates are applied by the thread that processes them, and
-//! flushed together (`flushes`). The reply of another replica costs none: its event is processed on
-//! the runtime thread that received it, and the commit is a change in memory. The store does not hold
-//! its lock over disk calls.
+//! flushed together (`flushes`). The reply of another replica and the confirmation of the predecessor
+//! cost none: they are processed on the runtime thread that received them, and the commit is a change
+//! in memory. The store does not hold its lock over disk calls.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -18,9 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fabric::boot_instant::BootInstant;
 use threefs_chunkstore::ChunkStore;
-use threefs_core::error::StorageError;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
 use threefs_core::ids::{FencesVersion, StoreId};
 use threefs_core::message::{StorageRequest, StorageResult};
@@ -36,6 +34,7 @@ mod actions;
 mod calls;
 mod reads;
 mod record;
+mod requests;
 mod small;
 mod status;
 
@@ -219,7 +218,11 @@ impl Target {
     /// As `handle`, for an event that needs no disk: processed on this thread if no other thread is
     /// processing events. Further events are left to the target's threads.
     pub(crate) fn handle_inline(self: &Arc<Self>, event: Event) {
-        if !self.queue(Incoming::Event(event)) {
+        self.process_inline(Incoming::Event(event));
+    }
+
+    fn process_inline(self: &Arc<Self>, incoming: Incoming) {
+        if !self.queue(incoming) {
             return;
         }
         let Work { job, changes, more } = self.process_at_most(1);
@@ -233,21 +236,6 @@ impl Target {
         if more {
             self.process_on_worker();
         }
-    }
-
-    /// Handles a request of another process; returns its response.
-    pub(crate) async fn request(
-        self: &Arc<Self>,
-        request: StorageRequest,
-        payload: Bytes,
-        expires: Option<BootInstant>,
-    ) -> Response {
-        let expires = expires.map(|at| self.context.clock.at(at));
-        let (answer, reply) = oneshot::channel();
-        self.enqueue(Incoming::Request { request, payload, expires, answer });
-        reply.await.unwrap_or_else(|_| {
-            (Err(StorageError::Timeout { target: self.config.target }), Bytes::new())
-        })
     }
 
     /// This target's entry in the next heartbeat, and the fences that it confirms. Never waits for the

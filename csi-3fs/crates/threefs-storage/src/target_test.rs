@@ -8,7 +8,7 @@ use threefs_chunkstore::flush::{LogFlush, Started};
 use threefs_chunkstore::{Reservation, ReserveCallback, ReserveWait, Space, Staged};
 use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{ChunkMeta, ChunkMetas, ChunkState, ContentChange, StoreUpdate, Which};
-use threefs_core::error::StoreError;
+use threefs_core::error::{StorageError, StoreError};
 use threefs_core::forgotten::InodeRange;
 use threefs_core::ids::{
     ChainId, ChainVersion, ChunkId, ChunkVersion, Incarnation, InodeId, NodeId, RequestTag,

@@ -78,7 +78,8 @@ pub enum Event {
         op: OpId,
         /// The pending state.
         result: Result<ChunkState, StoreError>,
-        /// The action had a [`Prepare`] that was not sent, because the update failed before.
+        /// The action had a [`Prepare`] that was not sent, because the update failed before, or
+        /// because it is optional.
         unsent: bool,
     },
     /// An [`Action::Apply`] is waiting: other updates have reserved the space on the disk.
@@ -290,6 +291,9 @@ pub struct Prepare {
     pub request: ForwardRequest,
     /// The replica ignores the reply after this time.
     pub timeout_ms: u64,
+    /// Without it the update is forwarded once it is durable here. Not optional after a prepare of
+    /// the predecessor, which would have to send the payload again.
+    pub is_optional: bool,
 }
 
 /// One of several reads.

@@ -7,7 +7,8 @@
 //! has not prepared is forwarded. So a prepare may be lost, or refused, without effect.
 //!
 //! It is sent once the update is verified here and has its space, so that hardly any update fails
-//! afterwards (`Action::Apply`).
+//! afterwards (`Action::Apply`). That of a small update may be left out, if it is not the consequence
+//! of another one.
 //!
 //! A replica with a predecessor does not continue a pending update by itself: the predecessor may not
 //! have it, and readers would see an update that the chain loses with this replica. It waits for a
@@ -57,7 +58,9 @@ impl Replica {
         if self.pauses_prepares(ctx) || self.role() != Role::Serving {
             return None;
         }
-        let (change, payload_checksum) = match &self.ops.get(&op)?.kind {
+        let kind = &self.ops.get(&op)?.kind;
+        let is_optional = !matches!(kind, OpKind::Prepare { .. });
+        let (change, payload_checksum) = match kind {
             OpKind::Update { request, .. } => (request.change, request.payload_checksum),
             OpKind::Forward { request, .. } | OpKind::Prepare { request, .. } => {
                 (request.change, request.payload_checksum)
@@ -70,10 +73,11 @@ impl Replica {
         let call = CallId(self.next_call);
         self.calls.insert(call, Caller::Prepare(request.chunk));
         (state.prepare, state.announced) = (Some(call), true);
-        Some(Prepare { call, node: next.node, request, timeout_ms: self.config.call_timeout_ms })
+        let timeout_ms = self.config.call_timeout_ms;
+        Some(Prepare { call, node: next.node, request, timeout_ms, is_optional })
     }
 
-    /// `op` failed before its successor was sent the update.
+    /// The successor was not sent the update of `op`.
     pub(super) fn not_announced(&mut self, op: OpId) {
         if let Some(state) = self.ops.get_mut(&op) {
             state.announced = false;

@@ -39,7 +39,7 @@ pub(super) struct Change {
 impl Change {
     /// The call that sends the update to the successor.
     pub(super) fn prepare_call(&self) -> Option<PeerCall> {
-        let Prepare { call, node, request, timeout_ms } = self.prepare.clone()?;
+        let Prepare { call, node, request, timeout_ms, .. } = self.prepare.clone()?;
         let request = StorageRequest::Prepare(request);
         Some(PeerCall { call, node, request, payload: self.payload.clone(), timeout_ms })
     }

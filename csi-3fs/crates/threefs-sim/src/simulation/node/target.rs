@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use rand::Rng;
 use threefs_core::chunk::Which;
 use threefs_core::heartbeat::{LocalReport, LocalState, TargetReport};
 use threefs_core::hosting::Reopening;
@@ -284,7 +285,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Sends an update to the successor, if it is accepted here. Returns whether it was not sent.
+    /// Sends an update to the successor, if it is accepted here; some that are optional are not sent.
+    /// Returns whether it was not sent.
     fn send_prepare(
         &mut self,
         at: At,
@@ -292,12 +294,14 @@ impl Simulation {
         payload: &Bytes,
         accepted: bool,
     ) -> bool {
-        let Some(Prepare { call, node, request, timeout_ms }) = prepare else { return false };
-        if accepted {
+        let Some(prepare) = prepare else { return false };
+        let Prepare { call, node, request, timeout_ms, is_optional } = prepare;
+        let sends = accepted && !(is_optional && self.rng.random_bool(0.25));
+        if sends {
             let request = StorageRequest::Prepare(request);
             self.call(at, call.0, node.0 as usize, request, payload.clone(), timeout_ms);
         }
-        !accepted
+        !sends
     }
 
     /// Whether the target's routing is at least as new as the last promotion in its chain.
