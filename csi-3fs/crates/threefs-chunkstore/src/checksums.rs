@@ -34,8 +34,14 @@ pub(crate) fn blocks_of(length: usize) -> usize {
 /// The checksum of the whole content of `length` bytes.
 pub(crate) fn of_whole(blocks: &[u32], length: usize) -> Checksum {
     let Some((&last, full)) = blocks.split_last() else { return Checksum(0) };
+    if full.is_empty() {
+        return Checksum(last);
+    }
     let before = full.iter().fold(0, |sum, &next| shift_block(sum) ^ next);
     let last_bytes = length - full.len() * BLOCK_BYTES;
+    if last_bytes == BLOCK_BYTES {
+        return Checksum(shift_block(before) ^ last);
+    }
     Checksum(before).followed_by(Checksum(last), last_bytes)
 }
 

@@ -16,6 +16,16 @@ pub trait DiskFile: Send + Sync + 'static {
     /// Errors of the operating system.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Appends `length` bytes from `offset`, as [`Self::read_at`] reads them.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`]; the appended bytes are then unspecified.
+    fn append_to(&self, bytes: &mut Vec<u8>, length: usize, offset: u64) -> io::Result<()> {
+        let start = bytes.len();
+        bytes.resize(start + length, 0);
+        self.read_at(bytes.get_mut(start..).unwrap_or_default(), offset)
+    }
+
     /// Starts to read a range into the page cache, if this is supported.
     fn read_ahead(&self, offset: u64, length: u64);
 

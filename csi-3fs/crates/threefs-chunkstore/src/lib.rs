@@ -51,6 +51,8 @@ pub struct ReadOutcome {
     pub state: ChunkState,
     /// The requested bytes; fewer where the chunk ends.
     pub bytes: Vec<u8>,
+    /// Checksum of `bytes`.
+    pub checksum: Checksum,
 }
 
 /// Result of a verified read without its bytes.

@@ -141,7 +141,16 @@ impl World {
             Some(state) => {
                 let from = (offset as usize).min(state.bytes.len());
                 let to = (from + length as usize).min(state.bytes.len());
-                assert_eq!(result.unwrap().bytes, state.bytes[from..to], "{chunk}");
+                let read = result.unwrap();
+                assert_eq!(read.bytes, state.bytes[from..to], "{chunk}");
+                assert_eq!(read.checksum, Checksum::of(&read.bytes), "{chunk}");
+                // Its checksum is derived from those of the blocks, also with a block that is cut.
+                for offset in [0, offset & !4_095] {
+                    for length in [4_096, 8_192, u32::MAX] {
+                        let read = self.store().read(chunk, which, offset, length).unwrap();
+                        assert_eq!(read.checksum, Checksum::of(&read.bytes), "{chunk}");
+                    }
+                }
             }
         }
     }

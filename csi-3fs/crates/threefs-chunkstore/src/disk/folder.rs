@@ -10,6 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use threefs_core::chunk::BLOCK_BYTES;
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, FallocateFlags, FlockOperation};
 
 use super::direct::DirectWriter;
@@ -208,6 +209,24 @@ impl DiskFile for FolderFile {
         Ok(())
     }
 
+    /// Into memory that is not zeroed before, if nothing follows: the spare capacity is all read.
+    fn append_to(&self, bytes: &mut Vec<u8>, length: usize, offset: u64) -> io::Result<()> {
+        let (start, end) = (bytes.len(), bytes.len() + length);
+        bytes.reserve_exact(length);
+        while bytes.len() < end && bytes.capacity() == end {
+            let at = offset + (bytes.len() - start) as u64;
+            match rustix::io::pread(&self.file, spare_capacity(bytes), at) {
+                Ok(0) => break,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let read = bytes.len();
+        bytes.resize(end, 0);
+        let rest = bytes.get_mut(read..).unwrap_or_default();
+        self.read_at(rest, offset + (read - start) as u64)
+    }
+
     fn read_ahead(&self, offset: u64, length: u64) {
         // A failure is one of the read that follows.
         let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(length), Advice::WillNeed);
@@ -329,6 +348,22 @@ mod tests {
         }
         file.fill(64 << 10, 64 << 10).unwrap();
         assert!(!file.has_holes().unwrap());
+    }
+
+    #[test]
+    fn ranges_are_appended_also_beyond_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Folder::open(folder.path()).unwrap().open("data").unwrap();
+        let content: Vec<u8> = (0..9_000).map(|at| (at % 251) as u8).collect();
+        DiskFile::write_at(&file, &content, 0).unwrap();
+        for capacity in [0, 5_003, 8_003, 20_000] {
+            let mut bytes = Vec::with_capacity(capacity);
+            bytes.extend_from_slice(b"abc");
+            file.append_to(&mut bytes, 5_000, 100).unwrap();
+            file.append_to(&mut bytes, 3_000, 8_000).unwrap();
+            let expected = [b"abc", &content[100..5_100], &content[8_000..], &[0; 2_000]].concat();
+            assert_eq!(bytes, expected, "{capacity}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use threefs_core::checksum::Checksum;
 use threefs_core::chunk::{BLOCK_BYTES, Which};
 use threefs_core::error::StoreError;
 use threefs_core::ids::ChunkId;
@@ -10,7 +11,7 @@ use super::{FileChunkStore, io_error};
 use crate::blocks::Extent;
 use crate::disk::{Disk, DiskFile};
 use crate::index::Version;
-use crate::{ReadOutcome, Verified};
+use crate::{ReadOutcome, Verified, checksums};
 
 /// Maximum number of retries of a read whose blocks were reused meanwhile.
 const READ_RETRIES: usize = 16;
@@ -34,14 +35,22 @@ impl<D: Disk> FileChunkStore<D> {
             let start = (offset as usize).min(total);
             let end = start.saturating_add(length as usize).min(total);
             if start == end {
-                return Ok(ReadOutcome { state: version.state, bytes: Vec::new() });
+                let (bytes, checksum) = (Vec::new(), Checksum(0));
+                return Ok(ReadOutcome { state: version.state, bytes, checksum });
             }
             let (from, to) = (start / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
             match self.read_blocks(chunk, &version, from, to) {
                 Ok(mut bytes) => {
                     bytes.truncate(end - from * BLOCK_BYTES);
                     bytes.drain(..start - from * BLOCK_BYTES);
-                    return Ok(ReadOutcome { state: version.state, bytes });
+                    let is_whole = start.is_multiple_of(BLOCK_BYTES)
+                        && (end.is_multiple_of(BLOCK_BYTES) || end == total);
+                    // Those of the blocks have just been verified.
+                    let checksum = match version.content.checksums.get(from..to) {
+                        Some(blocks) if is_whole => checksums::of_whole(blocks, bytes.len()),
+                        _ => Checksum::of(&bytes),
+                    };
+                    return Ok(ReadOutcome { state: version.state, bytes, checksum });
                 }
                 Err(error) => {
                     // The blocks may have been reused since the index lookup: then the index has
@@ -96,7 +105,8 @@ impl<D: Disk> FileChunkStore<D> {
         let length = version.state.length as usize;
         let end = (to * BLOCK_BYTES).min(length);
         let start = from * BLOCK_BYTES;
-        let mut bytes = vec![0; end.saturating_sub(start)];
+        let total = end.saturating_sub(start);
+        let mut bytes = Vec::with_capacity(total);
         let runs = crate::blocks::slice(&version.content.extents, from, to);
         if runs.len() > READ_AHEAD_RUNS {
             for run in runs.iter().filter(|run| !run.is_hole()) {
@@ -104,18 +114,17 @@ impl<D: Disk> FileChunkStore<D> {
                 self.data.read_ahead(start * BLOCK_BYTES as u64, length * BLOCK_BYTES as u64);
             }
         }
-        let mut at = 0;
         for run in runs {
-            let take = (run.blocks as usize * BLOCK_BYTES).min(bytes.len() - at);
+            let take = (run.blocks as usize * BLOCK_BYTES).min(total - bytes.len());
             if run.is_hole() {
-                at += take;
+                bytes.resize(bytes.len() + take, 0);
                 continue;
             }
             self.data
-                .read_at(&mut bytes[at..at + take], run.start * BLOCK_BYTES as u64)
+                .append_to(&mut bytes, take, run.start * BLOCK_BYTES as u64)
                 .map_err(|error| io_error("read data", &error))?;
-            at += take;
         }
+        bytes.resize(total, 0);
         for (block, content) in (from..to).zip(bytes.chunks(BLOCK_BYTES)) {
             let expected = version.content.checksums.get(block);
             if expected != Some(&crc32c::crc32c(content)) {

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use threefs_core::checksum::Checksum;
 use threefs_core::chunk::Which;
 use threefs_core::error::StorageError;
 use threefs_core::ids::ChainVersion;
@@ -137,7 +136,7 @@ impl Target {
             version: outcome.state.version,
             length: outcome.bytes.len() as u32,
             chunk_length: outcome.state.length,
-            checksum: Checksum::of(&outcome.bytes),
+            checksum: outcome.checksum,
             chain_version,
         };
         Ok((reply, outcome.bytes))
@@ -146,6 +145,8 @@ impl Target {
 
 #[cfg(test)]
 mod tests {
+    use threefs_core::checksum::Checksum;
+
     use super::*;
 
     fn read(version: u64, data: &[u8]) -> Group {
