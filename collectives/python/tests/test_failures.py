@@ -6,6 +6,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
+import hfreduce.torch
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ LAYOUTS = {"one-node": Layout.one_node(3), "two-zones": Layout.two_zones(2, 1)}
 JOB = {"FLYER_JOB": "default/gpt"}
 LIVENESS = {"HFREDUCE_LIVENESS_SECONDS": "6"} | JOB  # longer than a busy machine keeps a rank off
 BAD = 1
+GROUPS = 40
 
 PATIENCE_SECONDS = 110
 PROMPT_SECONDS = 60
@@ -169,6 +171,23 @@ def test_a_rank_whose_tensor_is_refused_does_not_block_the_others(then):
         kind = {"ends": "peer_left", "continues": "mismatch"}[then]
         assert outcome.failure.fields["kind"] == kind, outcome
         assert "rank 1" in outcome.failure.text, outcome
+
+
+def aborts_what_has_ended(rank, size):
+    for _ in range(GROUPS):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(10), group=group)
+        dist.barrier(group)
+        if rank == BAD:
+            hfreduce.torch.communicator(group).abort("after the barrier")
+    return "passed"
+
+
+def test_an_abort_after_a_barrier_fails_the_barrier_on_no_rank():
+    """The other ranks may look for its result only then."""
+    layout = Layout.one_node(3)
+    outcomes = run(aborts_what_has_ended, layout, deadline_seconds=PATIENCE_SECONDS)
+    assert [outcome.value for outcome in outcomes] == ["passed"] * len(outcomes), outcomes
 
 
 def ends_without_closing(rank, size):

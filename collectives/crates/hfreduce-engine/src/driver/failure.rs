@@ -32,7 +32,33 @@ impl Driver {
 
     /// Aborts the communicator, unless it is aborted already. `from`: the link that reported the
     /// reason.
-    pub(super) fn abort(&mut self, mut cause: AbortReason, from: Option<usize>) {
+    pub(super) fn abort(&mut self, cause: AbortReason, from: Option<usize>) {
+        if !self.node.is_broken() {
+            self.deliver_complete(cause.sequence);
+            self.abort_at_once(cause, from);
+        }
+    }
+
+    /// Ends operations before number `below` (negative: all) whose results are here. A rank that has
+    /// passed a barrier may abort before another one has looked for the result of that barrier: it
+    /// has succeeded on both. Results are in slots of the segment, which stay as they are after an
+    /// abort; an operation of more chunks than slots is not waited for.
+    fn deliver_complete(&mut self, below: i64) {
+        let Self { node, operations, local, channel, p2p, .. } = self;
+        let mut finished =
+            |number| channel.as_mut().is_some_and(|channel| channel.finished.remove(&number));
+        while let Some(oldest) = operations.active.front()
+            && (below < 0 || (oldest.work.sequence as i64) < below)
+            && oldest.end() - local.delivered <= node.shm.shape().slots as u64
+            // A fault here is not the first one.
+            && let Ok(true) = local.deliver(node, operations, &mut finished)
+        {
+            operations.complete(node, p2p.oldest_collective());
+        }
+    }
+
+    /// As `abort`, but no operation ends in success: after a panic, their state is not used.
+    pub(super) fn abort_at_once(&mut self, mut cause: AbortReason, from: Option<usize>) {
         if self.node.is_broken() {
             return;
         }

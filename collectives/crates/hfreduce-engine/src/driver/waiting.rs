@@ -121,7 +121,7 @@ impl Backend for Driver {
 
     fn fail_after_panic(&mut self) {
         let detail = "the engine's thread panicked: a bug in the engine".into();
-        self.abort(self.node.reason(ErrorKind::Io, self.node.rank(), detail), None);
+        self.abort_at_once(self.node.reason(ErrorKind::Io, self.node.rank(), detail), None);
     }
 
     fn close(&mut self, next: u64, until: Instant) {
