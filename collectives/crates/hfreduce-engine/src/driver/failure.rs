@@ -42,7 +42,7 @@ impl Driver {
     /// Ends operations before number `below` (negative: all) whose results are here. A rank that has
     /// passed a barrier may abort before another one has looked for the result of that barrier: it
     /// has succeeded on both. Results are in slots of the segment, which stay as they are after an
-    /// abort; an operation of more chunks than slots is not waited for.
+    /// abort. An operation with more chunks left than slots is left out: it would delay the abort.
     fn deliver_complete(&mut self, below: i64) {
         let Self { node, operations, local, channel, p2p, .. } = self;
         let mut finished =
