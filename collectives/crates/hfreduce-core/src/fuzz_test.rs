@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::credit::CLASSES;
 use super::matching::{ANY_RANK, Envelope, OFFERS_MAX, PairAction, Pairs, TransferId};
-use super::reconfigure::{Message, Reconfiguration, Rejection, Start, Step};
+use super::reconfigure::{Message, Reconfiguration, RejectedList, Rejection, Start, Step};
 use super::tree::{Action, DataHead, Place, TreeCore};
 use super::{Determinism, Fingerprint, Flows, Geometry, Kind, Stage};
 use crate::error::ErrorKind;
@@ -173,9 +173,14 @@ fn envelope(kind: u8, tag: u64, bytes: u64) -> Envelope {
 fn message() -> impl Strategy<Value = Message> {
     let infos = proptest::collection::vec("[a-c]", 0..4);
     prop_oneof![
-        (0..3_u64, 0..2_u64, 0..3_u64).prop_map(|(list_digest, caller, attempt)| {
-            Message::Call { list_digest, caller, attempt }
-        }),
+        (0..3_u64, 0..2_u64, 0..3_u64, 0..3_u64).prop_map(
+            |(list_digest, caller, attempt, rejected)| {
+                let why =
+                    Rejection { kind: ErrorKind::PeerDied, member: None, detail: String::new() };
+                let rejected = vec![RejectedList { list_digest: rejected, why }];
+                Message::Call { list_digest, caller, attempt, rejected }
+            }
+        ),
         (any::<u32>(), "[a-c]").prop_map(|(epoch, info)| Message::Join { epoch, info }),
         "[a-c]".prop_map(|list| Message::Differ { list }),
         (0..5_usize).prop_map(|member| Message::Wait { member }),
@@ -249,7 +254,9 @@ proptest! {
     ) {
         let own = (!newcomer).then_some(own);
         let (list, info) = ("list".to_owned(), "card".to_owned());
-        let start = Start { id: 1, attempt: 1, own, size: 4, list_digest: 1, list, epoch: 3, info, nonce: 9 };
+        let (list_digest, rejected) = (1, Vec::new());
+        let start =
+            Start { id: 1, attempt: 1, own, size: 4, list_digest, list, epoch: 3, info, nonce: 9, rejected };
         let mut reconfigure = Reconfiguration::new(start);
         let mut ends = 0;
         let mut sends = 0;

@@ -10,11 +10,14 @@
 //! ```
 //! An attempt ends for every member that takes part: with an agreement, with the coordinator's
 //! Reject, with the end of the connection to the coordinator, or at the deadline. A Call that
-//! arrives after a member's attempt has ended is kept for its next attempt. Attempts cannot be
-//! confused: each has a random number from its coordinator, which is part of the group's name, and
-//! a connection that was made for another group is refused. Some members may reach an agreement and
-//! then fail to connect while others do not: members are identified by a number that stays the same
-//! in all epochs, so they find each other again in the next attempt.
+//! arrives after a member's attempt has ended is kept for its next attempt. A coordinator that has
+//! rejected a list may call with the next one before all members know: a Call contains the lists
+//! that its coordinator has rejected, and a member that still has one of them fails with that reason
+//! and keeps the Call. Attempts cannot be confused: each has a random number from its coordinator,
+//! which is part of the group's name, and a connection that was made for another group is refused.
+//! Some members may reach an agreement and then fail to connect while others do not: members are
+//! identified by a number that stays the same in all epochs, so they find each other again in the
+//! next attempt.
 //!
 //! Connections are numbered by the driver: `member` for those that the coordinator dialed, from
 //! [`Reconfiguration::first_incoming`] for those that were accepted.
@@ -37,6 +40,8 @@ pub enum Message {
         caller: u64,
         /// Number of the coordinator's attempt.
         attempt: u64,
+        /// The last lists that the coordinator has rejected since its epoch began, oldest first.
+        rejected: Vec<RejectedList>,
     },
     /// The member has the same list.
     Join {
@@ -79,6 +84,15 @@ pub struct Rejection {
     pub detail: String,
 }
 
+/// A list of members whose attempt failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RejectedList {
+    /// Digest of the list.
+    pub list_digest: u64,
+    /// Why the attempt failed.
+    pub why: Rejection,
+}
+
 /// What all members agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreement {
@@ -100,6 +114,13 @@ pub enum Step {
     },
     /// Send a message.
     Send {
+        /// The connection.
+        line: u64,
+        /// The message.
+        message: Message,
+    },
+    /// Keep a connection for the next attempt, which receives the message first.
+    Keep {
         /// The connection.
         line: u64,
         /// The message.
@@ -130,6 +151,8 @@ pub struct Start {
     pub info: String,
     /// A unique number, used by the coordinator.
     pub nonce: u64,
+    /// The last lists that this rank has rejected as the coordinator since its epoch began.
+    pub rejected: Vec<RejectedList>,
 }
 
 /// One rank's side of one attempt.
@@ -206,7 +229,8 @@ impl Reconfiguration {
     pub fn connected(&mut self, member: usize) {
         self.connected[member] = true;
         let Start { list_digest, id: caller, attempt, .. } = self.start;
-        self.send(member as u64, Message::Call { list_digest, caller, attempt });
+        let rejected = self.start.rejected.clone();
+        self.send(member as u64, Message::Call { list_digest, caller, attempt, rejected });
         if let Some(why) = self.refused.clone() {
             self.send(member as u64, Message::Reject(why));
         }
@@ -218,9 +242,7 @@ impl Reconfiguration {
             return;
         }
         match (self.dialed_member(line), message) {
-            (None, Message::Call { list_digest, caller, attempt }) => {
-                self.call(line, list_digest, (caller, attempt));
-            }
+            (None, message @ Message::Call { .. }) => self.call(line, message),
             (None, Message::Welcome { epoch, nonce, infos }) if self.joined == Some(line) => {
                 self.end(Ok(Agreement { epoch, nonce, infos }));
             }
@@ -294,18 +316,26 @@ impl Reconfiguration {
         (self.start.own == Some(0) && line < self.first_incoming()).then_some(line as usize)
     }
 
-    fn call(&mut self, line: u64, list_digest: u64, (caller, attempt): (u64, u64)) {
+    fn call(&mut self, line: u64, message: Message) {
+        let Message::Call { list_digest, caller, attempt, ref rejected } = message else { return };
         if self.newest_call.is_some_and(|(other, newer)| caller == other && attempt < newer) {
             return;
         }
         self.newest_call = Some((caller, attempt));
-        let newcomer = self.start.own.is_none();
+        let (newcomer, coordinates) = (self.start.own.is_none(), self.start.own == Some(0));
+        let own_list = self.start.list_digest;
         // The coordinator of a list is not called by a rank that has the same list.
-        if newcomer || (list_digest == self.start.list_digest && self.start.own != Some(0)) {
+        if newcomer || (list_digest == own_list && !coordinates) {
             // A later call of the same coordinator replaces its previous attempt.
             self.joined = Some(line);
             let (epoch, info) = (self.start.epoch, self.start.info.clone());
             self.send(line, Message::Join { epoch, info });
+        } else if let Some(own) = rejected.iter().rfind(|list| list.list_digest == own_list)
+            && !coordinates
+        {
+            let why = own.why.clone();
+            self.steps.push_back(Step::Keep { line, message });
+            self.end(Err(why));
         } else {
             self.send(line, Message::Differ { list: self.start.list.clone() });
         }

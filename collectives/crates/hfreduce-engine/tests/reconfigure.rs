@@ -166,6 +166,32 @@ fn ranks_that_disagree_on_the_members_get_an_error_and_can_retry() {
 }
 
 #[test]
+fn members_that_learn_late_of_a_lost_one_follow_their_coordinator() {
+    let first_failed = Barrier::new(3);
+    run(
+        &placement(4, 1),
+        |_| {},
+        |comm| {
+            if comm.rank() == 1 {
+                return;
+            }
+            if comm.rank() != 0 {
+                first_failed.wait();
+                // Rank 0 calls with the next list meanwhile; any order must work.
+                std::thread::sleep(Duration::from_millis(100) * (comm.rank() - 2));
+            }
+            let absent = comm.reconfigure(&ranks(&[0, 1, 2, 3]), TIMEOUT).err().unwrap();
+            assert_eq!(absent.cause.peer, Some(1), "{absent}");
+            if comm.rank() == 0 {
+                first_failed.wait();
+            }
+            let next = comm.reconfigure(&ranks(&[0, 2, 3]), TIMEOUT).unwrap();
+            assert_eq!(sum(&next), 6.0);
+        },
+    );
+}
+
+#[test]
 fn segments_are_offered_again_and_those_of_lost_ranks_are_not_read() {
     let failed_rank = 3;
     let list: Vec<u32> = (0..6).filter(|rank| *rank != failed_rank).collect();

@@ -11,7 +11,9 @@ mod faults;
 use std::collections::{BTreeMap, VecDeque};
 
 use hfreduce_core::error::ErrorKind;
-use hfreduce_core::reconfigure::{Agreement, Message, Reconfiguration, Rejection, Start, Step};
+use hfreduce_core::reconfigure::{
+    Agreement, Message, Reconfiguration, RejectedList, Rejection, Start, Step,
+};
 
 use crate::event_queue::{EventQueue, MILLISECOND, SECOND, Time};
 use crate::seed::Seed;
@@ -34,6 +36,8 @@ pub enum Bug {
     NoNonce,
     /// Members drop unanswered connections when their attempt ends.
     DropsConnections,
+    /// Coordinators do not report the lists that they have rejected.
+    ForgetsRejections,
 }
 
 /// Kind of a scenario.
@@ -43,6 +47,8 @@ enum Scenario {
     Faults,
     /// One member starts with an outdated list, and all members retry immediately.
     OutdatedList { member: usize, omitted: usize },
+    /// All members start with a list that contains one that has exited, and retry immediately.
+    LostMember { lost: usize },
 }
 
 /// A fault of one member.
@@ -88,6 +94,8 @@ struct Actor {
     missed: Vec<Event>,
     core: Option<Reconfiguration>,
     list: Vec<usize>,
+    /// The lists that it has rejected as their coordinator in its present epoch.
+    rejected: Vec<RejectedList>,
     attempt: u32,
     entered: Time,
     epoch: u32,
@@ -123,17 +131,22 @@ pub fn try_regroups(seeds: std::ops::Range<u64>, bug: Option<Bug>) -> Result<u64
     seeds.map(|number| Simulation::new(number, bug).run()).sum()
 }
 
+fn digest(list: &[usize]) -> u64 {
+    list.iter().fold(1, |all: u64, id| all.wrapping_mul(31).wrapping_add(*id as u64))
+}
+
 impl Simulation {
     fn new(number: u64, bug: Option<Bug>) -> Self {
         let mut seed = Seed(number);
         let members = 2 + seed.below(14) as usize;
         let mut event_queue = EventQueue::default();
         let mut faults = Vec::new();
-        let scenario = match seed.below(3) {
+        let scenario = match seed.below(4) {
             0 => Scenario::OutdatedList {
                 member: seed.below(members as u64) as usize,
                 omitted: seed.below(members as u64) as usize,
             },
+            1 => Scenario::LostMember { lost: 1 + seed.below(members as u64 - 1) as usize },
             _ => Scenario::Faults,
         };
         let count = if scenario == Scenario::Faults { seed.below(4) } else { 0 };
@@ -150,7 +163,9 @@ impl Simulation {
         for member in 0..members {
             event_queue.plan(1 + seed.below(SECOND), Event::Enter(member));
         }
-        let actors = (0..members).map(|_| Actor::default()).collect();
+        let lost = |member| matches!(scenario, Scenario::LostMember { lost } if lost == member);
+        let actor = |member| Actor { dead: lost(member), ..Actor::default() };
+        let actors = (0..members).map(actor).collect();
         let (connections, groups, wrong) = (Vec::new(), BTreeMap::new(), None);
         Self {
             seed,
@@ -260,6 +275,9 @@ impl Simulation {
         {
             list.retain(|member| *member != omitted);
         }
+        if let (Scenario::LostMember { .. }, 0) = (self.scenario, self.actors[id].attempt) {
+            list = (0..self.actors.len()).collect();
+        }
         // The scheduler reports to a member without network that the job continues without it.
         let Some(own) = list.iter().position(|member| *member == id) else {
             self.actors[id].alone = true;
@@ -270,18 +288,18 @@ impl Simulation {
         let actor = &mut self.actors[id];
         actor.attempt += 1;
         (actor.entered, actor.group) = (now, None);
+        let reports_rejected = self.bug != Some(Bug::ForgetsRejections);
         let start = Start {
             id: id as u64,
             attempt: u64::from(actor.attempt),
             own: Some(own),
             size: list.len(),
-            list_digest: list
-                .iter()
-                .fold(1, |all: u64, id| all.wrapping_mul(31).wrapping_add(*id as u64)),
+            list_digest: digest(&list),
             list: format!("{list:?}"),
             epoch: actor.epoch,
             info: format!("{id}.{}", actor.attempt),
             nonce,
+            rejected: if reports_rejected { actor.rejected.clone() } else { Vec::new() },
         };
         let core = Reconfiguration::new(start);
         actor.next_line = core.first_incoming();
@@ -297,6 +315,7 @@ impl Simulation {
             match step {
                 Step::Dial { member } => self.dial(id, member),
                 Step::Send { line, message } => self.send_on(id, line, message),
+                Step::Keep { line, message } => self.keep(id, line, message),
                 Step::End(how) => {
                     self.end(id, how);
                     return;
@@ -333,6 +352,11 @@ impl Simulation {
         {
             self.wrong = Some(format!("member {id} fails although all run: {why:?}"));
         }
+        if let (Scenario::LostMember { .. }, Err(why)) = (self.scenario, &how)
+            && why.kind == ErrorKind::Mismatch
+        {
+            self.wrong = Some(format!("member {id} fails although all agree: {why:?}"));
+        }
         match how {
             Ok(agreement) => {
                 let name = (agreement.epoch, agreement.nonce);
@@ -345,16 +369,23 @@ impl Simulation {
                 }
                 self.actors[id].epoch = agreement.epoch;
                 self.actors[id].agreed = Some(agreement);
+                self.actors[id].rejected.clear();
                 self.event_queue.plan(now + CONNECT, Event::Connected(id, attempt));
             }
-            Err(_) => self.retry(id),
+            Err(why) => {
+                let list_digest = digest(&self.actors[id].list);
+                if self.actors[id].list.first() == Some(&id) {
+                    self.actors[id].rejected.push(RejectedList { list_digest, why });
+                }
+                self.retry(id);
+            }
         }
     }
 
     fn retry(&mut self, id: usize) {
         let longest = match self.scenario {
             Scenario::Faults => 300 * MILLISECOND,
-            Scenario::OutdatedList { .. } => 5 * MILLISECOND,
+            Scenario::OutdatedList { .. } | Scenario::LostMember { .. } => 5 * MILLISECOND,
         };
         let pause = 1 + self.seed.below(longest);
         self.event_queue.plan(self.event_queue.now() + pause, Event::Enter(id));

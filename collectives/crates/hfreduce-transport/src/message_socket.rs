@@ -132,6 +132,12 @@ impl<S: Read + Write> MessageSocket<S> {
         }
     }
 
+    /// Makes `message` the next one to be received.
+    pub fn put_back(&mut self, message: &impl Serialize) {
+        self.received.all.splice(..self.received.consumed, framed(message));
+        self.received.consumed = 0;
+    }
+
     /// Receives bytes; true if any have arrived or the connection has ended.
     pub fn has_more(&mut self) -> bool {
         let before = self.received.rest().len();

@@ -13,7 +13,7 @@ use super::info::{Info, host};
 use super::neighbors::{Call, Hello, Purpose, dial};
 use crate::driver::lock;
 use hfreduce_core::error::ErrorKind;
-use hfreduce_core::reconfigure::{Agreement, Reconfiguration, Rejection, Start, Step};
+use hfreduce_core::reconfigure::{Agreement, Message, Reconfiguration, Rejection, Start, Step};
 use hfreduce_shm::flight::Recorder;
 use hfreduce_transport::message_socket::MessageSocket;
 
@@ -133,10 +133,20 @@ impl<'a> AgreementDriver<'a> {
                         line.send(&message);
                     }
                 }
+                Step::Keep { line, message } => self.keep(line, &message),
                 Step::End(how) => return Some(how),
             }
         }
         None
+    }
+
+    fn keep(&mut self, number: u64, message: &Message) {
+        if let Message::Call { caller, attempt, .. } = message
+            && let Some(line) = self.lines.get_mut(&number)
+        {
+            line.put_back(message);
+            self.unheard.insert(number, (*caller, *attempt as u32));
+        }
     }
 
     fn dial(&mut self, member: usize) {

@@ -20,10 +20,13 @@ use crate::communicator::Communicator;
 use crate::driver::lock;
 use hfreduce_core::error::{CollectiveError, ErrorKind};
 use hfreduce_core::placement::Placement;
+use hfreduce_core::reconfigure::RejectedList;
 use hfreduce_shm::quota::Charge;
 
 /// A machine with many containers has hundreds of addresses; infos stay small.
 const ADDRESSES_MAX: usize = 16;
+/// Maximum number of rejected lists that a coordinator reports.
+const REJECTED_MAX: usize = 4;
 
 /// Identity of an endpoint. The port is closed with the last communicator or endpoint that uses it.
 pub struct EndpointIdentity {
@@ -36,6 +39,8 @@ pub struct EndpointIdentity {
     pub(super) inbox: Arc<Inbox>,
     /// Number of attempts to reconfigure.
     pub(super) attempts: AtomicU32,
+    /// The last lists that this endpoint has rejected as their coordinator in the present epoch.
+    rejected: Mutex<Vec<RejectedList>>,
     /// Reservation of descriptors for the present epoch.
     descriptors: Mutex<Reservation>,
     memory: Mutex<Charge>,
@@ -111,12 +116,33 @@ impl EndpointIdentity {
             port,
             inbox,
             attempts: AtomicU32::new(0),
+            rejected: Mutex::default(),
             descriptors,
             memory: Mutex::new(memory),
             descriptor_charge: Mutex::new(descriptor_charge),
             _addresses: addresses,
             arena: Mutex::default(),
         })
+    }
+
+    /// The lists that it has rejected as their coordinator in the present epoch.
+    pub(super) fn rejected(&self) -> Vec<RejectedList> {
+        lock(&self.rejected).clone()
+    }
+
+    /// Records that it has rejected a list as its coordinator.
+    pub(super) fn reject(&self, list: RejectedList) {
+        let mut rejected = lock(&self.rejected);
+        rejected.retain(|other| other.list_digest != list.list_digest);
+        rejected.push(list);
+        if rejected.len() > REJECTED_MAX {
+            rejected.remove(0);
+        }
+    }
+
+    /// Begins an epoch, in which no list has been rejected.
+    pub(super) fn begin_epoch(&self) {
+        lock(&self.rejected).clear();
     }
 
     /// Reserves resources for the connections and the memory of a later epoch.

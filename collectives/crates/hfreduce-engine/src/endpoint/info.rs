@@ -12,7 +12,7 @@ use super::Options;
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
 
 /// Version of the info; ranks of another release are refused.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// Information of a rank for the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

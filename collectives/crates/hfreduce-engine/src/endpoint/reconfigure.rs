@@ -22,7 +22,7 @@ use super::{Endpoint, Options};
 use crate::communicator::{Communicator, Session};
 use crate::member::Member;
 use hfreduce_core::error::{AbortReason, CollectiveError, ErrorKind};
-use hfreduce_core::reconfigure::{Agreement, Rejection, Start};
+use hfreduce_core::reconfigure::{Agreement, RejectedList, Rejection, Start};
 
 /// Time in which operations of the previous epoch may end.
 pub const CLOSE: Duration = Duration::from_secs(2);
@@ -221,11 +221,22 @@ fn go(
         epoch: previous_epoch.map_or(0, |(epoch, _)| epoch),
         info: serde_json::to_string(&info).unwrap_or_default(),
         nonce: u64::from_le_bytes(first_eight(&nonce)),
+        rejected: identity.rejected(),
     };
+    let list_digest = start.list_digest;
     identity.inbox.between(list.len());
     let recorder = record::for_reconfiguration(&options, &start);
     let agreement = AgreementDriver::new(&identity, list, start, deadline);
-    let agreed = agreement.run(&recorder, watch).map_err(Trouble::Refused)?;
+    let agreed = match agreement.run(&recorder, watch) {
+        Ok(agreed) => agreed,
+        Err(why) => {
+            if own == Some(0) {
+                identity.reject(RejectedList { list_digest, why: why.clone() });
+            }
+            return Err(Trouble::Refused(why));
+        }
+    };
+    identity.begin_epoch();
     let ids: Vec<u8> = [agreed.nonce, u64::from(agreed.epoch)].map(u64::to_le_bytes).concat();
     let (endpoint, infos) = next_epoch(identity, options, &agreed, local_sockets)?;
     let group = infos.iter().flat_map(|info| info.id.to_le_bytes()).chain(ids).collect::<Vec<_>>();

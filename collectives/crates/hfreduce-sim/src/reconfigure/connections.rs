@@ -99,6 +99,20 @@ impl Simulation {
         }
     }
 
+    /// Keeps a connection with its first message for the member's next attempt, unless the
+    /// coordinator has closed it.
+    pub(super) fn keep(&mut self, id: usize, line: u64, message: Message) {
+        let accepted = Some((self.actors[id].attempt, line));
+        let is_kept = |other: &&mut Connection| other.member == id && other.accepted == accepted;
+        if let Some(connection) = self.connections.iter_mut().find(is_kept) {
+            connection.accepted = None;
+            match connection.inbox.contains(&None) {
+                true => connection.inbox.clear(),
+                false => connection.inbox.push_front(Some(message)),
+            }
+        }
+    }
+
     pub(super) fn send(&mut self, at: usize, from: usize, message: Option<Message>) {
         let arrival = self.event_queue.now() + self.latency();
         let connection = &mut self.connections[at];
