@@ -13,8 +13,8 @@
 //! arrives after a member's attempt has ended is kept for its next attempt. A coordinator that has
 //! rejected a list may call with the next one before all members know: a Call contains the lists
 //! that its coordinator has rejected, and a member that still has one of them fails with that reason
-//! and keeps the Call. Attempts cannot be confused: each has a random number from its coordinator,
-//! which is part of the group's name, and a connection that was made for another group is refused.
+//! and keeps the Call. Attempts cannot be confused: each has a random number from its coordinator as
+//! part of the group's name, and a connection that was made for another group is refused.
 //! Some members may reach an agreement and then fail to connect while others do not: members are
 //! identified by a number that stays the same in all epochs, so they find each other again in the
 //! next attempt.
@@ -40,7 +40,7 @@ pub enum Message {
         caller: u64,
         /// Number of the coordinator's attempt.
         attempt: u64,
-        /// The last lists that the coordinator has rejected since its epoch began, oldest first.
+        /// The last lists that the coordinator has rejected in its present epoch, oldest first.
         rejected: Vec<RejectedList>,
     },
     /// The member has the same list.
@@ -151,7 +151,7 @@ pub struct Start {
     pub info: String,
     /// A unique number, used by the coordinator.
     pub nonce: u64,
-    /// The last lists that this rank has rejected as the coordinator since its epoch began.
+    /// The last lists that this rank has rejected as the coordinator in its present epoch.
     pub rejected: Vec<RejectedList>,
 }
 

@@ -150,7 +150,7 @@ fn a_member_with_a_rejected_list_fails_with_its_reason_and_keeps_the_next_call()
     coordinator.connected(1);
     let called = Step::Send { line: 1, message: call_with(5, 3, rejected.clone()) };
     assert_eq!(steps(&mut coordinator).last(), Some(&called));
-    // Before and after the call of its own list.
+    // Before and after the call with its list.
     for joined in [false, true] {
         let mut member = Reconfiguration::new(start(Some(1), 6));
         if joined {

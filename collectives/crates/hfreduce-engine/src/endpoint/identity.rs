@@ -140,8 +140,8 @@ impl EndpointIdentity {
         }
     }
 
-    /// Begins an epoch, in which no list has been rejected.
-    pub(super) fn begin_epoch(&self) {
+    /// Called at the start of an epoch.
+    pub(super) fn forget_rejected(&self) {
         lock(&self.rejected).clear();
     }
 

@@ -236,7 +236,7 @@ fn go(
             return Err(Trouble::Refused(why));
         }
     };
-    identity.begin_epoch();
+    identity.forget_rejected();
     let ids: Vec<u8> = [agreed.nonce, u64::from(agreed.epoch)].map(u64::to_le_bytes).concat();
     let (endpoint, infos) = next_epoch(identity, options, &agreed, local_sockets)?;
     let group = infos.iter().flat_map(|info| info.id.to_le_bytes()).chain(ids).collect::<Vec<_>>();
