@@ -132,7 +132,7 @@ impl<S: Read + Write> MessageSocket<S> {
         }
     }
 
-    /// Makes `message` the next one to be received.
+    /// Makes `message`, which was received, the next one again.
     pub fn put_back(&mut self, message: &impl Serialize) {
         self.received.all.splice(..self.received.consumed, framed(message));
         self.received.consumed = 0;
@@ -167,5 +167,32 @@ impl<S: Read + Write> MessageSocket<S> {
                 Err(error) => self.end_reason = Some(format!("its connection failed: {error}")),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_message_that_is_put_back_is_received_before_those_after_it() {
+        let (sender, receiver) = UnixStream::pair().unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let mut sender = MessageSocket::with_limit(sender, 100);
+        let mut receiver = MessageSocket::with_limit(receiver, 100);
+        for number in 0..4 {
+            sender.send(&number);
+        }
+        assert_eq!(receiver.next_message(), Some(0));
+        assert_eq!(receiver.next_message(), Some(1));
+        receiver.put_back(&1);
+        for number in 1..4 {
+            assert_eq!(receiver.next_message(), Some(number));
+        }
+        receiver.put_back(&3);
+        assert_eq!(receiver.next_message(), Some(3));
+        assert_eq!(receiver.next_message::<u32>(), None);
     }
 }
