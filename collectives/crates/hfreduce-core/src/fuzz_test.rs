@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::credit::CLASSES;
 use super::matching::{ANY_RANK, Envelope, OFFERS_MAX, PairAction, Pairs, TransferId};
-use super::reconfigure::{Message, Reconfiguration, RejectedList, Rejection, Start, Step};
+use super::reconfigure::{Call, Message, Reconfiguration, RejectedList, Rejection, Start, Step};
 use super::tree::{Action, DataHead, Place, TreeCore};
 use super::{Determinism, Fingerprint, Flows, Geometry, Kind, Stage};
 use crate::error::ErrorKind;
@@ -178,7 +178,7 @@ fn message() -> impl Strategy<Value = Message> {
                 let why =
                     Rejection { kind: ErrorKind::PeerDied, member: None, detail: String::new() };
                 let rejected = vec![RejectedList { list_digest: rejected, why }];
-                Message::Call { list_digest, caller, attempt, rejected }
+                Message::Call(Call { list_digest, caller, attempt, rejected })
             }
         ),
         (any::<u32>(), "[a-c]").prop_map(|(epoch, info)| Message::Join { epoch, info }),

@@ -14,8 +14,8 @@
 //! rejected a list may call with the next one before all members know: a Call contains the lists
 //! that its coordinator has rejected, and a member that still has one of them fails with that reason
 //! and keeps the Call. Attempts cannot be confused: each has a random number from its coordinator as
-//! part of the group's name, and a connection that was made for another group is refused.
-//! Some members may reach an agreement and then fail to connect while others do not: members are
+//! part of the group's name, and a connection that was made for another group is refused. Some
+//! members may reach an agreement and then fail to connect while others do not: members are
 //! identified by a number that stays the same in all epochs, so they find each other again in the
 //! next attempt.
 //!
@@ -32,17 +32,7 @@ use crate::error::ErrorKind;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// The coordinator invites a member.
-    Call {
-        /// Digest of the list of members.
-        list_digest: u64,
-        /// Identity of the coordinator. With `attempt`, the number of its calls: connections may
-        /// overtake each other, so an older call can arrive after a newer one.
-        caller: u64,
-        /// Number of the coordinator's attempt.
-        attempt: u64,
-        /// The last lists that the coordinator has rejected in its present epoch, oldest first.
-        rejected: Vec<RejectedList>,
-    },
+    Call(Call),
     /// The member has the same list.
     Join {
         /// The member's last epoch.
@@ -71,6 +61,20 @@ pub enum Message {
     },
     /// The attempt has failed.
     Reject(Rejection),
+}
+
+/// A coordinator's invitation of a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Digest of the list of members.
+    pub list_digest: u64,
+    /// Identity of the coordinator. With `attempt`, the number of its calls: connections may
+    /// overtake each other, so an older call can arrive after a newer one.
+    pub caller: u64,
+    /// Number of the coordinator's attempt.
+    pub attempt: u64,
+    /// The last lists that the coordinator has rejected in its present epoch, oldest first.
+    pub rejected: Vec<RejectedList>,
 }
 
 /// Why an attempt failed.
@@ -119,12 +123,12 @@ pub enum Step {
         /// The message.
         message: Message,
     },
-    /// Keep a connection for the next attempt, which receives the message first.
+    /// Keep a connection for the next attempt, which receives the call first.
     Keep {
         /// The connection.
         line: u64,
-        /// The message.
-        message: Message,
+        /// The call.
+        call: Call,
     },
     /// The attempt has ended; queued messages are still sent.
     End(Result<Agreement, Rejection>),
@@ -230,7 +234,8 @@ impl Reconfiguration {
         self.connected[member] = true;
         let Start { list_digest, id: caller, attempt, .. } = self.start;
         let rejected = self.start.rejected.clone();
-        self.send(member as u64, Message::Call { list_digest, caller, attempt, rejected });
+        let call = Call { list_digest, caller, attempt, rejected };
+        self.send(member as u64, Message::Call(call));
         if let Some(why) = self.refused.clone() {
             self.send(member as u64, Message::Reject(why));
         }
@@ -242,7 +247,7 @@ impl Reconfiguration {
             return;
         }
         match (self.dialed_member(line), message) {
-            (None, message @ Message::Call { .. }) => self.call(line, message),
+            (None, Message::Call(call)) => self.call(line, call),
             (None, Message::Welcome { epoch, nonce, infos }) if self.joined == Some(line) => {
                 self.end(Ok(Agreement { epoch, nonce, infos }));
             }
@@ -316,25 +321,25 @@ impl Reconfiguration {
         (self.start.own == Some(0) && line < self.first_incoming()).then_some(line as usize)
     }
 
-    fn call(&mut self, line: u64, message: Message) {
-        let Message::Call { list_digest, caller, attempt, ref rejected } = message else { return };
+    fn call(&mut self, line: u64, call: Call) {
+        let Call { list_digest, caller, attempt, .. } = call;
         if self.newest_call.is_some_and(|(other, newer)| caller == other && attempt < newer) {
             return;
         }
         self.newest_call = Some((caller, attempt));
         let (newcomer, coordinates) = (self.start.own.is_none(), self.start.own == Some(0));
         let own_list = self.start.list_digest;
+        let rejected = call.rejected.iter().rfind(|list| list.list_digest == own_list);
         // The coordinator of a list is not called by a rank that has the same list.
         if newcomer || (list_digest == own_list && !coordinates) {
             // A later call of the same coordinator replaces its previous attempt.
             self.joined = Some(line);
             let (epoch, info) = (self.start.epoch, self.start.info.clone());
             self.send(line, Message::Join { epoch, info });
-        } else if let Some(own) = rejected.iter().rfind(|list| list.list_digest == own_list)
+        } else if let Some(RejectedList { why, .. }) = rejected.cloned()
             && !coordinates
         {
-            let why = own.why.clone();
-            self.steps.push_back(Step::Keep { line, message });
+            self.steps.push_back(Step::Keep { line, call });
             self.end(Err(why));
         } else {
             self.send(line, Message::Differ { list: self.start.list.clone() });

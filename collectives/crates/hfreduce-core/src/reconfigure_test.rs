@@ -25,11 +25,11 @@ fn steps(reconfigure: &mut Reconfiguration) -> Vec<Step> {
 }
 
 fn call(attempt: u64) -> Message {
-    call_with(5, attempt, Vec::new())
+    call_for(5, attempt)
 }
 
-fn call_with(list_digest: u64, attempt: u64, rejected: Vec<RejectedList>) -> Message {
-    Message::Call { list_digest, caller: 9, attempt, rejected }
+fn call_for(list_digest: u64, attempt: u64) -> Message {
+    Message::Call(Call { list_digest, caller: 9, attempt, rejected: Vec::new() })
 }
 
 fn join(epoch: u32) -> Message {
@@ -87,8 +87,8 @@ fn messages_of_an_earlier_attempt_do_not_end_this_one() {
     let died = Rejection { kind: ErrorKind::PeerDied, member: Some(2), detail: "it ended".into() };
     member.received(3, Message::Reject(died.clone()));
     member.disconnected(3, ErrorKind::PeerDied, "closed");
-    member.received(4, call_with(6, 3, Vec::new()));
-    member.received(5, call_with(6, 3, Vec::new()));
+    member.received(4, call_for(6, 3));
+    member.received(5, call_for(6, 3));
     member.disconnected(4, ErrorKind::PeerDied, "closed");
     let differs = Rejection { kind: ErrorKind::Mismatch, ..died.clone() };
     member.received(3, Message::Reject(differs));
@@ -145,25 +145,24 @@ fn a_call_ends_when_a_newer_one_arrives() {
 fn a_member_with_a_rejected_list_fails_with_its_reason_and_keeps_the_next_call() {
     let died = Rejection { kind: ErrorKind::PeerDied, member: Some(2), detail: "it ended".into() };
     let rejected = vec![RejectedList { list_digest: 6, why: died.clone() }];
-    let next = Start { attempt: 3, rejected: rejected.clone(), ..start(Some(0), 5) };
-    let mut coordinator = Reconfiguration::new(next);
+    let call = Call { list_digest: 5, caller: 9, attempt: 3, rejected: rejected.clone() };
+    let mut coordinator = Reconfiguration::new(Start { attempt: 3, rejected, ..start(Some(0), 5) });
     coordinator.connected(1);
-    let called = Step::Send { line: 1, message: call_with(5, 3, rejected.clone()) };
+    let called = Step::Send { line: 1, message: Message::Call(call.clone()) };
     assert_eq!(steps(&mut coordinator).last(), Some(&called));
     // Before and after the call with its list.
     for joined in [false, true] {
         let mut member = Reconfiguration::new(start(Some(1), 6));
         if joined {
-            member.received(3, call_with(6, 2, Vec::new()));
+            member.received(3, call_for(6, 2));
             assert!(matches!(member.poll(), Some(Step::Send { line: 3, .. })));
         }
-        let message = call_with(5, 3, rejected.clone());
-        member.received(4, message.clone());
-        let ends = [Step::Keep { line: 4, message }, Step::End(Err(died.clone()))];
+        member.received(4, Message::Call(call.clone()));
+        let ends = [Step::Keep { line: 4, call: call.clone() }, Step::End(Err(died.clone()))];
         assert_eq!(steps(&mut member), ends);
     }
     // A member that has the list of the call joins, whatever was rejected.
     let mut member = Reconfiguration::new(start(Some(1), 5));
-    member.received(4, call_with(5, 3, rejected));
+    member.received(4, Message::Call(call));
     assert!(matches!(member.poll(), Some(Step::Send { message: Message::Join { .. }, .. })));
 }

@@ -315,7 +315,7 @@ impl Simulation {
             match step {
                 Step::Dial { member } => self.dial(id, member),
                 Step::Send { line, message } => self.send_on(id, line, message),
-                Step::Keep { line, message } => self.keep(id, line, message),
+                Step::Keep { line, call } => self.keep(id, line, call),
                 Step::End(how) => {
                     self.end(id, how);
                     return;

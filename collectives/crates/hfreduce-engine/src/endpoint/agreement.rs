@@ -13,7 +13,9 @@ use super::info::{Info, host};
 use super::neighbors::{Call, Hello, Purpose, dial};
 use crate::driver::lock;
 use hfreduce_core::error::ErrorKind;
-use hfreduce_core::reconfigure::{Agreement, Message, Reconfiguration, Rejection, Start, Step};
+use hfreduce_core::reconfigure::{
+    self, Agreement, Message, Reconfiguration, Rejection, Start, Step,
+};
 use hfreduce_shm::flight::Recorder;
 use hfreduce_transport::message_socket::MessageSocket;
 
@@ -133,19 +135,19 @@ impl<'a> AgreementDriver<'a> {
                         line.send(&message);
                     }
                 }
-                Step::Keep { line, message } => self.keep(line, &message),
+                Step::Keep { line, call } => self.keep(line, call),
                 Step::End(how) => return Some(how),
             }
         }
         None
     }
 
-    fn keep(&mut self, number: u64, message: &Message) {
-        if let Message::Call { caller, attempt, .. } = message
-            && let Some(line) = self.lines.get_mut(&number)
-        {
-            line.put_back(message);
-            self.unheard.insert(number, (*caller, *attempt as u32));
+    /// Makes a connection's call unread again. A connection that has ended is no longer there: its
+    /// call would end the next attempt too, and each one after it.
+    fn keep(&mut self, number: u64, call: reconfigure::Call) {
+        if let Some(line) = self.lines.get_mut(&number) {
+            self.unheard.insert(number, (call.caller, call.attempt as u32));
+            line.put_back(&Message::Call(call));
         }
     }
 

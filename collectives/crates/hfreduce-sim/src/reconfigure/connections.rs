@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use hfreduce_core::error::ErrorKind;
-use hfreduce_core::reconfigure::{Message, Step};
+use hfreduce_core::reconfigure::{Call, Message, Step};
 
 use super::{Connection, DIAL, Event, Simulation};
 use crate::event_queue::{MICROSECOND, MILLISECOND, Time};
@@ -99,16 +99,16 @@ impl Simulation {
         }
     }
 
-    /// Keeps a connection with its first message for the member's next attempt, unless the
-    /// coordinator has closed it.
-    pub(super) fn keep(&mut self, id: usize, line: u64, message: Message) {
+    /// Keeps a connection with its call for the member's next attempt, unless the coordinator has
+    /// closed it.
+    pub(super) fn keep(&mut self, id: usize, line: u64, call: Call) {
         let accepted = Some((self.actors[id].attempt, line));
         let is_kept = |other: &&mut Connection| other.member == id && other.accepted == accepted;
         if let Some(connection) = self.connections.iter_mut().find(is_kept) {
             connection.accepted = None;
             match connection.inbox.contains(&None) {
                 true => connection.inbox.clear(),
-                false => connection.inbox.push_front(Some(message)),
+                false => connection.inbox.push_front(Some(Message::Call(call))),
             }
         }
     }
