@@ -143,7 +143,8 @@ impl AbortReason {
     }
 }
 
-fn truncate(text: &mut String, bytes_max: usize) {
+/// Cuts a text to at most `bytes_max` bytes, between two characters.
+pub(crate) fn truncate(text: &mut String, bytes_max: usize) {
     let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -26,7 +26,10 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, truncate};
+
+/// Maximum length of a rejection's details: every later call of the coordinator repeats them.
+const DETAIL_BYTES_MAX: usize = 4096;
 
 /// Messages between members. The driver checks the length before it allocates memory for one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -368,7 +371,8 @@ impl Reconfiguration {
         }
     }
 
-    fn refuse(&mut self, kind: ErrorKind, member: Option<usize>, detail: String) {
+    fn refuse(&mut self, kind: ErrorKind, member: Option<usize>, mut detail: String) {
+        truncate(&mut detail, DETAIL_BYTES_MAX);
         let why = Rejection { kind, member, detail };
         if self.start.own == Some(0) {
             for line in 1..self.start.size {

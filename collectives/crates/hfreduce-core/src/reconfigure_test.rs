@@ -166,3 +166,11 @@ fn a_member_with_a_rejected_list_fails_with_its_reason_and_keeps_the_next_call()
     member.received(4, Message::Call(call));
     assert!(matches!(member.poll(), Some(Step::Send { message: Message::Join { .. }, .. })));
 }
+
+#[test]
+fn details_of_a_rejection_are_bounded() {
+    let mut coordinator = Reconfiguration::new(start(Some(0), 5));
+    coordinator.received(1, Message::Differ { list: "é".repeat(1 << 20) });
+    let Some(Step::End(Err(why))) = steps(&mut coordinator).pop() else { panic!() };
+    assert!(why.detail.starts_with("it was given é") && why.detail.len() <= 4096);
+}
