@@ -142,8 +142,8 @@ impl<'a> AgreementDriver<'a> {
         None
     }
 
-    /// Makes a connection's call unread again. A connection that has ended is no longer there: its
-    /// call would end the next attempt too, and each one after it.
+    /// Makes a connection's call unread again. Connections that have ended were removed before: their
+    /// calls would end every later attempt too.
     fn keep(&mut self, number: u64, call: reconfigure::Call) {
         if let Some(line) = self.lines.get_mut(&number) {
             self.unheard.insert(number, (call.caller, call.attempt as u32));
